@@ -1,0 +1,68 @@
+# Each target works from a fresh clone: it makes .venv first, and makes it again when the pins change.
+# Another Python: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := $(VENV)/.pins
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+# Two pytest workers with one torch thread each keep two cores busy and never fight over them.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help test demo fuzz bench golden format clean
+
+help:
+	@echo 'make demo     a small GPT decodes eagerly and captured: same tokens, both speeds, the plan'
+	@echo 'make test     formatting, lint, types, tests'
+	@echo 'make fuzz     the state machine for long (CAPTURE_FUZZ_EXAMPLES=100000)'
+	@echo 'make bench    the benchmarks, as ratios to eager'
+	@echo 'make golden   write the golden files again; read the diff before you commit it'
+	@echo 'make format   format and fix what ruff can fix'
+	@echo 'make clean    remove .venv, builds and caches'
+
+$(PINS): requirements-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo 'torch-capture needs Python 3.11 or newer; "$(PYTHON)" is:' "$$($(PYTHON) --version 2>&1)" >&2; \
+	  echo 'name another one: make $(MAKECMDGOALS) PYTHON=python3.11' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo '"$(PYTHON)" has no venv module; on Debian: apt-get install python3-venv' >&2; exit 1; }
+	@echo 'making $(VENV); this takes a minute the first time' >&2
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PIP) install -r requirements-dev.txt
+	@touch $@
+
+$(STAMP): $(PINS) pyproject.toml
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv: $(STAMP)
+
+test: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(PYTEST) -n $(WORKERS) --dist worksteal
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+fuzz: $(STAMP)
+	CAPTURE_FUZZ_EXAMPLES=$${CAPTURE_FUZZ_EXAMPLES:-100000} $(PYTEST) tests/test_machine.py
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+golden: $(STAMP)
+	CAPTURE_UPDATE_GOLDEN=1 $(PYTEST)
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,143 @@
+"""Annotation: the user's options, validated where they are written.
+
+Stage: the decorator hands over raw options and the callable's parameter names; a frozen ``Annotation`` comes
+out, or ``AnnotationError`` names the known choices. No torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypedDict, get_args
+
+from attrs import frozen
+
+from capture._errors import AnnotationError
+from capture._facts import Where
+
+Rng = Literal["graphsafe", "eager", "forbid"]
+Outputs = Literal["preserve", "borrow", "clone"]
+Fallback = Literal["eager", "error"]
+Verify = Literal["off", "first", "always"]
+
+
+class CaptureOptions(TypedDict, total=False):
+    """Keyword options of ``capture``; see there for their meaning."""
+
+    static: Sequence[str]
+    rng: Rng
+    max_recordings: int
+    outputs: Outputs
+    fallback: Fallback
+    warmup: int
+    verify: Verify
+    guards: Sequence[Callable[[], object]]
+    name: str
+
+
+@frozen(kw_only=True)
+class Annotation:
+    """What the user declared about one function. Compared and hashed by value, guards by identity."""
+
+    function: str
+    """Name used in messages and reports: ``module.qualname``, or ``name=``."""
+    defined_at: Where | None = None
+    parameters: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    rng: Rng = "graphsafe"
+    max_recordings: int = 5
+    outputs: Outputs = "preserve"
+    fallback: Fallback = "eager"
+    warmup: int = 1
+    verify: Verify = "off"
+    guards: tuple[Callable[[], object], ...] = ()
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "rng": get_args(Rng),
+    "outputs": get_args(Outputs),
+    "fallback": get_args(Fallback),
+    "verify": get_args(Verify),
+}
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """``" (did you mean 'x'?)"`` for a near miss, else an empty string."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def annotate(
+    function: str,
+    parameters: Sequence[str],
+    options: dict[str, Any],  # Any: raw user input, checked below
+    *,
+    has_self: bool = False,
+    variadic: bool = False,
+    defined_at: Where | None = None,
+) -> Annotation:
+    """Check ``options`` for a callable with these parameter names and freeze them.
+
+    Raises ``AnnotationError`` for an unknown option, a value of the wrong type, an unknown choice, a number out
+    of range, or a name in ``static=`` whose first part is no parameter.
+    """
+    known = tuple(CaptureOptions.__annotations__)
+    for option in options:
+        if option not in known:
+            raise AnnotationError(
+                f"unknown option {option!r} for capture{suggestion(option, known)}; known: {', '.join(known)}"
+            )
+    for option, choices in _CHOICES.items():
+        value = options.get(option, choices[0])
+        if value not in choices:
+            hint = suggestion(value, choices) if isinstance(value, str) else ""
+            raise AnnotationError(f"{option}={value!r} is not a choice{hint}; known: {', '.join(map(repr, choices))}")
+    name = options.get("name", function)
+    if not isinstance(name, str) or not name:
+        raise AnnotationError(f"name= takes a non-empty string, got {name!r}")
+    return Annotation(
+        function=name,
+        defined_at=defined_at,
+        parameters=tuple(parameters),
+        static=_static_names(options.get("static", ()), parameters, has_self=has_self, variadic=variadic),
+        rng=options.get("rng", "graphsafe"),
+        max_recordings=_count("max_recordings", options.get("max_recordings", 5), at_least=1),
+        outputs=options.get("outputs", "preserve"),
+        fallback=options.get("fallback", "eager"),
+        warmup=_count("warmup", options.get("warmup", 1), at_least=1),
+        verify=options.get("verify", "off"),
+        guards=_guards(options.get("guards", ())),
+    )
+
+
+def _count(option: str, value: object, *, at_least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise AnnotationError(f"{option}= takes a whole number, got {value!r} ({type(value).__name__})")
+    if value < at_least:
+        raise AnnotationError(f"{option}={value} is below {at_least}")
+    return value
+
+
+def _static_names(value: object, parameters: Sequence[str], *, has_self: bool, variadic: bool) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise AnnotationError(f"static= takes a list of names, got the string {value!r}; write static=[{value!r}]")
+    if not isinstance(value, Sequence):
+        raise AnnotationError(f"static= takes a list of names, got {type(value).__name__}")
+    names = []
+    for name in value:
+        if not isinstance(name, str) or not name:
+            raise AnnotationError(f"static= takes names, got {name!r} ({type(name).__name__})")
+        root = name.replace("[", ".").split(".")[0]
+        roots = [*parameters, *(["self"] if has_self else [])]
+        if root not in roots and not variadic:
+            raise AnnotationError(
+                f"static={name!r} names no parameter{suggestion(root, roots)}; known: {', '.join(roots) or '(none)'}"
+            )
+        names.append(name)
+    return tuple(names)
+
+
+def _guards(value: object) -> tuple[Callable[[], object], ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(callable(g) for g in value):
+        raise AnnotationError(f"guards= takes a list of callables of no argument, got {value!r}")
+    return tuple(value)

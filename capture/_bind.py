@@ -1,0 +1,264 @@
+"""Bind: one call -> the values of all parameters, their dynamic leaves and the arguments' part of the key.
+
+Binding is a function generated once per signature, so that the interpreter itself matches positional, keyword,
+defaulted and variadic arguments (``inspect.Signature.bind`` takes 5 us, this under 1). The key holds metadata,
+never values, of tensors and generators, and the value of everything else.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import itertools
+import types
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from capture import _containers, _torch_private
+
+Key = tuple[Any, ...]
+Leaf = Any  # a torch.Tensor or a torch.Generator
+KeyPart = Callable[[Any, list[Leaf]], Any]
+
+
+@frozen(kw_only=True)
+class Binder:
+    """Generated for one signature. ``values(*args, **kwargs)`` gives one value a parameter, in order."""
+
+    names: tuple[str, ...]
+    values: Callable[..., tuple[Any, ...]]
+    call: Callable[[Callable[..., Any], tuple[Any, ...]], Any]
+    """``call(fn, values)`` calls ``fn`` with bound values as a caller would."""
+    variadic: bool
+    keywords: str | None = None
+    """Name of the ``**kwargs`` parameter."""
+
+
+def make_binder(signature: inspect.Signature) -> Binder:
+    """Generate the binder; the signature of a method without its receiver. Default values are shared, not copied."""
+    declared: list[str] = []
+    passed: list[str] = []
+    returned: list[str] = []
+    scope: dict[str, Any] = {}
+    positional_only = keyword_only = variadic = False
+    for index, parameter in enumerate(signature.parameters.values()):
+        local = parameter.name
+        if positional_only and parameter.kind is not parameter.POSITIONAL_ONLY:
+            declared.append("/")
+            positional_only = False
+        positional_only = positional_only or parameter.kind is parameter.POSITIONAL_ONLY
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+            if not variadic:
+                declared.append("*")
+            keyword_only = True
+        default = ""
+        if parameter.default is not parameter.empty:
+            scope[f"_default_{index}"] = parameter.default
+            default = f"=_default_{index}"
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            variadic = True
+            declared.append(f"*{local}")
+            passed.append(f"*v[{index}]")
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            declared.append(f"**{local}")
+            passed.append(f"**v[{index}]")
+        else:
+            declared.append(local + default)
+            by_name = f"{local}=" if parameter.kind is parameter.KEYWORD_ONLY else ""
+            passed.append(f"{by_name}v[{index}]")
+        returned.append(local)
+    if positional_only:
+        declared.append("/")
+    body = "".join(f"{name}, " for name in returned)
+    source = (
+        f"def _values({', '.join(declared)}):\n    return ({body})\n"
+        f"def _call(_function, v):\n    return _function({', '.join(passed)})\n"
+    )
+    exec(compile(source, "<capture binder>", "exec"), scope)  # noqa: S102 - text made of parameter names only
+    kinds = {parameter.kind: parameter.name for parameter in signature.parameters.values()}
+    names = tuple(signature.parameters)
+    return Binder(
+        names=names,
+        values=scope["_values"],
+        call=scope["_call"],
+        variadic=inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.VAR_KEYWORD in kinds,
+        keywords=kinds.get(inspect.Parameter.VAR_KEYWORD),
+    )
+
+
+class Unkeyable(Exception):
+    """A value that neither compares by value nor can be watched by a weak reference."""
+
+
+def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
+    """Metadata of a plain tensor: all that a recording has frozen except its address and values."""
+    leaves.append(tensor)
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.device,
+        tensor.requires_grad,
+        tensor.is_inference(),
+        tensor.data_ptr() & 15 == 0,
+    )
+
+
+def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
+    leaves.append(tensor)
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        try:
+            strides: object = tensor.stride()
+        except RuntimeError:
+            strides = None
+    else:
+        strides = None
+    return (type(tensor), tensor.layout, tensor.dtype, tuple(tensor.shape) if not tensor.is_nested else (), strides,
+            tensor.device, tensor.requires_grad)  # fmt: skip
+
+
+def _generator_key(generator: torch.Generator, leaves: list[Leaf]) -> Any:
+    leaves.append(generator)
+    return ("generator", generator.device)
+
+
+def _same(value: Any, leaves: list[Leaf]) -> Any:
+    return value
+
+
+def _typed(value: Any, leaves: list[Leaf]) -> Any:
+    return (type(value), value)
+
+
+def _float_key(value: float, leaves: list[Leaf]) -> Any:
+    return (float, value.hex())  # tells -0.0 from 0.0 and equals itself for nan
+
+
+def _complex_key(value: complex, leaves: list[Leaf]) -> Any:
+    return (complex, value.real.hex(), value.imag.hex())
+
+
+def _slice_key(value: slice, leaves: list[Leaf]) -> Any:
+    return (slice, key_of(value.start, leaves), key_of(value.stop, leaves), key_of(value.step, leaves))
+
+
+def _sequence_key(value: Any, leaves: list[Leaf]) -> Any:
+    return (type(value), *[key_of(member, leaves) for member in value])
+
+
+def _mapping_key(value: dict[Any, Any], leaves: list[Leaf]) -> Any:
+    return (type(value), *[(name, key_of(value[name], leaves)) for name in _containers.mapping_keys(value)])
+
+
+def _fields_key(value: Any, leaves: list[Leaf]) -> Any:
+    return (type(value), *[(suffix, key_of(member, leaves)) for suffix, member in _containers.children(value)])
+
+
+def _registered_key(value: Any, leaves: list[Leaf]) -> Any:
+    members, spec = _torch_private.open_registered(value)
+    return (_torch_private.registered_key(spec), *[key_of(member, leaves) for member in members])
+
+
+_tokens: dict[int, tuple[weakref.ref[Any], int]] = {}
+_next_token = itertools.count(1)
+
+
+def identity_token(value: Any) -> int:
+    """A number for an object that lives as long as the object and is never given to another one."""
+    known = _tokens.get(id(value))
+    if known is not None and known[0]() is value:
+        return known[1]
+    address = id(value)
+    token = next(_next_token)
+    try:
+        reference = weakref.ref(value, lambda _: _tokens.pop(address, None))
+    except TypeError:
+        raise Unkeyable(f"{type(value).__name__} object") from None
+    _tokens[address] = (reference, token)
+    return token
+
+
+_module_lists: dict[int, tuple[dict[str, Any], ...]] = {}  # a module's __dict__ does not keep the module alive
+
+
+def forget_module_structure(module: torch.nn.Module) -> None:
+    """Read the module's submodules again at the next key; called when a check of the structure failed."""
+    _module_lists.pop(identity_token(module), None)
+
+
+def module_key(module: torch.nn.Module, leaves: list[Leaf]) -> Any:
+    token = identity_token(module)
+    modules = _module_lists.get(token)
+    if modules is None:
+        if len(_module_lists) > 1000:  # tokens are never reused, so entries of dead modules only cost memory
+            _module_lists.clear()
+        modules = _module_lists[token] = tuple(member.__dict__ for member in module.modules())
+    return (type(module), token, *[member["training"] for member in modules])
+
+
+def _identity_key(value: Any, leaves: list[Leaf]) -> Any:
+    return (type(value), identity_token(value))
+
+
+def _method_key(value: Any, leaves: list[Leaf]) -> Any:
+    return ("method", identity_token(value.__func__), identity_token(value.__self__))
+
+
+_PARTS: dict[type, KeyPart] = {
+    torch.Tensor: tensor_key,
+    torch.nn.Parameter: tensor_key,
+    torch.nn.Buffer: tensor_key,
+    torch.Generator: _generator_key,
+    type(None): _same,
+    str: _same,
+    bytes: _same,
+    int: _typed,
+    bool: _typed,
+    float: _float_key,
+    complex: _complex_key,
+    slice: _slice_key,
+    tuple: _sequence_key,
+    list: _sequence_key,
+    torch.Size: _typed,
+    dict: _mapping_key,
+    OrderedDict: _mapping_key,
+    defaultdict: _mapping_key,
+    types.MethodType: _method_key,
+}
+
+
+def _part_for(kind: type) -> KeyPart:
+    if issubclass(kind, torch.Tensor):
+        return _odd_tensor_key
+    if issubclass(kind, (enum.Enum, type)) or kind in _containers.PLAIN_TYPES:
+        return _typed
+    if _containers.is_namedtuple(kind):
+        return _sequence_key
+    if issubclass(kind, torch.nn.Module):
+        return module_key
+    if _torch_private.is_registered_container(kind):
+        return _registered_key
+    if _containers.field_names(kind) is not None:
+        return _fields_key
+    if kind.__hash__ is not None and kind.__hash__ is not object.__hash__ and not issubclass(kind, (set, frozenset)):
+        return _typed
+    return _identity_key
+
+
+def key_of(value: Any, leaves: list[Leaf]) -> Any:
+    """Hashable part of the key for one value; its tensors and generators are appended to ``leaves``."""
+    kind = type(value)
+    part = _PARTS.get(kind)
+    if part is None:
+        part = _PARTS[kind] = _part_for(kind)
+    return part(value, leaves)
+
+
+def arguments_key(values: tuple[Any, ...], leaves: list[Leaf]) -> Key:
+    """Key of all bound values. Raises ``Unkeyable``; an unhashable member shows when the key is looked up."""
+    return tuple([key_of(value, leaves) for value in values])

@@ -1,0 +1,88 @@
+"""Call: one call of one captured function, with its arguments bound and its dynamic leaves named."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import define
+
+from capture import _containers
+from capture._annotate import Annotation
+from capture._bind import Binder, Leaf
+from capture._containers import PLAIN_TYPES
+from capture._facts import OpaqueLeaf
+
+
+@define(kw_only=True)
+class Call:
+    """Bound arguments. ``values``: one a parameter, without the receiver; ``leaves``: tensors and generators in
+    them, in the order of the key."""
+
+    annotation: Annotation
+    function: Callable[..., Any]
+    """The user's function; a method's receiver is bound when it runs."""
+    receiver: Any
+    binder: Binder
+    values: tuple[Any, ...]
+    leaves: list[Leaf]
+
+    def run(self, values: tuple[Any, ...] | None = None) -> Any:
+        """Call the body with these values, or with the caller's own."""
+        function = self.function if self.receiver is None else types.MethodType(self.function, self.receiver)
+        return self.binder.call(function, self.values if values is None else values)
+
+    def named_values(self, values: tuple[Any, ...] | None = None) -> dict[str, Any]:
+        """Values by path of their parameter; members of ``**kwargs`` under their own names."""
+        named: dict[str, Any] = {}
+        for name, value in zip(self.binder.names, self.values if values is None else values, strict=True):
+            if name == self.binder.keywords:
+                named.update(value)
+            else:
+                named[name] = value
+        return named
+
+    def paths(self, values: tuple[Any, ...] | None = None) -> list[tuple[str, Leaf]]:
+        """Paths of the dynamic leaves, in the order of ``leaves``."""
+        found = []
+        for name, value in zip(self.binder.names, self.values if values is None else values, strict=True):
+            for path, leaf in _containers.leaves(value, "" if name == self.binder.keywords else name):
+                if isinstance(leaf, (torch.Tensor, torch.Generator)):
+                    found.append((path.removeprefix("."), leaf))
+        return found
+
+    def substitute(self, replacements: dict[int, Leaf]) -> tuple[Any, ...]:
+        """Values with leaves replaced by position; containers are rebuilt only where a member changed."""
+        position = iter(range(len(self.leaves)))
+
+        def replace(leaf: Any) -> Any:
+            if isinstance(leaf, (torch.Tensor, torch.Generator)):
+                return replacements.get(next(position), leaf)
+            return leaf
+
+        return tuple(_containers.replace_leaves(value, replace) for value in self.values)
+
+    def is_static(self, path: str) -> bool:
+        """A name in ``static=`` covers this path."""
+        return any(
+            path == name or path.startswith((f"{name}.", f"{name}[")) for name in self.annotation.static
+        )
+
+    def opaque_leaves(self) -> list[OpaqueLeaf]:
+        """Leaves that are no plain value, tensor or module and whose tensors, if any, are not declared static."""
+        found = []
+        for name, value in self.named_values().items():
+            for path, leaf in _containers.leaves(value, name):
+                if is_opaque(leaf) and not self.is_static(path):
+                    num_tensors = _containers.count_tensors(leaf)
+                    kind = type(leaf).__qualname__
+                    found.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=num_tensors))
+        return found
+
+
+def is_opaque(leaf: object) -> bool:
+    """Neither plain, nor a tensor, nor an object whose state is watched anyway."""
+    watched = (torch.Tensor, torch.Generator, torch.nn.Module, torch.optim.Optimizer, type)
+    return type(leaf) not in PLAIN_TYPES and not isinstance(leaf, watched) and not callable(leaf)

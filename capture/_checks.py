@@ -1,0 +1,178 @@
+"""Checks: is the Python state that a recording was made with still in place?
+
+One generated function a recording, straight-line, run before every replay. It answers ``OK``; ``MOVED`` if a
+static tensor is another one or at another address; ``CHANGED`` if a module, attribute or container on the way to
+one was replaced, a submodule or hook came or went, or a parameter that was None is none no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from capture import _torch_private
+from capture._describe import Implicit
+from capture._named import MISSING
+from capture._state import Place, Snapshot
+
+OK, MOVED, CHANGED = 0, 1, 2
+
+
+@define(eq=False)
+class Checker:
+    """Writes the check of one recording and follows tensors that move."""
+
+    scope: dict[str, Any] = field(factory=lambda: {"MISSING": MISSING})
+    structure: list[str] = field(factory=list)
+    tensors: list[str] = field(factory=list)
+    owners: list[tuple[str, tuple[Callable[[], Any], ...], str]] = field(factory=list)
+    """Path, getters of all places that hold the tensor, name in ``scope`` of the tensor."""
+    arguments: list[tuple[int, str, str]] = field(factory=list)
+    """Position, path, name in ``scope`` of the address of each static argument."""
+    function: Callable[[Sequence[Any]], int] = lambda _: OK
+    kinds: dict[str, tuple[Any, ...]] = field(factory=dict)
+
+    def name(self, value: Any) -> str:
+        """A name for a value in the generated code."""
+        name = f"v{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+    def current(self) -> dict[str, torch.Tensor] | None:
+        """Tensors now held at the implicit inputs' places; None if places that shared one no longer do."""
+        found: dict[str, torch.Tensor] = {}
+        for path, getters, _ in self.owners:
+            values = [getter() for getter in getters]
+            if not isinstance(values[0], torch.Tensor) or any(value is not values[0] for value in values):
+                return None
+            found[path] = values[0]
+        return found
+
+    def address_of(self, path: str) -> int:
+        """Where the tensor at this path was."""
+        return next(int(self.scope[f"{name}_at"]) for known, _, name in self.owners if known == path)
+
+    def same_kind(self, path: str, tensor: torch.Tensor) -> bool:
+        """The tensor can take the place of the recorded one: equal metadata."""
+        old = self.kinds[path]
+        return kind_of(tensor) == old
+
+    def settle_now(self, tensors: dict[str, torch.Tensor], leaves: Sequence[Any]) -> None:
+        """From now on these tensors, at these addresses, are the right ones."""
+        for path, _, name in self.owners:
+            self.scope[name], self.scope[f"{name}_at"] = tensors[path], tensors[path].data_ptr()
+        for position, _, name in self.arguments:
+            self.scope[name] = leaves[position].data_ptr()
+        self.kinds = {path: kind_of(tensors[path]) for path, _, _ in self.owners}
+        self.scope["metadata"] = _torch_private.metadata_check([self.scope[name] for _, _, name in self.owners])
+
+    def compile(self) -> None:
+        """Generate the function."""
+        tensors = " and ".join(self.tensors) or "True"
+        lines = ["def check(t):", "    try:"]
+        lines += [f"        if not ({condition}): return {CHANGED}" for condition in self.structure]
+        lines += [f"        return {OK} if {tensors} and metadata() else {MOVED}"]
+        lines += ["    except (AttributeError, KeyError, IndexError, ValueError):", f"        return {CHANGED}"]
+        exec(compile("\n".join(lines), "<capture check>", "exec"), self.scope)  # noqa: S102 - text made above
+        self.function = self.scope["check"]
+
+
+def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Metadata that a recording has frozen."""
+    return (type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad,
+            tensor.is_inference(), tensor.data_ptr() & 15)  # fmt: skip
+
+
+def make_checker(
+    before: Snapshot, implicit: Sequence[Implicit], static_arguments: Sequence[tuple[int, str, torch.Tensor]],
+    replaced: set[str], leaves: Sequence[Any],
+) -> Checker:  # fmt: skip
+    """``replaced``: places the body itself gives new values, whose identity is not checked."""
+    checker = Checker()
+    seen: set[str] = set()
+    for one in implicit:
+        getters = []
+        for place, _ in one.owners:
+            getters.append(_add_owner(checker, before, place, replaced, seen))
+        expression = " and ".join(f"{checker.name(g)}() is {{0}}" if not isinstance(g, str) else f"{g} is {{0}}"
+                                  for g in getters)  # fmt: skip
+        name = checker.name(one.owners[0][1])
+        checker.tensors.append(expression.format(name) + f" and {name}.data_ptr() == {name}_at")
+        checker.owners.append((one.path, tuple(_getter(checker, g) for g in getters), name))
+    for position, path, tensor in static_arguments:
+        if tensor.numel():
+            name = checker.name(tensor.data_ptr())
+            checker.tensors.append(f"t[{position}].data_ptr() == {name}")
+            checker.arguments.append((position, path, name))
+    _add_modules(checker, before)
+    checker.settle_now({one.path: one.owners[0][1] for one in implicit}, leaves)
+    checker.compile()
+    return checker
+
+
+def _getter(checker: Checker, how: str | Callable[[], Any]) -> Callable[[], Any]:
+    if not isinstance(how, str):
+        return how
+    code = compile(how, "<capture check>", "eval")
+    scope = checker.scope
+    return lambda: eval(code, scope)  # noqa: S307 - text made in this module
+
+
+def _add_owner(
+    checker: Checker, before: Snapshot, place: Place, replaced: set[str], seen: set[str]
+) -> str | Callable[[], Any]:
+    """Checks for everything above ``place``; gives the expression, or a function, for what it holds."""
+    above = [one for one in place.chain() if one.kind != "root"]
+    moving = [index for index, one in enumerate(above) if index and one.path in replaced]
+    stable = above[moving[-1] + 1 :] if moving else above[1:]
+    for one in stable:
+        if one.path not in seen:
+            seen.add(one.path)
+            value = before.places[one.path][1] if one.path in before.places else one.get()
+            checker.structure.append(f"{_expression(checker, one)} is {checker.name(value)}")
+    if not moving:
+        return _expression(checker, place)
+    top, below = above[moving[-1]], above[: moving[-1]][::-1]
+
+    def walk() -> Any:
+        value = top.get()
+        for one in below:
+            value = one.among(value).get()
+        return value
+
+    return walk
+
+
+def _expression(checker: Checker, place: Place) -> str:
+    holder = place.holder
+    if place.kind == "closure":
+        return f"{checker.name(holder)}.cell_contents"
+    if place.kind == "attribute":
+        own = getattr(holder, "__dict__", None)
+        if own is not None and place.name in own:
+            return f"{checker.name(own)}.get({place.name!r}, MISSING)"
+        return f"{checker.name(holder)}.{place.name}"
+    if isinstance(holder, dict):
+        key = repr(place.name) if isinstance(place.name, str) else checker.name(place.name)
+        return f"{checker.name(holder)}.get({key}, MISSING)"
+    return f"{checker.name(holder)}[{place.name!r}]"
+
+
+def _add_modules(checker: Checker, before: Snapshot) -> None:
+    for module in before.modules:
+        terms = []
+        children = checker.name(module._modules) if module._modules else ""
+        if children:
+            terms.append(f"len({children}) == {len(module._modules)}")
+            terms += [f"{children}.get({k!r}, MISSING) is {checker.name(v)}" for k, v in module._modules.items()]
+        for table in (module._parameters, module._buffers):
+            absent = [key for key, value in table.items() if value is None]
+            if absent:
+                name = checker.name(table)
+                terms += [f"{name}.get({key!r}, MISSING) is None" for key in absent]
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            terms.append(f"len({checker.name(hooks)}) == {len(hooks)}")
+        checker.structure.append(" and ".join(terms))

@@ -1,0 +1,92 @@
+"""Process-wide settings: environment variables, overridden by ``config.patch`` for a block of code.
+
+Precedence: an active ``patch`` > the environment at import > the defaults below. A decorator's own options are
+never overridden, except ``verify`` where the environment asks for a stricter one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import platformdirs
+from attrs import evolve, frozen
+
+from capture._annotate import Verify, suggestion
+from capture._errors import AnnotationError
+
+
+@frozen(kw_only=True)
+class Config:
+    """All settings. ``CAPTURE_<NAME>`` in the environment sets the field of that name."""
+
+    enabled: bool = True
+    """False: every captured function runs eagerly (``CAPTURE_ENABLED=0``)."""
+    cache: bool = True
+    """Plans are kept on disk between processes (``CAPTURE_CACHE=0`` turns it off)."""
+    cache_dir: Path = Path(platformdirs.user_cache_dir("torch-capture"))
+    poison: bool = False
+    """Dead pool memory is filled with NaN before every replay, so that a stale read shows."""
+    verify: Verify = "off"
+    """The least verification every function gets."""
+    skip_warmup: bool = False
+    """Record on the first call, without a watched run before it (the recording itself is watched)."""
+
+
+class ConfigPatch(TypedDict, total=False):
+    """Keyword arguments of ``config.patch``."""
+
+    enabled: bool
+    cache: bool
+    cache_dir: Path
+    poison: bool
+    verify: Verify
+    skip_warmup: bool
+
+
+def _flag(name: str, default: bool) -> bool:
+    text = os.environ.get(name)
+    return default if text is None else text.strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def _from_environment() -> Config:
+    verify = os.environ.get("CAPTURE_VERIFY", "off")
+    if verify not in ("off", "first", "always"):
+        raise AnnotationError(f"CAPTURE_VERIFY={verify!r} is not a choice; known: 'off', 'first', 'always'")
+    return Config(
+        enabled=_flag("CAPTURE_ENABLED", True),
+        cache=_flag("CAPTURE_CACHE", True),
+        cache_dir=Path(os.environ.get("CAPTURE_CACHE_DIR") or platformdirs.user_cache_dir("torch-capture")),
+        poison=_flag("CAPTURE_POISON", False),
+        verify=verify,
+        skip_warmup=_flag("CAPTURE_SKIP_WARMUP", False),
+    )
+
+
+_current: ContextVar[Config] = ContextVar("capture_config", default=_from_environment())
+
+
+def current() -> Config:
+    """The settings in force here."""
+    return _current.get()
+
+
+@contextmanager
+def patch(**settings: Unpack[ConfigPatch]) -> Iterator[Config]:
+    """Override settings for a block, in this thread or task only.
+
+    Raises ``AnnotationError`` for a name that is no setting.
+    """
+    known = tuple(ConfigPatch.__annotations__)
+    for name in settings:
+        if name not in known:
+            raise AnnotationError(f"unknown setting {name!r}{suggestion(name, known)}; known: {', '.join(known)}")
+    token = _current.set(evolve(_current.get(), **settings))
+    try:
+        yield _current.get()
+    finally:
+        _current.reset(token)

@@ -1,0 +1,146 @@
+"""Containers: open the structures that calls take and return, and close them again around other leaves.
+
+Opened are tuples, lists, dicts, namedtuples, dataclasses, attrs classes and the types registered with torch's
+pytree. ``torch.utils`` treats a plain dataclass as a leaf, so tensors in one would be missed there.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import torch
+
+from capture import _torch_private
+
+TENSOR_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+PLAIN_TYPES = frozenset({
+    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout,
+    torch.memory_format, torch.Size, range, slice, type(Ellipsis), type(NotImplemented),
+})  # fmt: skip
+
+Child = tuple[str, Any]
+"""Suffix of the path (``".k"`` or ``".0"``) and the value."""
+
+
+def field_names(kind: type) -> tuple[str, ...] | None:
+    """Field names of a dataclass or attrs class, else None."""
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    if attrs.has(kind):
+        return tuple(field.name for field in attrs.fields(kind))
+    return None
+
+
+def is_namedtuple(kind: type) -> bool:
+    """A tuple type with named fields."""
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def is_container(value: object) -> bool:
+    """True if ``children`` can open the value."""
+    kind = type(value)
+    if kind in (tuple, list, dict, OrderedDict, defaultdict) or is_namedtuple(kind):
+        return True
+    if kind is torch.Size or isinstance(value, (torch.Tensor, torch.nn.Module, type)):
+        return False
+    return field_names(kind) is not None or _torch_private.is_registered_container(kind)
+
+
+def mapping_keys(value: dict[Any, Any]) -> list[Any]:
+    """Keys in sorted order where they can be sorted, so that keyword arguments give one order."""
+    try:
+        return sorted(value)
+    except TypeError:
+        return list(value)
+
+
+def children(value: Any) -> list[Child]:
+    """The direct members of a container, in a stable order; a field that is not set yet is left out."""
+    kind = type(value)
+    if kind in (dict, OrderedDict, defaultdict):
+        return [(f".{key}", value[key]) for key in mapping_keys(value)]
+    if is_namedtuple(kind):
+        return [(f".{name}", getattr(value, name)) for name in value._fields]
+    if kind in (tuple, list):
+        return [(f".{index}", member) for index, member in enumerate(value)]
+    if _torch_private.is_registered_container(kind):
+        members, _ = _torch_private.open_registered(value)
+        names = list(value.keys()) if isinstance(value, dict) else range(len(members))
+        return [(f".{name}", member) for name, member in zip(names, members, strict=False)]
+    names_of_fields = field_names(kind) or ()
+    return [(f".{name}", getattr(value, name)) for name in names_of_fields if hasattr(value, name)]
+
+
+def leaves(value: Any, path: str = "") -> Iterator[Child]:
+    """Depth-first leaves with their paths; an empty container has none."""
+    if is_container(value):
+        for suffix, member in children(value):
+            yield from leaves(member, path + suffix)
+    else:
+        yield path, value
+
+
+def replace_leaves(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """The same structure around ``replace(leaf)``; a container none of whose leaves changed is kept itself."""
+    if not is_container(value):
+        return replace(value)
+    members = [(suffix, member, replace_leaves(member, replace)) for suffix, member in children(value)]
+    if all(before is after for _, before, after in members):
+        return value
+    return _close(value, [after for _, _, after in members])
+
+
+def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """The same structure around ``replace(leaf)``, with every container new."""
+    if not is_container(value):
+        return replace(value)
+    return _close(value, [rebuild(member, replace) for _, member in children(value)])
+
+
+def _close(value: Any, members: list[Any]) -> Any:
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind(members)
+    if is_namedtuple(kind):
+        return kind(*members)
+    if kind in (dict, OrderedDict, defaultdict):
+        closed = copy.copy(value)
+        closed.update(zip(mapping_keys(value), members, strict=True))
+        return closed
+    if _torch_private.is_registered_container(kind):
+        _, spec = _torch_private.open_registered(value)
+        return _torch_private.close_registered(members, spec)
+    closed = copy.copy(value)
+    names = [suffix[1:] for suffix, _ in children(value)]
+    for name, member in zip(names, members, strict=True):
+        object.__setattr__(closed, name, member)  # frozen classes too
+    return closed
+
+
+def count_tensors(value: object, *, limit: int = 1000) -> int:
+    """Tensors inside an object that ``children`` cannot open, looking at most at ``limit`` members."""
+    seen: set[int] = set()
+    stack: list[object] = [value]
+    found = 0
+    while stack and len(seen) < limit:
+        item = stack.pop()
+        if id(item) in seen or type(item) in PLAIN_TYPES or isinstance(item, (type, torch.nn.Module)):
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            found += 1
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            stack.extend(item)
+        else:
+            stack.extend(getattr(item, "__dict__", {}).values())
+            slots = getattr(type(item), "__slots__", ())
+            names = (slots,) if isinstance(slots, str) else slots
+            stack.extend(getattr(item, name) for name in names if hasattr(item, name))
+    return found

@@ -1,0 +1,341 @@
+"""Describe: one watched run -> ``Facts``, and the live objects that a recording needs beside them.
+
+The second half of observation. Nothing here runs user code; objects are only compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from attrs import define, field, frozen
+
+from capture import _containers
+from capture._call import is_opaque
+from capture._containers import PLAIN_TYPES, TENSOR_TYPES
+from capture._facts import (
+    Drift, Effect, Escape, Facts, GradientUse, HostWork, Mutation, OpaqueLeaf, OutputInfo, Owner, PlaceholderInfo,
+    SequenceChange, SubclassLeaf,
+)  # fmt: skip
+from capture._observe import External, Watched, escapes, result_leaves, span_bytes, tensor_info
+from capture._state import Change, Place
+
+_OWNERS: dict[str, Owner] = {
+    "parameter": "parameter", "buffer": "buffer", "attribute": "attribute", "closure": "closure", "global": "global",
+    "item": "item", "root": "argument",
+}  # fmt: skip
+LeafKind = Literal["fresh", "input", "input-view", "static", "static-view", "python", "foreign"]
+
+
+@frozen(eq=False)
+class Implicit:
+    """An implicit input: the places that hold a tensor on this memory (empty: nobody known), and the memory."""
+
+    path: str
+    owners: tuple[tuple[Place, torch.Tensor], ...]
+    external: External
+
+
+@frozen(eq=False)
+class KeptLeaf:
+    """One leaf of an output or effect: what it is and where it came from.
+
+    ``source``: position of the argument leaf for inputs, the implicit's path for statics.
+    """
+
+    path: str
+    value: Any
+    kind: LeafKind
+    source: int | str | None = None
+
+
+@frozen(eq=False)
+class KeptEffect:
+    """A place the body gave a new value that holds tensors, with the value's leaves."""
+
+    change: Change
+    leaves: tuple[KeptLeaf, ...]
+
+
+@define
+class Described:
+    """Facts of a watched run, and its live parts."""
+
+    facts: Facts
+    implicit: list[Implicit] = field(factory=list)
+    outputs: list[KeptLeaf] = field(factory=list)
+    effects: list[KeptEffect] = field(factory=list)
+
+
+def describe(watched: Watched, *, runs: int = 1) -> Described:
+    """Facts of one watched run. The run's own references are dropped: memory it alone held is free afterwards."""
+    call, notes = watched.call, watched.watch.notes
+    arguments = [(path, leaf) for path, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
+    _note_versions(watched)
+    classify = _Classifier(watched, watched.arguments)
+    implicit = classify.implicit()
+    outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
+    effects, effect_facts = _effects(watched, classify)
+    kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
+    kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
+    gradients = _gradients(watched, classify)
+    left = [] if gradients else escapes(watched, kept_storages)
+    placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
+    accelerators = [device for device in notes.devices if not device.startswith(("cpu", "meta"))]
+    facts = Facts(
+        function=call.annotation.function,
+        defined_at=call.annotation.defined_at,
+        runs=runs,
+        placeholders=tuple(placeholders),
+        outputs=tuple(_output_info(leaf, watched.arguments) for leaf in outputs),
+        effects=tuple(effect_facts),
+        host_syncs=tuple(notes.syncs.values()),
+        host_work=tuple(notes.work) + (_once_a_line(notes.cpu_work) if accelerators else ()),
+        draws=tuple(notes.draws.values()),
+        devices=tuple(sorted(notes.devices)),
+        opaque=(*call.opaque_leaves(), *_opaque_outputs(outputs)),
+        subclasses=tuple(_subclasses(watched)),
+        escapes=tuple(Escape(tensor=one.info, op=one.op, where=one.where) for one in left),
+        gradients=tuple(gradients),
+        inlined=tuple(notes.inlined),
+        unmatched_static=tuple(_unmatched(watched)),
+        known_paths=tuple(path for path, _ in watched.arguments),
+        num_ops=notes.num_ops,
+        sequence=tuple(notes.sequence),
+        scalars=tuple(notes.scalars),
+    )
+    return Described(facts, implicit, outputs, effects)
+
+
+def _note_versions(watched: Watched) -> None:
+    """Writes that no schema announced but the version counter shows."""
+    for tensor, version in watched.versions:
+        if tensor._version == version:
+            continue
+        storage = tensor.untyped_storage()
+        external = watched.watch.notes.externals.setdefault(id(storage), External(tensor, storage, None))
+        if external.mutation is None:
+            external.mutation = Mutation(evidence="version", op="unknown")
+
+
+class _Classifier:
+    """Tells whose memory a tensor is on, after the run."""
+
+    def __init__(self, watched: Watched, arguments: Sequence[tuple[str, Any]]) -> None:
+        self._watched = watched
+        self._arguments: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        for position, (_, leaf) in enumerate(arguments):
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested:
+                self._arguments.setdefault(id(leaf.untyped_storage()), []).append((position, leaf))
+        self._implicit: dict[int, str] = {}
+
+    def implicit(self) -> list[Implicit]:
+        """External memory that is no argument's."""
+        found = []
+        for key, external in self._watched.watch.notes.externals.items():
+            if key in self._arguments or external.constant:
+                continue
+            owners = self._watched.before.owners(external.storage)
+            path = owners[0][0].path if owners else f"(unknown tensor {len(found)})"
+            self._implicit[key] = path
+            found.append(Implicit(path, tuple(owners), external))
+        return found
+
+    def argument(self, storage: torch.UntypedStorage) -> list[tuple[int, torch.Tensor]]:
+        """Argument leaves on this storage."""
+        return self._arguments.get(id(storage), [])
+
+    def leaf(self, path: str, value: Any) -> KeptLeaf:
+        """Classify one leaf of an output or effect."""
+        if not isinstance(value, torch.Tensor):
+            return KeptLeaf(path, value, "python")
+        if type(value) not in TENSOR_TYPES or value.layout is not torch.strided or value.is_conj() or value.is_neg():
+            return KeptLeaf(path, value, "foreign")  # a lazily conjugated tensor cannot be built again from memory
+        storage = value.untyped_storage()
+        arguments = self.argument(storage)
+        for position, argument in arguments:
+            if argument is value:
+                return KeptLeaf(path, value, "input", position)
+        if arguments:
+            return KeptLeaf(path, value, "input-view", arguments[0][0])
+        if self._watched.watch.made(value):
+            return KeptLeaf(path, value, "fresh")
+        owners = self._watched.before.owners(storage)
+        if owners and any(tensor is value for _, tensor in owners):
+            owner = next(place for place, tensor in owners if tensor is value)
+            return KeptLeaf(path, value, "static", owner.path)
+        if owners:
+            return KeptLeaf(path, value, "static-view", owners[0][0].path)
+        return KeptLeaf(path, value, "foreign")
+
+
+def _effects(watched: Watched, classify: _Classifier) -> tuple[list[KeptEffect], list[Effect]]:
+    kept: list[KeptEffect] = []
+    facts: list[Effect] = []
+    for change in watched.changed:
+        path = change.place.path
+        leaves = tuple(classify.leaf(p, v) for p, v in _containers.leaves(change.after, path))
+        plain = all(leaf.kind != "python" or type(leaf.value) in PLAIN_TYPES for leaf in leaves)
+        tensors = any(isinstance(leaf.value, torch.Tensor) for leaf in leaves)
+        if change.container:
+            facts.append(Effect(path=path, kind="container", before=str(change.before), after=str(change.after)))
+        elif tensors and plain and not any(leaf.kind == "foreign" for leaf in leaves):
+            kept.append(KeptEffect(change, leaves))
+            produced = [watched.watch.notes.produced.get(id(leaf.value.untyped_storage()))
+                        for leaf in leaves if leaf.kind == "fresh"]  # fmt: skip
+            where = next((one.where for one in produced if one is not None), None)
+            before, after = _short(change.before), _short(change.after)
+            facts.append(Effect(path=path, kind="tensor", before=before, after=after, where=where))
+        else:
+            before, after = _short(change.before), _short(change.after)
+            facts.append(Effect(path=path, kind="python", before=before, after=after))
+    return kept, facts
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return str(tensor_info(value)) if value.layout is torch.strided and not value.is_nested else "tensor"
+    if type(value) in PLAIN_TYPES or type(value).__name__ == "_Missing":
+        text = repr(value)
+    else:
+        text = f"{type(value).__name__} object"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _placeholders(
+    watched: Watched, arguments: list[tuple[str, torch.Tensor]], implicit: list[Implicit], replaced: set[str]
+) -> list[PlaceholderInfo]:
+    externals = watched.watch.notes.externals
+    tensors: list[tuple[str, torch.Tensor, External | None, Owner, Implicit | None]] = []
+    for path, tensor in arguments:
+        external = externals.get(id(tensor.untyped_storage())) if tensor.layout is torch.strided else None
+        tensors.append((path, tensor, external, "argument", None))
+    for one in implicit:
+        kind: Owner = _OWNERS.get(one.owners[0][0].kind, "unknown") if one.owners else "unknown"
+        tensor = one.owners[0][1] if one.owners else one.external.tensor
+        tensors.append((one.path, tensor, one.external, kind, one))
+    groups = alias_groups([tensor for _, tensor, _, _, _ in tensors])
+    return [
+        PlaceholderInfo(
+            path=path,
+            kind="argument" if one is None else "implicit",
+            tensor=tensor_info(tensor),
+            owner=owner,
+            static=watched.call.is_static(path) or one is not None,
+            alias_group=group,
+            used=external is not None,
+            mutation=external.mutation if external is not None else None,
+            replaced=path in replaced,
+            first_use=external.first_use if external is not None else None,
+        )
+        for (path, tensor, external, owner, one), group in zip(tensors, groups, strict=True)
+    ]
+
+
+def alias_groups(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """Number of the group of tensors whose memory overlaps, None for a tensor that shares with nobody."""
+    spans = []
+    for position, tensor in enumerate(tensors):
+        if tensor.layout is torch.strided and not tensor.is_nested and tensor.numel():
+            begin = tensor.data_ptr()
+            spans.append((str(tensor.device), begin, begin + span_bytes(tensor), position))
+    spans.sort()
+    groups: list[int | None] = [None] * len(tensors)
+    number = -1
+    device, end, last = "", -1, -1
+    for this, begin, stop, position in spans:
+        if this == device and begin < end:
+            if groups[last] is None:
+                number += 1
+                groups[last] = number
+            groups[position] = groups[last]
+            end = max(end, stop)
+        else:
+            device, end = this, stop
+        last = position
+    return groups
+
+
+def _gradients(watched: Watched, classify: _Classifier) -> list[GradientUse]:
+    found = []
+    for (storage, _), use in watched.watch.notes.gradients.items():
+        external = watched.watch.notes.externals.get(storage)
+        path = None
+        if external is not None:
+            arguments = classify.argument(external.storage)
+            owners = watched.before.owners(external.storage)
+            path = watched.arguments[arguments[0][0]][0] if arguments else (owners[0][0].path if owners else None)
+        found.append(GradientUse(path=path, op=use.op, where=use.where))
+    if not found and any(isinstance(v, torch.Tensor) and v.requires_grad for _, v in result_leaves(watched.result)):
+        kept = [classify.leaf(p, v) for p, v in result_leaves(watched.result)]
+        if any(leaf.kind == "fresh" and leaf.value.requires_grad for leaf in kept):
+            found.append(GradientUse(path=None, op="output requires grad"))
+    return found
+
+
+def _once_a_line(work: list[HostWork]) -> tuple[HostWork, ...]:
+    return tuple({(one.kind, one.where): one for one in reversed(work)}.values())[::-1]
+
+
+def _opaque_outputs(outputs: list[KeptLeaf]) -> list[OpaqueLeaf]:
+    return [
+        OpaqueLeaf(path=leaf.path, type=type(leaf.value).__qualname__, role="output", num_tensors=count)
+        for leaf in outputs
+        if leaf.kind == "python" and is_opaque(leaf.value) and (count := _containers.count_tensors(leaf.value))
+    ]
+
+
+def _subclasses(watched: Watched) -> list[SubclassLeaf]:
+    found = []
+    tensors = [*watched.arguments, *result_leaves(watched.result)]
+    tensors += [(external.tensor.__class__.__name__, external.tensor) for external in watched.watch.notes.externals.values()]
+    for path, leaf in tensors:
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        layout = str(leaf.layout).removeprefix("torch.")
+        if type(leaf) not in TENSOR_TYPES:
+            found.append(SubclassLeaf(path=path, type=type(leaf).__qualname__))
+        elif leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
+            found.append(SubclassLeaf(path=path, type=f"{layout} tensor"))
+    return list(dict.fromkeys(found))
+
+
+def _unmatched(watched: Watched) -> list[str]:
+    paths = [path for path, _ in watched.arguments] + list(watched.before.places)
+    return [
+        name
+        for name in watched.call.annotation.static
+        if not any(path == name or path.startswith((f"{name}.", f"{name}[")) for path in paths)
+    ]
+
+
+def _output_info(leaf: KeptLeaf, arguments: list[tuple[str, Any]]) -> OutputInfo:
+    source = arguments[leaf.source][0] if isinstance(leaf.source, int) else leaf.source
+    if isinstance(leaf.value, torch.Tensor):
+        return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, tensor=tensor_info(leaf.value))
+    return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, value=repr(leaf.value)[:200])
+
+
+def compare(first: Facts, second: Facts, lines: Sequence[Any] = ()) -> tuple[tuple[Drift, ...], SequenceChange | None]:
+    """Differences between two runs under one key that a recording would freeze. ``lines``: of the second run."""
+    for index, (one, other) in enumerate(zip(first.sequence, second.sequence, strict=False)):
+        if one != other:
+            where = lines[index] if index < len(lines) else None
+            return (), SequenceChange(index=index, first=one, second=other, where=where)
+    if len(first.sequence) != len(second.sequence):
+        index = min(len(first.sequence), len(second.sequence))
+        longer = first.sequence if len(first.sequence) > index else second.sequence
+        names = (longer[index], "(end)") if longer is first.sequence else ("(end)", longer[index])
+        where = lines[index] if index < len(lines) else None
+        return (), SequenceChange(index=index, first=names[0], second=names[1], where=where)
+    drifts = []
+    for index, (ours, theirs) in enumerate(zip(first.scalars, second.scalars, strict=True)):
+        for a, b in zip(ours, theirs, strict=False):
+            if a != b:
+                where = lines[index] if index < len(lines) else None
+                drifts.append(Drift(path=f"{second.sequence[index]} argument", first=a, second=b, where=where))
+    for mine, yours in zip(first.outputs, second.outputs, strict=False):
+        if mine.value != yours.value:
+            drifts.append(Drift(path=mine.path, first=str(mine.value), second=str(yours.value)))
+    return tuple(drifts), None

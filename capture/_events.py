@@ -1,0 +1,125 @@
+"""Events: what happened to one captured function, timed and counted.
+
+Every warm-up, observation, recording, checkpoint, miss, rebind and fallback is an ``Event``; replays are only
+counted, since a record of each would cost more than the replay. ``CAPTURE_LOGS`` prints events as they happen, in
+the grammar of ``TORCH_LOGS``: ``CAPTURE_LOGS="recordings,+runtime,-plans"``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from attrs import define, field, frozen
+
+EventKind = Literal[
+    "observe", "warm-up", "plan", "plan-loaded", "plan-stale", "record", "checkpoint", "miss", "rebind", "eager",
+    "fallback", "verify", "evacuate", "drop", "step", "error",
+]  # fmt: skip
+
+_ARTEFACTS: dict[str, tuple[str, ...]] = {
+    "runtime": ("observe", "warm-up", "checkpoint", "miss", "evacuate", "drop", "step", "error"),
+    "recordings": ("record", "rebind", "verify"),
+    "skips": ("eager", "fallback"),
+    "plans": ("plan", "plan-loaded", "plan-stale"),
+}
+_EVENTS_KEPT = 1000  # of one function; enough for a report, bounded for a server that runs for weeks
+
+logger = logging.getLogger("capture")
+
+
+@frozen(kw_only=True)
+class Event:
+    """One thing that happened. ``at`` in seconds of ``time.perf_counter``, ``ms`` how long it took."""
+
+    kind: EventKind
+    function: str
+    detail: str = ""
+    at: float = 0.0
+    ms: float = 0.0
+    nbytes: int = 0
+
+
+@define
+class Counters:
+    """Totals of one captured function, over all threads."""
+
+    observations: int = 0
+    recordings: int = 0
+    replays: int = 0
+    rebinds: int = 0
+    eager_calls: int = 0
+    checkpoints: int = 0
+    misses: int = 0
+    evacuations: int = 0
+    verifications: int = 0
+    body_runs: int = 0
+    plans_loaded: int = 0
+    plans_stale: int = 0
+
+
+@define
+class Log:
+    """Events and counters of one captured function."""
+
+    function: str
+    counters: Counters = field(factory=Counters)
+    events: deque[Event] = field(factory=lambda: deque(maxlen=_EVENTS_KEPT))
+
+    def add(self, kind: EventKind, detail: str = "", *, ms: float = 0.0, nbytes: int = 0) -> None:
+        """Note an event and print it if ``CAPTURE_LOGS`` asks for its kind."""
+        event = Event(kind=kind, function=self.function, detail=detail, at=time.perf_counter(), ms=ms, nbytes=nbytes)
+        self.events.append(event)
+        level = _levels.get(kind)
+        if level is not None:
+            logger.log(level, "%s %s: %s (%.2f ms)", kind, self.function, detail, ms)
+
+    @contextmanager
+    def timed(self, kind: EventKind, detail: str = "") -> Iterator[None]:
+        """Note an event that lasts as long as the block, also when the block raises."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(kind, detail, ms=(time.perf_counter() - begin) * 1e3)
+
+
+def parse_logs(text: str) -> dict[str, int]:
+    """``CAPTURE_LOGS`` -> level per event kind. Raises ``ValueError`` naming the known words."""
+    levels: dict[str, int] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        sign, name = (word[0], word[1:]) if word[0] in "+-" else ("", word)
+        names = tuple(_ARTEFACTS) if name == "all" else (name,)
+        for artefact in names:
+            if artefact not in _ARTEFACTS:
+                raise ValueError(f"CAPTURE_LOGS: unknown word {name!r}; known: all, {', '.join(_ARTEFACTS)}")
+            for kind in _ARTEFACTS[artefact]:
+                if sign == "-":
+                    levels.pop(kind, None)
+                else:
+                    levels[kind] = logging.DEBUG if sign == "+" else logging.INFO
+    return levels
+
+
+def _set_up() -> dict[str, int]:
+    text = os.environ.get("CAPTURE_LOGS", "")
+    try:
+        levels = parse_logs(text)
+    except ValueError as error:
+        logger.warning("%s", error)
+        return {}
+    if levels:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("[capture] %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(min(levels.values()))
+    return levels
+
+
+_levels = _set_up()

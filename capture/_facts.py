@@ -1,0 +1,262 @@
+"""Facts: what watched runs of one function, under one key, showed.
+
+Stage: written by ``_observe`` (and by the recording run), read by ``rules/`` and ``_compile``. Plain frozen
+data without torch: dtypes and devices are strings, so that facts dumped from a job replay in a test.
+Paths are the user's words: ``"ids"``, ``"cache.0.k"``, ``"self.layers[3].weight"``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import field, frozen
+
+PlaceholderKind = Literal["argument", "implicit"]
+Owner = Literal[
+    "argument", "parameter", "buffer", "attribute", "closure", "global", "item", "constant", "unknown"
+]
+MutationEvidence = Literal["schema", "version", "norm"]
+EffectKind = Literal["tensor", "python", "container"]
+OutputKind = Literal["fresh", "input", "input-view", "static", "static-view", "python", "foreign"]
+
+
+@frozen(kw_only=True)
+class Where:
+    """A place in the user's code."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+    """The source line, stripped; empty if the source is not available."""
+
+    def __str__(self) -> str:
+        text = f"{self.file}:{self.line} in {self.function}"
+        return f"{text}: {self.code}" if self.code else text
+
+
+@frozen(kw_only=True)
+class TensorInfo:
+    """Metadata of one tensor. ``nbytes`` counts the bytes its elements span in memory."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: str
+    requires_grad: bool = False
+    layout: str = "strided"
+    nbytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}] {self.device}"
+
+
+@frozen(kw_only=True)
+class Mutation:
+    """An in-place write. ``evidence`` tells how it was seen; ``where`` is the first write's line."""
+
+    evidence: MutationEvidence
+    op: str
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class PlaceholderInfo:
+    """One tensor-like input of the body: an argument, or an implicit input found by watching."""
+
+    path: str
+    kind: PlaceholderKind
+    tensor: TensorInfo
+    owner: Owner
+    static: bool = False
+    """The annotation promises a fixed address (a name in ``static=`` matched), or it is an implicit input."""
+    alias_group: int | None = None
+    """Placeholders that share memory carry the same number; None: shares with nobody."""
+    used: bool = True
+    mutation: Mutation | None = None
+    replaced: bool = False
+    """The body stored another tensor under this very path (see ``Effect``), so its address moves every call."""
+    first_use: Where | None = None
+
+
+@frozen(kw_only=True)
+class Effect:
+    """What the body left in Python state: an attribute, item, cell or global that differs after the run.
+
+    ``kind``: ``tensor`` can be set again after a replay; ``python`` is a plain value and ``container`` a
+    list or dict whose members changed: both would stay frozen.
+    """
+
+    path: str
+    kind: EffectKind
+    before: str
+    after: str
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class OutputInfo:
+    """One leaf of the returned structure. ``source`` is the placeholder's path for inputs and views of them."""
+
+    path: str
+    kind: OutputKind
+    source: str | None = None
+    tensor: TensorInfo | None = None
+    value: str | None = None
+    """``repr`` of a Python output."""
+
+
+@frozen(kw_only=True)
+class HostSync:
+    """The host read a tensor's values, or an operator's result size depends on them."""
+
+    op: str
+    where: Where | None = None
+    data_dependent_shape: bool = False
+
+
+@frozen(kw_only=True)
+class HostWork:
+    """Work a device graph cannot hold: an operator on CPU tensors beside an accelerator, a copy between
+    the two, or an operator tagged as unsafe for graphs."""
+
+    op: str
+    kind: Literal["compute", "copy", "unsafe"]
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class Draw:
+    """Random numbers drawn by ``op`` from ``generator`` (``"default"`` or the placeholder's path)."""
+
+    generator: str
+    device: str
+    op: str
+    count: int = 1
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class OpaqueLeaf:
+    """A leaf the library cannot open (``role`` says where) and the number of tensors found inside it."""
+
+    path: str
+    type: str
+    role: Literal["argument", "output"]
+    num_tensors: int
+
+
+@frozen(kw_only=True)
+class SubclassLeaf:
+    """A tensor that is no plain strided ``torch.Tensor``: a subclass, sparse, quantized or nested."""
+
+    path: str
+    type: str
+
+
+@frozen(kw_only=True)
+class Escape:
+    """A tensor made by the body that is still alive after it and is neither output nor effect."""
+
+    tensor: TensorInfo
+    op: str
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class Drift:
+    """A Python value that differed between two runs under one key; a recording would freeze the last.
+
+    ``path``: ``"output.1"``, an operator's scalar argument (``"aten.mul.Tensor argument 1"``) or an argument.
+    """
+
+    path: str
+    first: str
+    second: str
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class SequenceChange:
+    """Two runs under one key issued different operators from position ``index`` on."""
+
+    index: int
+    first: str
+    second: str
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class GradientUse:
+    """An operator whose result requires grad; ``path`` names the placeholder that asks for it, if known."""
+
+    path: str | None
+    op: str
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class Inlined:
+    """A captured function called inside the watched body; it runs as part of it."""
+
+    function: str
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class Moved:
+    """A static or implicit tensor found at another address than before."""
+
+    path: str
+    before_addr: int
+    after_addr: int
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class LimitReached:
+    """``max_recordings`` recordings exist under one node; ``difference`` says what asked for one more."""
+
+    num_recordings: int
+    difference: str
+    path: str | None = None
+    before: str = ""
+    after: str = ""
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class Facts:
+    """Everything that rules may look at, for one function and one key."""
+
+    function: str
+    defined_at: Where | None = None
+    runs: int = 1
+    """Watched runs behind these facts."""
+    placeholders: tuple[PlaceholderInfo, ...] = ()
+    outputs: tuple[OutputInfo, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    host_syncs: tuple[HostSync, ...] = ()
+    host_work: tuple[HostWork, ...] = ()
+    draws: tuple[Draw, ...] = ()
+    devices: tuple[str, ...] = ()
+    opaque: tuple[OpaqueLeaf, ...] = ()
+    subclasses: tuple[SubclassLeaf, ...] = ()
+    escapes: tuple[Escape, ...] = ()
+    drifts: tuple[Drift, ...] = ()
+    sequence_change: SequenceChange | None = None
+    gradients: tuple[GradientUse, ...] = ()
+    inlined: tuple[Inlined, ...] = ()
+    unmatched_static: tuple[str, ...] = ()
+    known_paths: tuple[str, ...] = ()
+    """Paths ``static=`` could have named; for "did you mean"."""
+    moved: tuple[Moved, ...] = ()
+    limit: LimitReached | None = None
+    backend_missing: str | None = None
+    """Device type no backend exists for, if any."""
+    num_ops: int = 0
+    """Operators that a replay has to run (views not counted)."""
+    sequence: tuple[str, ...] = field(default=(), repr=False)
+    """Operator names in order."""
+    scalars: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
+    """Per operator, the ``repr`` of its arguments that are no tensors."""

@@ -1,0 +1,77 @@
+"""Findings and decisions: what a rule says. Pure data, no torch.
+
+A ``Finding`` is a remark for the user. A ``Decision`` sets one field of the plan; decisions for one field join
+upwards in that field's lattice, so the order of rules cannot matter.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from attrs import frozen
+
+from capture._annotate import Annotation
+from capture._facts import Facts, Where
+
+
+class Severity(enum.IntEnum):
+    """How much a finding costs. ``EAGER`` and above keep the call from being recorded."""
+
+    NOTE = 0
+    COPY = 1
+    EAGER = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class Policy(enum.IntEnum):
+    """How one placeholder reaches the graph, in the order in which decisions join.
+
+    ``STATIC``: read and written where the caller keeps it. ``COPY``: copied into the recording's own buffer
+    before a replay. ``COPY_BACK``: and copied back afterwards. ``EAGER``: cannot be served, the call runs eagerly.
+    """
+
+    STATIC = 0
+    COPY = 1
+    COPY_BACK = 2
+    EAGER = 3
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+@frozen(kw_only=True)
+class Finding:
+    """One remark: stable code, severity, and the four parts of its message."""
+
+    code: str
+    name: str
+    severity: Severity
+    what: str
+    """One lower-case clause in the user's own words; stands alone."""
+    why: str
+    fix: tuple[str, ...] = ()
+    """Cheapest first, each with its cost."""
+    where: Where | None = None
+    path: str | None = None
+    """The placeholder, output or attribute it is about."""
+
+
+@frozen(kw_only=True)
+class Decision:
+    """``field`` of the plan gets at least ``value``. ``field`` is ``"policy:<path>"`` or ``"outcome"``."""
+
+    field: str
+    value: Policy
+    code: str
+    reason: str
+
+
+@frozen(kw_only=True)
+class Case:
+    """All that a rule may read."""
+
+    annotation: Annotation
+    facts: Facts

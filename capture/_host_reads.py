@@ -1,0 +1,44 @@
+"""Host reads that no dispatch mode sees: ``tolist``, ``numpy`` and printing take a CPU tensor's memory directly.
+
+While a body is watched, ``torch.Tensor`` gets wrappers that note the call. They act in the watching thread only
+and are taken off again afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__")
+
+
+@contextmanager
+def host_reads(note: Callable[[str], None]) -> Iterator[None]:
+    """Call ``note(name)`` before each host read in this thread, for the length of the block."""
+    thread = threading.get_ident()
+    saved = {name: torch.Tensor.__dict__.get(name) for name in _NAMES}
+    for name in _NAMES:
+        setattr(torch.Tensor, name, _wrapper(name, getattr(torch.Tensor, name), note, thread))
+    try:
+        yield
+    finally:
+        for name, original in saved.items():
+            if original is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, original)
+
+
+def _wrapper(name: str, original: Any, note: Callable[[str], None], thread: int) -> Any:
+    @functools.wraps(original)
+    def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            note(name)
+        return original(tensor, *args, **kwargs)
+
+    return read

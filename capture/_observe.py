@@ -1,0 +1,338 @@
+"""Observe: one watched run of a body -> what it returned and ``Facts``.
+
+``Watch`` is a dispatch mode: it sees every operator, backward ones too. The recording run uses the same class with
+``execute`` replaced, so that a recording is checked by the same eyes. Before the run the reachable Python state is
+noted, afterwards compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from capture import _containers, _state, _where
+from capture._call import Call
+from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutation, TensorInfo, Where
+from capture._host_reads import host_reads
+from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
+from capture._state import Change, Snapshot
+from capture._torch_private import TorchDispatchMode
+
+_DETACHING = {"detach", "alias", "detach_"}
+
+
+def tensor_info(tensor: torch.Tensor) -> TensorInfo:
+    """Metadata as plain data."""
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    return TensorInfo(
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape) if not tensor.is_nested else (),
+        stride=tuple(tensor.stride()) if strided else (),
+        device=str(tensor.device),
+        requires_grad=tensor.requires_grad,
+        layout=str(tensor.layout).removeprefix("torch."),
+        nbytes=span_bytes(tensor) if strided else 0,
+    )
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from a strided tensor's first element to the end of its last."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+@define
+class External:
+    """Memory the body used but did not make."""
+
+    tensor: torch.Tensor
+    storage: torch.UntypedStorage
+    first_use: Where | None
+    mutation: Mutation | None = None
+    constant: bool = False
+    """Made by ``torch.tensor`` inside the body."""
+
+
+@define
+class Produced:
+    """Memory an operator of the body made; the reference dies with the memory."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    info: TensorInfo
+    op: str
+    where: Where | None
+
+
+@define(eq=False)
+class Notes:
+    """What a watch wrote down, in order of time."""
+
+    externals: dict[int, External] = field(factory=dict)
+    produced: dict[int, Produced] = field(factory=dict)
+    syncs: dict[tuple[str, int, bool], HostSync] = field(factory=dict)
+    work: list[HostWork] = field(factory=list)
+    cpu_work: list[HostWork] = field(factory=list)
+    draws: dict[tuple[str, str, Where | None], Draw] = field(factory=dict)
+    gradients: dict[tuple[int, str], GradientUse] = field(factory=dict)
+    inlined: list[Inlined] = field(factory=list)
+    devices: set[str] = field(factory=set)
+    sequence: list[str] = field(factory=list)
+    scalars: list[tuple[str, ...]] = field(factory=list)
+    lines: list[Where | None] = field(factory=list)
+    num_ops: int = 0
+    undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
+
+
+class Watch(TorchDispatchMode):
+    """Writes down what a body does. ``undo``: keep the first contents of all external memory it writes."""
+
+    def __init__(self, *, undo: bool = False) -> None:
+        super().__init__()
+        self.notes = Notes()
+        self.keep_undo = undo
+        self.before = Snapshot()
+        self.generators: dict[int, str] = {}
+
+    def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the operator; a recorder replaces this."""
+        return op(*args, **kwargs)
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        known = traits(op)
+        notes = self.notes
+        inputs = list(tensors_in(args, kwargs))
+        input_storages = {id(_storage(tensor)) for tensor in inputs}
+        for tensor in inputs:
+            self._see_input(tensor, known)
+        self._see_host(known, args, kwargs, inputs)
+        self._see_writes(known, args, kwargs)
+        states = self._states(kwargs) if known.draws else None
+        result = self.execute(op, args, kwargs)
+        if states is not None:
+            self._see_draws(known, states, kwargs)
+        made = False
+        for tensor in tensors_out(result):
+            made = self._see_output(tensor, known, input_storages) or made
+        notes.num_ops += made or bool(known.writes)
+        notes.sequence.append(known.name)
+        notes.scalars.append(_scalars(known, args, kwargs))
+        notes.lines.append(_where.here())
+        return result
+
+    def _see_input(self, tensor: torch.Tensor, op: Traits) -> None:
+        storage = _storage(tensor)
+        produced = self.notes.produced.get(id(storage))
+        if produced is not None and produced.storage() is storage:
+            return
+        external = self.notes.externals.get(id(storage))
+        if external is None:
+            constant = op.base in ("lift_fresh", "lift_fresh_copy", "lift")
+            self.notes.externals[id(storage)] = External(tensor, storage, _where.here(), constant=constant)
+        if torch.is_grad_enabled() and tensor.requires_grad and op.base not in _DETACHING:
+            use = GradientUse(path=None, op=op.name, where=_where.here())
+            self.notes.gradients.setdefault((id(storage), ""), use)
+
+    def _see_host(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor]) -> None:
+        if op.reads_host:
+            self.note_sync(op.name)
+        elif shape_depends_on_data(op, args, kwargs):
+            self.note_sync(op.name, data_dependent_shape=True)
+        if op.unsafe:
+            self.notes.work.append(HostWork(op=op.name, kind="unsafe", where=_where.here()))
+        devices = {tensor.device.type for tensor in inputs}
+        self.notes.devices.update(str(tensor.device) for tensor in inputs)
+        target = kwargs.get("device")
+        crossing = len(devices) > 1 or (target is not None and bool(devices) and torch.device(target).type not in devices)
+        if "cpu" in devices and not crossing and any(tensor.dim() for tensor in inputs):
+            self.notes.cpu_work.append(HostWork(op=op.name, kind="compute", where=_where.here()))
+        elif crossing and ("cpu" in devices or target is not None) and op.base in ("_to_copy", "copy_", "copy"):
+            self.notes.cpu_work.append(HostWork(op=op.name, kind="copy", where=_where.here()))
+
+    def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
+        """Note a host read, once a line."""
+        where = _where.here()
+        at = (where.file, where.line, data_dependent_shape) if where else (op, 0, data_dependent_shape)
+        self.notes.syncs.setdefault(at, HostSync(op=op, where=where, data_dependent_shape=data_dependent_shape))
+
+    def _see_writes(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for tensor, from_norm in written(op, args, kwargs):
+            external = self.notes.externals.get(id(_storage(tensor)))
+            if external is None or external.mutation is not None:
+                continue
+            evidence = "norm" if from_norm else "schema"
+            external.mutation = Mutation(evidence=evidence, op=op.name, where=_where.here())
+            if self.keep_undo:
+                self.notes.undo.append((external.tensor, external.storage.clone()))
+
+    def _states(self, kwargs: dict[str, Any]) -> tuple[torch.Generator, torch.Tensor]:
+        generator = kwargs.get("generator")
+        generator = torch.default_generator if generator is None else generator
+        return generator, generator.get_state()
+
+    def _see_draws(self, op: Traits, before: tuple[torch.Generator, torch.Tensor], kwargs: dict[str, Any]) -> None:
+        generator, state = before
+        if torch.equal(state, generator.get_state()):
+            return
+        name = "default" if kwargs.get("generator") is None else self.generators.get(id(generator), "unknown")
+        where = _where.here()
+        key = (name, op.name, where)
+        count = self.notes.draws[key].count + 1 if key in self.notes.draws else 1
+        device = str(generator.device)
+        self.notes.draws[key] = Draw(generator=name, device=device, op=op.name, count=count, where=where)
+
+    def _see_output(self, tensor: torch.Tensor, op: Traits, input_storages: set[int]) -> bool:
+        self.notes.devices.add(str(tensor.device))
+        storage = _storage(tensor)
+        if id(storage) in input_storages:
+            return False
+        self.notes.produced[id(storage)] = Produced(
+            weakref.ref(storage), tensor_info(tensor), op.name, _where.here()
+        )
+        return True
+
+    def made(self, tensor: torch.Tensor) -> bool:
+        """An operator of the body made this tensor's memory."""
+        produced = self.notes.produced.get(id(_storage(tensor)))
+        return produced is not None and produced.storage() is not None
+
+    def alive(self) -> dict[int, Produced]:
+        """Memory made by the body that is still in use."""
+        return {key: produced for key, produced in self.notes.produced.items() if produced.storage() is not None}
+
+
+def _storage(tensor: torch.Tensor) -> Any:
+    """The storage object; the tensor itself where there is none (sparse, some subclasses)."""
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return tensor
+
+
+def _scalars(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    if op.base.startswith("lift"):
+        tensor = args[0]
+        return (f"{tensor.dtype}{tuple(tensor.shape)} {digest(tensor)}",)
+    named = [*enumerate(args), *kwargs.items()]
+    return tuple(f"{name}={_scalar(value)}" for name, value in named if not isinstance(value, torch.Tensor))
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Follows from the tensor's values; read from the storage, since reads of tensors are watched."""
+    data = bytes(tensor.detach().clone(memory_format=torch.contiguous_format).untyped_storage().tolist())
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_scalar, value))}]"
+    return type(value).__name__ if isinstance(value, torch.Generator) else repr(value)
+
+
+@define(eq=False)
+class Watched:
+    """One watched run. Exactly one of ``result`` and ``error`` counts."""
+
+    call: Call
+    watch: Watch
+    before: Snapshot
+    arguments: list[tuple[str, Any]]
+    """Leaves the body was given, with their paths."""
+    result: Any = None
+    error: BaseException | None = None
+    changed: list[Change] = field(factory=list)
+    versions: list[tuple[torch.Tensor, int]] = field(factory=list)
+    states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
+    """Generators as they were before, where they may have to be put back."""
+    values: tuple[Any, ...] = ()
+
+
+_active: list[Watch] = []
+
+
+def active_watch() -> Watch | None:
+    """The watch that runs now, for a captured function called inside another's body."""
+    return _active[-1] if _active else None
+
+
+def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None) -> Watched:
+    """Run the body under ``watch`` and compare the reachable Python state before and after.
+
+    An exception of the body is kept in ``error`` with its traceback.
+    """
+    values = call.values if values is None else values
+    before = watch.before = _state.snapshot(_state.roots(call.function, call.receiver, call.named_values(values)))
+    arguments = call.paths(values)
+    watch.generators.update({id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
+    watch.generators.update({key: place.path for key, place in before.generators.items()})
+    watched = Watched(call, watch, before, arguments, values=values)
+    watched.versions = list(_versions(arguments, before))
+    if watch.keep_undo:
+        generators = [torch.default_generator, *(place.get() for place in before.generators.values())]
+        generators += [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
+        watched.states = [(generator, generator.get_state()) for generator in generators]
+    _active.append(watch)
+    try:
+        with host_reads(watch.note_sync), _no_autocast_cache(), watch:
+            watched.result = call.run(values)
+    except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
+        watched.error = error
+    finally:
+        _active.remove(watch)
+    watched.changed = _state.changes(before)
+    return watched
+
+
+def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> Iterator[tuple[torch.Tensor, int]]:
+    seen = set()
+    owned = [tensor for owners in before.tensors.values() for _, tensor in owners]
+    for tensor in [*[leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor)], *owned]:
+        if id(tensor) not in seen and not tensor.is_inference():
+            seen.add(id(tensor))
+            yield tensor, tensor._version
+
+
+@contextlib.contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """A weight cast cached outside the body would be frozen; one cached inside would outlive it."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+def undo(watched: Watched) -> None:
+    """Put back what a run under ``Watch(undo=True)`` changed: tensors, Python state, generators."""
+    with torch.no_grad():
+        for tensor, contents in reversed(watched.watch.notes.undo):
+            tensor.untyped_storage().copy_(contents, False)
+    _state.restore(watched.before, watched.changed)
+    for generator, state in watched.states:
+        generator.set_state(state)
+
+
+def escapes(watched: Watched, kept: set[int]) -> list[Produced]:
+    """Tensors made by the body that outlive it, except those on the storages in ``kept``."""
+    left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
+    if left:
+        gc.collect()  # a reference cycle is no escape
+        left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
+    return left
+
+
+def result_leaves(result: Any) -> list[tuple[str, Any]]:
+    """Leaves of what a body returned, named ``output``, ``output.0``, ``output.logits`` ..."""
+    return list(_containers.leaves(result, "output"))

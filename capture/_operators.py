@@ -1,0 +1,115 @@
+"""Operators: what a dispatched operator does beyond its result, read from schema, tags and a few known names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from attrs import frozen
+
+Operator = Any  # torch._ops.OpOverload, which has no public name
+
+# Write their running statistics without saying so in the schema or bumping a version counter (torch 2.13, read
+# from the schemas). Positions of running_mean and running_var, and of the flag that makes them written.
+_NORM_FAMILY = {
+    "aten::native_batch_norm": (3, 4, 5),
+    "aten::cudnn_batch_norm": (3, 4, 5),
+    "aten::miopen_batch_norm": (3, 4, 5),
+    "aten::batch_norm": (3, 4, 5),
+    "aten::_batch_norm_impl_index": (3, 4, 5),
+    "aten::batch_norm_update_stats": (1, 2, None),
+    "aten::instance_norm": (3, 4, 5),
+}
+# Return Python values that follow from metadata alone.
+_METADATA = {"is_same_size", "is_nonzero_static", "_has_compatible_shallow_copy_type", "is_contiguous", "dim", "numel"}
+_HOST_CHECKS = {"_linalg_check_errors", "_assert_scalar", "_local_scalar_dense", "equal"}
+_BOOLEAN_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+_DRAW_NAMES = {"bernoulli", "multinomial", "normal", "rand", "randn", "randint", "randperm", "rrelu_with_noise"}
+
+
+@frozen(kw_only=True)
+class Traits:
+    """Facts about an operator that hold for every call of it."""
+
+    name: str
+    """``aten.add.Tensor``."""
+    base: str
+    """``add``."""
+    namespace: str
+    writes: tuple[int | str, ...]
+    """Positions, or names of keyword-only arguments, that the schema says are written."""
+    norm: tuple[int, int, int | None] | None
+    draws: bool
+    reads_host: bool
+    data_dependent_shape: bool
+    unsafe: bool
+
+
+@functools.lru_cache(maxsize=None)
+def traits(op: Operator) -> Traits:
+    """Traits of an overload, computed once."""
+    schema = op._schema
+    full = schema.name
+    namespace, _, base = full.partition("::")
+    writes: list[int | str] = []
+    for index, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            writes.append(argument.name if argument.kwarg_only else index)
+    tags = op.tags
+    python_result = any(str(result.type) in ("number", "bool", "int", "float", "Scalar") for result in schema.returns)
+    metadata = base in _METADATA or base.startswith("sym_")
+    dynamic = torch.Tag.dynamic_output_shape in tags and base not in _BOOLEAN_INDEXING
+    return Traits(
+        name=str(op),
+        base=base,
+        namespace=namespace,
+        writes=tuple(writes),
+        norm=_NORM_FAMILY.get(full),
+        draws=torch.Tag.nondeterministic_seeded in tags or base.rstrip("_") in _DRAW_NAMES,
+        reads_host=not metadata
+        and (python_result or base in _HOST_CHECKS or (torch.Tag.data_dependent_output in tags and not dynamic)),
+        data_dependent_shape=dynamic,
+        unsafe=torch.Tag.cudagraph_unsafe in tags if hasattr(torch.Tag, "cudagraph_unsafe") else False,
+    )
+
+
+def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Tensors among an operator's arguments, lists of tensors opened."""
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from (member for member in argument if isinstance(member, torch.Tensor))
+
+
+def tensors_out(result: Any) -> list[torch.Tensor]:
+    """Tensors among an operator's results."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (list, tuple)):
+        return [tensor for member in result for tensor in tensors_out(member)]
+    return []
+
+
+def written(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[torch.Tensor, bool]]:
+    """Tensors this call writes; the flag tells that only the list of norms says so."""
+    for position in op.writes:
+        value = kwargs.get(position) if isinstance(position, str) else (args[position] if position < len(args) else None)
+        for tensor in tensors_in((value,), {}):
+            yield tensor, False
+    if op.norm is not None:
+        mean, var, flag = op.norm
+        if flag is None or (flag < len(args) and args[flag]):
+            yield from ((args[index], True) for index in (mean, var) if isinstance(args[index], torch.Tensor))
+
+
+def shape_depends_on_data(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """This call's result size, or its control flow on the host, follows from tensor values."""
+    if op.base in _BOOLEAN_INDEXING:
+        indices = args[1] if len(args) > 1 else kwargs.get("indices", ())
+        return any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices)
+    if op.base == "repeat_interleave":
+        return op.data_dependent_shape and kwargs.get("output_size") is None
+    return op.data_dependent_shape

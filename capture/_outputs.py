@@ -1,0 +1,234 @@
+"""Outputs: how a recording's results and effects are built again after each replay.
+
+``fresh`` leaves lie in blocks of the pool and become new tensors on new storages, so that liveness can be seen.
+Inputs and static tensors are handed back as the caller's own, views of them are views of the caller's own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+
+from capture import _containers
+from capture._annotate import Outputs
+from capture._describe import KeptEffect, KeptLeaf
+from capture._liveness import Held, hold
+from capture._state import Place
+from capture.backends import Block, Geometry, Pool
+
+
+@frozen(eq=False)
+class Slot:
+    """Stands for a leaf in a structure without leaves."""
+
+    index: int
+
+
+@frozen(eq=False)
+class Alias:
+    """A tensor on the memory of another one: ``shift`` bytes from that one's first element."""
+
+    source: int | str
+    same: bool
+    dtype: torch.dtype = torch.float32
+    shift: int = 0
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+
+    def build(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The alias of this call's tensor."""
+        if self.same:
+            return tensor
+        begin = int(tensor.storage_offset()) * tensor.element_size() + self.shift
+        offset = begin // self.dtype.itemsize
+        if self.dtype == tensor.dtype:
+            return tensor.as_strided(self.shape, self.stride, offset)
+        return torch.empty(0, dtype=self.dtype).set_(tensor.untyped_storage(), offset, self.shape, self.stride)
+
+
+@frozen(eq=False)
+class Group:
+    """Fresh leaves that share one block, and their positions among all leaves."""
+
+    block: Block
+    positions: tuple[int, ...]
+    geometries: tuple[Geometry, ...]
+
+
+@frozen(eq=False)
+class EffectSlot:
+    """Where an effect's value goes: ``steps`` below the object ``root`` of each call, or a fixed place."""
+
+    skeleton: Any
+    root: str | None
+    steps: tuple[Place, ...]
+
+    def at(self, named_values: Callable[[], dict[str, Any]]) -> Place:
+        """The place in this call's objects."""
+        *above, last = self.steps
+        if self.root is None:
+            return last
+        holder = named_values()[self.root]
+        for place in above:
+            holder = place.among(holder).get()
+        return last.among(holder)
+
+
+def effect_slot(place: Place, skeleton: Any) -> EffectSlot:
+    """Places below the receiver and arguments hold no reference to them: those belong to the caller."""
+    *steps, root = place.chain()
+    if root.kind == "root" and steps and root.path != "function":
+        return EffectSlot(skeleton, root.path, tuple(step.among(None) for step in reversed(steps)))
+    return EffectSlot(skeleton, None, (place,))
+
+
+@define(eq=False)
+class OutputPlan:
+    """Builds all leaves of one recording. ``live`` watches the storages handed out last, one a group."""
+
+    policy: Outputs
+    count: int
+    skeleton: Any
+    groups: tuple[Group, ...]
+    aliases: tuple[tuple[int, Alias], ...]
+    constants: tuple[tuple[int, Any], ...]
+    empties: tuple[tuple[int, Geometry], ...]
+    effects: tuple[EffectSlot, ...]
+    live: list[Held | None] = field(factory=list)
+    tensors: list[list[weakref.ref[torch.Tensor]]] = field(factory=list)
+    """The tensor objects handed out, a group: needed to move or to invalidate them."""
+    single: bool = False
+
+    def build(
+        self,
+        pool: Pool,
+        leaves: Sequence[Any],
+        statics: Callable[[str], torch.Tensor],
+        named_values: Callable[[], dict[str, Any]],
+    ) -> Any:
+        """Result of a replay: builds every leaf, sets effects, and starts watching what is handed out."""
+        if self.single:
+            group = self.groups[0]
+            tensor = pool.tensor(group.block, group.geometries[0])
+            self.live[0] = hold(tensor.untyped_storage())
+            if self.policy == "preserve":
+                return tensor
+            return self._hand_out(0, [tensor])[0]
+        values: list[Any] = [None] * self.count
+        for number, group in enumerate(self.groups):
+            if len(group.geometries) == 1:
+                tensors = [pool.tensor(group.block, group.geometries[0])]
+            else:
+                tensors = pool.views(group.block, group.geometries)
+            self.live[number] = hold(tensors[0].untyped_storage())
+            for position, tensor in zip(group.positions, self._hand_out(number, tensors), strict=True):
+                values[position] = tensor
+        for position, alias in self.aliases:
+            source = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)
+            values[position] = alias.build(source)
+        for position, value in self.constants:
+            values[position] = value
+        for position, geometry in self.empties:
+            values[position] = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
+        return self.finish(values, named_values)
+
+    def finish(self, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
+        """Put leaves into the result's structure and set effects."""
+        for effect in self.effects:
+            effect.at(named_values).set(fill(effect.skeleton, values))
+        return fill(self.skeleton, values)
+
+    def own_values(self, kept: Sequence[Any], leaves: Sequence[Any], statics: Callable[[str], torch.Tensor]) -> list[Any]:
+        """The leaves that the recording run itself made, with the caller's tensors in place of staged ones."""
+        values = list(kept)
+        for position, alias in self.aliases:
+            source = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)
+            values[position] = alias.build(source)
+        return values
+
+    def adopt(self, tensors: Sequence[Any]) -> list[Any]:
+        """Hand out the leaves that the recording run itself made, instead of building them."""
+        values = list(tensors)
+        for number, group in enumerate(self.groups):
+            mine = [values[position] for position in group.positions]
+            self.live[number] = hold(mine[0].untyped_storage())
+            for position, tensor in zip(group.positions, self._hand_out(number, mine), strict=True):
+                values[position] = tensor
+        return values
+
+    def _hand_out(self, number: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self.policy == "clone":
+            storage = tensors[0].untyped_storage().clone()
+            self.live[number] = None
+            return [
+                torch.empty(0, dtype=t.dtype).set_(storage, t.storage_offset(), t.shape, t.stride()) for t in tensors
+            ]
+        self.tensors[number] = [weakref.ref(tensor) for tensor in tensors]
+        return tensors
+
+
+def fill(skeleton: Any, values: Sequence[Any]) -> Any:
+    """The structure with its slots replaced, every container new."""
+    if isinstance(skeleton, Slot):
+        return values[skeleton.index]
+    return _containers.rebuild(skeleton, lambda slot: values[slot.index] if isinstance(slot, Slot) else slot)
+
+
+def plan_outputs(
+    policy: Outputs,
+    result: Any,
+    outputs: Sequence[KeptLeaf],
+    effects: Sequence[KeptEffect],
+    blocks: Sequence[Block | None],
+    arguments: Sequence[tuple[str, Any]],
+    owners: Callable[[str], torch.Tensor],
+) -> OutputPlan:
+    """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``."""
+    leaves = [*outputs, *(leaf for effect in effects for leaf in effect.leaves)]
+    groups: dict[int, tuple[Block, list[int], list[Geometry]]] = {}
+    aliases, constants, empties = [], [], []
+    for position, (leaf, block) in enumerate(zip(leaves, blocks, strict=True)):
+        value = leaf.value
+        if leaf.kind == "fresh" and block is not None and value.numel():
+            entry = groups.setdefault(id(value.untyped_storage()), (block, [], []))
+            entry[1].append(position)
+            entry[2].append(Geometry.of(value))
+        elif leaf.kind == "fresh":
+            geometry = Geometry(dtype=value.dtype, offset=0, shape=tuple(value.shape), stride=tuple(value.stride()))
+            empties.append((position, geometry))
+        elif leaf.kind == "python":
+            constants.append((position, value))
+        else:
+            assert leaf.source is not None
+            base = arguments[leaf.source][1] if isinstance(leaf.source, int) else owners(leaf.source)
+            aliases.append((position, _alias(leaf, base)))
+    numbers = iter(range(len(leaves)))
+    skeleton = _containers.rebuild(result, lambda _: Slot(next(numbers)))
+    slots = tuple(
+        effect_slot(effect.change.place, _containers.rebuild(effect.change.after, lambda _: Slot(next(numbers))))
+        for effect in effects
+    )
+    made = tuple(Group(block, tuple(p), tuple(g)) for block, p, g in groups.values())
+    single = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1
+    return OutputPlan(
+        policy=policy, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
+        constants=tuple(constants), empties=tuple(empties), effects=slots, live=[None] * len(made),
+        tensors=[[] for _ in made], single=single,
+    )  # fmt: skip
+
+
+def _alias(leaf: KeptLeaf, base: torch.Tensor) -> Alias:
+    value = leaf.value
+    assert leaf.source is not None
+    return Alias(
+        leaf.source,
+        same=value is base,
+        dtype=value.dtype,
+        shift=value.data_ptr() - base.data_ptr(),
+        shape=tuple(value.shape),
+        stride=tuple(value.stride()),
+    )

@@ -1,0 +1,272 @@
+"""Record: make a recording of one call, check it against the plan, and put it in the tree.
+
+The recording run is the call. Where it cannot become a recording, its result still stands: the caller's tensors are
+put where staged ones were, and what lies in the pool is moved out of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from capture import _checks, _observe, _where
+from capture._call import Call
+from capture._compile import compile_plan
+from capture._describe import Described, alias_groups, compare
+from capture._facts import Facts, LimitReached, Moved
+from capture._findings import Policy
+from capture._outputs import OutputPlan, plan_outputs
+from capture._plan import CapturePlan
+from capture._tree import Node, Pattern, Tree
+from capture.backends import Input, Recorded
+
+if TYPE_CHECKING:
+    from capture._runtime import Captured, Entry
+
+
+def span_of(leaf: Any) -> int:
+    """Bytes between a tensor's first element and the end of its last; 0 for what is no strided tensor."""
+    strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+    return _observe.span_bytes(leaf) if strided else 0
+
+
+def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...]:
+    """Empty if no two leaves share memory; else each leaf's group and its distance from the group's first byte."""
+    begins = [leaf.data_ptr() if span else 0 for leaf, span in zip(leaves, spans, strict=True)]
+    end = -1
+    for begin, span in sorted(zip(begins, spans, strict=True)):
+        if span:
+            if begin < end:
+                break
+            end = begin + span
+    else:
+        return ()
+    groups = alias_groups([leaf if span else torch.empty(0) for leaf, span in zip(leaves, spans, strict=True)])
+    first: dict[int, int] = {}
+    for group, begin in zip(groups, begins, strict=True):
+        if group is not None:
+            first[group] = min(first.get(group, begin), begin)
+    return tuple(None if group is None else (group, begin - first[group]) for group, begin in zip(groups, begins, strict=True))
+
+
+def inputs_for(call: Call, plan: CapturePlan | None, tree: Tree, pattern: Pattern) -> list[Input]:
+    """How each leaf reaches the body. Without a plan every argument may turn out to be written."""
+    policies = {one.path: one.policy for one in plan.placeholders} if plan is not None else {}
+    tensors = [leaf if isinstance(leaf, torch.Tensor) else torch.empty(0) for leaf in call.leaves]
+    groups = alias_groups(tensors)
+    inputs = []
+    for position, (path, leaf) in enumerate(call.paths()):
+        managed = pattern[position]
+        if managed is not None:
+            inputs.append(Input(position=position, how="managed", managed=tree.block_of(managed)))
+        elif not isinstance(leaf, torch.Tensor) or policies.get(path) is Policy.STATIC or call.is_static(path):
+            inputs.append(Input(position=position, how="static"))
+        else:
+            back = policies.get(path, Policy.COPY_BACK) is Policy.COPY_BACK
+            inputs.append(Input(position=position, how="copy-back" if back else "copy", group=groups[position]))
+    return inputs
+
+
+def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Any:
+    """Record ``call`` under the current node and return its result."""
+    from capture._runtime import capture_lock
+
+    inputs = inputs_for(call, entry.plan, tree, pattern)
+    counters = captured.log.counters
+    counters.body_runs += 1
+    begin = time.perf_counter()
+    with capture_lock:
+        tree.before_recording(captured.log)
+        recorded = tree.backend.record(tree.pool, call, inputs, undo=undo)
+    named = {**call.named_values(), "self": captured.receiver}
+    if recorded.described is None:
+        _leave_pool(tree, recorded)
+        _settle_effects(call, recorded, named)
+        assert recorded.watched.error is not None
+        raise recorded.watched.error
+    facts, plan = _facts_and_plan(captured, entry, recorded)
+    outputs = _plan_outputs(captured, recorded, recorded.blocks)
+    owners = {one.path: one.owners[0][1] for one in recorded.described.implicit if one.owners}
+    values = outputs.own_values(_kept_values(recorded.described), call.leaves, owners.__getitem__)
+    if recorded.recording is None or plan.outcome != "record" or not _as_planned(entry.plan, plan):
+        _refuse(captured, entry, facts, plan, recorded.failure)
+        _leave_pool(tree, recorded)
+        result = outputs.finish(values, lambda: named)
+        if undo:
+            _observe.undo(recorded.watched)
+        if entry.phase == "eager":
+            captured.report(plan)
+        return result
+    entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
+    node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
+    adopted = outputs.adopt(values)
+    result = outputs.finish(adopted, lambda: named)
+    tree.attach(node)
+    entry.nodes.append(node)
+    counters.recordings += 1
+    ms = (time.perf_counter() - begin) * 1e3
+    captured.log.add("record", f"{plan.num_ops} operators, depth {len(tree.path)}", ms=ms, nbytes=tree.pool.reserved_bytes())
+    if undo:
+        _observe.undo(recorded.watched)
+    return result
+
+
+def _facts_and_plan(captured: Captured, entry: Entry, recorded: Recorded) -> tuple[Facts, CapturePlan]:
+    assert recorded.described is not None
+    facts = captured._compared(entry, recorded.described.facts, recorded.watched.watch.notes.lines)
+    plan = compile_plan(captured.annotation, facts, fingerprint=entry.plan.fingerprint if entry.plan else {})
+    return facts, plan
+
+
+def _as_planned(expected: CapturePlan | None, found: CapturePlan) -> bool:
+    """The recording run did what the plan says: the same inputs, writes, outputs, effects and operators."""
+    if expected is None:
+        return True
+
+    def decisions(plan: CapturePlan) -> tuple[Any, ...]:
+        return (
+            [(one.path, one.kind, one.mutated) for one in plan.placeholders],
+            [(one.path, one.kind, one.source, one.value) for one in plan.outputs],
+            [(one.path, one.kind) for one in plan.effects],
+            plan.sequence_digest,
+        )
+
+    return decisions(expected) == decisions(found)
+
+
+def _refuse(captured: Captured, entry: Entry, facts: Facts, plan: CapturePlan, failure: str | None) -> None:
+    """The run was no recording. Look once more where it may settle, else run eagerly from now on."""
+    from capture._runtime import RETRIES, may_settle
+
+    captured.log.add("drop", failure or "the recording run differs from the plan")
+    entry.facts, entry.plan = facts, plan
+    entry.differing_runs += 1
+    if entry.differing_runs <= RETRIES and may_settle(plan):
+        entry.phase = "warm" if plan.outcome == "record" else "cold"
+        return
+    entry.phase = "eager"
+    captured.save(entry)
+
+
+def _kept_values(described: Described) -> list[Any]:
+    return [leaf.value for leaf in (*described.outputs, *(one for effect in described.effects for one in effect.leaves))]
+
+
+def _plan_outputs(captured: Captured, recorded: Recorded, blocks: Sequence[Any]) -> OutputPlan:
+    described, watched = recorded.described, recorded.watched
+    assert described is not None
+    owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
+    return plan_outputs(
+        captured.annotation.outputs, watched.result, described.outputs, described.effects, blocks, watched.arguments,
+        owners.__getitem__,
+    )  # fmt: skip
+
+
+def _node(
+    captured: Captured, entry: Entry, call: Call, recorded: Recorded, outputs: OutputPlan, inputs: Sequence[Input],
+    pattern: Pattern,
+) -> Node:  # fmt: skip
+    described = recorded.described
+    assert described is not None
+    paths = [path for path, _ in call.paths()]
+    static = [
+        (one.position, paths[one.position], call.leaves[one.position])
+        for one in inputs
+        if one.how == "static" and isinstance(call.leaves[one.position], torch.Tensor)
+    ]
+    replaced = {effect.change.place.path for effect in described.effects}
+    checker = _checks.make_checker(recorded.watched.before, described.implicit, static, replaced, call.leaves)
+    statics = {one.path: one.owners[0][1] for one in described.implicit}
+    return Node(
+        function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,
+        outputs=outputs, check=checker.function, checker=checker, statics=statics,
+    )  # fmt: skip
+
+
+def _leave_pool(tree: Tree, recorded: Recorded) -> None:
+    """Move everything that a refused run made, and that is still used, out of the pool."""
+    for produced in recorded.watched.watch.alive().values():
+        storage = produced.storage()
+        if storage is not None and tree.pool.find(storage.data_ptr()) and not tree.pool.evacuate(storage):
+            tree.retire()
+            return
+    tree.pool_is_at = None
+
+
+def _settle_effects(call: Call, recorded: Recorded, named: dict[str, Any]) -> None:
+    """A body that raised may have kept staged inputs on attributes: put the caller's tensors there."""
+    staged = {id(leaf): position for position, (_, leaf) in enumerate(recorded.watched.arguments)}
+    for change in recorded.watched.changed:
+        if not change.container and id(change.after) in staged:
+            change.place.set(call.leaves[staged[id(change.after)]])
+
+
+def rebind(node: Node, leaves: Sequence[Any]) -> tuple[Moved, ...] | None:
+    """Point a recording at static tensors that moved. None if they are not of the same kind any more."""
+    checker = node.checker
+    current = checker.current()
+    if current is None or node.recording is None:
+        return None
+    moved = []
+    tensors: dict[str, torch.Tensor] = {}
+    for path, tensor in current.items():
+        old = node.statics[path]
+        at = checker.address_of(path)
+        if tensor is old and tensor.data_ptr() == at:
+            continue
+        if not checker.same_kind(path, tensor):
+            return None
+        moved.append(Moved(path=path, before_addr=at, after_addr=tensor.data_ptr(), where=_where.here()))
+        tensors[path] = tensor
+    for position, path, name in checker.arguments:
+        tensor = leaves[position]
+        if tensor.data_ptr() != checker.scope[name]:
+            moved.append(
+                Moved(path=path, before_addr=checker.scope[name], after_addr=tensor.data_ptr(), where=_where.here())
+            )
+            tensors[path] = tensor
+    if not moved:
+        return None
+    node.recording.rebind(tensors)
+    node.statics.update({path: tensor for path, tensor in tensors.items() if path in current})
+    checker.settle_now(node.statics, leaves)
+    if checker.function(leaves) != _checks.OK:
+        return None
+    return tuple(moved)
+
+
+def difference(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern | None) -> LimitReached:
+    """What asks for one more recording, compared with the newest one of this function under the current node."""
+    num = tree.current.counts.get(captured.number, 0)
+    paths = call.paths()
+    siblings = [
+        node for nodes in tree.current.children.values() for node in nodes if node.function is captured
+    ]
+    where = _where.here()
+    same_key = [node for node in siblings if node.key[0] == entry.number]
+    if pattern is not None and same_key:
+        for position, (old, new) in enumerate(zip(same_key[-1].key[1], pattern, strict=True)):
+            if old != new:
+                before = "outside the pool" if old is None else f"{old:#x}"
+                after = "outside the pool" if new is None else f"{new:#x}"
+                what = f"{paths[position][0]!r} is another output of this step"
+                return LimitReached(num_recordings=num, difference=what, path=paths[position][0], before=before,
+                                    after=after, where=where)  # fmt: skip
+        return LimitReached(num_recordings=num, difference="other outputs of this step are still held", where=where)
+    other = next((e for e in captured.entries() if e is not entry and e.plan is not None and e.nodes), None)
+    if other is not None and other.plan is not None:
+        known = {one.path: one.tensor for one in other.plan.placeholders}
+        for path, leaf in paths:
+            if isinstance(leaf, torch.Tensor) and path in known:
+                info = _observe.tensor_info(leaf)
+                if (info.dtype, info.shape, info.stride, info.device) != (
+                    known[path].dtype, known[path].shape, known[path].stride, known[path].device
+                ):  # fmt: skip
+                    return LimitReached(num_recordings=num, difference=f"{path!r} changed", path=path,
+                                        before=str(known[path]), after=str(info), where=where)  # fmt: skip
+    return LimitReached(
+        num_recordings=num, difference="Python values or modes in force differ from those recorded", where=where
+    )

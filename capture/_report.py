@@ -1,0 +1,82 @@
+"""Findings, plans and rules as text.
+
+Stage: the end of the line; whoever prints, warns or logs takes the text from here. No torch, no output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from capture._facts import OutputInfo, Where
+from capture._findings import Finding
+from capture._plan import CapturePlan
+from capture.rules import Rule
+
+
+def format_finding(finding: Finding, *, function: str | None = None, now: str | None = None) -> str:
+    """One finding as a block of lines, without a newline at the end.
+
+    ``function`` is the captured function's name, for findings whose place is elsewhere or unknown; ``now`` says what
+    happens to the call.
+    """
+    lines = [f"{finding.code} {finding.name}: {finding.what}"]
+    where = _where_text(finding.where, function)
+    if where:
+        lines.append(f"  where: {where}")
+    lines.append(f"  why:   {finding.why}")
+    lines += [f"{'         or ' if index else '  fix:   '}{fix}" for index, fix in enumerate(finding.fix)]
+    if now:
+        lines.append(f"  now:   {now}")
+    lines.append(f"  more:  python -m capture rule {finding.code}")
+    return "\n".join(lines)
+
+
+def _where_text(where: Where | None, function: str | None) -> str:
+    if where is None:
+        return function or ""
+    text = f"{where.function} ({where.file}:{where.line})"
+    if function and not f".{function}".endswith(f".{where.function}"):
+        text += f" in {function}"
+    return f"{text}: `{where.code}`" if where.code else text
+
+
+def format_plan(plan: CapturePlan) -> str:
+    """The whole plan for a reader: outcome, tables, findings; one newline at the end."""
+    operators = "1 operator" if plan.num_ops == 1 else f"{plan.num_ops} operators"
+    blocks = [
+        f"{plan.function}: {plan.outcome}  ({operators}, rng {plan.rng}, at most {plan.max_recordings} recordings)",
+        _section(
+            "inputs",
+            [
+                (item.path, str(item.tensor), str(item.policy), f"{item.reason_code}: {item.reason}")
+                for item in plan.placeholders
+            ],
+        ),
+        _section("outputs", [_output_row(output) for output in plan.outputs]),
+        _section(
+            "effects", [(effect.path, effect.kind, f"{effect.before} -> {effect.after}") for effect in plan.effects]
+        ),
+        _section("fingerprint", list(plan.fingerprint.items())),
+        *(f"{finding.severity}: {format_finding(finding, function=plan.function)}" for finding in plan.findings),
+    ]
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def _output_row(output: OutputInfo) -> tuple[str, str, str]:
+    kind = f"{output.kind} of {output.source}" if output.source else output.kind
+    return output.path or "(result)", str(output.tensor or output.value or ""), kind
+
+
+def _section(title: str, rows: Sequence[Sequence[str]]) -> str:
+    return f"{title}\n{format_table(rows, indent=2)}" if rows else ""
+
+
+def format_table(rows: Sequence[Sequence[str]], *, indent: int = 0) -> str:
+    """Rows of equal length, in columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join((" " * indent + "  ".join(map(str.ljust, row, widths))).rstrip() for row in rows)
+
+
+def format_rule(rule: Rule) -> str:
+    """The rule's page: its title, its usual severity, its documentation; one newline at the end."""
+    return f"{rule.code} {rule.name}  ({rule.severity}, since {rule.since})\n\n{rule.doc}\n"

@@ -1,0 +1,341 @@
+"""State: the Python objects a function can reach, before and after a run.
+
+``snapshot`` walks from the receiver, the arguments' objects, and the closure cells and globals the code names. It
+tells who owns an implicit input (``self.layers[3].weight``), and ``changes`` tells what a body left behind.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from attrs import define, field, frozen
+
+from capture import _containers
+from capture._containers import PLAIN_TYPES, TENSOR_TYPES
+from capture._named import MISSING, chain_value, chains, root_value
+
+PlaceKind = Literal["argument", "attribute", "parameter", "buffer", "module", "item", "closure", "global", "root"]
+_PLACES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
+_MEMBERS_LIMIT = 10_000  # of one container
+_MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"}
+_CLOSED = (str, bytes, bytearray, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Generator)
+_CLOSED_PACKAGES = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing",
+                              "concurrent", "multiprocessing", "queue", "asyncio", "capture"})  # fmt: skip
+
+
+@frozen(eq=False)
+class Place:
+    """Where a value is kept: ``holder`` plus ``name``. ``parent`` leads back to the root."""
+
+    kind: PlaceKind
+    holder: Any
+    name: Any
+    path: str
+    parent: Place | None = None
+
+    def get(self) -> Any:
+        """The value kept now, or ``MISSING``."""
+        try:
+            if self.kind == "root":
+                return self.holder
+            if self.kind == "closure":
+                return self.holder.cell_contents
+            if self.kind == "attribute":
+                own = getattr(self.holder, "__dict__", None)
+                if own is not None and self.name in own:
+                    return own[self.name]
+                return getattr(self.holder, self.name)
+            return self.holder[self.name]
+        except (AttributeError, KeyError, IndexError, ValueError):
+            return MISSING
+
+    def set(self, value: Any) -> None:
+        """Keep another value here, as the body's own assignment would."""
+        if self.kind == "closure":
+            self.holder.cell_contents = value
+        elif self.kind == "attribute":
+            own = getattr(self.holder, "__dict__", None)
+            if own is not None and self.name in own:
+                own[self.name] = value
+            else:
+                object.__setattr__(self.holder, self.name, value)
+        elif self.kind != "root":
+            self.holder[self.name] = value
+
+    def remove(self) -> None:
+        """Undo an assignment to a place that did not exist."""
+        if self.kind == "attribute":
+            self.holder.__dict__.pop(self.name, None)
+        elif isinstance(self.holder, dict):
+            self.holder.pop(self.name, None)
+
+    def among(self, value: Any) -> Place:
+        """The same step below another object: ``value`` takes the place of the object this place is in."""
+        if isinstance(value, torch.nn.Module) and self.kind in ("parameter", "buffer", "module"):
+            tables = {"parameter": value._parameters, "buffer": value._buffers, "module": value._modules}
+            return Place(self.kind, tables[self.kind], self.name, self.path)
+        return Place(self.kind, value, self.name, self.path)
+
+    def chain(self) -> Iterator[Place]:
+        """This place and all above it."""
+        place: Place | None = self
+        while place is not None:
+            yield place
+            place = place.parent
+
+
+@define
+class Snapshot:
+    """Values at all places, the tensors among them by storage, and the members of containers."""
+
+    places: dict[str, tuple[Place, Any]] = field(factory=dict)
+    tensors: dict[int, list[tuple[Place, torch.Tensor]]] = field(factory=dict)
+    """``id`` of the storage object -> its owners. The snapshot keeps the storages alive, so ids stay unique."""
+    storages: list[torch.UntypedStorage] = field(factory=list)
+    members: list[tuple[Place, Any, tuple[Any, ...]]] = field(factory=list)
+    entered: list[tuple[Place, Any]] = field(factory=list)
+    """Objects whose attributes were walked, each under the path it was found by first."""
+    modules: list[torch.nn.Module] = field(factory=list)
+    generators: dict[int, Place] = field(factory=dict)
+
+    def owners(self, storage: torch.UntypedStorage) -> list[tuple[Place, torch.Tensor]]:
+        """Places that hold a tensor on this storage."""
+        return self.tensors.get(id(storage), [])
+
+
+@frozen
+class Change:
+    """A place whose value differs. ``container`` means the members of a list, dict or set changed."""
+
+    place: Place
+    before: Any
+    after: Any
+    container: bool = False
+
+
+def roots(function: Any, receiver: Any, arguments: dict[str, Any]) -> list[Place]:
+    """Where a walk starts. ``arguments`` are bound values by parameter name, the receiver left out."""
+    found: list[Place] = []
+    if receiver is not None:
+        found.append(Place("root", receiver, None, "self"))
+    for name, value in arguments.items():
+        found.append(Place("root", value, None, name))
+    if isinstance(function, types.FunctionType):
+        found.extend(_function_places(function, receiver, None))
+    elif receiver is None:
+        found.append(Place("root", function, None, "function"))
+    return found
+
+
+def _function_places(function: types.FunctionType, receiver: Any, parent: Place | None) -> list[Place]:
+    found = []
+    names = function.__code__.co_freevars
+    for name, cell in zip(names, function.__closure__ or (), strict=False):
+        found.append(Place("closure", cell, None, name, parent))
+    scope = function.__globals__
+    for chain in chains(function.__code__, None):
+        if chain.kind != "global" or chain.root not in scope:
+            continue
+        root = root_value(chain, function, receiver)
+        if not isinstance(root, types.ModuleType):
+            found.append(Place("global", scope, chain.root, chain.root, parent))
+        elif chain.attributes and not root.__name__.startswith("torch"):
+            holder: Any = root
+            value = chain_value(chain, function, receiver)
+            if isinstance(value, (torch.Tensor, list, dict)) and len(chain.attributes) == 1:
+                found.append(Place("attribute", holder, chain.attributes[0], str(chain), parent))
+    return found
+
+
+def snapshot(starts: list[Place]) -> Snapshot:
+    """Walk breadth first from ``starts``; objects are entered once, under the first path found."""
+    found = Snapshot()
+    queue: deque[Place] = deque(starts)
+    entered: set[int] = set()
+    while queue and len(found.places) < _PLACES_LIMIT:
+        place = queue.popleft()
+        value = place.get()
+        if place.path in found.places and place.kind != "root":
+            continue
+        found.places[place.path] = (place, value)
+        if isinstance(value, torch.Tensor):
+            _note_tensor(found, place, value)
+        elif isinstance(value, torch.Generator):
+            found.generators.setdefault(id(value), place)
+        if id(value) in entered or type(value) in PLAIN_TYPES:
+            continue
+        entered.add(id(value))
+        found.entered.append((place, value))
+        queue.extend(_members(found, place, value))
+    return found
+
+
+def _note_tensor(found: Snapshot, place: Place, tensor: torch.Tensor) -> None:
+    if type(tensor) not in TENSOR_TYPES or tensor.layout is not torch.strided:
+        return
+    storage = tensor.untyped_storage()
+    found.storages.append(storage)
+    found.tensors.setdefault(id(storage), []).append((place, tensor))
+
+
+def _members(found: Snapshot, place: Place, value: Any) -> list[Place]:
+    if isinstance(value, torch.nn.Module):
+        found.modules.append(value)
+        return _module_places(value, place)
+    if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+        return _container_places(found, place, value)
+    if isinstance(value, types.FunctionType):
+        return [] if _closed_package(value.__module__) else _function_places(value, None, place)
+    if isinstance(value, types.MethodType):
+        return [Place("root", value.__self__, None, f"{place.path}.__self__", place)]
+    if isinstance(value, functools.partial):
+        parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
+        return [Place("root", part, None, f"{place.path}.{name}", place) for name, part in parts.items()]
+    if isinstance(value, (torch.Tensor, *_CLOSED)) or _closed_package(type(value).__module__):
+        return []
+    return _attribute_places(found, place, value)
+
+
+def _closed_package(module: str | None) -> bool:
+    package = (module or "").split(".")[0]
+    return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith("torch.optim"))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}[{name}]" if name.isdigit() else f"{path}.{name}"
+
+
+def _module_places(module: torch.nn.Module, place: Place) -> list[Place]:
+    found: list[Place] = []
+    path = place.path
+    tables: tuple[tuple[PlaceKind, dict[str, Any]], ...] = (
+        ("parameter", module._parameters), ("buffer", module._buffers), ("module", module._modules)
+    )  # fmt: skip
+    for kind, table in tables:
+        found.extend(Place(kind, table, name, _join(path, name), place) for name in table)
+    for name in module.__dict__:
+        if name not in _MODULE_INTERNALS:
+            found.append(Place("attribute", module, name, f"{path}.{name}", place))
+    forward = type(module).forward
+    if isinstance(forward, types.FunctionType) and not _closed_package(forward.__module__):
+        found.extend(
+            Place(p.kind, p.holder, p.name, f"{type(module).__name__}.forward:{p.path}", None)
+            for p in _function_places(forward, module, None)
+        )
+    return found
+
+
+def _container_places(found: Snapshot, place: Place, value: Any) -> list[Place]:
+    if isinstance(value, (set, frozenset, deque)):
+        found.members.append((place, value, tuple(value)))
+        return []
+    if isinstance(value, dict):
+        keys = tuple(value)
+        found.members.append((place, value, keys))
+        names = [key if isinstance(key, str) else str(index) for index, key in enumerate(keys)]
+    else:
+        keys = tuple(range(len(value)))
+        if isinstance(value, list):
+            found.members.append((place, value, keys))
+        names = [str(key) for key in keys]
+    pairs = list(zip(keys, names, strict=True))[:_MEMBERS_LIMIT]
+    return [Place("item", value, key, f"{place.path}.{name}", place) for key, name in pairs]
+
+
+def _attribute_places(found: Snapshot, place: Place, value: Any) -> list[Place]:
+    names = [name for name in getattr(value, "__dict__", {}) if not name.startswith("__")]
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names.extend(name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
+    return [Place("attribute", value, name, f"{place.path}.{name}", place) for name in names[:_MEMBERS_LIMIT]]
+
+
+def changes(before: Snapshot) -> list[Change]:
+    """What differs now from ``before``: other values at known places, members and attributes come or gone."""
+    found = []
+    for place, old in before.places.values():
+        new = place.get()
+        if new is not old and not _equal_plain(old, new):
+            found.append(Change(place, old, new))
+    for place, holder in before.entered:
+        found.extend(_new_attributes(before, place, holder))
+    for place, container, members in before.members:
+        now = _member_keys(container)
+        if not _same_members(now, members) and not any(change.place is place for change in found):
+            found.append(Change(place, f"{len(members)} members", f"{len(now)} members", container=True))
+    return found
+
+
+def _member_keys(container: Any) -> tuple[Any, ...]:
+    if isinstance(container, (set, frozenset, deque)):
+        return tuple(container)
+    return tuple(container) if isinstance(container, dict) else tuple(range(len(container)))
+
+
+def _same_members(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    return len(now) == len(before) and all(a is b or type(a) in (int, str) and a == b for a, b in zip(now, before))
+
+
+def restore(before: Snapshot, changed: list[Change]) -> None:
+    """Put every changed place and every container's members back as the snapshot saw them."""
+    for change in changed:
+        if change.container:
+            _restore_members(before, change)
+        elif change.before is MISSING:
+            change.place.remove()
+        else:
+            change.place.set(change.before)
+
+
+def _restore_members(before: Snapshot, change: Change) -> None:
+    for place, container, members in before.members:
+        if place is not change.place:
+            continue
+        values = [before.places[path][1] for path in _member_paths(place, container, members)]
+        if isinstance(container, list):
+            container[:] = values
+        elif isinstance(container, dict):
+            container.clear()
+            container.update(zip(members, values, strict=False))
+        elif isinstance(container, (set, deque)):
+            container.clear()
+            (container.update if isinstance(container, set) else container.extend)(members)
+
+
+def _member_paths(place: Place, container: Any, members: tuple[Any, ...]) -> list[str]:
+    if isinstance(container, dict):
+        return [f"{place.path}.{key if isinstance(key, str) else index}" for index, key in enumerate(members)]
+    return [f"{place.path}.{index}" for index in range(len(members))]
+
+
+def _new_attributes(before: Snapshot, place: Place, holder: Any) -> list[Change]:
+    if isinstance(holder, (types.FunctionType, torch.Tensor, *_CLOSED)) or place.get() is not holder:
+        return []
+    path = place.path
+    if isinstance(holder, torch.nn.Module):
+        now = _module_places(holder, place)
+    elif _closed_package(type(holder).__module__):
+        return []
+    else:
+        now = [Place("attribute", holder, name, f"{path}.{name}", place) for name in getattr(holder, "__dict__", {})
+               if not name.startswith("__")]  # fmt: skip
+    return [Change(new, MISSING, new.get()) for new in now if new.path not in before.places]
+
+
+def _equal_plain(old: Any, new: Any) -> bool:
+    if type(old) is not type(new):
+        return False
+    if type(old) in PLAIN_TYPES:
+        return bool(old == new) or (old != old and new != new)
+    if isinstance(old, types.MethodType):
+        return bool(old == new)
+    if isinstance(old, tuple) or type(old) in (list, dict, OrderedDict, defaultdict):
+        pairs = list(zip(_containers.leaves(old), _containers.leaves(new), strict=False))
+        same_size = sum(1 for _ in _containers.leaves(old)) == sum(1 for _ in _containers.leaves(new))
+        return same_size and all(a is b or (type(a) in PLAIN_TYPES and _equal_plain(a, b)) for (_, a), (_, b) in pairs)
+    return False

@@ -1,0 +1,219 @@
+"""The only file that uses names torch does not document.
+
+Each name stands behind a probe; ``CAPABILITIES`` says what was found. Without a name the stated fallback is
+slower or records less, never wrong. Source of each: torch 2.11 to 2.13, read in the installed package.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional
+from attrs import frozen
+from torch.utils import _pytree as pytree  # registered containers; without it only built-in ones are opened
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # no fallback: observation itself
+
+
+@frozen(kw_only=True)
+class Capabilities:
+    """What this torch offers beyond its documented interface."""
+
+    swap_data_ptr: bool
+    """``UntypedStorage._swap_data_ptr_`` (2.13): a held output leaves the pool with all its views.
+    Without it only an output whose tensor is its memory's sole holder can be moved."""
+    storage_weakref: bool
+    """A Python weak reference to an untyped storage lives exactly as long as the memory is in use.
+    Without it liveness is read from the storage's use count (0.27 us instead of 0.03 us)."""
+    global_state_guard: bool
+    """``GlobalStateGuard``: ambient modes compared in 0.2 us. Without it they are read one by one (2 us)."""
+
+
+def _probe_storage_weakref() -> bool:
+    tensor = torch.empty(4)
+    reference = weakref.ref(tensor.untyped_storage())
+    view = tensor[1:]
+    del tensor
+    alive = reference() is not None
+    del view
+    return alive and reference() is None
+
+
+try:
+    from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
+except ImportError:  # pragma: no cover - every supported torch has it
+    GlobalStateGuard = None  # type: ignore[assignment, misc]
+
+CAPABILITIES = Capabilities(
+    swap_data_ptr=hasattr(torch.UntypedStorage, "_swap_data_ptr_"),
+    storage_weakref=_probe_storage_weakref(),
+    global_state_guard=GlobalStateGuard is not None,
+)
+
+
+def swap_data_ptr(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Exchange the memory of two storages; every tensor on either follows. Needs ``swap_data_ptr``."""
+    storage._swap_data_ptr_(other)  # type: ignore[attr-defined]
+
+
+class CountedStorage:
+    """A weak hold on a storage through its C++ use count, called like a ``weakref.ref``.
+
+    The fallback where Python weak references to storages are not reliable.
+    """
+
+    __slots__ = ("_weak",)
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        self._weak = StorageWeakRef(storage)
+
+    def __call__(self) -> torch.UntypedStorage | None:
+        if self._weak.expired():
+            return None
+        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)
+        return found
+
+
+def use_count(tensor: torch.Tensor) -> int:
+    """Holders of the tensor in C++ and Python together (a Python reference counts once in all)."""
+    count: int = tensor._use_count()
+    return count
+
+
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """Strong holders of the storage, the Python storage object included."""
+    weak = storage._weak_ref()
+    try:
+        count: int = torch._C._storage_Use_Count(weak)  # type: ignore[attr-defined]
+    finally:
+        torch.UntypedStorage._free_weak_ref(weak)
+    return count
+
+
+def _constant_zero() -> int:
+    return 0
+
+
+def _no_interpreter() -> None:
+    return None
+
+
+# Without these counters a foreign mode is not noticed at the call; the observation then sees its operators.
+dispatch_mode_depth: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _constant_zero)
+function_mode_depth: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", _constant_zero)
+functorch_interpreter: Callable[[], object | None] = getattr(
+    getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _no_interpreter
+)
+
+
+is_tracing: Callable[[], object | None] = getattr(torch._C, "_get_tracing_state", _no_interpreter)
+
+
+def foreign_context() -> bool:
+    """Somebody else's dispatch or function mode, functorch transform or tracer is active (0.25 us)."""
+    if dispatch_mode_depth() or functorch_interpreter() is not None or is_tracing() is not None:
+        return True
+    return function_mode_depth() > 0 and not only_default_device_modes()
+
+
+def only_default_device_modes() -> bool:
+    """True if every active torch-function mode is ``torch.device`` used as a context or a default device."""
+    from torch.utils._device import DeviceContext
+
+    stack = [torch._C._get_function_stack_at(i) for i in range(function_mode_depth())]
+    return all(isinstance(mode, DeviceContext) for mode in stack)
+
+
+try:
+    from torch._C._dynamo.guards import TensorGuards as _TensorGuards
+except ImportError:  # pragma: no cover - every supported torch has it
+    _TensorGuards = None  # type: ignore[assignment, misc]
+
+
+def _always() -> bool:
+    return True
+
+
+def metadata_check(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    """A function that tells whether these tensors still have their dtype, sizes, strides and flags.
+
+    Without ``TensorGuards`` (0.05 us a tensor) sizes and strides are compared in Python (0.3 us a tensor).
+    """
+    if not tensors:
+        return _always
+    if _TensorGuards is None:
+        expected = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
+        return lambda: [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors] == expected
+    sizes = [list(tensor.size()) for tensor in tensors]
+    strides = [list(tensor.stride()) for tensor in tensors]
+    guards = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    check, fixed = guards.check, tuple(tensors)
+    return lambda: check(*fixed)  # type: ignore[no-any-return]
+
+
+_FLAG_NAMES = (
+    "_get_mkldnn_enabled",
+    "_get_cudnn_enabled",
+    "_get_cudnn_deterministic",
+    "_get_cudnn_benchmark",
+    "_get_cudnn_allow_tf32",
+    "_get_flash_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled",
+    "_get_math_sdp_enabled",
+    "_get_float32_matmul_precision",
+)
+_flags = tuple(getattr(torch._C, name) for name in _FLAG_NAMES if hasattr(torch._C, name))
+
+
+def unguarded_flags() -> tuple[Any, ...]:
+    """Backend switches that ``GlobalStateGuard`` does not compare (0.5 us). A missing one is left out."""
+    return tuple([flag() for flag in _flags])
+
+
+def is_registered_container(kind: type) -> bool:
+    """A pytree node type registered with torch (``ModelOutput``, ``TensorDict`` where it registers)."""
+    return kind in pytree.SUPPORTED_NODES
+
+
+def open_registered(value: object) -> tuple[list[Any], Any]:
+    """One level of a registered container: its children and the context that rebuilds it."""
+    children, spec = pytree.tree_flatten(value, is_leaf=lambda child: child is not value)
+    return children, spec
+
+
+def close_registered(children: Sequence[object], spec: Any) -> Any:
+    """The reverse of ``open_registered``."""
+    return pytree.tree_unflatten(list(children), spec)
+
+
+def registered_key(spec: Any) -> object:
+    """A hashable that tells two structures of one container type apart."""
+    return (spec.type, repr(spec.context), spec.num_children)
+
+
+def fast_operator(op: Any) -> Callable[..., Any]:
+    """The operator's C++ entry without the Python wrapper of ``OpOverload`` (0.7 us less a call)."""
+    entry = getattr(op, "_op", op)
+    return entry if callable(entry) else op  # type: ignore[no-any-return]
+
+
+def python_binding(name: str) -> Callable[..., Any] | None:
+    """The generated Python binding of an aten operator (1.5 us less a call than the overload), or None.
+
+    Python-level functions of the same name are no bindings: they may do more than the operator.
+    """
+    for module in (torch, torch.nn.functional, torch._C._nn, torch.special, torch.linalg, torch.fft):
+        found = getattr(module, name, None)
+        if isinstance(found, types.BuiltinFunctionType):
+            return found
+    return None
+
+
+def is_neg_view(tensor: torch.Tensor) -> bool:
+    """The tensor carries torch's lazy negation bit (``x.conj().imag``)."""
+    return tensor.is_neg()

@@ -1,0 +1,299 @@
+"""Tree: recordings under the exact path of recordings they followed, in one pool.
+
+A node may run again only where everything that was dead when it was recorded is dead, since the pool may have
+given that memory to it. To record after replays, the pool is restored to what is alive on the path.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from capture import _config, _step
+from capture._events import Log
+from capture._liveness import Held, hold, is_sole_holder, make_stale
+from capture._outputs import OutputPlan
+from capture.backends import Backend, Block, Pool, Recording
+
+Pattern = tuple[int | None, ...]
+"""Per tensor leaf of a call: its address if it is a live output on the path, else None."""
+ChildKey = tuple[int, Pattern]
+_numbers = itertools.count(1)
+
+
+@define(eq=False)
+class Node:
+    """One recording in the tree. The root has none."""
+
+    parent: Node | None = None
+    function: Any = None
+    log: Log | None = None
+    key: ChildKey = (0, ())
+    recording: Recording | None = None
+    outputs: OutputPlan | None = None
+    check: Callable[[Sequence[Any]], int] = lambda _: 0
+    statics: dict[str, torch.Tensor] = field(factory=dict)
+    checker: Any = None
+    dead_before: tuple[tuple[Node, int], ...] = ()
+    dead: frozenset[tuple[int, int]] = frozenset()
+    """(node number, group) of all outputs on the path that were dead when this was recorded."""
+    number: int = field(factory=lambda: next(_numbers))
+    children: dict[ChildKey, list[Node]] = field(factory=dict)
+    counts: dict[int, int] = field(factory=dict)
+    """Recordings below this node, by number of the function."""
+    verified: bool = False
+
+    def live_groups(self) -> Iterator[tuple[int, Block, torch.UntypedStorage]]:
+        """Number, block and storage of every output that is still used."""
+        if self.outputs is None:
+            return
+        for number, (group, held) in enumerate(zip(self.outputs.groups, self.outputs.live, strict=True)):
+            storage = held() if held is not None else None
+            if storage is not None:
+                yield number, group.block, storage
+
+    def any_live(self) -> bool:
+        """Some output is still used."""
+        if self.outputs is not None:
+            for held in self.outputs.live:
+                if held is not None and held() is not None:
+                    return True
+        return False
+
+    def may_run(self) -> bool:
+        """All that was dead when this was recorded is dead now."""
+        for node, group in self.dead_before:
+            assert node.outputs is not None
+            held = node.outputs.live[group]
+            if held is not None and held() is not None:
+                return False
+        return True
+
+
+@define(eq=False)
+class WarmCall:
+    """An eager run on the way to a recording; its outputs keep the step open."""
+
+    function: Any
+    held: list[Held]
+
+
+class Tree:
+    """All recordings of one thread on one device type."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.pool: Pool = backend.new_pool()
+        self.root = Node()
+        self.current = self.root
+        self.path: list[Node] = []
+        self.warm: list[WarmCall] = []
+        self.mark = _step.steps_begun()
+        self.pool_is_at: Node | None = self.root
+        self.checkpoints = 0
+
+    def begin_call(self, function: Any, limit: int) -> None:
+        """End the step if it is over: before anything is matched or recorded for ``function``."""
+        if not self.path and not self.warm:
+            self.mark = _step.steps_begun()
+            return
+        reason = self._over(function, limit)
+        if reason is not None:
+            self.end_path(reason)
+
+    def _over(self, function: Any, limit: int) -> str | None:
+        marks = _step.steps_begun()
+        if marks != self.mark:
+            return "step"
+        if not self._any_live():
+            return "dead"
+        times = sum(node.function is function for node in self.path)
+        times += sum(warm.function is function for warm in self.warm)
+        if times and marks == 0:
+            return "again"
+        return "limit" if times > limit else None
+
+    def _any_live(self) -> bool:
+        for node in reversed(self.path):
+            if node.any_live():
+                return True
+        return any(held() is not None for warm in self.warm for held in warm.held)
+
+    def end_path(self, reason: str) -> bool:
+        """End the step. Outputs that are still used leave the pool first, or turn stale if they were borrowed.
+
+        False if one of them cannot be moved: the path then goes on under it.
+        """
+        for node in self.path:
+            for number, _, storage in list(node.live_groups()):
+                assert node.outputs is not None and node.log is not None
+                if node.outputs.policy == "borrow" and reason in ("step", "again"):
+                    self._invalidate(node, number)
+                if not self._move_out(node, number, storage):
+                    return False
+        self.path.clear()
+        self.warm.clear()
+        self.current = self.root
+        self.mark = _step.steps_begun()
+        return True
+
+    def _invalidate(self, node: Node, number: int) -> None:
+        assert node.outputs is not None
+        for reference in node.outputs.tensors[number]:
+            tensor = reference()
+            if tensor is not None and type(tensor) is torch.Tensor:
+                function = node.function.annotation
+                make_stale(tensor, function.function, node.function.output_line(number) or function.defined_at)
+
+    def _move_out(self, node: Node, number: int, storage: torch.UntypedStorage) -> bool:
+        outputs, log = node.outputs, node.log
+        assert outputs is not None and log is not None
+        held = outputs.live[number]
+        if held is None or held() is None:
+            return True
+        if not self.pool.evacuate(storage) and not self._move_tensors(outputs, number):
+            return False
+        self.pool_is_at = None
+        outputs.live[number] = None
+        log.counters.evacuations += 1
+        log.add("evacuate", "an output was still held at the end of its step", nbytes=storage.nbytes())
+        return True
+
+    def _move_tensors(self, outputs: OutputPlan, number: int) -> bool:
+        tensors = [tensor for reference in outputs.tensors[number] if (tensor := reference()) is not None]
+        if len(tensors) != 1 or not is_sole_holder(tensors[0]):
+            return False
+        with torch.no_grad():
+            tensors[0].data = tensors[0].clone(memory_format=torch.preserve_format)
+        return True
+
+    def pattern(self, leaves: Sequence[Any]) -> Pattern:
+        """Which leaves are live outputs on the path, by address."""
+        if not self.path:
+            return (None,) * len(leaves)
+        return tuple([self._managed(leaf) for leaf in leaves])
+
+    def _managed(self, leaf: Any) -> int | None:
+        if not isinstance(leaf, torch.Tensor):
+            return None
+        address = leaf.data_ptr()
+        return address if self.pool.find(address) and self.block_of(address) is not None else None
+
+    def block_of(self, address: int) -> Block | None:
+        """The block of the live output on the path that this address lies in."""
+        for node in reversed(self.path):
+            for _, block, _ in node.live_groups():
+                if block.address <= address < block.address + block.nbytes:
+                    return block
+        return None
+
+    def match(self, key: ChildKey) -> Node | None:
+        """The recording to run now, if there is one."""
+        for node in self.current.children.get(key, ()):
+            if node.may_run():
+                return node
+        return None
+
+    def live_blocks(self) -> list[tuple[Block, torch.UntypedStorage]]:
+        """Blocks on the path that must not be given away."""
+        return [(block, storage) for node in self.path for _, block, storage in node.live_groups()]
+
+    def before_recording(self, log: Log) -> None:
+        """Bring the pool to the state at the end of the path, minus what died since."""
+        if self.pool_is_at is not self.current:
+            with log.timed("checkpoint", f"{len(self.path)} recordings on the path"):
+                self.pool.restore(self.live_blocks())
+            if self.current is not self.root:
+                self.checkpoints += 1
+                log.counters.checkpoints += 1
+        if _config.current().poison:
+            self.pool.poison([block for block, _ in self.live_blocks()])
+
+    def attach(self, node: Node) -> None:
+        """Add a recording below the current node and stand on it."""
+        dead = set(self.current.dead)
+        before = []
+        for ancestor in self.path:
+            assert ancestor.outputs is not None
+            alive = {number for number, _, _ in ancestor.live_groups()}
+            for number in range(len(ancestor.outputs.groups)):
+                if number not in alive and (ancestor.number, number) not in dead:
+                    before.append((ancestor, number))
+                    dead.add((ancestor.number, number))
+        node.parent, node.dead_before, node.dead = self.current, tuple(before), frozenset(dead)
+        self.current.children.setdefault(node.key, []).append(node)
+        counts = self.current.counts
+        counts[node.function.number] = counts.get(node.function.number, 0) + 1
+        self.stand_on(node)
+        self.pool_is_at = node  # a recording leaves the pool as its children find it; a replay does not touch it
+
+    def stand_on(self, node: Node) -> None:
+        """The node just ran."""
+        self.path.append(node)
+        self.current = node
+        self.pool_is_at = None
+
+    def note_warm(self, function: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """An eager run that will be a recording soon: what follows in this step waits with it."""
+        storages = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+        self.warm.append(WarmCall(function, [hold(storage) for storage in storages.values()]))
+
+    def retire(self) -> None:
+        """Give up this pool and all recordings; whoever still holds memory of it keeps it alive."""
+        for node in walk(self.root):
+            if node.recording is not None:
+                node.recording.release()
+        self.pool = self.backend.new_pool()
+        self.root = self.current = self.pool_is_at = Node()
+        self.path.clear()
+        self.warm.clear()
+
+    def forget(self, node: Node) -> None:
+        """Drop a recording and all below it. Outputs still held keep their values."""
+        if node in self.path and not self.end_path("drop"):
+            return
+        assert node.parent is not None
+        siblings = node.parent.children.get(node.key, [])
+        if node in siblings:
+            siblings.remove(node)
+            if not siblings:
+                del node.parent.children[node.key]
+        for below in walk(node):
+            if below.recording is not None:
+                below.recording.release()
+                below.recording = None
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """The node and all below it."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(child for children in node.children.values() for child in children)
+
+
+class _Trees(threading.local):
+    def __init__(self) -> None:
+        self.by_backend: dict[str, Tree] = {}
+
+
+_trees = _Trees()
+
+
+def tree_for(backend: Backend) -> Tree:
+    """This thread's tree on a backend."""
+    tree = _trees.by_backend.get(backend.name)
+    if tree is None:
+        tree = _trees.by_backend[backend.name] = Tree(backend)
+    return tree
+
+
+def drop_tree(backend: Backend) -> None:
+    """Start over with an empty tree; the old pool lives on under what is still held."""
+    _trees.by_backend.pop(backend.name, None)

@@ -1,0 +1,51 @@
+"""Where: the line of the user's code that is running, for messages."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import types
+
+import torch
+
+from capture._facts import Where
+
+_OWN = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+_cache: dict[tuple[types.CodeType, int], Where] = {}
+
+
+def here() -> Where | None:
+    """The innermost frame that is neither torch's nor this library's."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OWN) and not name.startswith("<capture"):
+            return _of(frame.f_code, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def stack_level() -> int:
+    """Level of the user's line, for ``warnings.warn`` called by the caller of this function."""
+    frame: types.FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def of_function(code: types.CodeType) -> Where:
+    """Where a function is defined."""
+    return _of(code, code.co_firstlineno)
+
+
+def _of(code: types.CodeType, line: int) -> Where:
+    found = _cache.get((code, line))
+    if found is None:
+        if len(_cache) > 10_000:
+            _cache.clear()
+        text = linecache.getline(code.co_filename, line).strip()
+        name = getattr(code, "co_qualname", code.co_name)
+        found = _cache[code, line] = Where(file=code.co_filename, line=line, function=name, code=text)
+    return found

@@ -1,0 +1,159 @@
+"""Backends: what the tree of recordings asks of an engine.
+
+An engine owns one ``Pool`` a tree. It runs a body once as a recording, replays it into the same memory, and tells
+where outputs lie. The tree decides what runs when; a backend never does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from attrs import frozen
+
+from capture._call import Call
+from capture._describe import Described
+from capture._observe import Watched
+
+Address = int
+
+
+@frozen
+class Block:
+    """A piece of the pool: ``address`` of its first byte and its size."""
+
+    address: Address
+    nbytes: int
+
+
+@frozen(kw_only=True)
+class Geometry:
+    """A tensor on a storage that begins where its block begins. Offset and strides in elements."""
+
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Geometry:
+        """Geometry of a tensor relative to its own storage."""
+        return cls(
+            dtype=tensor.dtype,
+            offset=int(tensor.storage_offset()),
+            shape=tuple(tensor.shape),
+            stride=tuple(tensor.stride()),
+        )
+
+
+@frozen(kw_only=True)
+class Input:
+    """How leaf number ``position`` of the call reaches the body. ``managed``: the block of the output it is."""
+
+    position: int
+    how: Literal["static", "copy", "copy-back", "managed"]
+    group: int | None = None
+    """Leaves of one group share memory and are staged together."""
+    managed: Block | None = None
+
+
+class Recording(Protocol):
+    """One recorded graph."""
+
+    num_ops: int
+
+    def replay(self, leaves: Sequence[Any]) -> None:
+        """Copy the copied inputs in, run, copy mutated ones back. ``leaves``: this call's, as in ``Input``."""
+
+    def rebind(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Read and write these static tensors, named by path, at their new addresses from now on."""
+
+    def release(self) -> None:
+        """Drop the graph; its blocks may be reused."""
+
+
+@frozen(eq=False)
+class Recorded:
+    """What recording gave: the watched run, its facts, and either a recording or the reason there is none."""
+
+    watched: Watched
+    described: Described
+    recording: Recording | None
+    failure: str | None = None
+    blocks: tuple[Block | None, ...] = ()
+    """Block of each kept leaf that is ``fresh``, outputs first, then effects; None for the others."""
+
+
+class Pool(Protocol):
+    """The memory all recordings of one tree share."""
+
+    def find(self, address: Address) -> bool:
+        """The address lies in the pool."""
+
+    def reserved_bytes(self) -> int:
+        """Bytes the pool has ever used at once."""
+
+    def tensor(self, block: Block, geometry: Geometry) -> torch.Tensor:
+        """A fresh tensor, on a storage of its own, over a block."""
+
+    def views(self, block: Block, geometries: Sequence[Geometry]) -> list[torch.Tensor]:
+        """Fresh tensors that share one storage over a block."""
+
+    def restore(self, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
+        """Make exactly these blocks taken, each until its storage dies; all others are free."""
+
+    def poison(self, live: Sequence[Block]) -> None:
+        """Fill everything but these blocks with bytes that read as NaN."""
+
+    def evacuate(self, storage: torch.UntypedStorage) -> bool:
+        """Move a storage's contents out of the pool, its tensors with it. False if this cannot be done."""
+
+
+class Backend(Protocol):
+    """An engine for one device type."""
+
+    name: str
+
+    def new_pool(self) -> Pool:
+        """An empty pool."""
+
+    def record(self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False) -> Recorded:
+        """Run the body of ``call`` once, in the pool, as a recording. ``undo``: keep what ``_observe.undo`` needs
+        and leave the caller's mutated arguments alone.
+
+        The run is the call: its effects on the caller's tensors, generators and Python state have happened
+        afterwards, once, and its result is in the returned ``Watched``, also where ``recording`` is None.
+        """
+
+
+_backends: dict[str, Callable[[], Backend]] = {}
+_made: dict[str, Backend] = {}
+
+
+def register(device_type: str, factory: Callable[[], Backend]) -> None:
+    """Provide the engine for a device type. Raises ``ValueError`` if it has one, or it is in use already."""
+    if device_type in _made:
+        raise ValueError(f"the backend for {device_type!r} is in use; register before the first captured call")
+    if device_type in _backends:
+        raise ValueError(f"device type {device_type!r} has a backend already")
+    _backends[device_type] = factory
+
+
+def backend_for(device_type: str) -> Backend | None:
+    """The engine for a device type, or None."""
+    if device_type not in _made:
+        factory = _backends.get(device_type)
+        if factory is None:
+            return None
+        _made[device_type] = factory()
+    return _made[device_type]
+
+
+def _cpu() -> Backend:
+    from capture.backends.cpu import CpuBackend
+
+    return CpuBackend()
+
+
+register("cpu", _cpu)

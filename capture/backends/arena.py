@@ -1,0 +1,168 @@
+"""Arena: the CPU engine's pool. Anonymous memory with best-fit allocation, checkpoint and restore.
+
+A block is taken as long as the storage handed out over it lives; a weak reference frees it. Storages keep their
+segment mapped, so an output outlives the arena that made it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from capture import _torch_private
+from capture.backends import Address, Block, Geometry
+
+_ALIGNMENT = 64  # what torch's CPU allocator gives, so that kernels take the same paths as in eager
+_SEGMENT = 1 << 20  # bytes; pages are only committed when touched
+_POISON = 0xFF  # NaN in every float format, -1 in every signed integer
+
+
+class Segment:
+    """One mapping. ``used`` is the high-water mark in bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = mmap.mmap(-1, nbytes)
+        self.whole = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.begin: Address = self.whole.data_ptr()
+        self.end: Address = self.begin + nbytes
+        self.used = 0
+
+
+class Arena:
+    """Implements ``capture.backends.Pool``."""
+
+    def __init__(self) -> None:
+        self._segments: list[Segment] = []
+        self._free: list[tuple[Address, int]] = []  # sorted by address, neighbours merged
+        self._taken: dict[Address, tuple[Block, weakref.ref[torch.UntypedStorage]]] = {}
+
+    def allocate(self, nbytes: int) -> Block:
+        """A free block of at least ``nbytes``, the tightest fit there is. It is taken once ``track`` is called."""
+        size = max(-(-nbytes // _ALIGNMENT) * _ALIGNMENT, _ALIGNMENT)
+        fits = [(length, address) for address, length in self._free if length >= size]
+        if not fits:
+            self._grow(size)
+            return self.allocate(nbytes)
+        length, address = min(fits)
+        self._free.remove((address, length))
+        if length > size:
+            bisect.insort(self._free, (address + size, length - size))
+        segment = self._segment(address)
+        segment.used = max(segment.used, address + size - segment.begin)
+        return Block(address, size)
+
+    def _grow(self, size: int) -> None:
+        segment = Segment(max(_SEGMENT, -(-size // _SEGMENT) * _SEGMENT, self.reserved_bytes()))
+        self._segments.append(segment)
+        bisect.insort(self._free, (segment.begin, segment.end - segment.begin))
+
+    def _segment(self, address: Address) -> Segment:
+        for segment in self._segments:
+            if segment.begin <= address < segment.end:
+                return segment
+        raise KeyError(address)
+
+    def track(self, block: Block, storage: torch.UntypedStorage) -> None:
+        """The block is taken until the storage dies."""
+        address = block.address
+
+        def died(reference: weakref.ref[torch.UntypedStorage]) -> None:
+            taken = self._taken.get(address)
+            if taken is not None and taken[1] is reference:
+                del self._taken[address]
+                self._release(block)
+
+        self._taken[address] = (block, weakref.ref(storage, died))
+
+    def _release(self, block: Block) -> None:
+        begin, length = block.address, block.nbytes
+        index = bisect.bisect(self._free, (begin, 0))
+        if index < len(self._free) and self._free[index][0] == begin + length and not self._starts_segment(begin + length):
+            length += self._free.pop(index)[1]
+        if index and sum(self._free[index - 1]) == begin and not self._starts_segment(begin):
+            begin, before = self._free.pop(index - 1)
+            length += before
+            index -= 1
+        self._free.insert(index, (begin, length))
+
+    def _starts_segment(self, address: Address) -> bool:
+        return any(segment.begin == address for segment in self._segments)
+
+    def live_blocks(self) -> set[Block]:
+        """Blocks taken now."""
+        return {block for block, _ in self._taken.values()}
+
+    def find(self, address: Address) -> bool:
+        """The address lies in one of the segments."""
+        return any(segment.begin <= address < segment.end for segment in self._segments)
+
+    def reserved_bytes(self) -> int:
+        """Sum of the segments' high-water marks."""
+        return sum(segment.used for segment in self._segments)
+
+    def storage(self, block: Block) -> torch.UntypedStorage:
+        """A fresh storage over a block."""
+        segment = self._segment(block.address)
+        offset = block.address - segment.begin
+        return torch.frombuffer(segment.memory, dtype=torch.uint8, count=block.nbytes, offset=offset).untyped_storage()
+
+    def tensor(self, block: Block, geometry: Geometry) -> torch.Tensor:
+        """A fresh tensor on a fresh storage; no view of anything, so that in-place use is as free as in eager."""
+        segment = self._segment(block.address)
+        dtype = geometry.dtype
+        tensor = torch.frombuffer(
+            segment.memory, dtype=dtype, count=block.nbytes // dtype.itemsize, offset=block.address - segment.begin
+        )
+        return tensor.as_strided_(geometry.shape, geometry.stride, geometry.offset)
+
+    def views(self, block: Block, geometries: Sequence[Geometry]) -> list[torch.Tensor]:
+        """Fresh tensors that share one fresh storage."""
+        storage = self.storage(block)
+        return [over(storage, geometry) for geometry in geometries]
+
+    def restore(self, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
+        """Forget all blocks, then take these."""
+        self._taken.clear()
+        self._free = sorted((segment.begin, segment.end - segment.begin) for segment in self._segments)
+        for block, storage in {block.address: (block, storage) for block, storage in live}.values():
+            self._take(block)
+            self.track(block, storage)
+
+    def _take(self, block: Block) -> None:
+        index = bisect.bisect(self._free, (block.address, 1 << 62)) - 1
+        begin, length = self._free.pop(index)
+        after = begin + length - (block.address + block.nbytes)
+        if after:
+            self._free.insert(index, (block.address + block.nbytes, after))
+        if block.address > begin:
+            self._free.insert(index, (begin, block.address - begin))
+
+    def poison(self, live: Sequence[Block]) -> None:
+        """Fill the used part of every segment, but for the blocks in ``live``."""
+        kept = sorted((block.address, block.nbytes) for block in live)
+        for segment in self._segments:
+            position = segment.begin
+            for address, nbytes in kept:
+                if segment.begin <= address < segment.end:
+                    segment.whole[position - segment.begin : address - segment.begin] = _POISON
+                    position = address + nbytes
+            segment.whole[position - segment.begin : segment.used] = _POISON
+
+    def evacuate(self, storage: torch.UntypedStorage) -> bool:
+        """Swap the storage's memory with a copy outside; needs torch >= 2.13."""
+        if not _torch_private.CAPABILITIES.swap_data_ptr:
+            return False
+        outside = torch.UntypedStorage(storage.nbytes())
+        outside.copy_(storage, False)
+        _torch_private.swap_data_ptr(storage, outside)
+        return True
+
+
+def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
+    """A tensor with this geometry on the storage."""
+    empty = torch.empty(0, dtype=geometry.dtype)
+    return empty.set_(storage, geometry.offset, geometry.shape, geometry.stride)

@@ -1,0 +1,354 @@
+"""The CPU engine: records a body into an arena and replays it as a tape.
+
+It obeys the contract of a device graph: fixed addresses, frozen Python, overwritten outputs, no host reads. The
+recording run executes the body for real, operator by operator, while every result is moved into the arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import define
+
+from capture import _torch_private
+from capture._call import Call
+from capture._describe import KeptLeaf, describe
+from capture._observe import Watch, Watched, run_watched, span_bytes
+from capture._operators import (
+    Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits,
+)  # fmt: skip
+from capture.backends import Block, Geometry, Input, Recorded
+from capture.backends.arena import Arena, over
+from capture.backends.tape import Ref, Root, Step, Tape, out_forms
+
+
+class CpuBackend:
+    """Implements ``capture.backends.Backend``."""
+
+    name = "cpu"
+
+    def new_pool(self) -> Arena:
+        """An empty arena."""
+        return Arena()
+
+    def record(self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False) -> Recorded:
+        """Run the body once with its inputs staged in the arena and its operators written on a tape."""
+        tape = Tape(pool)
+        staging = _Staging(pool, tape, call, inputs)
+        recorder = Recorder(pool, tape, undo=undo)
+        watched = run_watched(call, recorder, call.substitute(staging.replacements))
+        if not undo:
+            staging.copy_back(call.leaves, written=_written_positions(watched, inputs))
+        if watched.error is not None:
+            return Recorded(watched, None, None, failure="the body raised")  # type: ignore[arg-type]
+        described = describe(watched)
+        kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
+        failure = recorder.failure or _unresolved(kept, recorder)
+        blocks = tuple(recorder.block_of(leaf.value) if leaf.kind == "fresh" else None for leaf in kept)
+        if failure is None:
+            for leaf in kept:
+                root = tape.root_of(leaf.value) if leaf.kind == "fresh" else None
+                if root is not None:
+                    root.kept = True
+            tape.compile(staging.lines_in(), staging.lines_out())
+        return Recorded(watched, described, None if failure else tape, failure, blocks)
+
+
+def _written_positions(watched: Watched, inputs: Sequence[Input]) -> set[int]:
+    """Staged leaves that the body did write, planned or not."""
+    externals = watched.watch.notes.externals
+    versions = {id(tensor) for tensor, version in watched.versions if tensor._version != version}
+    found = set()
+    for position, (_, leaf) in enumerate(watched.arguments):
+        if isinstance(leaf, torch.Tensor):
+            external = externals.get(id(leaf.untyped_storage()))
+            if id(leaf) in versions or (external is not None and external.mutation is not None):
+                found.add(position)
+    return found & {one.position for one in inputs if one.how in ("copy", "copy-back")}
+
+
+def _unresolved(kept: Sequence[KeptLeaf], recorder: Recorder) -> str | None:
+    for leaf in kept:
+        if leaf.kind == "foreign":
+            return f"{leaf.path} was made outside the dispatcher"
+        if leaf.kind == "fresh" and recorder.block_of(leaf.value) is None and leaf.value.numel():
+            return f"{leaf.path} is not in the pool"
+    return None
+
+
+@define
+class _Group:
+    """Leaves staged together. ``begin``: address of the first caller's byte when staged, for relative offsets."""
+
+    members: list[int]
+    nbytes: int
+    block: Block
+    storage: torch.UntypedStorage
+    back: bool
+
+
+class _Staging:
+    """Own buffers for copied inputs, and fresh aliases for managed ones."""
+
+    def __init__(self, arena: Arena, tape: Tape, call: Call, inputs: Sequence[Input]) -> None:
+        self._arena, self._tape = arena, tape
+        self.replacements: dict[int, torch.Tensor] = {}
+        self._single: list[tuple[int, str, bool]] = []
+        self._groups: list[_Group] = []
+        grouped: dict[int, list[Input]] = {}
+        for one in inputs:
+            leaf = call.leaves[one.position]
+            if isinstance(leaf, torch.Generator):
+                tape.scope[f"g{one.position}"] = leaf
+            elif one.how == "static":
+                if leaf.numel():
+                    tape.add_static(_path(call, one.position), leaf)
+            elif one.how == "managed" and one.managed is not None:
+                self._alias(one, leaf)
+            elif one.group is None and _dense_enough(leaf):
+                self._stage(one, leaf)
+            else:
+                grouped.setdefault(one.group if one.group is not None else -1 - one.position, []).append(one)
+        for members in grouped.values():
+            self._stage_group(members, call.leaves)
+
+    def _alias(self, one: Input, leaf: torch.Tensor) -> None:
+        assert one.managed is not None
+        alias = over(self._arena.storage(one.managed), Geometry.of(leaf))
+        self._tape.add_block(one.managed, alias.untyped_storage())
+        self.replacements[one.position] = alias
+
+    def _stage(self, one: Input, leaf: torch.Tensor) -> None:
+        geometry = Geometry(dtype=leaf.dtype, offset=0, shape=tuple(leaf.shape), stride=tuple(leaf.stride()))
+        block = self._arena.allocate(span_bytes(leaf))
+        staged = self._arena.tensor(block, geometry)
+        self._arena.track(block, staged.untyped_storage())
+        self._tape.add_block(block, staged.untyped_storage())
+        with torch.no_grad():
+            staged.copy_(leaf)
+        self.replacements[one.position] = staged
+        name = self._tape.register(staged)
+        assert name is not None
+        self._single.append((one.position, name, one.how == "copy-back"))
+
+    def _stage_group(self, members: list[Input], leaves: Sequence[Any]) -> None:
+        tensors = [leaves[one.position] for one in members]
+        begin = min(tensor.data_ptr() for tensor in tensors)
+        nbytes = max(tensor.data_ptr() + span_bytes(tensor) for tensor in tensors) - begin
+        block = self._arena.allocate(nbytes)
+        storage = self._arena.storage(block)
+        self._arena.track(block, storage)
+        self._tape.add_block(block, storage)
+        group = _Group([one.position for one in members], nbytes, block, storage,
+                       any(one.how == "copy-back" for one in members))  # fmt: skip
+        _span(leaves, group.members, nbytes, into=storage)
+        for one, tensor in zip(members, tensors, strict=True):
+            shift = (tensor.data_ptr() - begin) // tensor.element_size()
+            geometry = Geometry(dtype=tensor.dtype, offset=shift, shape=tuple(tensor.shape), stride=tuple(tensor.stride()))
+            self.replacements[one.position] = over(storage, geometry)
+        self._groups.append(group)
+
+    def copy_back(self, leaves: Sequence[Any], written: set[int]) -> None:
+        """After the recording run: what the body wrote into staged inputs goes to the caller's tensors."""
+        with torch.no_grad():
+            for position, name, _ in self._single:
+                if position in written:
+                    leaves[position].copy_(self._tape.scope[name])
+            for group in self._groups:
+                if written & set(group.members):
+                    _span(leaves, group.members, group.nbytes, out_of=group.storage)
+
+    def lines_in(self) -> list[str]:
+        """Lines of the tape that stage this call's inputs."""
+        lines = [f"{name}.copy_(t[{position}])" for position, name, _ in self._single]
+        lines += [self._group_line(index, group, "into") for index, group in enumerate(self._groups)]
+        generators = [name for name in self._tape.scope if name.startswith("g") and name[1:].isdigit()]
+        return lines + [f"{name} = t[{name[1:]}]" for name in generators]
+
+    def lines_out(self) -> list[str]:
+        """Lines of the tape that copy mutated inputs back."""
+        lines = [f"t[{position}].copy_({name})" for position, name, back in self._single if back]
+        return lines + [self._group_line(i, group, "out_of") for i, group in enumerate(self._groups) if group.back]
+
+    def _group_line(self, index: int, group: _Group, direction: str) -> str:
+        scope = self._tape.scope
+        scope["span"] = _span
+        scope[f"m{index}"], scope[f"s{index}"] = group.members, self._arena.storage(group.block)
+        return f"span(t, m{index}, {group.nbytes}, {direction}=s{index})"
+
+
+def _path(call: Call, position: int) -> str:
+    return call.paths()[position][0]
+
+
+def _dense_enough(tensor: torch.Tensor) -> bool:
+    """No two elements share memory, as far as sizes and strides tell, so that ``copy_`` may write it."""
+    reach = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < reach:
+                return False
+            reach = stride * (size - 1) + reach
+    return True
+
+
+def _span(
+    leaves: Sequence[Any], members: list[int], nbytes: int, *,
+    into: torch.UntypedStorage | None = None, out_of: torch.UntypedStorage | None = None,
+) -> None:  # fmt: skip
+    """Copy the bytes that a group of tensors spans, gaps included."""
+    first = min((leaves[position] for position in members), key=torch.Tensor.data_ptr)
+    offset = int(first.storage_offset()) * first.element_size()
+    theirs = over(first.untyped_storage(), Geometry(dtype=torch.uint8, offset=offset, shape=(nbytes,), stride=(1,)))
+    ours = over(into or out_of, Geometry(dtype=torch.uint8, offset=0, shape=(nbytes,), stride=(1,)))  # type: ignore[arg-type]
+    with torch.no_grad():
+        if into is not None:
+            ours.copy_(theirs)
+        else:
+            theirs.copy_(ours)
+            for position in members:
+                if not leaves[position].is_inference():
+                    torch.autograd.graph.increment_version(leaves[position])
+
+
+class Recorder(Watch):
+    """A watch that moves every result into the arena and writes the operator on the tape."""
+
+    def __init__(self, arena: Arena, tape: Tape, *, undo: bool = False) -> None:
+        super().__init__(undo=undo)
+        self._arena, self._tape = arena, tape
+        self._blocks: dict[int, Block] = {}
+        self.failure: str | None = None
+
+    def block_of(self, tensor: torch.Tensor) -> Block | None:
+        """The block a result lies in."""
+        return self._blocks.get(id(tensor.untyped_storage()))
+
+    def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
+        """A host read: an error for the recording, as on a device; the body goes on eagerly."""
+        super().note_sync(op, data_dependent_shape=data_dependent_shape)
+        self._fail(f"{op} reads values on the host")
+
+    def _fail(self, reason: str) -> None:
+        self.failure = self.failure or reason
+
+    def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the operator, then keep its results in the arena."""
+        known = traits(op)
+        if known.reads_host or shape_depends_on_data(known, args, kwargs):
+            self._fail(f"{known.name} needs values on the host")
+        if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors_in(args, kwargs)):
+            self._fail(f"{known.name} reads a tensor that is not strided")
+        if self.failure is not None:
+            return op(*args, **kwargs)
+        inputs = {id(tensor.untyped_storage()) for tensor in tensors_in(args, kwargs)}
+        step = self._step(op, known, args, kwargs)
+        result = op(*args, **kwargs)
+        outs = tensors_out(result)
+        fresh = [out for out in outs if id(out.untyped_storage()) not in inputs]
+        if step is None or (not fresh and not known.writes and known.norm is None):
+            if known.base.startswith("lift") and step is not None:
+                return self._constant(args[0])
+            return result
+        flat = result if isinstance(result, (tuple, list)) else [result]
+        step.single = isinstance(result, torch.Tensor)
+        if any(isinstance(member, (tuple, list)) for member in flat):
+            step.function, flat = _flattened(step.function), outs
+        moved = {id(out): self._move(out) for out in fresh}
+        step.outs = [_place(moved.get(id(member))) for member in flat]
+        step.form = "copy" if fresh else "call"
+        if fresh and len(fresh) == len(flat):
+            self._prefer_out(op, known, step, fresh)
+        for out in fresh:
+            moved[id(out)][0].copy_(out)
+        self._tape.append(step)
+        return _replace(result, {key: visible for key, (visible, _, _) in moved.items()}) if moved else result
+
+    def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``torch.tensor`` in the body: a fresh copy of the same values on every replay."""
+        root = self._tape.root_of(tensor) or self._tape.add_constant(tensor)
+        del root
+        name = self._tape.register(tensor)
+        assert name is not None
+        visible, target, register = self._move(tensor)
+        visible.copy_(tensor)
+        self._tape.append(Step(torch.clone, (Ref(name),), {}, "copy", [(target, register)]))
+        return visible
+
+    def _prefer_out(self, op: Operator, known: Traits, step: Step, fresh: list[torch.Tensor]) -> None:
+        for function in out_forms(op, known):
+            if self._tape.prove_out(function, step, fresh):
+                step.function, step.form = function, "out"
+                return
+
+    def _move(self, out: torch.Tensor) -> tuple[torch.Tensor, Root, str]:
+        """A tensor like ``out`` in the arena (the one the body goes on with), its root and register."""
+        geometry = Geometry(dtype=out.dtype, offset=0, shape=tuple(out.shape), stride=tuple(out.stride()))
+        block = self._arena.allocate(span_bytes(out))
+        visible = self._arena.tensor(block, geometry)
+        storage = visible.untyped_storage()
+        self._arena.track(block, storage)
+        self._blocks[id(storage)] = block
+        root = self._tape.add_block(block, storage)
+        name = self._tape.register(visible)
+        assert name is not None
+        return visible, root, name
+
+    def _step(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
+        for tensor in tensors_in(args, kwargs):
+            if self._tape.root_of(tensor) is None and not self._adopt(tensor, known):
+                self._fail(f"{known.name} reads memory that nobody is known to own")
+                return None
+        try:
+            template = tuple(self._template(value) for value in args)
+            named = {key: self._template(value) for key, value in kwargs.items()}
+        except LookupError as error:
+            self._fail(f"{known.name}: {error}")
+            return None
+        return Step(_torch_private.fast_operator(op), template, named, "call")
+
+    def _adopt(self, tensor: torch.Tensor, known: Traits) -> bool:
+        if known.base.startswith("lift"):
+            return self._tape.add_constant(tensor) is not None
+        owners = self.before.owners(tensor.untyped_storage())
+        if owners:
+            self._tape.add_static(owners[0][0].path, owners[0][1])
+        return bool(owners)
+
+    def _template(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            name = self._tape.register(value)
+            if name is None:
+                raise LookupError("a lazily conjugated or negated tensor")
+            return Ref(name)
+        if isinstance(value, torch.Generator):
+            return self._generator(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._template(member) for member in value])
+        return value
+
+    def _generator(self, generator: torch.Generator) -> Any:
+        for name, known in self._tape.scope.items():
+            if known is generator and name.startswith("g"):
+                return Ref(name)
+        if id(generator) not in self.generators:
+            raise LookupError("a generator that nobody is known to own")
+        return generator
+
+
+def _place(moved: tuple[torch.Tensor, Root, str] | None) -> tuple[Root, str] | None:
+    return None if moved is None else (moved[1], moved[2])
+
+
+def _replace(result: Any, by: dict[int, torch.Tensor]) -> Any:
+    if isinstance(result, torch.Tensor):
+        return by.get(id(result), result)
+    if isinstance(result, (list, tuple)):
+        return type(result)([_replace(member, by) for member in result])
+    return result
+
+
+def _flattened(function: Any) -> Any:
+    return lambda *args, **kwargs: tensors_out(function(*args, **kwargs))

@@ -1,0 +1,257 @@
+"""Tape: the operators of one run as straight-line code that runs again into the recorded memory.
+
+Each operator is written down in the fastest form that was proven, on the recorded inputs, to give the same bits
+as the operator did: a Python binding with ``out=``, else the operator followed by a copy. Views are not replayed;
+a register is a tensor over fixed memory, so that its views are fixed too.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from attrs import define, field, frozen
+
+from capture import _torch_private
+from capture._operators import Operator, Traits
+from capture.backends import Block, Geometry
+from capture.backends.arena import Arena, over
+
+_LITERALS = (int, bool, type(None))
+
+
+@define(eq=False)
+class Root:
+    """Memory that registers look at: a block of the arena, a static tensor of the caller, or a constant."""
+
+    kind: Literal["block", "static", "constant"]
+    number: int
+    storage: torch.UntypedStorage | None = None
+    path: str = ""
+    owner: torch.Tensor | None = None
+    kept: bool = False
+    """An output or effect lies here, so results must be written to this very memory."""
+    registers: dict[Geometry, str] = field(factory=dict)
+
+
+@frozen
+class Ref:
+    """A register in a step's arguments."""
+
+    name: str
+
+
+@define(eq=False)
+class Step:
+    """One operator. ``form``: ``call`` writes by itself, ``out`` takes ``out=``, ``copy`` returns fresh tensors."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    form: Literal["call", "out", "copy"]
+    outs: list[tuple[Root, str] | None] = field(factory=list)
+    """Per result of the operator: where it goes; None for a result that is no fresh tensor."""
+    single: bool = True
+    """The operator returns one tensor, not a sequence."""
+
+
+class Tape:
+    """Written by a recorder, then ``compile`` d once."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._roots: list[Root] = []
+        self._by_storage: dict[int, tuple[weakref.ref[torch.UntypedStorage], Root]] = {}
+        self._steps: list[Step] = []
+        self.scope: dict[str, Any] = {}
+        self.num_ops = 0
+        self.source = ""
+        self._compiled: Callable[[Sequence[Any]], None] | None = None
+
+    def add_block(self, block: Block, visible: torch.UntypedStorage) -> Root:
+        """A root over a block; ``visible`` is the storage that the body sees there."""
+        root = Root("block", len(self._roots), storage=self._arena.storage(block))
+        return self._add(root, visible)
+
+    def add_static(self, path: str, owner: torch.Tensor) -> Root:
+        """A root over memory of the caller."""
+        return self._add(Root("static", len(self._roots), path=path, owner=owner), owner.untyped_storage())
+
+    def add_constant(self, tensor: torch.Tensor) -> Root:
+        """A root over a private copy of a constant's memory."""
+        root = Root("constant", len(self._roots), storage=tensor.untyped_storage().clone())
+        return self._add(root, tensor.untyped_storage())
+
+    def _add(self, root: Root, visible: torch.UntypedStorage) -> Root:
+        self._roots.append(root)
+        self._by_storage[id(visible)] = (weakref.ref(visible), root)
+        return root
+
+    def root_of(self, tensor: torch.Tensor) -> Root | None:
+        """The root a tensor of the body lies on."""
+        storage = tensor.untyped_storage()
+        found = self._by_storage.get(id(storage))
+        return found[1] if found is not None and found[0]() is storage else None
+
+    def register(self, tensor: torch.Tensor) -> str | None:
+        """Name of the register that looks at the same memory as this tensor; None for unknown memory."""
+        root = self.root_of(tensor)
+        if root is None or _torch_private.is_neg_view(tensor) or tensor.is_conj():
+            return None
+        geometry = Geometry.of(tensor)
+        name = root.registers.get(geometry)
+        if name is None:
+            name = root.registers[geometry] = f"r{root.number}_{len(root.registers)}"
+            self.scope[name] = _look(root, geometry)
+        return name
+
+    def value(self, template: Any) -> Any:
+        """Replace registers in a template by their tensors."""
+        if isinstance(template, Ref):
+            return self.scope[template.name]
+        if isinstance(template, (list, tuple)):
+            return type(template)([self.value(member) for member in template])
+        return template
+
+    def append(self, step: Step) -> None:
+        """Write a step down."""
+        self._steps.append(step)
+        self.num_ops += 1
+
+    def prove_out(self, function: Callable[..., Any], step: Step, results: list[torch.Tensor]) -> bool:
+        """Run ``function`` with ``out=`` into the step's registers; True if it gave the bits of ``results``."""
+        outs = [self.scope[out[1]] for out in step.outs if out is not None]
+        for out in outs:
+            _fill(out)
+        try:
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("error")
+                places = [(out.data_ptr(), out.shape, out.stride()) for out in outs]
+                args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
+                function(*args, **kwargs, out=outs[0] if len(outs) == 1 else tuple(outs))
+        except Exception:  # noqa: BLE001 - any objection means that this form is not used
+            return False
+        kept = places == [(out.data_ptr(), out.shape, out.stride()) for out in outs]
+        return kept and all(same_bits(out, result) for out, result in zip(outs, results, strict=True))
+
+    def compile(self, copies_in: list[str], copies_out: list[str]) -> None:
+        """Generate the replay function. The lines given run before and after the operators."""
+        lines = [*copies_in, *[self._line(index, step) for index, step in enumerate(self._steps)], *copies_out]
+        self.source = "def replay(t):\n" + "".join(f"    {line}\n" for line in lines or ["pass"])
+        exec(compile(self.source, "<capture tape>", "exec"), self.scope)  # noqa: S102 - text made above
+        self._compiled = self.scope["replay"]
+
+    def replay(self, leaves: Sequence[Any]) -> None:
+        """Run all steps."""
+        if self._compiled is None:
+            raise RuntimeError("this recording was released")
+        self._compiled(leaves)
+
+    def rebind(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Look at other tensors of the same metadata under the same paths."""
+        for root in self._roots:
+            if root.kind == "static" and root.path in tensors and root.owner is not None:
+                moved = tensors[root.path]
+                shift = int(moved.storage_offset()) - int(root.owner.storage_offset())
+                root.owner = moved
+                registers: dict[Geometry, str] = {}
+                for old, name in root.registers.items():
+                    geometry = Geometry(dtype=old.dtype, offset=old.offset + shift, shape=old.shape, stride=old.stride)
+                    registers[geometry] = name
+                    self.scope[name] = _look(root, geometry)
+                root.registers = registers
+
+    def release(self) -> None:
+        """Drop all references to memory."""
+        self._compiled = None
+        self.scope.clear()
+        self._roots.clear()
+        self._steps.clear()
+        self._by_storage.clear()
+
+    def _line(self, index: int, step: Step) -> str:
+        function = f"f{index}"
+        self.scope[function] = step.function
+        arguments = [self._text(index, position, value) for position, value in enumerate(step.args)]
+        arguments += [f"{key}={self._text(index, key, value)}" for key, value in step.kwargs.items()]
+        if step.form == "out":
+            names = [out[1] for out in step.outs if out is not None]
+            arguments.append(f"out={names[0] if len(names) == 1 else '(' + ', '.join(names) + ')'}")
+        call = f"{function}({', '.join(arguments)})"
+        return self._receive(call, step) if step.form == "copy" else call
+
+    def _receive(self, call: str, step: Step) -> str:
+        """Copy fresh results into their registers; one that nothing looks at otherwise stays a local name."""
+        targets, copies = [], []
+        for position, out in enumerate(step.outs):
+            if out is None or not self._used(out[1]):
+                targets.append("_")
+            elif not out[0].kept and list(out[0].registers.values()) == [out[1]]:
+                targets.append(out[1])
+            else:
+                targets.append(f"n{position}")
+                copies.append(f"{out[1]}.copy_(n{position})")
+        received = call if set(targets) == {"_"} else f"{', '.join(targets)}{'' if step.single else ','} = {call}"
+        return "; ".join([received, *copies])
+
+    def _used(self, name: str) -> bool:
+        root = next(root for root in self._roots if name in root.registers.values())
+        if root.kept or len(root.registers) > 1:
+            return True
+        return any(_mentions((step.args, tuple(step.kwargs.values())), name) for step in self._steps)
+
+    def _text(self, index: int, position: int | str, value: Any) -> str:
+        if isinstance(value, Ref):
+            return value.name
+        if type(value) in _LITERALS:
+            return repr(value)
+        if isinstance(value, (list, tuple)) and any(isinstance(member, Ref) for member in value):
+            inside = ", ".join(self._text(index, f"{position}_{i}", member) for i, member in enumerate(value))
+            return f"[{inside}]"
+        name = f"c{index}_{position}"
+        self.scope[name] = value
+        return name
+
+
+def _mentions(template: Any, name: str) -> bool:
+    if isinstance(template, (list, tuple)):
+        return any(_mentions(member, name) for member in template)
+    return isinstance(template, Ref) and template.name == name
+
+
+def _look(root: Root, geometry: Geometry) -> torch.Tensor:
+    if root.owner is None:
+        assert root.storage is not None
+        return over(root.storage, geometry)
+    if Geometry.of(root.owner) == geometry:
+        return root.owner
+    if geometry.dtype == root.owner.dtype:
+        with torch.no_grad():  # a view shares the owner's version counter, so writes through it are noticed
+            return root.owner.as_strided(geometry.shape, geometry.stride, geometry.offset)
+    return over(root.owner.untyped_storage(), geometry)
+
+
+def _fill(tensor: torch.Tensor) -> None:
+    if tensor.numel():
+        tensor.untyped_storage().fill_(0xFF)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal metadata and equal bits, NaN payloads included."""
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and (one.numel() == 0 or torch.equal(_bytes(one), _bytes(other)))
+
+
+def out_forms(op: Operator, known: Traits) -> list[Callable[..., Any]]:
+    """Functions that may take ``out=`` and do what the operator does, fastest first."""
+    if known.namespace != "aten" or known.draws or known.writes or known.norm is not None:
+        return []
+    binding = _torch_private.python_binding(known.base)
+    return [binding] if binding is not None else []

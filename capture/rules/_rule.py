@@ -1,0 +1,128 @@
+"""The form of a rule: one pure function and its page of documentation, made into a frozen ``Rule``.
+
+Stage: used by the files beside it and by rules of other packages. In: a check and its module's docstring.
+Out: ``Rule``. No torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from attrs import frozen
+
+from capture._facts import Where
+from capture._findings import Case, Decision, Finding, Policy, Severity
+
+HEADINGS = ("What it does", "Why it matters", "Example", "Instead", "Fix safety", "Known gaps")
+"""Every rule's page has these, in this order."""
+
+Check = Callable[[Case], Iterator[Finding | Decision]]
+
+
+@frozen(kw_only=True, eq=False)
+class Rule:
+    """A stable code, a name that reads after "allow ...", a documentation page and a pure check."""
+
+    code: str
+    name: str
+    severity: Severity
+    """The usual one; a finding may differ."""
+    since: str
+    revision: int
+    """Goes up when the rule decides otherwise on the same facts, so that cached plans are made again."""
+    summary: str
+    doc: str
+    """The whole page: summary, then one section a heading."""
+    headings: Mapping[str, str]
+    check: Check
+
+    def finding(
+        self,
+        *,
+        what: str,
+        why: str,
+        fix: Iterable[str] = (),
+        where: Where | None = None,
+        path: str | None = None,
+        severity: Severity | None = None,
+    ) -> Finding:
+        """A finding of this rule, of its usual severity if none is given."""
+        return Finding(
+            code=self.code,
+            name=self.name,
+            severity=self.severity if severity is None else severity,
+            what=what,
+            why=why,
+            fix=tuple(fix),
+            where=where,
+            path=path,
+        )
+
+    def decision(self, path: str, policy: Policy, reason: str) -> Decision:
+        """The placeholder at ``path`` needs at least ``policy``."""
+        return Decision(field=f"policy:{path}", value=policy, code=self.code, reason=reason)
+
+
+def rule(code: str, name: str, *, severity: Severity, since: str = "0.1", revision: int = 1) -> Callable[[Check], Rule]:
+    """Turn a check and the docstring of its module into a ``Rule``.
+
+    Raises ``TypeError`` if the module's docstring lacks a heading, has one too many, or has them in another order.
+    """
+
+    def make(check: Check) -> Rule:
+        doc = inspect.cleandoc(check.__globals__["__doc__"] or "")
+        headings = _sections(doc)
+        if tuple(headings) != HEADINGS or not all(headings.values()):
+            raise TypeError(f"the docstring of rule {code} needs text under each of: {', '.join(HEADINGS)}")
+        return Rule(
+            code=code,
+            name=name,
+            severity=severity,
+            since=since,
+            revision=revision,
+            summary=doc.split("\n", 1)[0],
+            doc=doc,
+            headings=headings,
+            check=check,
+        )
+
+    return make
+
+
+def _sections(doc: str) -> dict[str, str]:
+    parts = f"\n{doc}".split("\n## ")[1:]
+    titled = (part.partition("\n") for part in parts)
+    return {title.strip(): text.strip() for title, _, text in titled}
+
+
+def short_op(op: str) -> str:
+    """``"aten.mul.Tensor"`` -> ``"mul"``, ``"Tensor.tolist"`` -> ``"tolist"``."""
+    parts = op.replace("::", ".").split(".")
+    return parts[-1] if len(parts) < 3 else parts[1]
+
+
+def bytes_text(num_bytes: int) -> str:
+    """Decimal units, one digit: ``"8.4 MB"``."""
+    if num_bytes < 1000:
+        return f"{num_bytes} bytes"
+    size = float(num_bytes)
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 999.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"
+
+
+def names_text(paths: Iterable[str], most: int = 3) -> str:
+    """``"'a', 'b' and 2 more"``."""
+    quoted = [repr(path) for path in paths]
+    shown, rest = quoted[:most], len(quoted) - most
+    if rest > 0:
+        return f"{', '.join(shown)} and {rest} more"
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def accelerators(devices: Iterable[str]) -> tuple[str, ...]:
+    """The devices that run kernels of their own, sorted."""
+    return tuple(sorted({device for device in devices if device.split(":")[0] not in ("cpu", "meta")}))

@@ -1,0 +1,94 @@
+"""The body reads a tensor that is no argument.
+
+## What it does
+Decides how parameters, buffers, attributes and tensors of closures, globals and containers reach the graph: they are
+read where they live. One the body replaces is copied in. One whose owner cannot be found makes the call eager.
+
+## Why it matters
+A recorded graph keeps addresses, not names. What the owner holds is looked up again on every call, so that a swapped
+tensor is noticed; without an owner there is nowhere to look.
+
+## Example
+```python
+tables = iter([torch.zeros(4), torch.ones(4)])
+
+@capture
+def step(x):
+    return x + next(tables)
+```
+
+## Instead
+```python
+@capture
+def step(x, table):
+    return x + table
+```
+
+## Fix safety
+Passing the tensor as an argument costs a copy unless it is named in `static=`.
+
+## Known gaps
+A tensor reached only through an object of another library, such as a C++ module, has no owner that can be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from capture._facts import PlaceholderInfo
+from capture._findings import Case, Decision, Finding, Policy, Severity
+from capture.rules._rule import bytes_text, rule
+
+NOTED_OWNERS = {"closure": "a closure", "global": "a global variable", "item": "a container's item"}
+
+
+@rule("CG105", "implicit-input", severity=Severity.NOTE)
+def RULE(case: Case) -> Iterator[Finding | Decision]:
+    for info in case.facts.placeholders:
+        if info.kind != "implicit":
+            continue
+        if info.owner == "unknown":
+            yield RULE.decision(info.path, Policy.EAGER, "implicit input without a known owner")
+            yield _unknown(info)
+        elif info.replaced:
+            policy = Policy.COPY_BACK if info.mutation else Policy.COPY
+            yield RULE.decision(info.path, policy, "the body stores another tensor here")
+            yield _replaced(info)
+        else:
+            yield RULE.decision(info.path, Policy.STATIC, f"{info.owner}, read where it lives")
+            if info.owner in NOTED_OWNERS:
+                yield _noted(info)
+
+
+def _unknown(info: PlaceholderInfo) -> Finding:
+    return RULE.finding(
+        what=f"the body reads a tensor of unknown origin, {info.tensor}",
+        why="a recorded graph keeps the address, and without an owner nobody can tell when another tensor takes over",
+        fix=(
+            "pass it as an argument  (one copy a call)",
+            "keep it on an attribute of self  (no cost)",
+        ),
+        where=info.first_use,
+        path=info.path,
+        severity=Severity.EAGER,
+    )
+
+
+def _replaced(info: PlaceholderInfo) -> Finding:
+    return RULE.finding(
+        what=f"{info.path!r} is read and then replaced by another tensor",
+        why=f"its address changes on every call, so {bytes_text(info.tensor.nbytes)} are copied in before a replay",
+        fix=(f"write in place: {info.path}.copy_(new)  (no cost at replay)",),
+        where=info.first_use,
+        path=info.path,
+    )
+
+
+def _noted(info: PlaceholderInfo) -> Finding:
+    return RULE.finding(
+        what=f"{info.path!r} comes from {NOTED_OWNERS[info.owner]} and is read where it lives",
+        why="a replay reads the tensor found there at each call; another tensor there is bound again",
+        fix=("pass it as an argument if it changes often  (one copy a call)",),
+        where=info.first_use,
+        path=info.path,
+    )

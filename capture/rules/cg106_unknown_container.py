@@ -1,0 +1,64 @@
+"""A container the library cannot open holds tensors.
+
+## What it does
+Finds objects among the arguments or results that hold tensors, but are no list, tuple, dict, dataclass or other
+container whose parts are known.
+
+## Why it matters
+Tensors inside could be neither bound before a replay nor made afresh after one; the caller would get the old ones.
+
+## Example
+```python
+class Pair:
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+@capture
+def step(pair):
+    return pair.a + pair.b
+```
+
+## Instead
+```python
+@dataclass
+class Pair:
+    a: Tensor
+    b: Tensor
+
+@capture
+def step(pair):
+    return pair.a + pair.b
+```
+
+## Fix safety
+Passing the tensors themselves is always safe. Registering a container as a pytree is global to the process.
+
+## Known gaps
+Tensors hidden behind properties or in C++ objects are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from capture._findings import Case, Decision, Finding, Severity
+from capture.rules._rule import rule
+
+FIX = {
+    "argument": "pass the tensors themselves, in a tuple, dict or dataclass  (no cost)",
+    "output": "return the tensors themselves, in a tuple, dict or dataclass  (no cost)",
+}
+
+
+@rule("CG106", "unknown-container", severity=Severity.EAGER)
+def RULE(case: Case) -> Iterator[Finding | Decision]:
+    for leaf in case.facts.opaque:
+        if leaf.num_tensors == 0:
+            continue
+        count = "a tensor" if leaf.num_tensors == 1 else f"{leaf.num_tensors} tensors"
+        yield RULE.finding(
+            what=f"{leaf.role} {leaf.path!r} is a {leaf.type} that holds {count}",
+            why="the parts of this type are not known, so its tensors could not be bound to or made by a replay",
+            fix=(FIX[leaf.role], f"register {leaf.type} as a pytree node  (no cost)"),
+            path=leaf.path,
+        )

@@ -1,0 +1,54 @@
+"""A tensor is no plain strided tensor.
+
+## What it does
+Finds tensor subclasses and sparse, quantized or nested tensors among the inputs and results.
+
+## Why it matters
+They hold several buffers, or none, behind one object. One address per tensor, which is what a recording keeps, does
+not describe them.
+
+## Example
+```python
+@capture
+def step(weight, x):
+    return weight @ x
+
+step(torch.eye(4).to_sparse(), x)
+```
+
+## Instead
+```python
+@capture
+def step(weight, x):
+    return weight @ x
+
+step(torch.eye(4), x)
+```
+
+## Fix safety
+`to_dense()` and `as_subclass(torch.Tensor)` give up what the subclass adds; check that the body does not need it.
+
+## Known gaps
+`torch.nn.Parameter` is plain and not reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from capture._findings import Case, Decision, Finding, Severity
+from capture.rules._rule import rule
+
+
+@rule("CG107", "unsupported-subclass", severity=Severity.EAGER)
+def RULE(case: Case) -> Iterator[Finding | Decision]:
+    for leaf in case.facts.subclasses:
+        yield RULE.finding(
+            what=f"{leaf.path!r} is a {leaf.type}, no plain strided tensor",
+            why="a recording keeps one address a tensor, and this type keeps its values elsewhere",
+            fix=(
+                f"pass the plain tensors inside {leaf.path!r}  (no cost)",
+                f"convert it before the call, for example with {leaf.path}.to_dense()  (one copy a call)",
+            ),
+            path=leaf.path,
+        )

@@ -1,0 +1,72 @@
+"""Work that a device graph cannot hold.
+
+## What it does
+Finds operators on CPU tensors beside an accelerator, copies between the two, and operators tagged as unsafe for graphs
+on any device.
+
+## Why it matters
+A graph of device kernels replays device work only. CPU work would be done once, while recording, and its result would
+be read again by every replay.
+
+## Example
+```python
+@capture
+def step(x):
+    scale = torch.tensor(2.0)
+    return x * scale.to(x.device)
+```
+
+## Instead
+```python
+@capture
+def step(x, scale):
+    return x * scale
+```
+
+## Fix safety
+Making a constant on the device once, outside the body, gives the same values.
+
+## Known gaps
+CPU work outside PyTorch, such as numpy on arrays made earlier, is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from capture._facts import HostWork
+from capture._findings import Case, Decision, Finding, Severity
+from capture.rules._rule import accelerators, rule
+
+
+@rule("CG202", "host-work", severity=Severity.EAGER)
+def RULE(case: Case) -> Iterator[Finding | Decision]:
+    devices = accelerators(case.facts.devices)
+    for work in case.facts.host_work:
+        if work.kind == "unsafe":
+            yield RULE.finding(
+                what=f"{work.op} cannot be part of a recording",
+                why="the operator is tagged as unsafe for graphs: it waits for the device or decides on the host",
+                fix=(
+                    "use an operator that stays on the device  (no cost)",
+                    "move it before or after the captured function  (splits the work in two)",
+                ),
+                where=work.where,
+            )
+        elif devices:
+            yield _beside(work, devices[0])
+
+
+def _beside(work: HostWork, device: str) -> Finding:
+    if work.kind == "copy":
+        what = f"{work.op} copies between the CPU and {device}"
+        fix = f"keep the tensor on {device}, or copy it before the call and pass it  (no cost)"
+    else:
+        what = f"{work.op} runs on the CPU beside {device}"
+        fix = f"make its tensors on {device}  (no cost)"
+    return RULE.finding(
+        what=what,
+        why="a replay runs device work only: what the CPU did while recording would be read again by every replay",
+        fix=(fix, "move the CPU work before or after the captured function  (no cost)"),
+        where=work.where,
+    )

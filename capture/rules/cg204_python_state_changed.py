@@ -1,0 +1,61 @@
+"""The body changes Python state.
+
+## What it does
+Finds plain values that differ after the run, such as a counter on `self`, and lists or dicts whose members changed.
+
+## Why it matters
+A replay does not run the Python code. The state would stay as the recording left it, and so would everything the body
+derives from it.
+
+## Example
+```python
+class Model(torch.nn.Module):
+    @capture
+    def forward(self, x):
+        self.num_calls += 1
+        return x * 2
+```
+
+## Instead
+```python
+class Model(torch.nn.Module):
+    def forward(self, x):
+        self.num_calls += 1
+        return self.body(x)
+
+    @capture
+    def body(self, x):
+        return x * 2
+```
+
+## Fix safety
+Moving the statement out of the body keeps its effect. A counter kept in a tensor is part of the recording.
+
+## Known gaps
+State that only deeper code reaches, such as a module-level cache of a library, is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from capture._findings import Case, Decision, Finding, Severity
+from capture.rules._rule import rule
+
+
+@rule("CG204", "python-state-changed", severity=Severity.EAGER)
+def RULE(case: Case) -> Iterator[Finding | Decision]:
+    for effect in case.facts.effects:
+        if effect.kind == "tensor":
+            continue
+        verb = "changes the members of" if effect.kind == "container" else "changes"
+        yield RULE.finding(
+            what=f"the body {verb} {effect.path!r}: {effect.before} -> {effect.after}",
+            why="a replay does not run Python code, so this would change once and then never again",
+            fix=(
+                f"move the change of {effect.path!r} out of the captured function  (no cost)",
+                "keep the value in a tensor and update it in place  (no cost)",
+            ),
+            where=effect.where,
+            path=effect.path,
+        )

@@ -1,0 +1,54 @@
+"""A Python value differs between two runs that should be equal.
+
+## What it does
+Compares the plain results and the numbers given to operators of two watched runs under one key.
+
+## Why it matters
+A recording keeps the number it was recorded with. Every replay would use it, where eager code uses a new one.
+
+## Example
+```python
+scale = iter(range(1000))
+
+@capture
+def step(x):
+    return x * next(scale)
+```
+
+## Instead
+```python
+@capture
+def step(x, scale):
+    return x * scale
+```
+
+## Fix safety
+As a tensor argument the value costs one small copy a call; as a number it costs one recording for each value.
+
+## Known gaps
+With `warmup=1` there is one watched run only and the recording run is the one it is compared with; a value that
+changes later is not noticed unless the body's own code names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from capture._findings import Case, Decision, Finding, Severity
+from capture.rules._rule import rule
+
+
+@rule("CG205", "python-value-drifts", severity=Severity.EAGER)
+def RULE(case: Case) -> Iterator[Finding | Decision]:
+    for drift in case.facts.drifts:
+        yield RULE.finding(
+            what=f"{drift.path} was {drift.first} in one run and {drift.second} in the next",
+            why="a recording keeps the number it was recorded with, and every replay would use that one",
+            fix=(
+                "pass the value as a tensor argument  (one small copy a call)",
+                "pass it as a Python argument  (one recording a value)",
+                "name what it depends on in guards=  (one recording a value)",
+            ),
+            where=drift.where,
+            path=drift.path,
+        )

@@ -1,0 +1,65 @@
+"""The function has as many recordings as it may have.
+
+## What it does
+Reports the call that would need one recording more than `max_recordings`, and what made it differ from those before.
+
+## Why it matters
+Each recording costs memory and a slow first call. A key that changes on every call would record for ever and replay
+nothing.
+
+## Example
+```python
+@capture(max_recordings=5)
+def step(x, index):
+    return x + index
+
+for index in range(1000):
+    step(x, index)
+```
+
+## Instead
+```python
+@capture
+def step(x, index):
+    return x + index
+
+for index in range(1000):
+    step(x, torch.tensor(index))
+```
+
+## Fix safety
+Padding changes the shapes the body sees; operators that look at the whole tensor need a mask.
+
+## Known gaps
+The difference is taken to the recording that comes nearest; the others may differ in more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from capture._findings import Case, Decision, Finding, Severity
+from capture.rules._rule import rule
+
+
+@rule("CG901", "recording-limit", severity=Severity.EAGER)
+def RULE(case: Case) -> Iterator[Finding | Decision]:
+    limit = case.facts.limit
+    if limit is None:
+        return
+    most = case.annotation.max_recordings
+    changed = f"{limit.path!r}: {limit.before} -> {limit.after}" if limit.path else limit.difference
+    fix = [
+        "pad the dimension that varies to a few sizes  (computes the padding)",
+        f"raise max_recordings above {most}  (memory and a slow first call each)",
+    ]
+    if limit.path:
+        fix.insert(1, f"pass {limit.path!r} as a tensor, or declare it static if it is one  (no cost)")
+    yield RULE.finding(
+        what=f"{limit.num_recordings} recordings exist and max_recordings={most}, but {changed}",
+        why=f"each key needs a recording of its own, and this call asks for one more: {limit.difference}",
+        fix=fix,
+        where=limit.where,
+        path=limit.path,
+        severity=Severity.ERROR if case.annotation.fallback == "error" else Severity.EAGER,
+    )
