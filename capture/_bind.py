@@ -183,7 +183,7 @@ def identity_token(value: Any) -> int:
     return token
 
 
-_module_lists: dict[int, tuple[dict[str, Any], ...]] = {}  # a module's __dict__ does not keep the module alive
+_module_lists: dict[int, tuple[tuple[dict[str, Any], ...], tuple[weakref.ref[torch.nn.Module], ...]]] = {}
 
 
 def forget_module_structure(module: torch.nn.Module) -> None:
@@ -192,13 +192,26 @@ def forget_module_structure(module: torch.nn.Module) -> None:
 
 
 def module_key(module: torch.nn.Module, leaves: list[Leaf]) -> Any:
+    """Identity of a module and the training flags of all its submodules."""
     token = identity_token(module)
-    modules = _module_lists.get(token)
-    if modules is None:
-        if len(_module_lists) > 1000:  # tokens are never reused, so entries of dead modules only cost memory
-            _module_lists.clear()
-        modules = _module_lists[token] = tuple(member.__dict__ for member in module.modules())
-    return (type(module), token, *[member["training"] for member in modules])
+    members = _module_lists.get(token)
+    if members is None:
+        members = _module_lists[token] = _members(module)
+    weak = [reference().training for reference in members[1]]  # type: ignore[union-attr] # alive with the module
+    return (type(module), token, *[member["training"] for member in members[0]], *weak)
+
+
+def _members(
+    module: torch.nn.Module,
+) -> tuple[tuple[dict[str, Any], ...], tuple[weakref.ref[torch.nn.Module], ...]]:
+    """Submodules by their ``__dict__``, which is read fastest; weakly where that would keep one alive."""
+    if len(_module_lists) > 1000:  # tokens are never given twice, so entries of dead modules only cost memory
+        _module_lists.clear()
+    members = list(module.modules())
+    return (
+        tuple(member.__dict__ for member in members if "forward" not in member.__dict__),
+        tuple(weakref.ref(member) for member in members if "forward" in member.__dict__),
+    )
 
 
 def _identity_key(value: Any, leaves: list[Leaf]) -> Any:

@@ -7,6 +7,7 @@ one was replaced, a submodule or hook came or went, or a parameter that was None
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -135,10 +136,11 @@ def _add_owner(
             checker.structure.append(f"{_expression(checker, one)} is {checker.name(value)}")
     if not moving:
         return _expression(checker, place)
-    top, below = above[moving[-1]], above[: moving[-1]][::-1]
+    top = _getter(checker, _expression(checker, above[moving[-1]]))
+    below = [one.among(None) for one in above[: moving[-1]]][::-1]
 
     def walk() -> Any:
-        value = top.get()
+        value = top()
         for one in below:
             value = one.among(value).get()
         return value
@@ -152,9 +154,11 @@ def _expression(checker: Checker, place: Place) -> str:
         return f"{checker.name(holder)}.cell_contents"
     if place.kind == "attribute":
         own = getattr(holder, "__dict__", None)
-        if own is not None and place.name in own:
-            return f"{checker.name(own)}.get({place.name!r}, MISSING)"
-        return f"{checker.name(holder)}.{place.name}"
+        if own is None or place.name not in own:
+            return f"{checker.name(holder)}.{place.name}"
+        if "forward" in own:  # a captured instance, which its own __dict__ would keep alive
+            return f"{checker.name(weakref.ref(holder))}().__dict__.get({place.name!r}, MISSING)"
+        return f"{checker.name(own)}.get({place.name!r}, MISSING)"
     if isinstance(holder, dict):
         key = repr(place.name) if isinstance(place.name, str) else checker.name(place.name)
         return f"{checker.name(holder)}.get({key}, MISSING)"

@@ -70,9 +70,8 @@ def _from_environment() -> Config:
 _current: ContextVar[Config] = ContextVar("capture_config", default=_from_environment())
 
 
-def current() -> Config:
-    """The settings in force here."""
-    return _current.get()
+current = _current.get
+"""The settings in force here."""
 
 
 @contextmanager

@@ -1,19 +1,25 @@
-"""Decorate: ``capture`` and the real function it hands back."""
+"""Decorate: ``capture`` and the real function it hands back.
+
+A real function, since ``nn.Module.forward`` must stay a ``types.MethodType`` and type checkers accept nothing else
+as an override. Its state lives beside it: one ``Captured`` a function, or one an instance, held weakly.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import torch
+from attrs import define, field
 
-from capture import _where
-from capture._annotate import CaptureOptions, annotate
-from capture._bind import make_binder
+from capture import _tree, _where
+from capture._annotate import Annotation, CaptureOptions, annotate
+from capture._bind import Binder, make_binder
 from capture._errors import AnnotationError
 from capture._named import named_key
 from capture._runtime import Captured
@@ -21,6 +27,9 @@ from capture._runtime import Captured
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=torch.nn.Module)
+
+_HANDLE = "__capture__"
+_all: weakref.WeakSet[Captured] = weakref.WeakSet()
 
 
 @overload
@@ -32,51 +41,231 @@ def capture(**options: Unpack[CaptureOptions]) -> Callable[[Callable[P, R]], Cal
 
 
 def capture(target: Any = None, /, **options: Any) -> Any:
+    """Record what a function does on its first calls and replay it afterwards.
+
+    ``@capture``, ``@capture(static=["cache"])``, ``capture(fn, ...)``, or ``capture(module)``, which replaces the
+    module's ``forward`` in place and returns the module. A function comes back as a function of the same type.
+
+    Args:
+        static: names or paths of arguments (``"cache"``, ``"cache.0.k"``, ``"self.table"``) whose tensors keep their
+            address: they are read and written where they are, without a copy. Default: none.
+        rng: ``"graphsafe"`` (default): draws advance with every replay and equal eager's; ``"eager"``: a function
+            that draws runs eagerly; ``"forbid"``: drawing is an error.
+        max_recordings: recordings of this function below one node of the tree, at least 1. Default 5: each costs a
+            run of the body and keeps its graph; a function that asks for more usually has a key that never settles.
+        outputs: ``"preserve"`` (default): an output that is still held when its step ends keeps its values;
+            ``"borrow"``: it raises on use after its step; ``"clone"``: always a copy.
+        fallback: ``"eager"`` (default) where a recording is impossible, or ``"error"``.
+        warmup: eager runs before recording, at least 1 (default); the first is watched.
+        verify: ``"off"`` (default), ``"first"`` replay of every recording, or ``"always"``: run the body beside the
+            replay and compare bit for bit.
+        guards: callables of no argument; what they return is part of the key. For Python state that only deeper
+            code reads.
+        name: for callables without a source line.
+
+    Raises:
+        AnnotationError: an unknown option, choice or argument name, or something that cannot be captured.
+    """
     if target is None:
         return functools.partial(_capture, options=options)
     return _capture(target, options)
 
 
-def _capture(target, options):
-    if isinstance(target, type): raise AnnotationError("class")
+@define(eq=False)
+class Handle:
+    """What a decorated function knows about itself. ``instances``: by ``id`` of the receiver."""
+
+    annotation: Annotation
+    function: Callable[..., Any]
+    binder: Binder
+    single: Captured | None = None
+    instances: dict[int, tuple[Callable[[], Any], Captured]] = field(factory=dict)
+
+    def of(self, receiver: Any) -> Captured:
+        """The state of one instance, made at its first call."""
+        known = self.instances.get(id(receiver))
+        if known is not None and known[0]() is receiver:
+            return known[1]
+        captured = _new(self.annotation, self.function, self.binder, receiver)
+        address = id(receiver)
+
+        def died(_: object) -> None:
+            gone = self.instances.pop(address, None)
+            if gone is not None:
+                gone[1].retire()
+
+        try:
+            reference: Callable[[], Any] = weakref.ref(receiver, died)
+        except TypeError:  # no weak references to this type: the state lives as long as the function
+            reference = functools.partial(_same, receiver)
+        self.instances[address] = (reference, captured)
+        return captured
+
+    def states(self) -> Iterator[Captured]:
+        """All states made so far."""
+        if self.single is not None:
+            yield self.single
+        for _, captured in list(self.instances.values()):
+            yield captured
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _new(annotation: Annotation, function: Callable[..., Any], binder: Binder, receiver: Any) -> Captured:
+    captured = Captured(annotation, function, binder, named_key(function, binder.names, receiver), receiver)
+    _all.add(captured)
+    return captured
+
+
+def _capture(target: Any, options: dict[str, Any]) -> Any:
     if isinstance(target, torch.nn.Module):
-        fn = target.forward.__func__
-        wrapper = _wrap(fn, options, method=True)
-        target.forward = types.MethodType(wrapper, target)
-        return target
-    q = getattr(target, "__qualname__", "")
-    sig = list(inspect.signature(target).parameters)
-    method = isinstance(target, types.FunctionType) and "." in q and not q.rpartition(".")[0].endswith("<locals>") and sig[:1] == ["self"]
-    return _wrap(target, options, method)
+        return _capture_module(target, options)
+    if isinstance(target, (staticmethod, classmethod)):
+        return type(target)(_capture(target.__func__, options))
+    if isinstance(target, type):
+        raise AnnotationError(
+            f"capture takes a function, a method or an instance, not the class {target.__qualname__}; decorate its "
+            "forward (or __call__), or capture an instance"
+        )
+    if isinstance(target, property) or not callable(target):
+        raise AnnotationError(f"capture takes a callable, got {type(target).__qualname__}")
+    if _handle_of(target) is not None:
+        raise AnnotationError(f"{_name_of(target)} is captured already")
+    code_of = inspect.unwrap(target)
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_kind(code_of) for is_kind in kinds):
+        raise AnnotationError(f"{_name_of(target)} is a generator or coroutine function; capture the work it calls")
+    if isinstance(target, types.MethodType):
+        return _function(target.__func__, options, receiver=target.__self__, keep=target)
+    if isinstance(target, types.FunctionType):
+        return _method(target, options) if _is_method(target) else _function(target, options)
+    call = type(target).__call__
+    if isinstance(call, types.FunctionType):
+        return _function(call, options, receiver=target, keep=target)
+    return _function(target, options, keep=target)
 
-_states = weakref.WeakKeyDictionary()
 
-def _wrap(fn, options, method):
-    sig = inspect.signature(fn)
-    if method:
-        sig = sig.replace(parameters=list(sig.parameters.values())[1:])
-    binder = make_binder(sig)
-    ann = annotate(f"{fn.__module__}.{fn.__qualname__}", binder.names, options, has_self=method, variadic=binder.variadic, defined_at=_where.of_function(fn.__code__))
+def _is_method(function: types.FunctionType) -> bool:
+    """Defined in a class body with ``self`` (or ``cls``) first, as far as its names tell."""
+    owner = function.__qualname__.rpartition(".")[0]
+    first = function.__code__.co_varnames[:1] if function.__code__.co_argcount else ()
+    return bool(owner) and not owner.endswith("<locals>") and first in (("self",), ("cls",))
+
+
+def _name_of(target: Any) -> str:
+    name = getattr(target, "__qualname__", None) or type(target).__qualname__
+    module = getattr(target, "__module__", None) or type(target).__module__
+    return f"{module}.{name}"
+
+
+def _signature(target: Any, *, method: bool) -> inspect.Signature:
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):  # builtins without one
+        variadic = [("args", inspect.Parameter.VAR_POSITIONAL), ("kwargs", inspect.Parameter.VAR_KEYWORD)]
+        return inspect.Signature([inspect.Parameter(name, kind) for name, kind in variadic])
     if not method:
-        state = Captured(ann, fn, binder, named_key(fn), None)
-        @functools.wraps(fn)
-        def wrapper(*args, **kwargs):
-            return state(*args, **kwargs)
-        _states[wrapper] = lambda r=None: state
-        return wrapper
-    instances = {}
-    def of(receiver):
-        got = instances.get(id(receiver))
-        if got is None:
-            got = instances[id(receiver)] = Captured(ann, fn, binder, named_key(fn, receiver), receiver)
-        return got
-    @functools.wraps(fn)
-    def wrapper(self, /, *args, **kwargs):
-        return of(self)(*args, **kwargs)
-    _states[wrapper] = of
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _annotated(function: Any, options: dict[str, Any], *, method: bool, name: str) -> Handle:
+    binder = make_binder(_signature(function, method=method))
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    annotation = annotate(
+        name, binder.names, options, has_self=method, variadic=binder.variadic,
+        defined_at=_where.of_function(code) if code is not None else None,
+    )  # fmt: skip
+    return Handle(annotation, function, binder)
+
+
+def _function(function: Any, options: dict[str, Any], *, receiver: Any = None, keep: Any = None) -> Any:
+    """A function, or a callable object or bound method with one fixed receiver, which the result keeps alive."""
+    target = function if keep is None else keep
+    handle = _annotated(function, options, method=receiver is not None, name=_name_of(target))
+    captured = handle.single = _new(handle.annotation, function, handle.binder, receiver)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return target(*args, **kwargs)
+        return captured(*args, **kwargs)
+
+    _dress(wrapper, target, handle)
+    weakref.finalize(wrapper, captured.retire).atexit = False
     return wrapper
 
-def state_of(f):
-    if isinstance(f, torch.nn.Module): f = f.forward
-    if isinstance(f, types.MethodType): return _states[f.__func__](f.__self__)
-    return _states[f]()
+
+def _method(function: types.FunctionType, options: dict[str, Any]) -> Any:
+    handle = _annotated(function, options, method=True, name=_name_of(function))
+    of, instances = handle.of, handle.instances
+
+    def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return function(self, *args, **kwargs)
+        known = instances.get(id(self))
+        captured = known[1] if known is not None and known[0]() is self else of(self)
+        return captured(*args, **kwargs)
+
+    _dress(wrapper, function, handle)
+    return wrapper
+
+
+def _capture_module(module: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
+    forward = module.forward
+    if _handle_of(forward) is not None:
+        raise AnnotationError(f"forward of this {type(module).__qualname__} is captured already")
+    try:
+        if isinstance(forward, types.MethodType) and forward.__self__ is module:
+            module.forward = types.MethodType(_method(forward.__func__, options), module)  # type: ignore[arg-type]
+        else:
+            module.forward = _capture(forward, options)
+    except RuntimeError as error:
+        raise AnnotationError(f"{type(module).__qualname__} does not let its forward be replaced: {error}") from None
+    return module
+
+
+def _dress(wrapper: Any, target: Any, handle: Handle) -> None:
+    functools.update_wrapper(wrapper, target)
+    if not hasattr(target, "__name__"):
+        wrapper.__name__ = wrapper.__qualname__ = handle.annotation.function.rpartition(".")[2]
+        wrapper.__doc__ = type(target).__doc__
+    setattr(wrapper, _HANDLE, handle)
+
+
+def _handle_of(target: Any) -> Handle | None:
+    function = target.__func__ if isinstance(target, types.MethodType) else target
+    handle = getattr(function, "__dict__", {}).get(_HANDLE)
+    return handle if isinstance(handle, Handle) else None
+
+
+def captured_states(target: Any) -> list[Captured]:
+    """States behind a decorated function, a bound method (its instance's alone) or a module.
+
+    Raises ``AnnotationError`` for what was not decorated.
+    """
+    if isinstance(target, torch.nn.Module):
+        target = target.forward
+    handle = _handle_of(target)
+    if handle is None:
+        raise AnnotationError(f"{_name_of(target)} is not a captured function; decorate it with capture first")
+    if isinstance(target, types.MethodType) and handle.single is None:
+        return [handle.of(target.__self__)]
+    return list(handle.states())
+
+
+def all_states() -> list[Captured]:
+    """States of everything captured in this process and still alive."""
+    return sorted(_all, key=lambda captured: captured.number)
+
+
+def _forget_in_child() -> None:
+    """A forked child keeps decorated functions but no recordings."""
+    for captured in list(_all):
+        captured.families.clear()
+    _tree.forget_trees()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 
 EventKind = Literal[
     "observe", "warm-up", "plan", "plan-loaded", "plan-stale", "record", "checkpoint", "miss", "rebind", "eager",
@@ -49,6 +49,10 @@ class Event:
 @define
 class Counters:
     """Totals of one captured function, over all threads."""
+
+    def items(self) -> dict[str, int]:
+        """Totals by name."""
+        return asdict(self)
 
     observations: int = 0
     recordings: int = 0

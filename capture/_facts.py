@@ -226,6 +226,23 @@ class LimitReached:
 
 
 @frozen(kw_only=True)
+class Verification:
+    """A replay gave other bits than the body did. ``path``: the first output or tensor that differs."""
+
+    path: str
+    deterministic: bool
+    """The body gave the same bits when it ran a second time."""
+
+
+@frozen(kw_only=True)
+class BorrowedUse:
+    """A borrowed output was used after its step. ``where``: the captured function's line."""
+
+    function: str
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
 class Facts:
     """Everything that rules may look at, for one function and one key."""
 
@@ -252,6 +269,8 @@ class Facts:
     """Paths ``static=`` could have named; for "did you mean"."""
     moved: tuple[Moved, ...] = ()
     limit: LimitReached | None = None
+    verification: Verification | None = None
+    borrowed_use: BorrowedUse | None = None
     backend_missing: str | None = None
     """Device type no backend exists for, if any."""
     num_ops: int = 0

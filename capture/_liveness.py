@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from typing_extensions import override
 
 from capture import _torch_private
+from capture._annotate import Annotation
+from capture._compile import compile_plan
 from capture._errors import BorrowedOutputError
-from capture._facts import Where
+from capture._facts import BorrowedUse, Facts
+from capture._report import format_finding
 
 Held = Callable[[], torch.UntypedStorage | None]
 """Called, gives the storage while somebody uses it, else None."""
 
 
-def hold(storage: torch.UntypedStorage) -> Held:
-    """Watch a storage without keeping it alive."""
-    if _torch_private.CAPABILITIES.storage_weakref:
-        return weakref.ref(storage)
-    return _torch_private.CountedStorage(storage)
+hold: Callable[[torch.UntypedStorage], Held] = (
+    weakref.ref if _torch_private.CAPABILITIES.storage_weakref else _torch_private.CountedStorage
+)
+"""Watch a storage without keeping it alive."""
 
 
 def is_sole_holder(tensor: torch.Tensor) -> bool:
@@ -34,22 +38,24 @@ def is_sole_holder(tensor: torch.Tensor) -> bool:
 class StaleTensor(torch.Tensor):
     """What a borrowed output becomes at the end of its step: every use raises."""
 
-    _stale_message: str
-
     @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN206
-        for argument in args:
-            if isinstance(argument, StaleTensor):
-                raise BorrowedOutputError(argument.__dict__.get("_stale_message", "a borrowed output was used"))
-        raise BorrowedOutputError("a borrowed output was used after its step")
+    @override
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for argument in (*args, *(kwargs or {}).values()):
+            for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
+                if isinstance(tensor, StaleTensor):
+                    raise BorrowedOutputError(_stale_text(tensor.__dict__.get("_capture_annotation")))
+        raise BorrowedOutputError(_stale_text(None))
 
 
-def make_stale(tensor: torch.Tensor, function: str, where: Where | None) -> None:
-    """Turn a borrowed output that is still held into one that raises, naming the line that made it."""
-    place = f", made at {where}" if where is not None else ""
-    tensor._stale_message = (  # type: ignore[attr-defined]
-        f"CG404 borrowed-output-used: an output of {function}{place} was used after its step ended, when its memory "
-        'may hold other values. Copy it within the step (out.clone(), one copy), or decorate with outputs="preserve" '
-        '(a copy only while it is held) or outputs="clone" (always a copy).'
-    )
+def _stale_text(annotation: Annotation | None) -> str:
+    annotation = annotation or Annotation(function="a captured function")
+    use = BorrowedUse(function=annotation.function, where=annotation.defined_at)
+    plan = compile_plan(annotation, Facts(function=annotation.function, borrowed_use=use))
+    return "\n".join(format_finding(finding, function=annotation.function) for finding in plan.findings[:1])
+
+
+def make_stale(tensor: torch.Tensor, annotation: Annotation) -> None:
+    """Turn a borrowed output that is still held into one that raises, naming the function that made it."""
+    tensor._capture_annotation = annotation  # type: ignore[attr-defined]
     tensor.__class__ = StaleTensor  # type: ignore[assignment]

@@ -17,9 +17,8 @@ from attrs import frozen
 from capture._bind import Unkeyable, identity_token, key_of
 from capture._containers import PLAIN_TYPES
 
-RootKind = Literal["self", "global", "closure"]
-_LOADS = {"LOAD_GLOBAL": "global", "LOAD_DEREF": "closure", "LOAD_CLASSDEREF": "closure"}
-_FAST_LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_FAST_AND_CLEAR")
+RootKind = Literal["parameter", "global", "closure"]
+_OPENED = (torch.Tensor, list, tuple, dict)  # their members are in the key themselves
 _SMALL = 16  # members of a plain container that are still compared by value
 
 
@@ -35,7 +34,7 @@ MISSING = _Missing()
 
 @frozen
 class Chain:
-    """``root`` followed by attribute names: ``self.cfg.scale`` is ``("self", "self", ("cfg", "scale"))``."""
+    """``root`` followed by attribute names: ``self.cfg.scale`` is ``("parameter", "self", ("cfg", "scale"))``."""
 
     kind: RootKind
     root: str
@@ -46,50 +45,43 @@ class Chain:
 
 
 @functools.lru_cache(maxsize=4096)
-def chains(code: types.CodeType, receiver: str | None = None) -> tuple[Chain, ...]:
-    """All chains in ``code`` and the code nested in it. ``receiver``: name of the local that holds ``self``."""
+def chains(code: types.CodeType) -> tuple[Chain, ...]:
+    """All chains in ``code`` and the code nested in it, rooted at globals, closure cells and parameters."""
+    parameters = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
     found: dict[Chain, None] = {}
     instructions = list(dis.get_instructions(code))
     index = 0
     while index < len(instructions):
-        instruction = instructions[index]
+        root = _root(instructions[index], parameters)
         index += 1
-        names = _roots(instruction, receiver)
-        for position, (kind, root) in enumerate(names):
-            attributes: list[str] = []
-            while position == len(names) - 1 and index < len(instructions):
-                following = instructions[index]
-                if following.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-                    break
-                attributes.append(str(following.argval))
-                index += 1
-            found[Chain(kind, root, tuple(attributes))] = None
+        if root is None:
+            continue
+        attributes: list[str] = []
+        while index < len(instructions) and instructions[index].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            attributes.append(str(instructions[index].argval))
+            index += 1
+        found[Chain(root[0], root[1], tuple(attributes))] = None
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found.update(dict.fromkeys(chains(constant, None)))
-    if receiver is not None:  # nested code sees the receiver as a closure cell of its own
-        found = {_as_receiver(chain, receiver): None for chain in found}
+            for chain in chains(constant):
+                if chain.kind == "closure" and chain.root in parameters:  # a cell of ours
+                    found[Chain("parameter", chain.root, chain.attributes)] = None
+                elif chain.kind != "parameter":
+                    found[chain] = None
     return tuple(found)
 
 
-def _as_receiver(chain: Chain, receiver: str) -> Chain:
-    if chain.kind == "closure" and chain.root == receiver:
-        return Chain("self", receiver, chain.attributes)
-    return chain
-
-
-def _roots(instruction: dis.Instruction, receiver: str | None) -> list[tuple[RootKind, str]]:
+def _root(instruction: dis.Instruction, parameters: frozenset[str]) -> tuple[RootKind, str] | None:
     name = instruction.opname
-    if name in _LOADS:
-        kind: RootKind = "global" if _LOADS[name] == "global" else "closure"
-        return [(kind, str(instruction.argval))]
-    if receiver is None:
-        return []
-    if name in _FAST_LOADS:
-        return [("self", receiver)] if instruction.argval == receiver else []
-    if name.startswith("LOAD_FAST") and isinstance(instruction.argval, tuple):  # paired loads of newer Pythons
-        return [("self", receiver)] if instruction.argval[-1] == receiver else []
-    return []
+    if name == "LOAD_GLOBAL":
+        return "global", str(instruction.argval)
+    if name in ("LOAD_DEREF", "LOAD_CLASSDEREF"):
+        own = str(instruction.argval)
+        return ("parameter" if own in parameters else "closure"), own
+    if name.startswith("LOAD_FAST"):  # newer Pythons load pairs; the last of them is the one an attribute follows
+        local = instruction.argval[-1] if isinstance(instruction.argval, tuple) else instruction.argval
+        return ("parameter", str(local)) if local in parameters else None
+    return None
 
 
 def attribute(holder: Any, name: str) -> Any:
@@ -112,10 +104,8 @@ def attribute(holder: Any, name: str) -> Any:
     return MISSING
 
 
-def root_value(chain: Chain, function: types.FunctionType, receiver: Any) -> Any:
-    """Current value of a chain's root, ``MISSING`` for builtins and empty cells."""
-    if chain.kind == "self":
-        return receiver
+def root_value(chain: Chain, function: types.FunctionType) -> Any:
+    """Current value of a chain's root, ``MISSING`` for builtins, parameters and empty cells."""
     if chain.kind == "global":
         return function.__globals__.get(chain.root, MISSING)
     names = function.__code__.co_freevars
@@ -127,10 +117,13 @@ def root_value(chain: Chain, function: types.FunctionType, receiver: Any) -> Any
         return MISSING
 
 
-def chain_value(chain: Chain, function: types.FunctionType, receiver: Any) -> Any:
+def chain_value(chain: Chain, function: types.FunctionType) -> Any:
     """Current value at the end of a chain, ``MISSING`` where it breaks off."""
-    value = root_value(chain, function, receiver)
-    for name in chain.attributes:
+    return _follow(root_value(chain, function), chain.attributes)
+
+
+def _follow(value: Any, attributes: tuple[str, ...]) -> Any:
+    for name in attributes:
         if value is MISSING:
             return MISSING
         value = attribute(value, name)
@@ -155,55 +148,90 @@ def _part(value: Any) -> Any:
         return (kind, id(value))
 
 
-NamedKey = Callable[[Any], tuple[Any, ...]]
+NamedKey = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
+"""Of the receiver (or None) and the bound values of the other parameters."""
 
 
-def _nothing(_: Any) -> tuple[Any, ...]:
+def names_nothing(_: Any, __: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The key's part of a body that names nothing."""
     return ()
 
 
-def named_key(function: Callable[..., Any], receiver: Any = None) -> NamedKey:
-    """A callable of the receiver that gives the key's part for all chains the body names, as they stand then.
+def named_key(function: Callable[..., Any], parameters: tuple[str, ...], receiver: Any = None) -> NamedKey:
+    """A callable that gives the key's part for all chains the body names, as they stand when it is called.
 
-    Left out: what torch itself defines, methods, and names found in ``builtins``. Holds no reference to the
-    receiver, only to its ``__dict__``.
+    ``parameters``: names of the bound values. Left out: what torch itself defines, methods, and names found in
+    ``builtins``. A function wrapped with ``functools.wraps`` (``torch.no_grad()``) names what it wraps names. Holds
+    no reference to the receiver.
     """
-    if not isinstance(function, types.FunctionType):
-        return _nothing
-    parameters = function.__code__.co_varnames
-    receiver_name = parameters[0] if receiver is not None and function.__code__.co_argcount else None
-    getters: list[Callable[[Any], Any]] = []
-    for chain in chains(function.__code__, receiver_name):
-        if not chain.attributes and chain.kind == "self":
-            continue
-        getter = _getter(chain, function, receiver)
-        if getter is not None:
-            getters.append(getter)
-    if not getters:
-        return _nothing
-    return lambda current: tuple([getter(current) for getter in getters])
+    fixed: list[Callable[[], Any]] = []
+    of_receiver: list[Callable[[Any], Any]] = []
+    of_values: dict[int, list[tuple[str, ...]]] = {}
+    for one in _unwrapped(function):
+        code = one.__code__
+        receiver_name = code.co_varnames[0] if receiver is not None and code.co_argcount else None
+        for chain in chains(code):
+            if chain.kind != "parameter":
+                getter = _getter(chain, one)
+                if getter is not None:
+                    fixed.append(getter)
+            elif chain.root == receiver_name and chain.attributes:
+                part = _receiver_getter(chain.attributes, receiver)
+                if part is not None:
+                    of_receiver.append(part)
+            elif chain.root in parameters and chain.attributes:
+                of_values.setdefault(parameters.index(chain.root), []).append(chain.attributes)
+    if not fixed and not of_receiver and not of_values:
+        return names_nothing
+    groups = [(position, tuple(attributes)) for position, attributes in of_values.items()]
+
+    def named(current: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        found = [getter() for getter in fixed] + [getter(current) for getter in of_receiver]
+        for position, attributes in groups:
+            value = values[position]
+            if not isinstance(value, _OPENED) and type(value) not in PLAIN_TYPES:
+                found += [_object_part(value, names) for names in attributes]
+        return tuple(found)
+
+    return named
 
 
-def _getter(chain: Chain, function: types.FunctionType, receiver: Any) -> Callable[[Any], Any] | None:
-    root = root_value(chain, function, receiver)
+def _unwrapped(function: Any) -> list[types.FunctionType]:
+    found = []
+    while isinstance(function, types.FunctionType) and function not in found:
+        found.append(function)
+        function = getattr(function, "__wrapped__", None)
+    return found
+
+
+def _object_part(value: Any, attributes: tuple[str, ...]) -> Any:
+    if isinstance(value, torch.nn.Module) and (attributes[0] == "training" or attributes[0] in value._modules):
+        return None
+    return _part(_follow(value, attributes))
+
+
+def _getter(chain: Chain, function: types.FunctionType) -> Callable[[], Any] | None:
+    root = root_value(chain, function)
     if chain.kind == "global" and root is MISSING:
         return None
     if isinstance(root, types.ModuleType):
-        value = chain_value(chain, function, receiver)
-        if root.__name__.split(".")[0] == "torch" or type(value) not in PLAIN_TYPES:
+        if root.__name__.split(".")[0] == "torch" or type(chain_value(chain, function)) not in PLAIN_TYPES:
             return None
-    elif chain.kind != "self" and isinstance(root, type) and root.__module__.split(".")[0] == "torch":
+    elif isinstance(root, type) and root.__module__.split(".")[0] == "torch":
         return None
-    if chain.kind == "self" and isinstance(receiver, torch.nn.Module) and len(chain.attributes) == 1:
-        name = chain.attributes[0]
+    if chain.kind == "global" and not chain.attributes:
+        scope, name = function.__globals__, chain.root
+        return lambda: _part(scope.get(name, MISSING))
+    return lambda: _part(chain_value(chain, function))
+
+
+def _receiver_getter(attributes: tuple[str, ...], receiver: Any) -> Callable[[Any], Any] | None:
+    name = attributes[0]
+    if isinstance(receiver, torch.nn.Module) and len(attributes) == 1:
         if name == "training" or name in receiver._modules:
             return None  # training flags and the module structure have checks of their own
         if attribute(receiver, name) is MISSING and hasattr(type(receiver), name):
             return None  # a method or property
-        own = receiver.__dict__
-        if name in own:
-            return lambda _: _part(own.get(name, MISSING))
-    if chain.kind == "global" and not chain.attributes:
-        scope, name = function.__globals__, chain.root
-        return lambda _: _part(scope.get(name, MISSING))
-    return lambda current: _part(chain_value(chain, function, current))
+    if len(attributes) == 1 and name in getattr(receiver, "__dict__", {}):
+        return lambda current: _part(current.__dict__.get(name, MISSING))
+    return lambda current: _part(_follow(current, attributes))

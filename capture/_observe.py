@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -92,8 +93,16 @@ class Notes:
     undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
 
 
+capture_lock = threading.RLock()
+"""Held while a body is watched or recorded, process-wide."""
+
+
 class Watch(TorchDispatchMode):
     """Writes down what a body does. ``undo``: keep the first contents of all external memory it writes."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler (1.1 s) to keep it from tracing the mode
 
     def __init__(self, *, undo: bool = False) -> None:
         super().__init__()
@@ -224,6 +233,16 @@ def _scalars(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         return (f"{tensor.dtype}{tuple(tensor.shape)} {digest(tensor)}",)
     named = [*enumerate(args), *kwargs.items()]
     return tuple(f"{name}={_scalar(value)}" for name, value in named if not isinstance(value, torch.Tensor))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal metadata and equal bits, NaN payloads included."""
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and (one.numel() == 0 or torch.equal(_bytes(one), _bytes(other)))
 
 
 def digest(tensor: torch.Tensor) -> str:

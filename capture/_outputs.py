@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
-from capture import _containers
+from capture import _containers, _torch_private
 from capture._annotate import Outputs
 from capture._describe import KeptEffect, KeptLeaf
 from capture._liveness import Held, hold
@@ -67,6 +67,11 @@ class EffectSlot:
     root: str | None
     steps: tuple[Place, ...]
 
+    @property
+    def path(self) -> str:
+        """``self.last`` and the like."""
+        return self.steps[-1].path
+
     def at(self, named_values: Callable[[], dict[str, Any]]) -> Place:
         """The place in this call's objects."""
         *above, last = self.steps
@@ -91,6 +96,8 @@ class OutputPlan:
     """Builds all leaves of one recording. ``live`` watches the storages handed out last, one a group."""
 
     policy: Outputs
+    preserving: bool
+    """Tensor objects need not be known: storages can be moved with all their views."""
     count: int
     skeleton: Any
     groups: tuple[Group, ...]
@@ -101,7 +108,15 @@ class OutputPlan:
     live: list[Held | None] = field(factory=list)
     tensors: list[list[weakref.ref[torch.Tensor]]] = field(factory=list)
     """The tensor objects handed out, a group: needed to move or to invalidate them."""
-    single: bool = False
+    single: Callable[[], torch.Tensor] | None = None
+    """Makes the one tensor of a plan that has nothing else."""
+
+    def build_single(self) -> torch.Tensor:
+        """Result of a replay of a plan with one fresh tensor and nothing else."""
+        assert self.single is not None
+        tensor = self.single()
+        self.live[0] = hold(tensor.untyped_storage())
+        return tensor if self.preserving else self._hand_out(0, [tensor])[0]
 
     def build(
         self,
@@ -111,13 +126,6 @@ class OutputPlan:
         named_values: Callable[[], dict[str, Any]],
     ) -> Any:
         """Result of a replay: builds every leaf, sets effects, and starts watching what is handed out."""
-        if self.single:
-            group = self.groups[0]
-            tensor = pool.tensor(group.block, group.geometries[0])
-            self.live[0] = hold(tensor.untyped_storage())
-            if self.policy == "preserve":
-                return tensor
-            return self._hand_out(0, [tensor])[0]
         values: list[Any] = [None] * self.count
         for number, group in enumerate(self.groups):
             if len(group.geometries) == 1:
@@ -186,6 +194,7 @@ def plan_outputs(
     blocks: Sequence[Block | None],
     arguments: Sequence[tuple[str, Any]],
     owners: Callable[[str], torch.Tensor],
+    pool: Pool,
 ) -> OutputPlan:
     """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``."""
     leaves = [*outputs, *(leaf for effect in effects for leaf in effect.leaves)]
@@ -213,9 +222,12 @@ def plan_outputs(
         for effect in effects
     )
     made = tuple(Group(block, tuple(p), tuple(g)) for block, p, g in groups.values())
-    single = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1
+    single = None
+    if isinstance(skeleton, Slot) and len(leaves) == len(made) == 1:
+        single = pool.builder(made[0].block, made[0].geometries[0])
+    preserving = policy == "preserve" and _torch_private.CAPABILITIES.swap_data_ptr
     return OutputPlan(
-        policy=policy, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
+        policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
         constants=tuple(constants), empties=tuple(empties), effects=slots, live=[None] * len(made),
         tensors=[[] for _ in made], single=single,
     )  # fmt: skip

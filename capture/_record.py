@@ -16,15 +16,16 @@ from capture import _checks, _observe, _where
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._describe import Described, alias_groups, compare
+from capture._entry import RETRIES, Entry, may_settle
 from capture._facts import Facts, LimitReached, Moved
 from capture._findings import Policy
 from capture._outputs import OutputPlan, plan_outputs
 from capture._plan import CapturePlan
 from capture._tree import Node, Pattern, Tree
-from capture.backends import Input, Recorded
+from capture.backends import Input, Pool, Recorded
 
 if TYPE_CHECKING:
-    from capture._runtime import Captured, Entry
+    from capture._runtime import Captured
 
 
 def span_of(leaf: Any) -> int:
@@ -72,13 +73,11 @@ def inputs_for(call: Call, plan: CapturePlan | None, tree: Tree, pattern: Patter
 
 def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Any:
     """Record ``call`` under the current node and return its result."""
-    from capture._runtime import capture_lock
-
     inputs = inputs_for(call, entry.plan, tree, pattern)
     counters = captured.log.counters
     counters.body_runs += 1
     begin = time.perf_counter()
-    with capture_lock:
+    with _observe.capture_lock:
         tree.before_recording(captured.log)
         recorded = tree.backend.record(tree.pool, call, inputs, undo=undo)
     named = {**call.named_values(), "self": captured.receiver}
@@ -88,7 +87,7 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
         assert recorded.watched.error is not None
         raise recorded.watched.error
     facts, plan = _facts_and_plan(captured, entry, recorded)
-    outputs = _plan_outputs(captured, recorded, recorded.blocks)
+    outputs = _plan_outputs(captured, recorded, tree.pool)
     owners = {one.path: one.owners[0][1] for one in recorded.described.implicit if one.owners}
     values = outputs.own_values(_kept_values(recorded.described), call.leaves, owners.__getitem__)
     if recorded.recording is None or plan.outcome != "record" or not _as_planned(entry.plan, plan):
@@ -116,7 +115,7 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
 
 def _facts_and_plan(captured: Captured, entry: Entry, recorded: Recorded) -> tuple[Facts, CapturePlan]:
     assert recorded.described is not None
-    facts = captured._compared(entry, recorded.described.facts, recorded.watched.watch.notes.lines)
+    facts = captured.compared(entry, recorded.described.facts, recorded.watched.watch.notes.lines)
     plan = compile_plan(captured.annotation, facts, fingerprint=entry.plan.fingerprint if entry.plan else {})
     return facts, plan
 
@@ -139,8 +138,6 @@ def _as_planned(expected: CapturePlan | None, found: CapturePlan) -> bool:
 
 def _refuse(captured: Captured, entry: Entry, facts: Facts, plan: CapturePlan, failure: str | None) -> None:
     """The run was no recording. Look once more where it may settle, else run eagerly from now on."""
-    from capture._runtime import RETRIES, may_settle
-
     captured.log.add("drop", failure or "the recording run differs from the plan")
     entry.facts, entry.plan = facts, plan
     entry.differing_runs += 1
@@ -155,13 +152,13 @@ def _kept_values(described: Described) -> list[Any]:
     return [leaf.value for leaf in (*described.outputs, *(one for effect in described.effects for one in effect.leaves))]
 
 
-def _plan_outputs(captured: Captured, recorded: Recorded, blocks: Sequence[Any]) -> OutputPlan:
+def _plan_outputs(captured: Captured, recorded: Recorded, pool: Pool) -> OutputPlan:
     described, watched = recorded.described, recorded.watched
     assert described is not None
     owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
     return plan_outputs(
-        captured.annotation.outputs, watched.result, described.outputs, described.effects, blocks, watched.arguments,
-        owners.__getitem__,
+        captured.annotation.outputs, watched.result, described.outputs, described.effects, recorded.blocks, watched.arguments,
+        owners.__getitem__, pool,
     )  # fmt: skip
 
 
@@ -183,6 +180,7 @@ def _node(
     return Node(
         function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,
         outputs=outputs, check=checker.function, checker=checker, statics=statics,
+        generators=tuple(place.get() for place in recorded.watched.before.generators.values()),
     )  # fmt: skip
 
 

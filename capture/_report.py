@@ -5,10 +5,10 @@ Stage: the end of the line; whoever prints, warns or logs takes the text from he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from capture._facts import OutputInfo, Where
-from capture._findings import Finding
+from capture._findings import Finding, Severity
 from capture._plan import CapturePlan
 from capture.rules import Rule
 
@@ -75,6 +75,20 @@ def format_table(rows: Sequence[Sequence[str]], *, indent: int = 0) -> str:
     """Rows of equal length, in columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join((" " * indent + "  ".join(map(str.ljust, row, widths))).rstrip() for row in rows)
+
+
+def format_summary(functions: Sequence[tuple[str, Mapping[str, int], Sequence[Finding]]]) -> str:
+    """The table of ``report``: a row a function with its counters, and below it why it runs eagerly, if it does."""
+    names = ("recordings", "replays", "rebinds", "eager_calls", "observations")
+    rows = [("function", *(name.replace("_", " ") for name in names))]
+    rows += [(function, *(str(counters[name]) for name in names)) for function, counters, _ in functions]
+    reasons = [
+        f"{function}: {finding.code} {finding.name}: {finding.what}"
+        for function, _, findings in functions
+        for finding in findings
+        if finding.severity >= Severity.EAGER
+    ]
+    return "\n".join([format_table(rows), *(["", *reasons] if reasons else [])]) + "\n"
 
 
 def format_rule(rule: Rule) -> str:

@@ -7,39 +7,38 @@ plan, never an edited one.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import types
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from attrs import define, evolve, field
+from attrs import evolve
 
 from capture import _config, _observe, _record, _report, _store, _verify, _where
 from capture._ambient import ambient
 from capture._annotate import Annotation
-from capture._bind import Binder, Key, Leaf, Unkeyable, arguments_key, forget_module_structure, module_key
+from capture._bind import Binder, Key, Leaf, Unkeyable, forget_module_structure, key_of, module_key
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._describe import compare, describe
+from capture._entry import RETRIES, Entry, Family, may_settle
 from capture._errors import CaptureWarning, UncapturableError
 from capture._events import Log
-from capture._facts import Facts, Inlined, OpaqueLeaf, Where
+from capture._facts import Facts, Inlined, OpaqueLeaf
 from capture._findings import Finding, Severity
-from capture._named import NamedKey
+from capture._named import NamedKey, names_nothing
 from capture._plan import CapturePlan
 from capture._torch_private import foreign_context
 from capture._tree import Node, Tree, tree_for
 from capture.backends import Backend, backend_for
 
-Phase = Literal["cold", "warm", "ready", "eager"]
+_current_config = _config.current
 _numbers = itertools.count(1)
-RETRIES = 2  # runs that differ from the one before until a function counts as one that always differs
-capture_lock = threading.RLock()
-"""Held while a body is watched or recorded, process-wide."""
 
 
 class _Busy(threading.local):
@@ -47,29 +46,6 @@ class _Busy(threading.local):
 
 
 _busy = _Busy()
-
-
-@define(eq=False)
-class Entry:
-    """All that is known for one key (and one pattern of shared memory among the arguments)."""
-
-    key: Key
-    number: int = field(factory=lambda: next(_numbers))
-    phase: Phase = "cold"
-    plan: CapturePlan | None = None
-    facts: Facts | None = None
-    warmups_left: int = 0
-    differing_runs: int = 0
-    nodes: list[Node] = field(factory=list)
-    backend: Backend | None = None
-
-
-@define(eq=False)
-class Family:
-    """Entries of one key; ``spans`` are the bytes each tensor leaf covers."""
-
-    spans: tuple[int, ...]
-    entries: dict[tuple[Any, ...], Entry] = field(factory=dict)
 
 
 class Captured:
@@ -88,6 +64,8 @@ class Captured:
         self._named = named
         self._receiver = (lambda: None) if receiver is None else _weak(receiver)
         self._is_module = isinstance(receiver, torch.nn.Module)
+        self._verifies = annotation.verify != "off"
+        self._stateless = receiver is None and named is names_nothing and not annotation.guards
 
     @property
     def receiver(self) -> Any:
@@ -101,7 +79,7 @@ class Captured:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One call. The steps are in the order of their cost."""
-        if foreign_context() or _busy.inside or not _config.current().enabled:
+        if foreign_context() or _busy.inside or not _current_config().enabled:
             return self._inline(args, kwargs)
         try:
             values = self.binder.values(*args, **kwargs)
@@ -111,29 +89,35 @@ class Captured:
 
     def dispatch(self, values: tuple[Any, ...]) -> Any:
         """A call with its arguments bound: find the entry for its key."""
-        leaves: list[Leaf] = []
         try:
-            key = self.key(values, leaves)
-            family = self.families.get(key)
+            entry, leaves = self.entry_for(values)
         except (Unkeyable, TypeError) as error:
-            return self._unkeyable(values, leaves, str(error))
+            return self._unkeyable(values, str(error))
+        return (self._ready if entry.phase == "ready" else self._unready)(entry, values, leaves)
+
+    def entry_for(self, values: tuple[Any, ...]) -> tuple[Entry, list[Leaf]]:
+        """The entry of a call and its dynamic leaves. Raises ``Unkeyable`` or ``TypeError`` for unhashable values."""
+        leaves: list[Leaf] = []
+        key = self.key(values, leaves)
+        family = self.families.get(key)
         if family is None:
             family = self.families[key] = Family(tuple(_record.span_of(leaf) for leaf in leaves))
         pattern = _record.alias_pattern(leaves, family.spans) if len(leaves) > 1 else ()
         entry = family.entries.get(pattern)
         if entry is None:
             entry = family.entries[pattern] = Entry(key)
-        if entry.phase == "ready":
-            return self._ready(entry, values, leaves)
-        return self._unready(entry, values, leaves)
+        return entry, leaves
 
     def key(self, values: tuple[Any, ...], leaves: list[Leaf]) -> Key:
         """Everything that must be equal for a plan to apply. Fills ``leaves``."""
+        arguments = tuple([key_of(value, leaves) for value in values])
+        if self._stateless:
+            return (ambient(), arguments)
         receiver = self._receiver()
         return (
             ambient(),
-            arguments_key(values, leaves),
-            self._named(receiver),
+            arguments,
+            self._named(receiver, values),
             module_key(receiver, leaves) if self._is_module else None,
             tuple([guard() for guard in self.annotation.guards]),
         )
@@ -155,8 +139,8 @@ class Captured:
             watch.notes.inlined.append(Inlined(function=self.annotation.function, where=_where.here()))
         return self.body()(*args, **kwargs)
 
-    def _unkeyable(self, values: tuple[Any, ...], leaves: list[Leaf], reason: str) -> Any:
-        call = self.call(values, leaves)
+    def _unkeyable(self, values: tuple[Any, ...], reason: str) -> Any:
+        call = self.call(values, [])
         opaque = call.opaque_leaves() or [OpaqueLeaf(path=reason, type=reason, role="argument", num_tensors=0)]
         worst = evolve(opaque[0], num_tensors=max(opaque[0].num_tensors, 1))
         self.report(compile_plan(self.annotation, self.bare_facts(opaque=(worst,))))
@@ -173,12 +157,25 @@ class Captured:
         self.log.add("eager", reason)
         return call.run()
 
-    def report(self, plan: CapturePlan, *, least: Severity = Severity.EAGER) -> None:
-        """Warn about a plan's findings, once for each code and path; raise where the annotation asks for it."""
-        findings = plan.findings_at_least(least)
-        new = [finding for finding in findings if (finding.code, finding.path) not in self.findings]
+    def run_body(self, call: Call) -> Any:
+        """The body with captured functions inside it inlined."""
+        self.log.counters.body_runs += 1
+        _busy.inside += 1
+        try:
+            return call.run()
+        finally:
+            _busy.inside -= 1
+
+    def note_findings(self, plan: CapturePlan) -> None:
+        """Keep a plan's findings for ``recordings`` and ``report``."""
         for finding in plan.findings:
             self.findings.setdefault((finding.code, finding.path), finding)
+
+    def report(self, plan: CapturePlan) -> None:
+        """Warn about what keeps a call eager, once for each code and path; raise where the annotation asks for it."""
+        findings = plan.findings_at_least(Severity.EAGER)
+        new = [finding for finding in findings if (finding.code, finding.path) not in self.findings]
+        self.note_findings(plan)
         raising = self.annotation.fallback == "error" or any(f.severity is Severity.ERROR for f in findings)
         if findings and raising:
             text = "\n".join(_report.format_finding(one, function=self.annotation.function) for one in findings)
@@ -188,23 +185,19 @@ class Captured:
             self.log.add("fallback", finding.code + " " + finding.what)
             warnings.warn(text, CaptureWarning, stacklevel=_where.stack_level())
 
-    def output_line(self, group: int) -> Where | None:
-        """Where an output was made, for messages."""
-        return self.annotation.defined_at
-
     def _unready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         call = self.call(values, leaves)
         if entry.phase == "eager":
             if entry.plan is not None and self.annotation.fallback == "error":
                 self.report(entry.plan)
             return self.run_eagerly(call, "this key cannot be recorded")
-        backend = entry.backend or self._choose_backend(entry, leaves)
+        backend = self.backend_of(entry, leaves)
         if backend is None:
             return self._unready(entry, values, leaves)
         tree = tree_for(backend)
         tree.begin_call(self, self.annotation.max_recordings)
         if entry.phase == "cold":
-            self._load(entry)
+            self.load(entry)
         if entry.phase == "cold":
             if self._at_limit(tree):
                 return self._limit_reached(entry, call, tree)
@@ -217,7 +210,10 @@ class Captured:
         entry.phase = "ready"
         return self._ready(entry, values, leaves)
 
-    def _choose_backend(self, entry: Entry, leaves: Sequence[Leaf]) -> Backend | None:
+    def backend_of(self, entry: Entry, leaves: Sequence[Leaf]) -> Backend | None:
+        """The engine for this call's device; without one the entry goes eager."""
+        if entry.backend is not None:
+            return entry.backend
         kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)} - {"cpu", "meta"} or {"cpu"}
         receiver = self.receiver
         if self._is_module:
@@ -231,7 +227,7 @@ class Captured:
             self.report(entry.plan)
         return entry.backend
 
-    def _load(self, entry: Entry) -> None:
+    def load(self, entry: Entry) -> None:
         """Take the plan another process made, if there is one; it is checked by the recording."""
         if _config.current().skip_warmup:
             entry.phase = "ready"
@@ -253,34 +249,39 @@ class Captured:
         watch = _observe.Watch(undo=undoable)
         self.log.counters.observations += 1
         self.log.counters.body_runs += 1
-        with capture_lock, self.log.timed("observe"):
+        with _observe.capture_lock, self.log.timed("observe"):
             watched = _observe.run_watched(call, watch)
             if watched.error is not None:
                 raise watched.error
             described = describe(watched)
-        facts = self._compared(entry, described.facts, watch.notes.lines)
-        plan = entry.plan = compile_plan(self.annotation, facts)
-        entry.facts = facts
-        if plan.outcome == "record":
-            entry.phase, entry.warmups_left = "warm", self.annotation.warmup - 1
-            tree.note_warm(self, [leaf.value for leaf in described.outputs if leaf.kind == "fresh"])
-            self.save(entry)
-            self.report(plan, least=Severity.ERROR)
-            return watched.result
-        if may_settle(plan) and entry.differing_runs < RETRIES:
-            entry.differing_runs += 1  # what a first call sets up once is no reason; watch another one
-            return watched.result
-        entry.phase = "eager"
-        self.save(entry)
+        facts = self.compared(entry, described.facts, watch.notes.lines)
+        plan = compile_plan(self.annotation, facts)
         try:
-            self.report(plan)
+            self.adopt(entry, facts, plan)
         except UncapturableError:
             _observe.undo(watched)
             raise
-        self.log.counters.eager_calls += 1
+        if entry.phase == "warm":
+            tree.note_warm(self, [leaf.value for leaf in described.outputs if leaf.kind == "fresh"])
+        elif entry.phase == "eager":
+            self.log.counters.eager_calls += 1
         return watched.result
 
-    def _compared(self, entry: Entry, facts: Facts, lines: Sequence[Any]) -> Facts:
+    def adopt(self, entry: Entry, facts: Facts, plan: CapturePlan) -> None:
+        """Take a plan made from a watched run; says so and raises as the annotation asks if it is an eager one."""
+        entry.facts, entry.plan = facts, plan
+        if plan.outcome == "record":
+            entry.phase, entry.warmups_left = "warm", self.annotation.warmup - 1
+            self.note_findings(plan)
+            self.save(entry)
+        elif may_settle(plan) and entry.differing_runs < RETRIES:
+            entry.differing_runs += 1  # what a first call sets up once is no reason; watch another one
+        else:
+            entry.phase = "eager"
+            self.save(entry)
+            self.report(plan)
+
+    def compared(self, entry: Entry, facts: Facts, lines: Sequence[Any]) -> Facts:
         """Facts with the differences to the run before."""
         if entry.facts is None:
             return facts
@@ -293,13 +294,8 @@ class Captured:
 
     def _warm_up(self, call: Call, tree: Tree) -> Any:
         """A plain eager run: asked for by ``warmup=``, or because a step that warms up is still open."""
-        self.log.counters.body_runs += 1
-        _busy.inside += 1
-        try:
-            with self.log.timed("warm-up"):
-                result = call.run()
-        finally:
-            _busy.inside -= 1
+        with self.log.timed("warm-up"):
+            result = self.run_body(call)
         tensors = [leaf for _, leaf in _observe.result_leaves(result) if isinstance(leaf, torch.Tensor)]
         tree.note_warm(self, [tensor for tensor in tensors if all(tensor is not leaf for leaf in call.leaves)])
         return result
@@ -308,31 +304,33 @@ class Captured:
         """Match and replay, or record."""
         assert entry.backend is not None
         tree = tree_for(entry.backend)
-        if tree.path or tree.warm:
-            tree.begin_call(self, self.annotation.max_recordings)
-            if tree.warm:
-                return self._warm_up(self.call(values, leaves), tree)
-        else:
-            tree.begin_call(self, self.annotation.max_recordings)
-        pattern = tree.pattern(leaves)
+        tree.begin_call(self, self.annotation.max_recordings)
+        if tree.warm:
+            return self._warm_up(self.call(values, leaves), tree)
+        pattern = tree.pattern(leaves) if tree.path else (None,) * len(leaves)
         node = tree.match((entry.number, pattern))
         if node is None:
             return self._miss(entry, self.call(values, leaves), tree, pattern)
         if node.check(leaves):
             return self._state_moved(entry, node, values, leaves, tree)
-        if _config.current().poison:
+        config = _current_config()
+        if config.poison:
             tree.pool.poison([block for block, _ in tree.live_blocks()])
-        if self.annotation.verify != "off" or _config.current().verify != "off":
-            return _verify.verified(self, entry, node, tree, self.call(values, leaves))
+        if self._verifies or config.verify != "off":
+            if _verify.is_due(self, node):
+                return _verify.verified(self, entry, node, tree, self.call(values, leaves))
         return self.replay(node, tree, values, leaves)
 
     def replay(self, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """Run a recording that was found to fit."""
-        assert node.recording is not None and node.outputs is not None
-        node.recording.replay(leaves)
-        result = node.outputs.build(
-            tree.pool, leaves, node.statics.__getitem__, lambda: self._named_values(values, leaves)
-        )
+        recording, outputs = node.recording, node.outputs
+        assert recording is not None and outputs is not None
+        recording.replay(leaves)
+        if outputs.single is not None:
+            result = outputs.build_single()
+        else:
+            named = functools.partial(self._named_values, values, leaves)
+            result = outputs.build(tree.pool, leaves, node.statics.__getitem__, named)
         tree.stand_on(node)
         self.log.counters.replays += 1
         return result
@@ -348,8 +346,7 @@ class Captured:
         if moved is not None:
             self.log.counters.rebinds += 1
             plan = compile_plan(self.annotation, self.bare_facts(moved=moved))
-            for finding in plan.findings:
-                self.findings.setdefault((finding.code, finding.path), finding)
+            self.note_findings(plan)
             self.log.add("rebind", ", ".join(f"{m.path} {m.before_addr:#x} -> {m.after_addr:#x}" for m in moved))
             return self._ready(entry, values, leaves)
         self.log.add("drop", "modules or attributes the recording relies on were replaced")
@@ -368,6 +365,24 @@ class Captured:
         entry.nodes.clear()
         entry.phase, entry.plan, entry.facts = "cold", None, None
 
+    def release(self) -> None:
+        """Drop all recordings; plans stay."""
+        for entry in self.entries():
+            for node in entry.nodes:
+                node.drop()
+            entry.nodes.clear()
+
+    def retire(self) -> None:
+        """Nobody can call this any more."""
+        self.release()
+        self.families.clear()
+
+    def reset(self) -> None:
+        """As if just decorated."""
+        self.retire()
+        self.findings.clear()
+        self.log = Log(self.annotation.function)
+
     def _at_limit(self, tree: Tree) -> bool:
         return tree.current.counts.get(self.number, 0) >= self.annotation.max_recordings
 
@@ -384,12 +399,6 @@ class Captured:
             self.log.counters.misses += 1
             self.log.add("miss", _record.difference(self, entry, call, tree, pattern).difference)
         return _record.record(self, entry, call, tree, pattern)
-
-
-def may_settle(plan: CapturePlan) -> bool:
-    """Only reasons that a second run may clear: state that a first call sets up."""
-    settling = {"CG204", "CG205", "CG206", "CG401"}
-    return all(finding.code in settling for finding in plan.findings_at_least(Severity.EAGER))
 
 
 def _weak(receiver: Any) -> Callable[[], Any]:

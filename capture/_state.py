@@ -126,27 +126,27 @@ def roots(function: Any, receiver: Any, arguments: dict[str, Any]) -> list[Place
     for name, value in arguments.items():
         found.append(Place("root", value, None, name))
     if isinstance(function, types.FunctionType):
-        found.extend(_function_places(function, receiver, None))
+        found.extend(_function_places(function, None))
     elif receiver is None:
         found.append(Place("root", function, None, "function"))
     return found
 
 
-def _function_places(function: types.FunctionType, receiver: Any, parent: Place | None) -> list[Place]:
+def _function_places(function: types.FunctionType, parent: Place | None) -> list[Place]:
     found = []
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=False):
         found.append(Place("closure", cell, None, name, parent))
     scope = function.__globals__
-    for chain in chains(function.__code__, None):
+    for chain in chains(function.__code__):
         if chain.kind != "global" or chain.root not in scope:
             continue
-        root = root_value(chain, function, receiver)
+        root = root_value(chain, function)
         if not isinstance(root, types.ModuleType):
             found.append(Place("global", scope, chain.root, chain.root, parent))
         elif chain.attributes and not root.__name__.startswith("torch"):
             holder: Any = root
-            value = chain_value(chain, function, receiver)
+            value = chain_value(chain, function)
             if isinstance(value, (torch.Tensor, list, dict)) and len(chain.attributes) == 1:
                 found.append(Place("attribute", holder, chain.attributes[0], str(chain), parent))
     return found
@@ -190,7 +190,7 @@ def _members(found: Snapshot, place: Place, value: Any) -> list[Place]:
     if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
         return _container_places(found, place, value)
     if isinstance(value, types.FunctionType):
-        return [] if _closed_package(value.__module__) else _function_places(value, None, place)
+        return [] if _closed_package(value.__module__) else _function_places(value, place)
     if isinstance(value, types.MethodType):
         return [Place("root", value.__self__, None, f"{place.path}.__self__", place)]
     if isinstance(value, functools.partial):
@@ -225,7 +225,7 @@ def _module_places(module: torch.nn.Module, place: Place) -> list[Place]:
     if isinstance(forward, types.FunctionType) and not _closed_package(forward.__module__):
         found.extend(
             Place(p.kind, p.holder, p.name, f"{type(module).__name__}.forward:{p.path}", None)
-            for p in _function_places(forward, module, None)
+            for p in _function_places(forward, None)
         )
     return found
 

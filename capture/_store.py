@@ -1,3 +1,302 @@
-"""stub"""
-def load(annotation, function, key, log): return None
-def save(annotation, function, key, plan, log): return plan
+"""Store: plans on disk, and plans loaded from a directory that a user names.
+
+Stage: before the first watched run of a key. In: annotation, function, key. Out: a plan whose fingerprint is that of
+here and now, or None. A file is named for function and key alone, so that one made under another body, rule set or
+torch is found and the field that differs can be said. A file that cannot be used is named in an event, no more.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import linecache
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable, Set
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import asdict, evolve, frozen
+
+from capture import _bind, _config
+from capture._ambient import Ambient
+from capture._annotate import Annotation
+from capture._bind import Key
+from capture._containers import PLAIN_TYPES
+from capture._events import Log, logger
+from capture._findings import Severity
+from capture._plan import VERSION, CapturePlan, PlanError, differing_fields, dumps, loads
+from capture.rules import rules_revision
+
+_loaded: dict[str, CapturePlan] = {}  # by file name
+_unwritable: set[Path] = set()  # directories that were complained about
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{8,}")
+_RAW = (0, 4)  # parts of ``Captured.key`` with no stand-ins for objects: ambient modes, values of the guards
+
+
+@frozen(kw_only=True)
+class LoadReport:
+    """What ``load_plans`` found."""
+
+    used: tuple[str, ...]  # names of functions, one a plan, in the order of the files
+    stale: tuple[tuple[str, str], ...]  # file and reason of what was left out
+
+
+def default_dir() -> Path:
+    """Where plans are kept: ``CAPTURE_CACHE_DIR``, or what ``config.patch(cache_dir=...)`` says here."""
+    return _config.current().cache_dir
+
+
+def load(annotation: Annotation, function: Callable[..., Any], key: Key, log: Log) -> CapturePlan | None:
+    """The plan for this function and key that still holds: one the user loaded, else the file in the cache."""
+    name = _file_name(annotation.function, _digest_of_key(key)[0])  # even if unused: see there
+    plan = _loaded.get(name)
+    if plan is None or not _holds(plan, annotation, function, key, log):
+        plan = _cached(name, log)
+        if plan is None or not _holds(plan, annotation, function, key, log):
+            return None
+    log.add("plan-loaded", name)
+    return plan
+
+
+def _cached(name: str, log: Log) -> CapturePlan | None:
+    try:
+        return _read(default_dir() / name) if _config.current().cache else None
+    except PlanError as error:
+        log.counters.plans_stale += 1
+        log.add("plan-stale", f"{name}: {error}")
+        return None
+
+
+def save(annotation: Annotation, function: Callable[..., Any], key: Key, plan: CapturePlan, log: Log) -> CapturePlan:
+    """Keep a plan on disk, if the cache is on. The plan comes back with its fingerprint."""
+    plan = evolve(plan, fingerprint=fingerprint(annotation, function, key))
+    if not _config.current().cache:
+        return plan
+    directory = default_dir()
+    try:
+        log.add("plan", f"{plan.outcome}, kept as {_write(directory, plan)}")
+    except (OSError, ValueError) as error:  # ValueError: a directory's name that no file system takes
+        log.add("plan", f"{plan.outcome}, not kept: {error}")
+        if directory not in _unwritable:
+            _unwritable.add(directory)
+            logger.warning("plans are not kept: %s", error)
+    return plan
+
+
+def save_plans(directory: str | os.PathLike[str], plans: Iterable[CapturePlan]) -> int:
+    """Write plans to a directory, to be shipped; gives the number of files. Raises ``OSError`` if that is impossible.
+
+    A plan that was never saved for a key (it has no fingerprint) is left out; of two for one key the last stays.
+    """
+    return len({_write(Path(directory), plan) for plan in plans if "key" in plan.fingerprint})
+
+
+def load_plans(directory: str | os.PathLike[str]) -> LoadReport:
+    """Use the plans in a directory like those of the cache, before it and also while it is off.
+
+    Left out and named: what is no plan, and plans made under another torch, CUDA, allocator or rule set. The source
+    and the annotation are compared at the call. Raises ``OSError`` if the directory cannot be read.
+    """
+    used: list[str] = []
+    stale: list[tuple[str, str]] = []
+    here = _of_process()
+    for path in sorted(path for path in Path(directory).iterdir() if path.suffix == ".json"):
+        try:
+            plan = _read(path)
+        except PlanError as error:
+            stale.append((path.name, str(error)))
+            continue
+        made_under = dict(plan.fingerprint) if plan is not None else {}
+        fields = differing_fields(made_under | here, made_under)
+        if plan is None or "key" not in made_under or fields:
+            stale.append((path.name, _differ(fields) if "key" in made_under else "no fingerprint"))
+        else:
+            _loaded[_file_name(plan.function, made_under["key"])] = plan
+            used.append(plan.function)
+    return LoadReport(used=tuple(used), stale=tuple(stale))
+
+
+def forget_loaded() -> None:
+    """The reverse of all ``load_plans`` so far; what already runs stays as it is."""
+    _loaded.clear()
+
+
+def _read(path: Path) -> CapturePlan | None:
+    """The plan in a file, None if there is no file. Raises ``PlanError`` for whatever else is there."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8
+        raise PlanError(f"cannot be read ({error})") from None
+    return loads(text)
+
+
+def _write(directory: Path, plan: CapturePlan) -> str:
+    """Write under a name of this call's own, then move: a reader sees the old file or the new one, whole."""
+    name = _file_name(plan.function, plan.fingerprint["key"])
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = directory / f".{name}.{os.urandom(6).hex()}.tmp"
+    try:
+        temporary.write_text(dumps(plan), encoding="utf-8", newline="\n")
+        os.replace(temporary, directory / name)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return name
+
+
+def _file_name(function: str, key: str) -> str:
+    slug = re.sub(r"[^A-Za-z0-9_.]+", "-", function).strip("-.")[-80:]
+    return f"{slug or 'plan'}-{_digest(f'{function} {key}')[:16]}.json"
+
+
+def _holds(plan: CapturePlan, annotation: Annotation, function: Callable[..., Any], key: Key, log: Log) -> bool:
+    fields = differing_fields(plan.fingerprint, fingerprint(annotation, function, key))
+    reason = _differ(fields) if fields else _outdated_line(plan)
+    if reason:
+        log.counters.plans_stale += 1
+        log.add("plan-stale", reason)
+    return not reason
+
+
+def _differ(fields: tuple[str, ...]) -> str:
+    return f"{', '.join(fields)} {'differs' if len(fields) == 1 else 'differ'}"
+
+
+def _outdated_line(plan: CapturePlan) -> str:
+    """Reasons not to record may lie in deeper code, which no recording checks: their lines must still be there."""
+    for finding in plan.findings_at_least(Severity.EAGER):
+        where = finding.where
+        now = linecache.getline(where.file, where.line).strip() if where and where.code else ""
+        if where and now and now != where.code:
+            return f"{where.file}:{where.line} differs, the place of {finding.code}"
+    return ""
+
+
+def fingerprint(annotation: Annotation, function: Callable[..., Any], key: Key) -> dict[str, str]:
+    """All that a plan depends on besides the facts; the same in every process that runs the same program."""
+    digest, on_cuda = _digest_of_key(key)
+    options = asdict(annotation, recurse=False) | {"guards": [_name(guard) for guard in annotation.guards]}
+    del options["function"], options["defined_at"]  # an edit further up moves the place
+    if on_cuda and torch.cuda.is_available():  # else not asked: that would start CUDA, and no fork could use it
+        device = "cuda {}.{}".format(*torch.cuda.get_device_capability())
+    else:
+        device = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return _of_process() | {
+        "annotation": json.dumps(options, sort_keys=True),
+        "device": device,
+        "function": annotation.function,
+        "key": digest,
+        "source": _source(function),
+    }
+
+
+def _of_process() -> dict[str, str]:
+    allocator = (os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    try:
+        version = importlib.metadata.version("torch-capture")
+    except importlib.metadata.PackageNotFoundError:
+        version = "0"  # a source tree that is not installed
+    return {
+        "allocator": " ".join(text for text in allocator if text) or "default",
+        "capture": version,
+        "cuda": torch.version.cuda or "none",
+        "rules": rules_revision(),
+        "schema": str(VERSION),
+        "torch": str(torch.__version__),
+    }
+
+
+def _source(function: Any) -> str:  # Any: whatever can be called
+    """Hash of the source, or of the code where there is none. Lambdas of one line share it, so theirs is of both."""
+    try:
+        function = inspect.unwrap(function)
+        code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+        text = inspect.getsource(code) if code is not None else _name(function)
+    except (OSError, SyntaxError, TypeError, ValueError):  # no file, another file by now, no end of wrappers
+        text = ""
+    return _digest(text if text and getattr(function, "__name__", "") != "<lambda>" else text + _code_text(function))
+
+
+def _code_text(function: Any) -> str:  # Any: a function or its code
+    code = getattr(function, "__code__", function)
+    if not inspect.iscode(code):
+        return _name(function)
+    constants = [_code_text(one) if inspect.iscode(one) else _text(one) for one in code.co_consts]
+    return f"({code.co_code.hex()} {' '.join(code.co_names)} {' '.join(constants)})"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
+
+
+@functools.lru_cache(maxsize=16)
+def _digest_of_key(key: Key) -> tuple[str, bool]:
+    """Hash of the key's text, and whether it has a CUDA device. Kept from ``load`` to ``save``, between which the
+    body's first run may give a module its parameters."""
+    try:
+        text = "\n".join(_text(part, raw=position in _RAW) for position, part in enumerate(key))
+    except Exception:  # noqa: BLE001 - a ``repr`` or a module of others may raise anything
+        text = os.urandom(32).hex()  # no file is found
+    return _digest(text), "device(cuda" in text
+
+
+def _text(value: Any, *, raw: bool = True) -> str:  # Any: whatever is hashable can be in a key
+    """Text by value, without addresses and process-local numbers; if not ``raw``, of parts ``_bind`` made."""
+    kind = type(value)
+    if kind is int:
+        return hex(value)  # of any length; ``repr`` has a limit
+    if kind is float or kind is complex:
+        return f"{kind.__name__}({value.real.hex()} {value.imag.hex()})"
+    if kind is torch.device:  # the current GPU has no number: each rank has another one, one file serves all
+        cuda = value.type == "cuda" and torch.cuda.is_initialized() and value.index == torch.cuda.current_device()
+        return f"device({'cuda' if cuda else value})"
+    if isinstance(value, Ambient):
+        return _text(value.values)
+    if isinstance(value, type):
+        return _name(value)
+    if isinstance(value, tuple):
+        known = None if raw else _stand_in(value)
+        return known or f"({', '.join([_text(member, raw=raw) for member in value])})"
+    if isinstance(value, Set):
+        return f"{_name(kind)}{{{', '.join(sorted(map(_text, value)))}}}"
+    if kind in PLAIN_TYPES:
+        return repr(value)
+    text = "" if kind.__hash__ in (object.__hash__, torch.Tensor.__hash__) else repr(value)
+    return f"<{_name(value)} {'' if _ADDRESS.search(text) else text}>"  # by identity, or by what shows of its value
+
+
+def _stand_in(part: tuple[Any, ...]) -> str | None:
+    """Text of a part with a process-local number, or with a ``repr`` that torch's pytree gave, else None."""
+    match part:
+        case (type() as kind, second, *rest) if type(second) is int and kind not in (int, tuple):
+            return f"<{_identity_text(second, kind)} {rest}>"  # ``rest``: training flags
+        case (type() as kind, str() as context, int() as size):
+            return f"<{_name(kind)} {_ADDRESS.sub('', context)!r} {size}>"
+        case ("method", int() as function, int() as receiver):
+            return f"<method {_identity_text(function)} {_identity_text(receiver)}>"
+    return None
+
+
+def _identity_text(token: int, kind: type = object) -> str:
+    """What an object compared by identity looks like from outside: its type, and more for functions and modules."""
+    found = next((reference() for reference, number in list(_bind._tokens.values()) if number == token), None)
+    if not isinstance(found, kind) or found is None:
+        return _name(kind)  # it is gone, or the number is an ``id``
+    if isinstance(found, torch.nn.Module):
+        members = [f"{path}: {_name(type(member))}" for path, member in found.named_modules()]
+        return " ".join(members + [f"{path}: {one.requires_grad}" for path, one in found.named_parameters()])
+    return _name(found) + (_code_text(getattr(found, "__wrapped__", found)) if inspect.isfunction(found) else "")
+
+
+def _name(value: object) -> str:
+    """``module.qualname`` of a type or function, or of the type of anything else."""
+    named = value if isinstance(value, type) or inspect.isroutine(value) else type(value)
+    return f"{getattr(named, '__module__', None)}.{getattr(named, '__qualname__', None)}"

@@ -46,7 +46,15 @@ class Node:
     children: dict[ChildKey, list[Node]] = field(factory=dict)
     counts: dict[int, int] = field(factory=dict)
     """Recordings below this node, by number of the function."""
+    generators: tuple[torch.Generator, ...] = ()
+    """Generators the body draws from that are no arguments."""
     verified: bool = False
+    tree: Tree | None = None
+
+    def drop(self) -> None:
+        """Remove this recording and all below it from the tree, now or, from another thread, at its next call."""
+        if self.tree is not None:
+            self.tree.bury(self)
 
     def live_groups(self) -> Iterator[tuple[int, Block, torch.UntypedStorage]]:
         """Number, block and storage of every output that is still used."""
@@ -96,22 +104,41 @@ class Tree:
         self.mark = _step.steps_begun()
         self.pool_is_at: Node | None = self.root
         self.checkpoints = 0
+        self.buried: list[Node] = []
+        self.thread = threading.get_ident()
+
+    def bury(self, node: Node) -> None:
+        """Forget a recording as soon as this thread may."""
+        self.buried.append(node)
+        if threading.get_ident() == self.thread:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Forget what was buried; an empty tree gives its pool up."""
+        while self.buried:
+            self.forget(self.buried.pop())
+        if not self.root.children and self.pool.reserved_bytes() and not self.path:
+            self.retire()
 
     def begin_call(self, function: Any, limit: int) -> None:
         """End the step if it is over: before anything is matched or recorded for ``function``."""
+        if self.buried:
+            self.sweep()
         if not self.path and not self.warm:
             self.mark = _step.steps_begun()
             return
         reason = self._over(function, limit)
-        if reason is not None:
+        if reason == "dead":
+            self._end()
+        elif reason is not None:
             self.end_path(reason)
 
     def _over(self, function: Any, limit: int) -> str | None:
+        if not self._any_live():
+            return "dead"
         marks = _step.steps_begun()
         if marks != self.mark:
             return "step"
-        if not self._any_live():
-            return "dead"
         times = sum(node.function is function for node in self.path)
         times += sum(warm.function is function for warm in self.warm)
         if times and marks == 0:
@@ -136,19 +163,21 @@ class Tree:
                     self._invalidate(node, number)
                 if not self._move_out(node, number, storage):
                     return False
+        self._end()
+        return True
+
+    def _end(self) -> None:
         self.path.clear()
         self.warm.clear()
         self.current = self.root
         self.mark = _step.steps_begun()
-        return True
 
     def _invalidate(self, node: Node, number: int) -> None:
         assert node.outputs is not None
         for reference in node.outputs.tensors[number]:
             tensor = reference()
             if tensor is not None and type(tensor) is torch.Tensor:
-                function = node.function.annotation
-                make_stale(tensor, function.function, node.function.output_line(number) or function.defined_at)
+                make_stale(tensor, node.function.annotation)
 
     def _move_out(self, node: Node, number: int, storage: torch.UntypedStorage) -> bool:
         outputs, log = node.outputs, node.log
@@ -225,6 +254,7 @@ class Tree:
                 if number not in alive and (ancestor.number, number) not in dead:
                     before.append((ancestor, number))
                     dead.add((ancestor.number, number))
+        node.tree = self
         node.parent, node.dead_before, node.dead = self.current, tuple(before), frozenset(dead)
         self.current.children.setdefault(node.key, []).append(node)
         counts = self.current.counts
@@ -248,6 +278,7 @@ class Tree:
         for node in walk(self.root):
             if node.recording is not None:
                 node.recording.release()
+                node.recording = node.tree = None
         self.pool = self.backend.new_pool()
         self.root = self.current = self.pool_is_at = Node()
         self.path.clear()
@@ -257,7 +288,8 @@ class Tree:
         """Drop a recording and all below it. Outputs still held keep their values."""
         if node in self.path and not self.end_path("drop"):
             return
-        assert node.parent is not None
+        if node.parent is None:
+            return
         siblings = node.parent.children.get(node.key, [])
         if node in siblings:
             siblings.remove(node)
@@ -267,6 +299,7 @@ class Tree:
             if below.recording is not None:
                 below.recording.release()
                 below.recording = None
+            below.tree = None
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -294,6 +327,12 @@ def tree_for(backend: Backend) -> Tree:
     return tree
 
 
-def drop_tree(backend: Backend) -> None:
-    """Start over with an empty tree; the old pool lives on under what is still held."""
-    _trees.by_backend.pop(backend.name, None)
+def trees_of(function: Any) -> list[Tree]:
+    """Trees of all threads that hold recordings of a captured function."""
+    nodes = [node for entry in function.entries() for node in entry.nodes]
+    return list({id(node.tree): node.tree for node in nodes if node.tree is not None}.values())
+
+
+def forget_trees() -> None:
+    """Start over in this thread."""
+    _trees.by_backend.clear()

@@ -26,10 +26,10 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_containers _bind _ambient _named _state _call _where _operators _host_reads",
         "_observe _describe",
         "backends",
-        "_store",
-        "_outputs _liveness _step _tree",
-        "_verify _runtime",
-        "_decorate",
+        "_store _key_text",
+        "_outputs _liveness _step _tree _checks",
+        "_entry _record _verify _runtime _warm",
+        "_decorate _api",
         "__init__ __main__ testing integrations",
     )
 )

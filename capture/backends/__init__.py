@@ -62,9 +62,8 @@ class Recording(Protocol):
     """One recorded graph."""
 
     num_ops: int
-
-    def replay(self, leaves: Sequence[Any]) -> None:
-        """Copy the copied inputs in, run, copy mutated ones back. ``leaves``: this call's, as in ``Input``."""
+    replay: Callable[[Sequence[Any]], None]
+    """Copy the copied inputs in, run, copy mutated ones back. Called with this call's leaves, as in ``Input``."""
 
     def rebind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Read and write these static tensors, named by path, at their new addresses from now on."""
@@ -96,6 +95,9 @@ class Pool(Protocol):
 
     def tensor(self, block: Block, geometry: Geometry) -> torch.Tensor:
         """A fresh tensor, on a storage of its own, over a block."""
+
+    def builder(self, block: Block, geometry: Geometry) -> Callable[[], torch.Tensor]:
+        """A function that makes such a tensor on each call."""
 
     def views(self, block: Block, geometries: Sequence[Geometry]) -> list[torch.Tensor]:
         """Fresh tensors that share one storage over a block."""

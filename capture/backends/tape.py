@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 
 from capture import _torch_private
 from capture._operators import Operator, Traits
+from capture._observe import same_bits
 from capture.backends import Block, Geometry
 from capture.backends.arena import Arena, over
 
@@ -69,7 +70,7 @@ class Tape:
         self.scope: dict[str, Any] = {}
         self.num_ops = 0
         self.source = ""
-        self._compiled: Callable[[Sequence[Any]], None] | None = None
+        self.replay: Callable[[Sequence[Any]], None] = _released
 
     def add_block(self, block: Block, visible: torch.UntypedStorage) -> Root:
         """A root over a block; ``visible`` is the storage that the body sees there."""
@@ -140,15 +141,13 @@ class Tape:
     def compile(self, copies_in: list[str], copies_out: list[str]) -> None:
         """Generate the replay function. The lines given run before and after the operators."""
         lines = [*copies_in, *[self._line(index, step) for index, step in enumerate(self._steps)], *copies_out]
-        self.source = "def replay(t):\n" + "".join(f"    {line}\n" for line in lines or ["pass"])
+        lines = lines or ["pass"]
+        if torch.is_grad_enabled():  # the body needed no gradient, yet operators with out= would refuse parameters
+            self.scope["grad"] = _torch_private.set_grad_enabled
+            lines = ["grad(False)", "try:", *[f"    {line}" for line in lines], "finally: grad(True)"]
+        self.source = "def replay(t):\n" + "".join(f"    {line}\n" for line in lines)
         exec(compile(self.source, "<capture tape>", "exec"), self.scope)  # noqa: S102 - text made above
-        self._compiled = self.scope["replay"]
-
-    def replay(self, leaves: Sequence[Any]) -> None:
-        """Run all steps."""
-        if self._compiled is None:
-            raise RuntimeError("this recording was released")
-        self._compiled(leaves)
+        self.replay = self.scope["replay"]
 
     def rebind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Look at other tensors of the same metadata under the same paths."""
@@ -166,7 +165,7 @@ class Tape:
 
     def release(self) -> None:
         """Drop all references to memory."""
-        self._compiled = None
+        self.replay = _released
         self.scope.clear()
         self._roots.clear()
         self._steps.clear()
@@ -216,6 +215,10 @@ class Tape:
         return name
 
 
+def _released(leaves: Sequence[Any]) -> None:
+    raise RuntimeError("this recording was released")
+
+
 def _mentions(template: Any, name: str) -> bool:
     if isinstance(template, (list, tuple)):
         return any(_mentions(member, name) for member in template)
@@ -237,16 +240,6 @@ def _look(root: Root, geometry: Geometry) -> torch.Tensor:
 def _fill(tensor: torch.Tensor) -> None:
     if tensor.numel():
         tensor.untyped_storage().fill_(0xFF)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal metadata and equal bits, NaN payloads included."""
-    same = one.dtype == other.dtype and one.shape == other.shape
-    return same and (one.numel() == 0 or torch.equal(_bytes(one), _bytes(other)))
 
 
 def out_forms(op: Operator, known: Traits) -> list[Callable[..., Any]]:

@@ -30,12 +30,14 @@ from capture.rules.cg301_random_draws import RULE as CG301
 from capture.rules.cg401_escaped_tensor import RULE as CG401
 from capture.rules.cg402_tensor_effect import RULE as CG402
 from capture.rules.cg403_output_aliases_input import RULE as CG403
+from capture.rules.cg404_borrowed_output_used import RULE as CG404
 from capture.rules.cg501_gradient_needed import RULE as CG501
 from capture.rules.cg601_data_dependent_shape import RULE as CG601
 from capture.rules.cg801_nested_capture import RULE as CG801
 from capture.rules.cg802_no_backend import RULE as CG802
 from capture.rules.cg901_recording_limit import RULE as CG901
 from capture.rules.cg902_recording_does_not_pay import RULE as CG902
+from capture.rules.cg903_replay_differs import RULE as CG903
 
 __all__ = ["RULES", "Rule", "all_rules", "rule", "rule_by_code", "rules_revision"]
 
@@ -58,12 +60,14 @@ RULES: tuple[Rule, ...] = (
     CG401,
     CG402,
     CG403,
+    CG404,
     CG501,
     CG601,
     CG801,
     CG802,
     CG901,
     CG902,
+    CG903,
 )
 """The built-in rules, by code."""
 

@@ -48,7 +48,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         info = placeholders.get(moved.path)
         implicit = info is not None and info.kind == "implicit"
         word = "implicit input" if implicit else "static argument"
-        fix = [f"write in place: {moved.path}.copy_(new)  (one copy where you now make a tensor)"]
+        fix = [f"write new values into {moved.path!r} with copy_()  (one copy where you now make a tensor)"]
         if not implicit:
             cost = f"{bytes_text(info.tensor.nbytes)} a call" if info else "one copy a call"
             fix.append(f"drop {moved.path!r} from static= and let it be copied in  ({cost})")

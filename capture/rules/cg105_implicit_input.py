@@ -75,10 +75,11 @@ def _unknown(info: PlaceholderInfo) -> Finding:
 
 
 def _replaced(info: PlaceholderInfo) -> Finding:
+    copied = "copied in before and back after" if info.mutation else "copied in before"
     return RULE.finding(
         what=f"{info.path!r} is read and then replaced by another tensor",
-        why=f"its address changes on every call, so {bytes_text(info.tensor.nbytes)} are copied in before a replay",
-        fix=(f"write in place: {info.path}.copy_(new)  (no cost at replay)",),
+        why=f"its address changes on every call, so {bytes_text(info.tensor.nbytes)} are {copied} each replay",
+        fix=(f"write new values into {info.path!r} with copy_()  (no cost at replay)",),
         where=info.first_use,
         path=info.path,
     )

@@ -48,16 +48,21 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     if limit is None:
         return
     most = case.annotation.max_recordings
-    changed = f"{limit.path!r}: {limit.before} -> {limit.after}" if limit.path else limit.difference
+    changed = (
+        f"{limit.path!r} differs: {limit.before} -> {limit.after}"
+        if limit.path
+        else f"this call differs: {limit.difference}"
+    )
     fix = [
         "pad the dimension that varies to a few sizes  (computes the padding)",
         f"raise max_recordings above {most}  (memory and a slow first call each)",
     ]
     if limit.path:
-        fix.insert(1, f"pass {limit.path!r} as a tensor, or declare it static if it is one  (no cost)")
+        fix.insert(0, f"keep {limit.path!r} in one tensor and name it in static=  (no cost; promises a fixed address)")
+        fix.insert(1, f"pass {limit.path!r} as a tensor if it is a number  (one small copy a call)")
     yield RULE.finding(
-        what=f"{limit.num_recordings} recordings exist and max_recordings={most}, but {changed}",
-        why=f"each key needs a recording of its own, and this call asks for one more: {limit.difference}",
+        what=f"{limit.num_recordings} recordings exist (max_recordings={most}), and {changed}",
+        why=f"every difference needs a recording of its own, and this call asks for one more: {limit.difference}",
         fix=fix,
         where=limit.where,
         path=limit.path,

@@ -46,10 +46,8 @@ def tensor(*shape: int, dtype: str = "f16", device: str = "cuda:0") -> TensorInf
 
 def argument(path: str, **fields: Any) -> PlaceholderInfo:
     """A used argument of f16[8, 512]; ``fields`` change any of it."""
-    return PlaceholderInfo(
-        **{"path": path, "kind": "argument", "owner": "argument", "tensor": tensor(8, 512), "first_use": where()}
-        | fields
-    )
+    usual: dict[str, Any] = {"kind": "argument", "owner": "argument", "tensor": tensor(8, 512), "first_use": where()}
+    return PlaceholderInfo(path=path, **usual | fields)
 
 
 def implicit(path: str, owner: str = "parameter", **fields: Any) -> PlaceholderInfo:
@@ -61,15 +59,14 @@ def mutation(op: str = "aten.add_.Tensor", line: int = 91) -> Mutation:
 
 
 def annotation(**fields: Any) -> Annotation:
-    return Annotation(
-        **{"function": "Decoder.step", "defined_at": where(80, "def step(self, ids, kv):")} | fields,
-    )
+    usual: dict[str, Any] = {"function": "Decoder.step", "defined_at": where(80, "def step(self, ids, kv):")}
+    return Annotation(**usual | fields)
 
 
-def case(_annotation: Annotation | None = None, **fields: Any) -> Case:
+def case(declared: Annotation | None = None, **fields: Any) -> Case:
     """Facts with enough operators to pay; ``fields`` are those of ``Facts``."""
-    facts = Facts(**{"function": "Decoder.step", "num_ops": 12, "defined_at": where(80, "")} | fields)
-    return Case(annotation=_annotation or annotation(), facts=facts)
+    usual: dict[str, Any] = {"function": "Decoder.step", "num_ops": 12, "defined_at": where(80, "")}
+    return Case(annotation=declared or annotation(), facts=Facts(**usual | fields))
 
 
 def decoder() -> Case:
@@ -97,15 +94,9 @@ def decoder() -> Case:
     )
 
 
-def limited(fallback: str = "eager") -> Case:
-    return case(
-        annotation(fallback=fallback),
-        limit=LimitReached(
-            num_recordings=5,
-            difference="another shape",
-            path="ids",
-            before="i64[8, 1]",
-            after="i64[9, 1]",
-            where=where(),
-        ),
+def limited(fallback: str = "eager", path: str | None = "ids") -> Case:
+    """The call that asks for a sixth recording, because of ``path`` if it is known."""
+    reached = LimitReached(
+        num_recordings=5, difference="another shape", path=path, before="i64[8, 1]", after="i64[9, 1]", where=where()
     )
+    return case(annotation(fallback=fallback), limit=reached)

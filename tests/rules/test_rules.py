@@ -15,6 +15,7 @@ from attrs import evolve
 
 import capture.rules as rules_package
 from capture._facts import (
+    BorrowedUse,
     Draw,
     Drift,
     Effect,
@@ -28,6 +29,7 @@ from capture._facts import (
     OutputInfo,
     SequenceChange,
     SubclassLeaf,
+    Verification,
 )
 from capture._findings import Case, Decision, Finding, Policy, Severity
 from capture._report import format_finding
@@ -204,6 +206,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             )
         ],
     ),
+    "CG404": (
+        [case(borrowed_use=BorrowedUse(function="model.decode", where=where(12, "return self.head(x)")))],
+        [case(annotation(outputs="borrow"))],
+    ),
     "CG501": (
         [
             case(
@@ -226,11 +232,15 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             limited(),
             limited("error"),
-            evolve(limited(), facts=evolve(limited().facts, limit=evolve(limited().facts.limit, path=None))),
+            limited(path=None),
         ],
         [case(annotation(max_recordings=1))],
     ),
     "CG902": ([case(num_ops=1), case(num_ops=0)], [case(num_ops=2)]),
+    "CG903": (
+        [case(verification=Verification(path="output.0", deterministic=same)) for same in (True, False)],
+        [case(annotation(verify="always"))],
+    ),
 }
 
 

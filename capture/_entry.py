@@ -1,0 +1,48 @@
+"""Entry: what is known about a captured function for one key, and how far it has come."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal
+
+from attrs import define, field
+
+from capture._bind import Key
+from capture._facts import Facts
+from capture._findings import Severity
+from capture._plan import CapturePlan
+from capture._tree import Node
+from capture.backends import Backend
+
+Phase = Literal["cold", "warm", "ready", "eager"]
+_numbers = itertools.count(1)
+RETRIES = 2  # runs that differ from the one before until a function counts as one that always differs
+
+
+@define(eq=False)
+class Entry:
+    """All that is known for one key (and one pattern of shared memory among the arguments)."""
+
+    key: Key
+    number: int = field(factory=lambda: next(_numbers))
+    phase: Phase = "cold"
+    plan: CapturePlan | None = None
+    facts: Facts | None = None
+    warmups_left: int = 0
+    differing_runs: int = 0
+    nodes: list[Node] = field(factory=list)
+    backend: Backend | None = None
+
+
+@define(eq=False)
+class Family:
+    """Entries of one key; ``spans`` are the bytes each tensor leaf covers."""
+
+    spans: tuple[int, ...]
+    entries: dict[tuple[Any, ...], Entry] = field(factory=dict)
+
+
+def may_settle(plan: CapturePlan) -> bool:
+    """Only reasons that a second run may clear: state that a first call sets up."""
+    settling = {"CG204", "CG205", "CG206", "CG401"}
+    return all(finding.code in settling for finding in plan.findings_at_least(Severity.EAGER))

@@ -1,0 +1,128 @@
+"""Helpers for the behaviour tests ``test_rows_*``; a test's number is its row in the table of ``docs/rows.md``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from capture import CaptureWarning, _step, config, recordings, reset
+from capture._tree import Node, Tree, forget_trees, tree_for, walk
+from capture.backends import Block, backend_for
+from capture.backends.arena import Arena
+
+_ran: list[str] = []
+ran = _ran.append
+"""Called by bodies to be counted. A builtin method, so that no watch takes the count for a side effect."""
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """An empty tree in a thread that never marked a step; dead memory reads as NaN."""
+    _step._counter.begun = 0
+    forget_trees()
+    _ran.clear()
+    with config.patch(poison=True, cache=False):
+        yield
+    reset()
+    _step._counter.begun = 0
+    forget_trees()
+
+
+def times(name: str) -> int:
+    """How often bodies called ``ran(name)``."""
+    return _ran.count(name)
+
+
+def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What the body itself returns, not counted."""
+    count = len(_ran)
+    result = function.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+    del _ran[count:]
+    return result
+
+
+def rand(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Values that follow from the seed; no draw from the default generator."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) - 0.5
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The values as bytes, in the order of the indices."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def same(actual: Any, expected: Any) -> None:
+    """Equal structure, metadata and bits."""
+    if isinstance(expected, torch.Tensor):
+        assert isinstance(actual, torch.Tensor)
+        assert (actual.dtype, actual.shape, actual.stride()) == (expected.dtype, expected.shape, expected.stride())
+        assert torch.equal(bits(actual), bits(expected)), f"{actual}\n!= {expected}"
+    elif isinstance(expected, (tuple, list)):
+        assert type(actual) is type(expected)
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            same(one, other)
+    else:
+        assert type(actual) is type(expected)
+        assert actual == expected
+
+
+@contextmanager
+def one_warning(match: str) -> Iterator[None]:
+    """Exactly one ``CaptureWarning`` within the block."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    found = [str(one.message) for one in caught if issubclass(one.category, CaptureWarning)]
+    assert len(found) == 1, found
+    assert match in found[0]
+
+
+def counts(function: Any) -> tuple[int, int, int, int]:
+    """Observations, recordings, replays, eager calls."""
+    now = recordings(function)
+    return now.observations, now.recordings, now.replays, now.eager_calls
+
+
+def tree() -> Tree:
+    """This thread's tree on the CPU engine."""
+    backend = backend_for("cpu")
+    assert backend is not None
+    return tree_for(backend)
+
+
+def kids(node: Node) -> list[Node]:
+    """Recordings right below one, oldest first."""
+    return sorted((child for same_key in node.children.values() for child in same_key), key=lambda child: child.number)
+
+
+def roots() -> list[Node]:
+    """Recordings that start a path."""
+    return kids(tree().root)
+
+
+def descendants() -> list[int]:
+    """Per root, the number of recordings below it."""
+    return [sum(1 for _ in walk(root)) - 1 for root in roots()]
+
+
+def total() -> int:
+    """Recordings in the tree."""
+    return len(roots()) + sum(descendants())
+
+
+def taken() -> set[Block]:
+    """Blocks that the pool will not give away now."""
+    pool = tree().pool
+    assert isinstance(pool, Arena)
+    return pool.live_blocks()
+
+
+def source(node: Node) -> str:
+    """The generated replay of a recording."""
+    return str(node.recording.source)  # type: ignore[union-attr]

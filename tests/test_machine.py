@@ -1,0 +1,57 @@
+"""Random programs on the CPU engine equal their eager twins, bit for bit, after every action.
+
+``CAPTURE_FUZZ_EXAMPLES=100000`` runs that many programs, new ones each time; otherwise the same 2,000.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from tests import machine
+
+PARTS = 8
+EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "2000"))
+FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
+
+steps = st.tuples(
+    st.integers(0, len(machine.DECK) - 1), st.integers(0, 7), st.integers(0, 16**4 - 1), st.integers(0, 63)
+)
+programs = st.builds(
+    machine.Program,
+    cast=st.lists(st.integers(0, len(machine.NAMES) - 1), min_size=2, max_size=4).map(tuple),
+    steps=st.lists(steps, min_size=4, max_size=14).map(tuple),
+    poison=st.booleans(),
+    marks=st.booleans(),
+    verify=st.integers(0, 7).map(lambda n: n == 7),
+)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_programs_equal_their_eager_twins(part: int) -> None:
+    tally = machine.Tally()
+
+    @seed(random.randrange(2**32) if FUZZING else part)
+    @settings(
+        max_examples=max(EXAMPLES // PARTS, 1),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(programs)
+    def one(program: machine.Program) -> None:
+        machine.run(program, tally)
+
+    one()
+    assert tally.share() > 0.25, f"only {tally.share():.0%} of the calls were replays"
+    never = [
+        name
+        for name, calls in tally.calls.items()
+        if calls > 60 and not tally.replays[name] and not machine.CATALOGUE[name].eager
+    ]
+    assert not never, f"never replayed: {never}"
