@@ -1,14 +1,14 @@
 """CUDA graphs for eager PyTorch that behave like eager PyTorch.
 
-    from capture import capture, mark_step_begin
+from capture import capture, mark_step_begin
 
-    class Decoder(nn.Module):
-        @capture(static=["cache"])
-        def forward(self, ids: Tensor, cache: Cache) -> Tensor: ...
+class Decoder(nn.Module):
+    @capture(static=["cache"])
+    def forward(self, ids: Tensor, cache: Cache) -> Tensor: ...
 
-    for ids in stream:
-        mark_step_begin()
-        logits = decoder(ids, cache)
+for ids in stream:
+    mark_step_begin()
+    logits = decoder(ids, cache)
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from capture import _torch_private
 
+
 class Ambient:
     """One combination of modes. There is one object for each, so that comparing and hashing take no time."""
 

@@ -91,6 +91,18 @@ def make_binder(signature: inspect.Signature) -> Binder:
     )
 
 
+def signature_of(target: Any, *, method: bool) -> inspect.Signature:
+    """The signature of a callable, without the receiver for a method; variadic where there is none to be had."""
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):  # builtins without one
+        variadic = [("args", inspect.Parameter.VAR_POSITIONAL), ("kwargs", inspect.Parameter.VAR_KEYWORD)]
+        return inspect.Signature([inspect.Parameter(name, kind) for name, kind in variadic])
+    if not method:
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 class Unkeyable(Exception):
     """A value that neither compares by value nor can be watched by a weak reference."""
 

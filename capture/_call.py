@@ -66,9 +66,7 @@ class Call:
 
     def is_static(self, path: str) -> bool:
         """A name in ``static=`` covers this path."""
-        return any(
-            path == name or path.startswith((f"{name}.", f"{name}[")) for name in self.annotation.static
-        )
+        return any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in self.annotation.static)
 
     def opaque_leaves(self) -> list[OpaqueLeaf]:
         """Leaves that are no plain value, tensor or module and whose tensors, if any, are not declared static."""

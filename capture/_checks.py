@@ -166,8 +166,18 @@ def _expression(checker: Checker, place: Place) -> str:
 
 
 def _add_modules(checker: Checker, before: Snapshot) -> None:
+    forwards = {type(module): type(module).forward for module in before.modules}
+    if forwards:
+        checker.structure.append(
+            " and ".join(f"{checker.name(kind)}.forward is {checker.name(f)}" for kind, f in forwards.items())
+        )
     for module in before.modules:
         terms = []
+        own = module.__dict__
+        if "forward" in own:
+            terms.append(f"{checker.name(weakref.ref(module))}().__dict__.get('forward') is not None")
+        else:
+            terms.append(f"'forward' not in {checker.name(own)}")
         children = checker.name(module._modules) if module._modules else ""
         if children:
             terms.append(f"len({children}) == {len(module._modules)}")

@@ -19,7 +19,7 @@ from attrs import define, field
 
 from capture import _tree, _where
 from capture._annotate import Annotation, CaptureOptions, annotate
-from capture._bind import Binder, make_binder
+from capture._bind import Binder, make_binder, signature_of
 from capture._errors import AnnotationError
 from capture._named import named_key
 from capture._runtime import Captured
@@ -160,19 +160,8 @@ def _name_of(target: Any) -> str:
     return f"{module}.{name}"
 
 
-def _signature(target: Any, *, method: bool) -> inspect.Signature:
-    try:
-        signature = inspect.signature(target)
-    except (TypeError, ValueError):  # builtins without one
-        variadic = [("args", inspect.Parameter.VAR_POSITIONAL), ("kwargs", inspect.Parameter.VAR_KEYWORD)]
-        return inspect.Signature([inspect.Parameter(name, kind) for name, kind in variadic])
-    if not method:
-        return signature
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
 def _annotated(function: Any, options: dict[str, Any], *, method: bool, name: str) -> Handle:
-    binder = make_binder(_signature(function, method=method))
+    binder = make_binder(signature_of(function, method=method))
     code = getattr(inspect.unwrap(function), "__code__", None)
     annotation = annotate(
         name, binder.names, options, has_self=method, variadic=binder.variadic,

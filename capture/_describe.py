@@ -79,6 +79,7 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
     effects, effect_facts = _effects(watched, classify)
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
+    implicit += classify.handed_on(kept)
     gradients = _gradients(watched, classify)
     left = [] if gradients else escapes(watched, kept_storages)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
@@ -142,6 +143,18 @@ class _Classifier:
             found.append(Implicit(path, tuple(owners), external))
         return found
 
+    def handed_on(self, kept: Sequence[KeptLeaf]) -> list[Implicit]:
+        """Static tensors among outputs and effects that no operator read."""
+        found = []
+        for leaf in kept:
+            if leaf.kind in ("static", "static-view") and leaf.source not in self._implicit.values():
+                storage = leaf.value.untyped_storage()
+                owners = self._watched.before.owners(storage)
+                owners = [one for one in owners if one[0].path == leaf.source]
+                self._implicit[id(storage)] = str(leaf.source)
+                found.append(Implicit(str(leaf.source), tuple(owners), External(owners[0][1], storage, None)))
+        return found
+
     def argument(self, storage: torch.UntypedStorage) -> list[tuple[int, torch.Tensor]]:
         """Argument leaves on this storage."""
         return self._arguments.get(id(storage), [])
@@ -164,7 +177,9 @@ class _Classifier:
         owners = self._watched.before.owners(storage)
         if owners and any(tensor is value for _, tensor in owners):
             owner = next(place for place, tensor in owners if tensor is value)
-            return KeptLeaf(path, value, "static", owner.path)
+            known = self._implicit.get(id(storage))
+            same = any(place.path == known and tensor is value for place, tensor in owners)
+            return KeptLeaf(path, value, "static", known if same else owner.path)
         if owners:
             return KeptLeaf(path, value, "static-view", owners[0][0].path)
         return KeptLeaf(path, value, "foreign")
@@ -289,7 +304,9 @@ def _opaque_outputs(outputs: list[KeptLeaf]) -> list[OpaqueLeaf]:
 def _subclasses(watched: Watched) -> list[SubclassLeaf]:
     found = []
     tensors = [*watched.arguments, *result_leaves(watched.result)]
-    tensors += [(external.tensor.__class__.__name__, external.tensor) for external in watched.watch.notes.externals.values()]
+    tensors += [
+        (external.tensor.__class__.__name__, external.tensor) for external in watched.watch.notes.externals.values()
+    ]
     for path, leaf in tensors:
         if not isinstance(leaf, torch.Tensor):
             continue

@@ -1,11 +1,11 @@
 """Exceptions.
 
-    CaptureError(Exception)
-      AnnotationError(TypeError)         a wrong option, raised at decoration
-      UncapturableError(RuntimeError)    ``fallback="error"`` or ``rng="forbid"``; carries ``findings``
-      BorrowedOutputError(RuntimeError)  a borrowed output was used after its step
-      CaptureBug(RuntimeError)           our own invariant broke; ask for a report
-    CaptureWarning(UserWarning)          a call runs eagerly, said once
+CaptureError(Exception)
+  AnnotationError(TypeError)         a wrong option, raised at decoration
+  UncapturableError(RuntimeError)    ``fallback="error"`` or ``rng="forbid"``; carries ``findings``
+  BorrowedOutputError(RuntimeError)  a borrowed output was used after its step
+  CaptureBug(RuntimeError)           our own invariant broke; ask for a report
+CaptureWarning(UserWarning)          a call runs eagerly, said once
 """
 
 from __future__ import annotations

@@ -12,9 +12,7 @@ from typing import Literal
 from attrs import field, frozen
 
 PlaceholderKind = Literal["argument", "implicit"]
-Owner = Literal[
-    "argument", "parameter", "buffer", "attribute", "closure", "global", "item", "constant", "unknown"
-]
+Owner = Literal["argument", "parameter", "buffer", "attribute", "closure", "global", "item", "constant", "unknown"]
 MutationEvidence = Literal["schema", "version", "norm"]
 EffectKind = Literal["tensor", "python", "container"]
 OutputKind = Literal["fresh", "input", "input-view", "static", "static-view", "python", "foreign"]
@@ -271,6 +269,8 @@ class Facts:
     limit: LimitReached | None = None
     verification: Verification | None = None
     borrowed_use: BorrowedUse | None = None
+    refused: str | None = None
+    """Why the engine gave a recording run up."""
     backend_missing: str | None = None
     """Device type no backend exists for, if any."""
     num_ops: int = 0

@@ -130,7 +130,8 @@ def _follow(value: Any, attributes: tuple[str, ...]) -> Any:
     return value
 
 
-def _part(value: Any) -> Any:
+def part_of(value: Any) -> Any:
+    """The key's part for one Python value: plain ones by value, others by identity."""
     kind = type(value)
     if value is MISSING or value is None:
         return kind
@@ -207,7 +208,7 @@ def _unwrapped(function: Any) -> list[types.FunctionType]:
 def _object_part(value: Any, attributes: tuple[str, ...]) -> Any:
     if isinstance(value, torch.nn.Module) and (attributes[0] == "training" or attributes[0] in value._modules):
         return None
-    return _part(_follow(value, attributes))
+    return part_of(_follow(value, attributes))
 
 
 def _getter(chain: Chain, function: types.FunctionType) -> Callable[[], Any] | None:
@@ -221,8 +222,8 @@ def _getter(chain: Chain, function: types.FunctionType) -> Callable[[], Any] | N
         return None
     if chain.kind == "global" and not chain.attributes:
         scope, name = function.__globals__, chain.root
-        return lambda: _part(scope.get(name, MISSING))
-    return lambda: _part(chain_value(chain, function))
+        return lambda: part_of(scope.get(name, MISSING))
+    return lambda: part_of(chain_value(chain, function))
 
 
 def _receiver_getter(attributes: tuple[str, ...], receiver: Any) -> Callable[[Any], Any] | None:
@@ -233,5 +234,5 @@ def _receiver_getter(attributes: tuple[str, ...], receiver: Any) -> Callable[[An
         if attribute(receiver, name) is MISSING and hasattr(type(receiver), name):
             return None  # a method or property
     if len(attributes) == 1 and name in getattr(receiver, "__dict__", {}):
-        return lambda current: _part(current.__dict__.get(name, MISSING))
-    return lambda current: _part(_follow(current, attributes))
+        return lambda current: part_of(current.__dict__.get(name, MISSING))
+    return lambda current: part_of(_follow(current, attributes))

@@ -24,7 +24,7 @@ from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutat
 from capture._host_reads import host_reads
 from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
-from capture._torch_private import TorchDispatchMode
+from capture._torch_private import TorchDispatchMode, generator_id
 
 _DETACHING = {"detach", "alias", "detach_"}
 
@@ -156,12 +156,14 @@ class Watch(TorchDispatchMode):
             self.note_sync(op.name)
         elif shape_depends_on_data(op, args, kwargs):
             self.note_sync(op.name, data_dependent_shape=True)
-        if op.unsafe:
+        if op.unsafe or (op.metadata != "no" and inputs and not self.made(inputs[0])):
             self.notes.work.append(HostWork(op=op.name, kind="unsafe", where=_where.here()))
         devices = {tensor.device.type for tensor in inputs}
         self.notes.devices.update(str(tensor.device) for tensor in inputs)
         target = kwargs.get("device")
-        crossing = len(devices) > 1 or (target is not None and bool(devices) and torch.device(target).type not in devices)
+        crossing = len(devices) > 1 or (
+            target is not None and bool(devices) and torch.device(target).type not in devices
+        )
         if "cpu" in devices and not crossing and any(tensor.dim() for tensor in inputs):
             self.notes.cpu_work.append(HostWork(op=op.name, kind="compute", where=_where.here()))
         elif crossing and ("cpu" in devices or target is not None) and op.base in ("_to_copy", "copy_", "copy"):
@@ -192,7 +194,7 @@ class Watch(TorchDispatchMode):
         generator, state = before
         if torch.equal(state, generator.get_state()):
             return
-        name = "default" if kwargs.get("generator") is None else self.generators.get(id(generator), "unknown")
+        name = "default" if kwargs.get("generator") is None else self.generators.get(generator_id(generator), "unknown")
         where = _where.here()
         key = (name, op.name, where)
         count = self.notes.draws[key].count + 1 if key in self.notes.draws else 1
@@ -204,9 +206,7 @@ class Watch(TorchDispatchMode):
         storage = _storage(tensor)
         if id(storage) in input_storages:
             return False
-        self.notes.produced[id(storage)] = Produced(
-            weakref.ref(storage), tensor_info(tensor), op.name, _where.here()
-        )
+        self.notes.produced[id(storage)] = Produced(weakref.ref(storage), tensor_info(tensor), op.name, _where.here())
         return True
 
     def made(self, tensor: torch.Tensor) -> bool:
@@ -236,7 +236,14 @@ def _scalars(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    return (
+        tensor.detach()
+        .resolve_conj()
+        .resolve_neg()
+        .clone(memory_format=torch.contiguous_format)
+        .reshape(-1)
+        .view(torch.uint8)
+    )
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -293,7 +300,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
     values = call.values if values is None else values
     before = watch.before = _state.snapshot(_state.roots(call.function, call.receiver, call.named_values(values)))
     arguments = call.paths(values)
-    watch.generators.update({id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
+    watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
     watch.generators.update({key: place.path for key, place in before.generators.items()})
     watched = Watched(call, watch, before, arguments, values=values)
     watched.versions = list(_versions(arguments, before))

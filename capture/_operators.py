@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from attrs import frozen
@@ -45,6 +45,8 @@ class Traits:
     reads_host: bool
     data_dependent_shape: bool
     unsafe: bool
+    metadata: Literal["no", "view", "storage"]
+    """Changes its own argument's sizes and strides, or its storage."""
 
 
 @functools.lru_cache(maxsize=None)
@@ -71,8 +73,15 @@ def traits(op: Operator) -> Traits:
         reads_host=not metadata
         and (python_result or base in _HOST_CHECKS or (torch.Tag.data_dependent_output in tags and not dynamic)),
         data_dependent_shape=dynamic,
+        metadata=_metadata_change(base, tags),
         unsafe=torch.Tag.cudagraph_unsafe in tags if hasattr(torch.Tag, "cudagraph_unsafe") else False,
     )
+
+
+def _metadata_change(base: str, tags: Any) -> Literal["no", "view", "storage"]:
+    if base in ("resize_", "resize_as_", "set_", "set_data", "_resize_output_"):
+        return "storage"
+    return "view" if torch.Tag.inplace_view in tags else "no"
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
@@ -96,7 +105,9 @@ def tensors_out(result: Any) -> list[torch.Tensor]:
 def written(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[torch.Tensor, bool]]:
     """Tensors this call writes; the flag tells that only the list of norms says so."""
     for position in op.writes:
-        value = kwargs.get(position) if isinstance(position, str) else (args[position] if position < len(args) else None)
+        value = (
+            kwargs.get(position) if isinstance(position, str) else (args[position] if position < len(args) else None)
+        )
         for tensor in tensors_in((value,), {}):
             yield tensor, False
     if op.norm is not None:

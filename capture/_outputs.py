@@ -21,11 +21,13 @@ from capture._state import Place
 from capture.backends import Block, Geometry, Pool
 
 
-@frozen(eq=False)
 class Slot:
-    """Stands for a leaf in a structure without leaves."""
+    """Stands for a leaf in a structure without leaves. No attrs class, since those are containers to be opened."""
 
-    index: int
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
 
 
 @frozen(eq=False)
@@ -104,7 +106,10 @@ class OutputPlan:
     aliases: tuple[tuple[int, Alias], ...]
     constants: tuple[tuple[int, Any], ...]
     empties: tuple[tuple[int, Geometry], ...]
+    repeats: tuple[tuple[int, int], ...]
+    """Positions that hold the very object of an earlier position."""
     effects: tuple[EffectSlot, ...]
+    device: torch.device
     live: list[Held | None] = field(factory=list)
     tensors: list[list[weakref.ref[torch.Tensor]]] = field(factory=list)
     """The tensor objects handed out, a group: needed to move or to invalidate them."""
@@ -141,7 +146,11 @@ class OutputPlan:
         for position, value in self.constants:
             values[position] = value
         for position, geometry in self.empties:
-            values[position] = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype)
+            values[position] = torch.empty_strided(
+                geometry.shape, geometry.stride, dtype=geometry.dtype, device=self.device
+            )
+        for position, first in self.repeats:
+            values[position] = values[first]
         return self.finish(values, named_values)
 
     def finish(self, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
@@ -150,7 +159,9 @@ class OutputPlan:
             effect.at(named_values).set(fill(effect.skeleton, values))
         return fill(self.skeleton, values)
 
-    def own_values(self, kept: Sequence[Any], leaves: Sequence[Any], statics: Callable[[str], torch.Tensor]) -> list[Any]:
+    def own_values(
+        self, kept: Sequence[Any], leaves: Sequence[Any], statics: Callable[[str], torch.Tensor]
+    ) -> list[Any]:
         """The leaves that the recording run itself made, with the caller's tensors in place of staged ones."""
         values = list(kept)
         for position, alias in self.aliases:
@@ -166,6 +177,8 @@ class OutputPlan:
             self.live[number] = hold(mine[0].untyped_storage())
             for position, tensor in zip(group.positions, self._hand_out(number, mine), strict=True):
                 values[position] = tensor
+        for position, first in self.repeats:
+            values[position] = values[first]
         return values
 
     def _hand_out(self, number: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -195,14 +208,18 @@ def plan_outputs(
     arguments: Sequence[tuple[str, Any]],
     owners: Callable[[str], torch.Tensor],
     pool: Pool,
+    device: torch.device,
 ) -> OutputPlan:
     """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``."""
     leaves = [*outputs, *(leaf for effect in effects for leaf in effect.leaves)]
     groups: dict[int, tuple[Block, list[int], list[Geometry]]] = {}
-    aliases, constants, empties = [], [], []
+    aliases, constants, empties, repeats = [], [], [], []
+    seen: dict[int, int] = {}
     for position, (leaf, block) in enumerate(zip(leaves, blocks, strict=True)):
         value = leaf.value
-        if leaf.kind == "fresh" and block is not None and value.numel():
+        if isinstance(value, torch.Tensor) and seen.setdefault(id(value), position) != position:
+            repeats.append((position, seen[id(value)]))
+        elif leaf.kind == "fresh" and block is not None and value.numel():
             entry = groups.setdefault(id(value.untyped_storage()), (block, [], []))
             entry[1].append(position)
             entry[2].append(Geometry.of(value))
@@ -228,7 +245,7 @@ def plan_outputs(
     preserving = policy == "preserve" and _torch_private.CAPABILITIES.swap_data_ptr
     return OutputPlan(
         policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
-        constants=tuple(constants), empties=tuple(empties), effects=slots, live=[None] * len(made),
+        constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots, device=device, live=[None] * len(made),
         tensors=[[] for _ in made], single=single,
     )  # fmt: skip
 

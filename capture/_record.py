@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import evolve
 
 from capture import _checks, _observe, _where
 from capture._call import Call
@@ -50,7 +51,9 @@ def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...
     for group, begin in zip(groups, begins, strict=True):
         if group is not None:
             first[group] = min(first.get(group, begin), begin)
-    return tuple(None if group is None else (group, begin - first[group]) for group, begin in zip(groups, begins, strict=True))
+    return tuple(
+        None if group is None else (group, begin - first[group]) for group, begin in zip(groups, begins, strict=True)
+    )
 
 
 def inputs_for(call: Call, plan: CapturePlan | None, tree: Tree, pattern: Pattern) -> list[Input]:
@@ -107,7 +110,9 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
     entry.nodes.append(node)
     counters.recordings += 1
     ms = (time.perf_counter() - begin) * 1e3
-    captured.log.add("record", f"{plan.num_ops} operators, depth {len(tree.path)}", ms=ms, nbytes=tree.pool.reserved_bytes())
+    captured.log.add(
+        "record", f"{plan.num_ops} operators, depth {len(tree.path)}", ms=ms, nbytes=tree.pool.reserved_bytes()
+    )
     if undo:
         _observe.undo(recorded.watched)
     return result
@@ -116,6 +121,9 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
 def _facts_and_plan(captured: Captured, entry: Entry, recorded: Recorded) -> tuple[Facts, CapturePlan]:
     assert recorded.described is not None
     facts = captured.compared(entry, recorded.described.facts, recorded.watched.watch.notes.lines)
+    known = facts.host_syncs or facts.host_work or facts.subclasses or any(o.kind == "foreign" for o in facts.outputs)
+    if recorded.failure is not None and not known:
+        facts = evolve(facts, refused=recorded.failure)
     plan = compile_plan(captured.annotation, facts, fingerprint=entry.plan.fingerprint if entry.plan else {})
     return facts, plan
 
@@ -149,7 +157,9 @@ def _refuse(captured: Captured, entry: Entry, facts: Facts, plan: CapturePlan, f
 
 
 def _kept_values(described: Described) -> list[Any]:
-    return [leaf.value for leaf in (*described.outputs, *(one for effect in described.effects for one in effect.leaves))]
+    return [
+        leaf.value for leaf in (*described.outputs, *(one for effect in described.effects for one in effect.leaves))
+    ]
 
 
 def _plan_outputs(captured: Captured, recorded: Recorded, pool: Pool) -> OutputPlan:
@@ -158,7 +168,7 @@ def _plan_outputs(captured: Captured, recorded: Recorded, pool: Pool) -> OutputP
     owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
     return plan_outputs(
         captured.annotation.outputs, watched.result, described.outputs, described.effects, recorded.blocks, watched.arguments,
-        owners.__getitem__, pool,
+        owners.__getitem__, pool, torch.device("cpu"),
     )  # fmt: skip
 
 
@@ -240,9 +250,7 @@ def difference(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern
     """What asks for one more recording, compared with the newest one of this function under the current node."""
     num = tree.current.counts.get(captured.number, 0)
     paths = call.paths()
-    siblings = [
-        node for nodes in tree.current.children.values() for node in nodes if node.function is captured
-    ]
+    siblings = [node for nodes in tree.current.children.values() for node in nodes if node.function is captured]
     where = _where.here()
     same_key = [node for node in siblings if node.key[0] == entry.number]
     if pattern is not None and same_key:

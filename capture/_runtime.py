@@ -22,7 +22,17 @@ from attrs import evolve
 from capture import _config, _observe, _record, _report, _store, _verify, _where
 from capture._ambient import ambient
 from capture._annotate import Annotation
-from capture._bind import Binder, Key, Leaf, Unkeyable, forget_module_structure, key_of, module_key
+from capture._bind import (
+    Binder,
+    Key,
+    Leaf,
+    Unkeyable,
+    forget_module_structure,
+    key_of,
+    make_binder,
+    module_key,
+    signature_of,
+)
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._describe import compare, describe
@@ -31,7 +41,7 @@ from capture._errors import CaptureWarning, UncapturableError
 from capture._events import Log
 from capture._facts import Facts, Inlined, OpaqueLeaf
 from capture._findings import Finding, Severity
-from capture._named import NamedKey, names_nothing
+from capture._named import NamedKey, names_nothing, part_of
 from capture._plan import CapturePlan
 from capture._torch_private import foreign_context
 from capture._tree import Node, Tree, tree_for
@@ -64,6 +74,7 @@ class Captured:
         self._named = named
         self._receiver = (lambda: None) if receiver is None else _weak(receiver)
         self._is_module = isinstance(receiver, torch.nn.Module)
+        self._defaults = getattr(function, "__defaults__", None)
         self._verifies = annotation.verify != "off"
         self._stateless = receiver is None and named is names_nothing and not annotation.guards
 
@@ -81,11 +92,18 @@ class Captured:
         """One call. The steps are in the order of their cost."""
         if foreign_context() or _busy.inside or not _current_config().enabled:
             return self._inline(args, kwargs)
+        if self._defaults is not getattr(self.function, "__defaults__", None):
+            self._bind_again()
         try:
             values = self.binder.values(*args, **kwargs)
         except TypeError:
             return self.body()(*args, **kwargs)  # raises its own, better worded error
         return self.dispatch(values)
+
+    def _bind_again(self) -> None:
+        """Default values were replaced after decoration."""
+        self._defaults = getattr(self.function, "__defaults__", None)
+        self.binder = make_binder(signature_of(self.function, method=self.receiver is not None))
 
     def dispatch(self, values: tuple[Any, ...]) -> Any:
         """A call with its arguments bound: find the entry for its key."""
@@ -119,7 +137,7 @@ class Captured:
             arguments,
             self._named(receiver, values),
             module_key(receiver, leaves) if self._is_module else None,
-            tuple([guard() for guard in self.annotation.guards]),
+            tuple([part_of(guard()) for guard in self.annotation.guards]),
         )
 
     def call(self, values: tuple[Any, ...], leaves: list[Leaf]) -> Call:
@@ -338,9 +356,7 @@ class Captured:
     def _named_values(self, values: tuple[Any, ...], leaves: list[Leaf]) -> dict[str, Any]:
         return {**self.call(values, leaves).named_values(), "self": self.receiver}
 
-    def _state_moved(
-        self, entry: Entry, node: Node, values: tuple[Any, ...], leaves: list[Leaf], tree: Tree
-    ) -> Any:
+    def _state_moved(self, entry: Entry, node: Node, values: tuple[Any, ...], leaves: list[Leaf], tree: Tree) -> Any:
         """A static tensor moved: bind it anew. Anything else changed: forget what was recorded and look again."""
         moved = _record.rebind(node, leaves)
         if moved is not None:

@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 
 from capture import _containers
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
+from capture._torch_private import generator_id
 from capture._named import MISSING, chain_value, chains, root_value
 
 PlaceKind = Literal["argument", "attribute", "parameter", "buffer", "module", "item", "closure", "global", "root"]
@@ -166,7 +167,7 @@ def snapshot(starts: list[Place]) -> Snapshot:
         if isinstance(value, torch.Tensor):
             _note_tensor(found, place, value)
         elif isinstance(value, torch.Generator):
-            found.generators.setdefault(id(value), place)
+            found.generators.setdefault(generator_id(value), place)
         if id(value) in entered or type(value) in PLAIN_TYPES:
             continue
         entered.add(id(value))

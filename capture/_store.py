@@ -36,7 +36,6 @@ from capture.rules import rules_revision
 _loaded: dict[str, CapturePlan] = {}  # by file name
 _unwritable: set[Path] = set()  # directories that were complained about
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{8,}")
-_RAW = (0, 4)  # parts of ``Captured.key`` with no stand-ins for objects: ambient modes, values of the guards
 
 
 @frozen(kw_only=True)
@@ -242,19 +241,15 @@ def _digest_of_key(key: Key) -> tuple[str, bool]:
     """Hash of the key's text, and whether it has a CUDA device. Kept from ``load`` to ``save``, between which the
     body's first run may give a module its parameters."""
     try:
-        text = "\n".join(_text(part, raw=position in _RAW) for position, part in enumerate(key))
+        text = _text(key, raw=False)
     except Exception:  # noqa: BLE001 - a ``repr`` or a module of others may raise anything
         text = os.urandom(32).hex()  # no file is found
     return _digest(text), "device(cuda" in text
 
 
 def _text(value: Any, *, raw: bool = True) -> str:  # Any: whatever is hashable can be in a key
-    """Text by value, without addresses and process-local numbers; if not ``raw``, of parts ``_bind`` made."""
+    """Text by value, without addresses and process-local numbers; if not ``raw``, of what ``_bind`` and ``_named`` made."""
     kind = type(value)
-    if kind is int:
-        return hex(value)  # of any length; ``repr`` has a limit
-    if kind is float or kind is complex:
-        return f"{kind.__name__}({value.real.hex()} {value.imag.hex()})"
     if kind is torch.device:  # the current GPU has no number: each rank has another one, one file serves all
         cuda = value.type == "cuda" and torch.cuda.is_initialized() and value.index == torch.cuda.current_device()
         return f"device({'cuda' if cuda else value})"
@@ -269,8 +264,9 @@ def _text(value: Any, *, raw: bool = True) -> str:  # Any: whatever is hashable 
         return f"{_name(kind)}{{{', '.join(sorted(map(_text, value)))}}}"
     if kind in PLAIN_TYPES:
         return repr(value)
-    text = "" if kind.__hash__ in (object.__hash__, torch.Tensor.__hash__) else repr(value)
-    return f"<{_name(value)} {'' if _ADDRESS.search(text) else text}>"  # by identity, or by what shows of its value
+    by_identity = issubclass(kind, torch.Tensor) or getattr(kind, "__hash__", None) is object.__hash__
+    text = "" if by_identity else repr(value)
+    return f"<{_name(value)} {'' if _ADDRESS.search(text) else text}>"
 
 
 def _stand_in(part: tuple[Any, ...]) -> str | None:

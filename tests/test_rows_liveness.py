@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
 from capture import CaptureWarning, capture, mark_step_begin, recordings
-from tests.rows import counts, descendants, kids, rand, roots, same, source, taken, times, total, tree
+from capture.backends import Block
+from tests.rows import counts, descendants, kids, ran, rand, roots, same, source, taken, times, total, tree
 from tests.rows import fresh as fresh
-from tests.rows import ran
 
 _hidden: list[Tensor] = []
 hide = _hidden.append
@@ -120,37 +121,41 @@ def test_row_044_no_checkpoint_in_steady_state() -> None:
     assert descendants() == [1]
 
 
-def test_row_045_dead_outputs_are_free_after_the_checkpoint() -> None:
+def restored(monkeypatch: pytest.MonkeyPatch) -> list[list[Block]]:
+    """Filled with the blocks that each checkpoint from now on keeps."""
+    kept: list[list[Block]] = []
+    pool = tree().pool
+    restore = pool.restore
+
+    def spy(live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
+        kept.append([block for block, _ in live])
+        restore(live)
+        assert taken() == {block for block, _ in live}
+
+    monkeypatch.setattr(pool, "restore", spy)
+    return kept
+
+
+def test_row_045_dead_outputs_are_free_after_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """An output that died between replay and recording is not taken in the restored pool; a live one is."""
     record_independently(pair)
     warm(g)
+    kept = restored(monkeypatch)
     one, two = pair(rand(8, seed=3))
     (node,) = roots()
-    first, second = (group.block for group in node.outputs.groups)
     del two
     out = g(one)
-    assert tree().checkpoints == 1
     same((one, out), (rand(8, seed=3) + 1, g_of(rand(8, seed=3) + 1)))
+    assert kept == [[node.outputs.groups[0].block]]
     (child,) = kids(node)
-    assert first in taken()
     assert child.dead_before == ((node, 1),)
-    del out
-    assert taken() == {first} | {block for block in taken() if block not in (first, second)}
 
 
-def test_row_046_aliased_dead_outputs_are_freed_once() -> None:
-    """Two dead outputs on one block leave it free once; the pool stays consistent."""
+def test_row_046_aliased_dead_outputs_are_freed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two outputs on one block: restored once while one lives, free when both are dead; values stay right."""
     record_independently(shared)
     warm(g, h)
-    y, part = shared(rand(8, seed=3))
-    (node,) = roots()
-    assert len(node.outputs.groups) == 1
-    del part
-    one = h(y)
-    del y
-    two = g(one)
-    same(two, g_of((rand(8, seed=3) + 1).abs() / 3))
-    assert node.outputs.groups[0].block not in taken() or not node.any_live()
+    kept = restored(monkeypatch)
     for i in range(4):
         x = rand(8, seed=i)
         y, part = shared(x)
@@ -158,6 +163,10 @@ def test_row_046_aliased_dead_outputs_are_freed_once() -> None:
         one = h(y)
         del y
         same(g(one), g_of((x + 1).abs() / 3))
+        del one
+    (node,) = roots()
+    assert len(node.outputs.groups) == 1
+    assert kept == [[node.outputs.groups[0].block]]
 
 
 def test_row_047_shared_storage_lives_until_both_outputs_die() -> None:

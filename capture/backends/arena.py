@@ -83,7 +83,11 @@ class Arena:
     def _release(self, block: Block) -> None:
         begin, length = block.address, block.nbytes
         index = bisect.bisect(self._free, (begin, 0))
-        if index < len(self._free) and self._free[index][0] == begin + length and not self._starts_segment(begin + length):
+        if (
+            index < len(self._free)
+            and self._free[index][0] == begin + length
+            and not self._starts_segment(begin + length)
+        ):
             length += self._free.pop(index)[1]
         if index and sum(self._free[index - 1]) == begin and not self._starts_segment(begin):
             begin, before = self._free.pop(index - 1)
@@ -175,5 +179,5 @@ class Arena:
 
 def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
     """A tensor with this geometry on the storage."""
-    empty = torch.empty(0, dtype=geometry.dtype)
+    empty = torch.empty(0, dtype=geometry.dtype, device="cpu")  # whatever the default device is
     return empty.set_(storage, geometry.offset, geometry.shape, geometry.stride)

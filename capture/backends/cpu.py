@@ -16,6 +16,7 @@ from capture import _torch_private
 from capture._call import Call
 from capture._describe import KeptLeaf, describe
 from capture._observe import Watch, Watched, run_watched, span_bytes
+from capture._torch_private import generator_id
 from capture._operators import (
     Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits,
 )  # fmt: skip
@@ -102,8 +103,8 @@ class _Staging:
             leaf = call.leaves[one.position]
             if isinstance(leaf, torch.Generator):
                 tape.scope[f"g{one.position}"] = leaf
-            elif one.how == "static":
-                if leaf.numel():
+            elif one.how == "static" or leaf.device.type != "cpu":
+                if leaf.numel() and leaf.device.type == "cpu":
                     tape.add_static(_path(call, one.position), leaf)
             elif one.how == "managed" and one.managed is not None:
                 self._alias(one, leaf)
@@ -146,7 +147,9 @@ class _Staging:
         _span(leaves, group.members, nbytes, into=storage)
         for one, tensor in zip(members, tensors, strict=True):
             shift = (tensor.data_ptr() - begin) // tensor.element_size()
-            geometry = Geometry(dtype=tensor.dtype, offset=shift, shape=tuple(tensor.shape), stride=tuple(tensor.stride()))
+            geometry = Geometry(
+                dtype=tensor.dtype, offset=shift, shape=tuple(tensor.shape), stride=tuple(tensor.stride())
+            )
             self.replacements[one.position] = over(storage, geometry)
         self._groups.append(group)
 
@@ -239,14 +242,20 @@ class Recorder(Watch):
         known = traits(op)
         if known.reads_host or shape_depends_on_data(known, args, kwargs):
             self._fail(f"{known.name} needs values on the host")
-        if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors_in(args, kwargs)):
-            self._fail(f"{known.name} reads a tensor that is not strided")
-        if self.failure is not None:
+        for tensor in tensors_in(args, kwargs):
+            if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type != "cpu":
+                self._fail(f"{known.name} reads a tensor that is not strided, or not on the CPU")
+        if known.metadata == "storage" or (known.metadata == "view" and self.block_of(args[0]) is None):
+            self._fail(f"{known.name} changes the shape of a tensor in place")
+        if self.failure is not None or known.metadata == "view":
             return op(*args, **kwargs)
         inputs = {id(tensor.untyped_storage()) for tensor in tensors_in(args, kwargs)}
         step = self._step(op, known, args, kwargs)
         result = op(*args, **kwargs)
         outs = tensors_out(result)
+        if any(out.layout is not torch.strided or out.is_nested or out.device.type != "cpu" for out in outs):
+            self._fail(f"{known.name} makes a tensor that is not strided, or not on the CPU")
+            return result
         fresh = [out for out in outs if id(out.untyped_storage()) not in inputs]
         if step is None or (not fresh and not known.writes and known.norm is None):
             if known.base.startswith("lift") and step is not None:
@@ -331,9 +340,9 @@ class Recorder(Watch):
 
     def _generator(self, generator: torch.Generator) -> Any:
         for name, known in self._tape.scope.items():
-            if known is generator and name.startswith("g"):
+            if isinstance(known, torch.Generator) and generator_id(known) == generator_id(generator):
                 return Ref(name)
-        if id(generator) not in self.generators:
+        if generator_id(generator) not in self.generators:
             raise LookupError("a generator that nobody is known to own")
         return generator
 

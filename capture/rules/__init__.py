@@ -38,6 +38,7 @@ from capture.rules.cg802_no_backend import RULE as CG802
 from capture.rules.cg901_recording_limit import RULE as CG901
 from capture.rules.cg902_recording_does_not_pay import RULE as CG902
 from capture.rules.cg903_replay_differs import RULE as CG903
+from capture.rules.cg904_recording_refused import RULE as CG904
 
 __all__ = ["RULES", "Rule", "all_rules", "rule", "rule_by_code", "rules_revision"]
 
@@ -68,6 +69,7 @@ RULES: tuple[Rule, ...] = (
     CG901,
     CG902,
     CG903,
+    CG904,
 )
 """The built-in rules, by code."""
 

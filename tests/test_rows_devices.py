@@ -1,0 +1,280 @@
+"""Section 2i: shapes, what cannot be recorded, devices, threads, backends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capture import CaptureWarning, backends, capture, mark_step_begin, recordings
+from capture._annotate import annotate
+from capture._call import Call
+from capture._compile import compile_plan
+from capture._facts import Facts
+from capture._tree import tree_for
+from capture.backends import Input, Recorded
+from capture.backends.arena import Arena
+from capture.backends.cpu import CpuBackend
+from tests.rows import counts, eager, one_warning, ran, rand, roots, same, times, total, tree
+from tests.rows import fresh as fresh
+
+
+@torch.library.custom_op("rows::unsafe_sin", mutates_args=(), tags=[torch.Tag.cudagraph_unsafe])
+def unsafe_sin(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+def test_row_153_one_recording_per_size() -> None:
+    """Each distinct size has one recording, found again in any order."""
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        ran("f")
+        return x @ x.t()
+
+    for i, n in enumerate((1, 2, 3, 1, 2, 3, 3, 2, 1, 1)):
+        x = rand(n, 4, seed=i)
+        same(f(x), x @ x.t())
+    assert (total(), times("f")) == (3, 6)
+
+
+def test_row_154_too_many_sizes_are_said_once() -> None:
+    """Beyond the limit: eager, and one warning with advice, however many sizes and calls follow."""
+
+    @capture(max_recordings=1)
+    def f(x: Tensor) -> Tensor:
+        return x * 2
+
+    with one_warning("CG901"):
+        for n in range(1, 21):
+            for _ in range(2):
+                x = rand(n, seed=n)
+                same(f(x), x * 2)
+    (finding,) = [one for one in recordings(f).findings if one.code == "CG901"]
+    assert any("max_recordings" in fix for fix in finding.fix)
+    assert any("pad" in fix for fix in finding.fix)
+    assert recordings(f).recordings == 1
+
+
+def test_row_155_sizes_beyond_the_limit_run_eagerly() -> None:
+    """There is no list of sizes to give: the first ``max_recordings`` sizes are recorded, all others run eagerly."""
+
+    @capture(max_recordings=3)
+    def f(x: Tensor) -> Tensor:
+        ran("f")
+        return x + 1
+
+    with one_warning("CG901"):
+        for _ in range(3):
+            for n in range(1, 7):
+                x = rand(n, n, seed=n)
+                same(f(x), x + 1)
+    assert recordings(f).recordings == 3
+    assert times("f") == 3 * 2 + 3 * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (lambda x: x * x.max().item(), "CG201"),
+        (lambda x: x * 2 if bool(x.sum() > 0) else x * 3, "CG201"),
+        (lambda x: x + float(x[0]), "CG201"),
+        (lambda x: torch.tensor(x.tolist()) + 1, "CG201"),
+        (lambda x: x.nonzero(), "CG601"),
+        (lambda x: x[x > 0] * 2, "CG601"),
+        (lambda x: x.unique() + 1, "CG601"),
+        (lambda x: torch.masked_select(x, x > 0), "CG601"),
+    ],
+    ids=["item", "bool", "float", "tolist", "nonzero", "mask", "unique", "masked_select"],
+)
+def test_row_157_host_reads_and_data_dependent_shapes(body: Callable[[Tensor], Tensor], code: str) -> None:
+    """A body that needs values on the host runs eagerly with its reason and line; values are right throughout."""
+    f = capture(body)
+    with pytest.warns(CaptureWarning, match=code) as caught:
+        for i in range(5):
+            x = rand(6, seed=i)
+            same(f(x), body(x))
+    assert "test_rows_devices.py" in str(caught[0].message)
+    assert "lambda x:" in str(caught[0].message)
+    assert total() == 0
+    assert counts(f)[1:3] == (0, 0)
+
+
+def test_row_157_captured_neighbours_are_not_affected() -> None:
+    """A function that cannot be recorded, between two that can: those replay, values are right."""
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return x * 2
+
+    @capture
+    def unfit(x: Tensor) -> Tensor:
+        return x * x.abs().max().item()
+
+    @capture
+    def g(x: Tensor) -> Tensor:
+        return x - 1
+
+    with one_warning("CG201"):
+        for i in range(5):
+            mark_step_begin()
+            x = rand(4, seed=i)
+            a = f(x)
+            b = unfit(a)
+            c = g(b)
+            same((a, b, c), (x * 2, eager(unfit, x * 2), eager(unfit, x * 2) - 1))
+    assert recordings(f).replays == recordings(g).replays == 3
+
+
+def test_row_158_operator_tagged_unsafe_is_named() -> None:
+    """An operator tagged ``cudagraph_unsafe`` keeps the function eager; the warning names it and the line."""
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return unsafe_sin(x + 1) * 2
+
+    with one_warning("CG202"):
+        for i in range(4):
+            x = rand(4, seed=i)
+            same(f(x), (x + 1).sin() * 2)
+    (finding,) = [one for one in recordings(f).findings if one.code == "CG202"]
+    assert "unsafe_sin" in finding.what
+    assert finding.where is not None
+    assert "unsafe_sin(x + 1)" in finding.where.code
+    assert total() == 0
+
+
+def test_row_160_several_accelerators_are_refused() -> None:
+    """A body that works on two accelerators is not recorded; the reason names both."""
+    plan = compile_plan(annotate("f", ["x"], {}), Facts(function="f", devices=("cuda:0", "cuda:1")))
+    assert plan.outcome == "eager"
+    (finding,) = plan.findings
+    assert finding.code == "CG203"
+    assert "cuda:0, cuda:1" in finding.what
+    one = compile_plan(annotate("f", ["x"], {}), Facts(function="f", devices=("cpu", "cuda:1", "meta")))
+    assert one.outcome == "record"
+
+
+def test_row_161_a_tree_only_where_one_is_used() -> None:
+    """Decorating makes nothing; a call makes a tree for its own device and thread, no other."""
+    from capture import _tree
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return x + 1
+
+    assert _tree._trees.by_backend == {}
+    for i in range(3):
+        same(f(rand(4, seed=i)), rand(4, seed=i) + 1)
+    assert list(_tree._trees.by_backend) == ["cpu"]
+    seen: list[object] = []
+    thread = threading.Thread(target=lambda: seen.append(dict(_tree._trees.by_backend)))
+    thread.start()
+    thread.join()
+    assert seen == [{}]
+
+
+def test_row_161_device_without_an_engine() -> None:
+    """A call whose tensors are on a device without a backend runs eagerly, said once."""
+    plan = compile_plan(annotate("f", ["x"], {}), Facts(function="f", backend_missing="xpu"))
+    assert plan.outcome == "eager"
+    assert [one.code for one in plan.findings] == ["CG802"]
+
+
+class Spy(CpuBackend):
+    """The CPU engine under another name, with a list of what the tree asked of it."""
+
+    name = "spy"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def new_pool(self) -> Arena:
+        self.asked.append("pool")
+        return super().new_pool()
+
+    def record(self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False) -> Recorded:
+        self.asked.append("record")
+        return super().record(pool, call, inputs, undo=undo)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registrations of a test end with it."""
+    monkeypatch.setattr(backends, "_backends", dict(backends._backends))
+    monkeypatch.setattr(backends, "_made", {})
+
+
+@pytest.mark.usefixtures("registry")
+def test_row_163_registration() -> None:
+    """A second backend for a device type, and one that comes after the first use, are errors."""
+    assert backends.backend_for("madeup") is None
+    backends.register("madeup", Spy)
+    with pytest.raises(ValueError, match="has a backend already"):
+        backends.register("madeup", Spy)
+    with pytest.raises(ValueError, match="'cpu' has a backend already"):
+        backends.register("cpu", Spy)
+    made = backends.backend_for("madeup")
+    assert isinstance(made, Spy)
+    assert backends.backend_for("madeup") is made
+    with pytest.raises(ValueError, match="in use"):
+        backends.register("madeup", Spy)
+
+
+@pytest.mark.usefixtures("registry")
+def test_row_163_registered_backend_is_used() -> None:
+    """The tree asks a registered backend for a pool, then to record; warm-ups and replays ask it nothing."""
+    del backends._backends["cpu"]
+    backends.register("cpu", Spy)
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return x * 2
+
+    asked = []
+    for i in range(4):
+        x = rand(4, seed=i)
+        same(f(x), x * 2)
+        spy = backends.backend_for("cpu")
+        assert isinstance(spy, Spy)
+        asked.append(list(spy.asked))
+    assert asked == [["pool"], ["pool", "record"], ["pool", "record"], ["pool", "record"]]
+    assert len(tree_for(spy).root.children) == 1
+    assert recordings(f).recordings == 1
+
+
+def test_row_164_three_threads() -> None:
+    """Threads that call one function at once get their own results, each from a tree of its own."""
+    barrier = threading.Barrier(3)
+    found: list[Any] = []
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return torch.tanh(x @ x) + x
+
+    def work(number: int) -> None:
+        barrier.wait()
+        held = []
+        try:
+            for i in range(30):
+                x = rand(8, 8, seed=number * 100 + i)
+                held.append((x, f(x)))
+                same(held[i // 2][1], eager(f, held[i // 2][0]))
+        except BaseException as error:  # noqa: BLE001 - shown by the main thread
+            found.append(error)
+        else:
+            found.append(tree())
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [type(one).__name__ for one in found] == ["Tree"] * 3, found
+    assert len({id(one) for one in found}) == 3
+    assert recordings(f).recordings <= 3
+    assert roots() == []

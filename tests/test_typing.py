@@ -1,0 +1,69 @@
+"""Static types: mypy, run as a user would, accepts what must pass and refuses what must fail."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "typing"
+ROOT = Path(__file__).resolve().parents[1]
+EXPECTED = re.compile(r"# E: ([\w-]+)$")
+REPORTED = re.compile(r"^(?P<file>[^:]+):(?P<line>\d+): error: (?P<text>.*?)(?:  \[(?P<code>[\w-]+)\])?$")
+
+Place = tuple[str, int]
+
+
+@pytest.fixture(scope="module")
+def reported() -> dict[Place, list[tuple[str, str]]]:
+    """Code and text of every error mypy gives in ``tests/typing``, by file and line; one run for the whole folder."""
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--explicit-package-bases",
+            "--cache-dir", str(Path(tempfile.gettempdir()) / "capture-typing-tests"), "--show-error-codes",
+            "--hide-error-context", "--no-pretty", *map(str, sorted(FOLDER.glob("*.py"))),
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    found: dict[Place, list[tuple[str, str]]] = {}
+    for line in done.stdout.splitlines():
+        match = REPORTED.match(line)
+        if match:
+            place = (Path(match["file"]).name, int(match["line"]))
+            found.setdefault(place, []).append((match["code"] or "", match["text"]))
+    return found
+
+
+def expected_errors() -> dict[Place, str]:
+    """Every line with ``# E:`` and its code."""
+    return {
+        (path.name, number): match[1]
+        for path in sorted(FOLDER.glob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if (match := EXPECTED.search(line))
+    }
+
+
+def test_what_must_pass_passes(reported: dict[Place, list[tuple[str, str]]]) -> None:
+    expected = expected_errors()
+    unexpected = {place: errors for place, errors in reported.items() if place not in expected}
+    assert not unexpected
+
+
+@pytest.mark.parametrize(("place", "code"), expected_errors().items(), ids=lambda value: str(value))
+def test_what_must_fail_fails(place: Place, code: str, reported: dict[Place, list[tuple[str, str]]]) -> None:
+    assert code in [one for one, _ in reported.get(place, [])], reported.get(place)
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(expected_errors()) > 30
+    assert "assert_type" in (FOLDER / "pass_decorate.py").read_text(encoding="utf-8")
+
+
+def test_the_package_is_marked_as_typed() -> None:
+    assert (ROOT / "capture" / "py.typed").exists()
