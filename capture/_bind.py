@@ -117,6 +117,7 @@ def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
         tensor.device,
         tensor.requires_grad,
         tensor.is_inference(),
+        tensor.is_conj() or tensor.is_neg(),
         tensor.data_ptr() & 15 == 0,
     )
 

@@ -135,7 +135,7 @@ class _Classifier:
         """External memory that is no argument's."""
         found = []
         for key, external in self._watched.watch.notes.externals.items():
-            if key in self._arguments or external.constant:
+            if key in self._arguments:
                 continue
             owners = self._watched.before.owners(external.storage)
             path = owners[0][0].path if owners else f"(unknown tensor {len(found)})"
@@ -163,15 +163,15 @@ class _Classifier:
         """Classify one leaf of an output or effect."""
         if not isinstance(value, torch.Tensor):
             return KeptLeaf(path, value, "python")
-        if type(value) not in TENSOR_TYPES or value.layout is not torch.strided or value.is_conj() or value.is_neg():
-            return KeptLeaf(path, value, "foreign")  # a lazily conjugated tensor cannot be built again from memory
+        if type(value) not in TENSOR_TYPES or value.layout is not torch.strided or value.is_neg():
+            return KeptLeaf(path, value, "foreign")  # a lazily negated tensor cannot be built again from memory
         storage = value.untyped_storage()
         arguments = self.argument(storage)
         for position, argument in arguments:
             if argument is value:
                 return KeptLeaf(path, value, "input", position)
         if arguments:
-            return KeptLeaf(path, value, "input-view", arguments[0][0])
+            return KeptLeaf(path, value, "foreign" if value.is_conj() else "input-view", arguments[0][0])
         if self._watched.watch.made(value):
             return KeptLeaf(path, value, "fresh")
         owners = self._watched.before.owners(storage)
@@ -313,6 +313,8 @@ def _subclasses(watched: Watched) -> list[SubclassLeaf]:
         layout = str(leaf.layout).removeprefix("torch.")
         if type(leaf) not in TENSOR_TYPES:
             found.append(SubclassLeaf(path=path, type=type(leaf).__qualname__))
+        elif not path.startswith("output") and (leaf.is_conj() or leaf.is_neg()):
+            found.append(SubclassLeaf(path=path, type="lazily conjugated or negated tensor"))
         elif leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
             found.append(SubclassLeaf(path=path, type=f"{layout} tensor"))
     return list(dict.fromkeys(found))

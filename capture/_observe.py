@@ -59,8 +59,6 @@ class External:
     storage: torch.UntypedStorage
     first_use: Where | None
     mutation: Mutation | None = None
-    constant: bool = False
-    """Made by ``torch.tensor`` inside the body."""
 
 
 @define
@@ -121,7 +119,8 @@ class Watch(TorchDispatchMode):
         notes = self.notes
         inputs = list(tensors_in(args, kwargs))
         input_storages = {id(_storage(tensor)) for tensor in inputs}
-        for tensor in inputs:
+        lifted = known.base.startswith("lift")  # torch.tensor(...): a constant, new memory on every run
+        for tensor in () if lifted else inputs:
             self._see_input(tensor, known)
         self._see_host(known, args, kwargs, inputs)
         self._see_writes(known, args, kwargs)
@@ -131,7 +130,7 @@ class Watch(TorchDispatchMode):
             self._see_draws(known, states, kwargs)
         made = False
         for tensor in tensors_out(result):
-            made = self._see_output(tensor, known, input_storages) or made
+            made = self._see_output(tensor, known, set() if lifted else input_storages) or made
         notes.num_ops += made or bool(known.writes)
         notes.sequence.append(known.name)
         notes.scalars.append(_scalars(known, args, kwargs))
@@ -145,8 +144,7 @@ class Watch(TorchDispatchMode):
             return
         external = self.notes.externals.get(id(storage))
         if external is None:
-            constant = op.base in ("lift_fresh", "lift_fresh_copy", "lift")
-            self.notes.externals[id(storage)] = External(tensor, storage, _where.here(), constant=constant)
+            self.notes.externals[id(storage)] = External(tensor, storage, _where.here())
         if torch.is_grad_enabled() and tensor.requires_grad and op.base not in _DETACHING:
             use = GradientUse(path=None, op=op.name, where=_where.here())
             self.notes.gradients.setdefault((id(storage), ""), use)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from capture import _containers, _torch_private
 from capture._annotate import Outputs
@@ -185,11 +185,15 @@ class OutputPlan:
         if self.policy == "clone":
             storage = tensors[0].untyped_storage().clone()
             self.live[number] = None
-            return [
-                torch.empty(0, dtype=t.dtype).set_(storage, t.storage_offset(), t.shape, t.stride()) for t in tensors
-            ]
+            return [_on(storage, tensor) for tensor in tensors]
         self.tensors[number] = [weakref.ref(tensor) for tensor in tensors]
         return tensors
+
+
+def _on(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
+    empty = torch.empty(0, dtype=like.dtype, device=like.device)
+    tensor = empty.set_(storage, like.storage_offset(), like.shape, like.stride())
+    return tensor.conj() if like.is_conj() else tensor
 
 
 def fill(skeleton: Any, values: Sequence[Any]) -> Any:
@@ -224,7 +228,7 @@ def plan_outputs(
             entry[1].append(position)
             entry[2].append(Geometry.of(value))
         elif leaf.kind == "fresh":
-            geometry = Geometry(dtype=value.dtype, offset=0, shape=tuple(value.shape), stride=tuple(value.stride()))
+            geometry = evolve(Geometry.of(value), offset=0)
             empties.append((position, geometry))
         elif leaf.kind == "python":
             constants.append((position, value))

@@ -108,6 +108,7 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
     result = outputs.finish(adopted, lambda: named)
     tree.attach(node)
     entry.nodes.append(node)
+    count_writes(node, call.leaves)
     counters.recordings += 1
     ms = (time.perf_counter() - begin) * 1e3
     captured.log.add(
@@ -187,11 +188,21 @@ def _node(
     replaced = {effect.change.place.path for effect in described.effects}
     checker = _checks.make_checker(recorded.watched.before, described.implicit, static, replaced, call.leaves)
     statics = {one.path: one.owners[0][1] for one in described.implicit}
+    mutated = {one.path for one in described.facts.placeholders if one.mutation is not None}
+    written = tuple(one.position for one in inputs if one.how == "managed" and paths[one.position] in mutated)
     return Node(
+        written=written,
         function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,
         outputs=outputs, check=checker.function, checker=checker, statics=statics,
         generators=tuple(place.get() for place in recorded.watched.before.generators.values()),
     )  # fmt: skip
+
+
+def count_writes(node: Node, leaves: Sequence[Any]) -> None:
+    """A recording writes managed inputs through tensors of its own; autograd must see it on the caller's."""
+    for position in node.written:
+        if not leaves[position].is_inference():
+            torch.autograd.graph.increment_version(leaves[position])
 
 
 def _leave_pool(tree: Tree, recorded: Recorded) -> None:

@@ -344,6 +344,8 @@ class Captured:
         recording, outputs = node.recording, node.outputs
         assert recording is not None and outputs is not None
         recording.replay(leaves)
+        if node.written:
+            _record.count_writes(node, leaves)
         if outputs.single is not None:
             result = outputs.build_single()
         else:

@@ -248,7 +248,7 @@ def _digest_of_key(key: Key) -> tuple[str, bool]:
 
 
 def _text(value: Any, *, raw: bool = True) -> str:  # Any: whatever is hashable can be in a key
-    """Text by value, without addresses and process-local numbers; if not ``raw``, of what ``_bind`` and ``_named`` made."""
+    """Text by value, without addresses or process-local numbers; if not ``raw``, of what ``_bind`` made."""
     kind = type(value)
     if kind is torch.device:  # the current GPU has no number: each rank has another one, one file serves all
         cuda = value.type == "cuda" and torch.cuda.is_initialized() and value.index == torch.cuda.current_device()

@@ -230,8 +230,3 @@ def python_binding(name: str) -> Callable[..., Any] | None:
 def generator_id(generator: torch.Generator) -> int:
     """Tells generators apart where operators get them as new Python objects around the same generator."""
     return getattr(generator, "_cdata", id(generator))
-
-
-def is_neg_view(tensor: torch.Tensor) -> bool:
-    """The tensor carries torch's lazy negation bit (``x.conj().imag``)."""
-    return tensor.is_neg()

@@ -48,6 +48,8 @@ class Node:
     """Recordings below this node, by number of the function."""
     generators: tuple[torch.Generator, ...] = ()
     """Generators the body draws from that are no arguments."""
+    written: tuple[int, ...] = ()
+    """Positions of managed inputs that the body writes: their tensors' version counters have to move, too."""
     verified: bool = False
     tree: Tree | None = None
 

@@ -95,7 +95,8 @@ def verified(captured: Captured, entry: Entry, node: Node, tree: Tree, call: Cal
     captured.log.counters.verifications += 1
     before = _state(entry, node, call, named)
     replayed = captured.replay(node, tree, call.values, call.leaves)
-    ours = _results(replayed, _state(entry, node, call, named))
+    left = _state(entry, node, call, named)
+    ours = _results(replayed, left)
     before.put_back(named)
     eager = captured.run_body(call)
     after = _state(entry, node, call, named)
@@ -104,6 +105,8 @@ def verified(captured: Captured, entry: Entry, node: Node, tree: Tree, call: Cal
     captured.log.add("verify", "equal" if path is None else f"{path} differs")
     if path is None:
         node.verified = True
+        for slot, value in left.places:  # the result may be what an effect kept
+            slot.at(named).set(value)
         return replayed
     before.put_back(named)
     again = _results(captured.run_body(call), _state(entry, node, call, named))

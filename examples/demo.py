@@ -149,6 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="a few training steps and 40 tokens")
     options = QUICK if parser.parse_args(arguments).quick else FULL
+    torch.set_num_threads(1)  # operators this small gain nothing from more, and lose much where cores are busy
     torch.manual_seed(0)
     device, text = choose_device(), Text()
     shape = Shape(vocabulary=len(text.characters))
@@ -157,7 +158,6 @@ def main(arguments: list[str] | None = None) -> int:
     with section(f"train on {len(text.tokens):,} characters of this repository: {size:,} parameters on {device}, eager"):
         train(model, text, options, device)
     model.eval()
-    torch.set_num_threads(1)  # one token is too little work to share
 
     # All there is to it: the cache keeps its address and is written in place; the rest is found by watching one run.
     captured = capture(model.step, static=["cache"])

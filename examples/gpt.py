@@ -79,43 +79,52 @@ class GPT(nn.Module):
     """``forward`` sees whole sequences and is for training; ``step`` sees one token and a cache."""
 
     slots_S: Tensor
+    slopes_H11: Tensor
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
         self.token = nn.Embedding(shape.vocabulary, shape.width)
-        self.position = nn.Embedding(shape.context, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width)
         self.register_buffer("slots_S", torch.arange(shape.context), persistent=False)
+        self.register_buffer("slopes_H11", 2.0 ** -torch.arange(shape.heads).view(-1, 1, 1), persistent=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.05)
 
+    def bias(self, pos_T: Tensor) -> Tensor:
+        """What attention from these positions adds for every slot, ``1HTS``: the further back the less (ALiBi), and
+        nothing of what comes later or is not filled yet."""
+        back_TS = pos_T[:, None] - self.slots_S
+        return (self.slopes_H11 * -back_TS).masked_fill(back_TS < 0, -torch.inf)[None]
+
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Logits ``BTV`` of every next token."""
-        x_BTC = self.token(ids_BT) + self.position(self.slots_S[: ids_BT.shape[1]])
+        num_tokens = ids_BT.shape[1]
+        x_BTC = self.token(ids_BT)
+        bias = self.bias(self.slots_S[:num_tokens])[..., :num_tokens]
         for block in self.blocks:
             assert isinstance(block, Block)
             q, k, v = block.split(x_BTC)
-            x_BTC = block.merge(x_BTC, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+            x_BTC = block.merge(x_BTC, F.scaled_dot_product_attention(q, k, v, attn_mask=bias))
         return F.linear(self.norm(x_BTC), self.token.weight)
 
     def step(self, ids_B1: Tensor, cache: Cache, temperature: float = 0.8) -> Tensor:
         """Take one token in, draw the next one, ``B1``.
 
-        Every shape is the same at every position: attention runs over all slots, and a mask made from ``cache.pos``
-        hides those that are not filled yet. Nothing is read on the host; the draw comes from torch's own generator.
+        Every shape is the same at every position: attention runs over all slots of the cache. Nothing is read on the
+        host, and the draw comes from torch's own generator.
         """
-        x_B1C = self.token(ids_B1) + self.position(cache.pos)
-        visible_1S = (self.slots_S <= cache.pos)[None]
+        x_B1C = self.token(ids_B1)
+        bias = self.bias(cache.pos)
         for index, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             q, k, v = block.split(x_B1C)
             keys, values = cache.k[index], cache.v[index]
             keys.index_copy_(2, cache.pos, k)
             values.index_copy_(2, cache.pos, v)
-            x_B1C = block.merge(x_B1C, F.scaled_dot_product_attention(q, keys, values, attn_mask=visible_1S))
+            x_B1C = block.merge(x_B1C, F.scaled_dot_product_attention(q, keys, values, attn_mask=bias))
         cache.pos += 1
         logits_B1V = F.linear(self.norm(x_B1C), self.token.weight)
         odds = (logits_B1V / temperature).softmax(-1)

@@ -7,6 +7,7 @@ A ``Program`` is plain integers, so that Hypothesis shrinks it well and a failur
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import gc
@@ -25,7 +26,7 @@ from capture import (
     reset, warmup,
 )  # fmt: skip
 
-KNOWN: frozenset[str] = frozenset({"identity", "swapped", "reshaping", "versions", "verify"})
+KNOWN: frozenset[str] = frozenset({"identity", "swapped", "reshaping", "versions", "verify", "turn"})
 """Entries and actions left out while a bug they find is open."""
 
 
@@ -95,14 +96,19 @@ class World:
     held: list[Any] = field(factory=list)
     scratch: list[tuple[str, Any]] = field(factory=list)
     rng: Tensor = field(factory=lambda: torch.Generator().manual_seed(3).get_state())
-    inference: bool = False
+    gradients: int = 0
+    """0: ``no_grad``, 1: inference mode, 2: gradients are recorded."""
     autocast: bool = False
+    default: torch.dtype = torch.float32
 
     def capture(self, target: Any = None, /, **options: Any) -> Any:
         """``capture`` in the captured world, nothing in the other."""
         if target is None:
             return functools.partial(self.capture, **options)
-        return capture(target, **options) if self.captured else target
+        if not self.captured:
+            return target
+        self.decorated.append(capture(target, **options))
+        return self.decorated[-1]
 
     def watch(self, name: str, value: Any) -> Any:
         """Compare this object's state after every action."""
@@ -114,15 +120,19 @@ class World:
     def modes(self) -> Iterator[None]:
         """This world's generator state and modes, for one action."""
         torch.set_rng_state(self.rng)
+        torch.set_default_dtype(self.default)
         with (
-            torch.inference_mode() if self.inference else torch.no_grad(),
+            (torch.no_grad, torch.inference_mode, torch.enable_grad)[self.gradients](),
             torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast),
         ):
             yield
+        torch.set_default_dtype(torch.float32)
         self.rng = torch.get_rng_state()
 
 
 Build = Callable[[World], Callable[..., Any]]
+Body = tuple[tuple[int, int, int], ...]
+"""A generated body: (operation, register, register) each."""
 
 
 @frozen
@@ -739,6 +749,110 @@ def static_any(w: World) -> Callable[..., Any]:
     return body
 
 
+@entry("mk")
+def instances(w: World) -> Callable[..., Any]:
+    class Layer(nn.Module):
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(fresh((4, 4), seed=seed))
+            self.calls = torch.zeros((), dtype=torch.int64)
+
+        @w.capture
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x @ self.weight + self.calls
+
+    first = w.watch("first", Layer(1))
+    layers = [first, w.watch("second", copy.deepcopy(first))]
+    return lambda x, n: layers[n % 2](layers[1](x) if n else x)
+
+
+@entry("m")
+def module_argument(w: World) -> Callable[..., Any]:
+    nets = [w.watch(f"net{i}", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))) for i in range(2)]
+    chosen = w.watch("chosen", Box(index=0))
+    w.knobs.append(lambda n: setattr(chosen, "index", n % 2))
+
+    @w.capture
+    def body(net: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = net(x)
+        return y
+
+    return lambda x: body(nets[chosen.index], x)
+
+
+@entry("m")
+def foreach(w: World) -> Callable[..., Any]:
+    net = w.watch("foreach", nn.Linear(4, 4))
+
+    @w.capture
+    def body(x: Tensor) -> list[Tensor]:
+        torch._foreach_mul_(list(net.parameters()), 0.5)
+        net.weight.lerp_(x, 0.25)
+        return [*torch._foreach_add([net.weight, x], 1.0), net(x)]
+
+    return body
+
+
+def generated(w: World, body: Body) -> Callable[..., Any]:
+    """A function that carries out ``body`` on registers: its arguments, two attributes, and what it makes."""
+    box = w.watch("box", Box(a=torch.ones(4, 4), b=torch.zeros(4, 4)))
+    inner = w.capture(lambda x: x.sin() + 1)
+    number = body[0][1] if body else 0
+    options: list[dict[str, Any]] = [
+        {}, {}, {}, {"static": ["y"]}, {"outputs": "clone"}, {"max_recordings": 1}, {"verify": "always"}, {"warmup": 2}
+    ]  # fmt: skip
+
+    @w.capture(**options[number % 8])
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        made = [x, y, box.a, box.b]
+        for operation, i, j in body:
+            _operate(OPERATIONS[operation % len(OPERATIONS)], made, i, j, box, inner)
+        return tuple(made[(number + k) % len(made)] if k else made[-1] for k in range(1 + number % 4))
+
+    return function  # type: ignore[no-any-return]
+
+
+def _operate(operation: str, made: list[Tensor], i: int, j: int, box: Any, inner: Any) -> None:
+    a, b = made[-1 - i % len(made)], made[-1 - j % len(made)]
+    alike = a.shape == b.shape
+    if operation == "add":
+        made.append(a + b if alike else a * 2)
+    elif operation == "matmul":
+        made.append(a @ b if alike and a.shape == (4, 4) else a.relu())
+    elif operation == "view":
+        flat = a.reshape(-1) if a.is_contiguous() else a
+        made.append((a[1:] if a.dim() else a, a.transpose(0, -1) if a.dim() else a, flat, a[None], a[..., ::2])[j % 5]
+                    if a.dim() else a.view(1))  # fmt: skip
+    elif operation == "write":
+        a.mul_(0.5).add_(b if alike else 1)
+    elif operation == "copy":
+        a.copy_(b if alike else b.sum())
+    elif operation == "draw":
+        made.append((a + torch.rand_like(a), a.uniform_(), F.dropout(a, 0.5), torch.normal(0.0, 1.0, (2, 2)))[j % 4])
+    elif operation == "keep":
+        setattr(box, "ab"[j % 2], a)
+    elif operation == "out":
+        made.append(torch.mul(a, 2, out=b if alike else torch.empty_like(a)))
+    elif operation == "convert":
+        made.append((a.clone(), a.contiguous(), a.double().float(), a.detach(), a.expand(2, *a.shape))[j % 5])
+    elif operation == "scatter":
+        a.masked_fill_(b > 0 if alike else a > 0, 0.5)
+    elif operation == "join":
+        made.append(torch.cat([a, b])[: a.shape[0]] if alike and a.dim() else a.cumsum(0) if a.dim() else a.exp())
+    elif operation == "reduce":
+        made.append((a.sum(0) if a.dim() else a.abs(), a.mean(), torch.zeros_like(a), torch.full((2,), 0.5))[j % 4])
+    elif operation == "turn":
+        a.t_() if a.dim() == 2 else a.unsqueeze_(0)
+    else:
+        made.append(inner(a))
+
+
+OPERATIONS = (
+    "add", "matmul", "view", "write", "copy", "draw", "keep", "out", "convert", "scatter", "join", "reduce", "inner", "turn",
+)  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------------------------ arguments
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 ROWS = (4, 1, 2, 0, 3)
@@ -957,10 +1071,12 @@ class Comparison:
 # -------------------------------------------------------------------------------------------------------------- actions
 @frozen
 class Program:
-    """Integers that mean a program. ``cast``: entries of the catalogue; a step is (action, target, form, seed)."""
+    """Integers that mean a program. ``cast``: entries of the catalogue, then ``bodies``; a step is (action, target,
+    form, seed)."""
 
     cast: tuple[int, ...]
     steps: tuple[tuple[int, int, int, int], ...]
+    bodies: tuple[Body, ...] = ()
     poison: bool = False
     marks: bool = False
     verify: bool = False
@@ -980,7 +1096,7 @@ def call(w: World, target: int, form: int, seed: int) -> Any:
 def _called(w: World, one: Entry, function: Callable[..., Any], arguments: tuple[Any, ...], seed: int) -> Any:
     w.scratch.append(("arguments", list(arguments)))
     result = function(*arguments)
-    if not one.borrow and seed % 8 in (5, 7):
+    if not one.borrow and seed % 8 in (5, 6, 7):
         tensors = tensors_of(result)
         w.held.append(tensors[0][..., :1] if seed % 8 == 7 and tensors and tensors[0].dim() else result)
         del w.held[:-HELD_LIMIT]
@@ -1099,11 +1215,13 @@ def turn_knob(w: World, target: int, form: int, seed: int) -> None:
 
 
 def modes(w: World, target: int, form: int, seed: int) -> None:
-    """Switch autocast, or between ``no_grad`` and inference mode."""
-    if target % 2:
+    """Switch autocast, the default dtype, or how gradients are handled."""
+    if target % 4 == 0:
         w.autocast = not w.autocast
+    elif target % 4 == 1:
+        w.default = torch.float64 if w.default is torch.float32 else torch.float32
     else:
-        w.inference = not w.inference
+        w.gradients = form % 3
 
 
 def reseed(w: World, target: int, form: int, seed: int) -> None:
@@ -1112,6 +1230,12 @@ def reseed(w: World, target: int, form: int, seed: int) -> None:
         torch.manual_seed(seed)
     else:
         w.generators[form % 2].manual_seed(seed)
+
+
+def disabled(w: World, target: int, form: int, seed: int) -> Any:
+    """A call while capturing is switched off."""
+    with config.patch(enabled=False):
+        return call(w, target, form, seed)
 
 
 def collect(w: World, target: int, form: int, seed: int) -> None:
@@ -1138,7 +1262,7 @@ def without_trace(w: World, target: int, form: int, seed: int) -> None:
     one, function = w.cast[target % len(w.cast)]
     arguments = Arguments(w, form, seed).pick(one.spec)
     w.scratch.append(("arguments", list(arguments)))
-    if w.captured and function in w.decorated:
+    if w.captured and any(function is one for one in w.decorated):
         try:
             (explain if seed % 2 else warmup)(function)(*arguments)
         except CaptureError:
@@ -1166,6 +1290,7 @@ ACTIONS: dict[str, tuple[int, Act]] = {
     "forget": (1, forget),
     "without_trace": (2, without_trace),
     "borrow": (1, call),
+    "disabled": (1, disabled),
 }
 DECK: tuple[str, ...] = tuple(name for name, (weight, _) in ACTIONS.items() for _ in range(weight))
 NAMES: tuple[str, ...] = tuple(CATALOGUE)
@@ -1192,7 +1317,7 @@ class Tally:
         return sum(self.replays.values()) / max(sum(self.calls.values()), 1)
 
 
-def build(captured: bool, cast: tuple[int, ...]) -> World:
+def build(captured: bool, cast: tuple[int, ...], bodies: tuple[Body, ...] = ()) -> World:
     """A world as it stands before the first action."""
     world = World(captured)
     torch.manual_seed(11)
@@ -1205,6 +1330,9 @@ def build(captured: bool, cast: tuple[int, ...]) -> World:
         one = CATALOGUE[NAMES[index % len(NAMES)]]
         if one.name not in KNOWN:
             world.cast.append((one, one.build(world)))
+    for body in bodies:
+        kept = tuple(one for one in body if OPERATIONS[one[0] % len(OPERATIONS)] not in KNOWN)
+        world.cast.append((Entry("generated", "mm", chain), generated(world, kept)))
     if not world.cast:
         world.cast.append((CATALOGUE["chain"], chain(world)))
     return world
@@ -1250,7 +1378,7 @@ class Runner:
 
     def _run(self) -> None:
         program = self._program
-        eager, ours = build(False, program.cast), build(True, program.cast)
+        eager, ours = build(False, program.cast, program.bodies), build(True, program.cast, program.bodies)
         comparison = Comparison()
         for name, target, form, seed in micro(program):
             said = eager.cast[target % len(eager.cast)][0].name

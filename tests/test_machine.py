@@ -21,9 +21,11 @@ FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
 steps = st.tuples(
     st.integers(0, len(machine.DECK) - 1), st.integers(0, 7), st.integers(0, 16**4 - 1), st.integers(0, 63)
 )
+operations = st.tuples(st.integers(0, len(machine.OPERATIONS) - 1), st.integers(0, 7), st.integers(0, 7))
 programs = st.builds(
     machine.Program,
-    cast=st.lists(st.integers(0, len(machine.NAMES) - 1), min_size=2, max_size=4).map(tuple),
+    cast=st.lists(st.integers(0, len(machine.NAMES) - 1), min_size=1, max_size=3).map(tuple),
+    bodies=st.lists(st.lists(operations, min_size=1, max_size=8).map(tuple), max_size=2).map(tuple),
     steps=st.lists(steps, min_size=4, max_size=14).map(tuple),
     poison=st.booleans(),
     marks=st.booleans(),

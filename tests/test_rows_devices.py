@@ -150,12 +150,12 @@ def test_row_158_operator_tagged_unsafe_is_named() -> None:
 
 def test_row_160_several_accelerators_are_refused() -> None:
     """A body that works on two accelerators is not recorded; the reason names both."""
-    plan = compile_plan(annotate("f", ["x"], {}), Facts(function="f", devices=("cuda:0", "cuda:1")))
+    plan = compile_plan(annotate("f", ["x"], {}), Facts(function="f", num_ops=9, devices=("cuda:0", "cuda:1")))
     assert plan.outcome == "eager"
     (finding,) = plan.findings
     assert finding.code == "CG203"
     assert "cuda:0, cuda:1" in finding.what
-    one = compile_plan(annotate("f", ["x"], {}), Facts(function="f", devices=("cpu", "cuda:1", "meta")))
+    one = compile_plan(annotate("f", ["x"], {}), Facts(function="f", num_ops=9, devices=("cpu", "cuda:1", "meta")))
     assert one.outcome == "record"
 
 
@@ -180,7 +180,7 @@ def test_row_161_a_tree_only_where_one_is_used() -> None:
 
 def test_row_161_device_without_an_engine() -> None:
     """A call whose tensors are on a device without a backend runs eagerly, said once."""
-    plan = compile_plan(annotate("f", ["x"], {}), Facts(function="f", backend_missing="xpu"))
+    plan = compile_plan(annotate("f", ["x"], {}), Facts(function="f", num_ops=9, backend_missing="xpu"))
     assert plan.outcome == "eager"
     assert [one.code for one in plan.findings] == ["CG802"]
 

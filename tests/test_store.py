@@ -213,7 +213,7 @@ for plan in plans:
     child = os.fork()
     if child == 0:
         try:
-            for _ in range(150):
+            for _ in range(40):
                 _store.save_plans(directory, [plan])
         except BaseException:
             os._exit(1)
@@ -470,6 +470,24 @@ def test_different_arguments_have_different_files(directory: Path, one: object, 
     assert_loaded(run(described, other, num_calls=2))
 
 
+def test_the_name_is_that_of_before_the_first_run(directory: Path) -> None:
+    """The body may change what the key's objects look like; the next process starts from before that."""
+
+    class Changing(torch.nn.Linear):
+        @override
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.requires_grad_(False)
+            return torch.nn.functional.linear(x, self.weight)
+
+    def body(x: torch.Tensor, net: torch.nn.Module) -> torch.Tensor:
+        return net(x) + 1
+
+    with torch.no_grad():
+        run(body, Changing(3, 3))
+        assert_loaded(run(body, Changing(3, 3)))
+    only_file(directory)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -485,6 +503,16 @@ def test_objects_of_one_kind_share_a_file(directory: Path, make: Callable[[], ob
     run(described, one)
     assert_loaded(run(described, other))
     only_file(directory)
+
+
+def test_a_mended_helper_is_looked_at_again(tmp_path: Path) -> None:
+    """A function that the body names, or gets, counts by name and code: what was refused may be recorded now."""
+    text = "def helper(x):\n    return {}\ndef body(x):\n    return x * helper(x)\n"
+    with pytest.warns(CaptureWarning):
+        run(module_with(tmp_path, "first", text.format("x.sum().item()")).body)
+    state = run(module_with(tmp_path, "mended", text.format("x.sum()")).body)
+    assert state.log.counters.observations == 1
+    assert state.log.counters.recordings >= 1
 
 
 def test_no_address_enters_the_text() -> None:

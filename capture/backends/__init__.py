@@ -35,6 +35,8 @@ class Geometry:
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    conj: bool = False
+    """Torch's lazy conjugation bit."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
@@ -44,6 +46,7 @@ class Geometry:
             offset=int(tensor.storage_offset()),
             shape=tuple(tensor.shape),
             stride=tuple(tensor.stride()),
+            conj=tensor.is_conj(),
         )
 
 

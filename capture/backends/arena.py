@@ -7,6 +7,7 @@ segment mapped, so an output outlives the arena that made it.
 from __future__ import annotations
 
 import bisect
+import functools
 import mmap
 import weakref
 from collections.abc import Callable, Sequence
@@ -123,7 +124,8 @@ class Arena:
         tensor = torch.frombuffer(
             segment.memory, dtype=dtype, count=block.nbytes // dtype.itemsize, offset=block.address - segment.begin
         )
-        return tensor.as_strided_(geometry.shape, geometry.stride, geometry.offset)
+        tensor = tensor.as_strided_(geometry.shape, geometry.stride, geometry.offset)
+        return tensor.conj() if geometry.conj else tensor
 
     def builder(self, block: Block, geometry: Geometry) -> Callable[[], torch.Tensor]:
         """``tensor`` with everything looked up beforehand: 1.6 us a call instead of 2.6."""
@@ -132,12 +134,22 @@ class Arena:
         dtype, shape, stride, first = geometry.dtype, geometry.shape, geometry.stride, geometry.offset
         count = block.nbytes // dtype.itemsize
         frombuffer = torch.frombuffer
+        if geometry.conj:
+            return functools.partial(self.tensor, block, geometry)
         return lambda: frombuffer(memory, dtype=dtype, count=count, offset=offset).as_strided_(shape, stride, first)
 
     def views(self, block: Block, geometries: Sequence[Geometry]) -> list[torch.Tensor]:
-        """Fresh tensors that share one fresh storage."""
-        storage = self.storage(block)
-        return [over(storage, geometry) for geometry in geometries]
+        """Fresh tensors on one fresh storage; those of the first one's dtype are views of it, as in eager."""
+        first = self.tensor(block, geometries[0])
+        others = []
+        for geometry in geometries[1:]:
+            if geometry.dtype == first.dtype:
+                physical = first.conj() if first.is_conj() else first
+                other = physical.as_strided(geometry.shape, geometry.stride, geometry.offset)
+                others.append(other.conj() if geometry.conj else other)
+            else:
+                others.append(over(first.untyped_storage(), geometry))
+        return [first, *others]
 
     def restore(self, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         """Forget all blocks, then take these."""
@@ -180,4 +192,5 @@ class Arena:
 def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
     """A tensor with this geometry on the storage."""
     empty = torch.empty(0, dtype=geometry.dtype, device="cpu")  # whatever the default device is
-    return empty.set_(storage, geometry.offset, geometry.shape, geometry.stride)
+    tensor = empty.set_(storage, geometry.offset, geometry.shape, geometry.stride)
+    return tensor.conj() if geometry.conj else tensor

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import define
+from attrs import define, evolve
 
 from capture import _torch_private
 from capture._call import Call
@@ -122,7 +122,7 @@ class _Staging:
         self.replacements[one.position] = alias
 
     def _stage(self, one: Input, leaf: torch.Tensor) -> None:
-        geometry = Geometry(dtype=leaf.dtype, offset=0, shape=tuple(leaf.shape), stride=tuple(leaf.stride()))
+        geometry = evolve(Geometry.of(leaf), offset=0)
         block = self._arena.allocate(span_bytes(leaf))
         staged = self._arena.tensor(block, geometry)
         self._arena.track(block, staged.untyped_storage())
@@ -294,7 +294,7 @@ class Recorder(Watch):
 
     def _move(self, out: torch.Tensor) -> tuple[torch.Tensor, Root, str]:
         """A tensor like ``out`` in the arena (the one the body goes on with), its root and register."""
-        geometry = Geometry(dtype=out.dtype, offset=0, shape=tuple(out.shape), stride=tuple(out.stride()))
+        geometry = evolve(Geometry.of(out), offset=0)
         block = self._arena.allocate(span_bytes(out))
         visible = self._arena.tensor(block, geometry)
         storage = visible.untyped_storage()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from capture import _torch_private
 from capture._operators import Operator, Traits
@@ -100,7 +100,7 @@ class Tape:
     def register(self, tensor: torch.Tensor) -> str | None:
         """Name of the register that looks at the same memory as this tensor; None for unknown memory."""
         root = self.root_of(tensor)
-        if root is None or _torch_private.is_neg_view(tensor) or tensor.is_conj():
+        if root is None or tensor.is_neg():
             return None
         geometry = Geometry.of(tensor)
         name = root.registers.get(geometry)
@@ -158,7 +158,7 @@ class Tape:
                 root.owner = moved
                 registers: dict[Geometry, str] = {}
                 for old, name in root.registers.items():
-                    geometry = Geometry(dtype=old.dtype, offset=old.offset + shift, shape=old.shape, stride=old.stride)
+                    geometry = evolve(old, offset=old.offset + shift)
                     registers[geometry] = name
                     self.scope[name] = _look(root, geometry)
                 root.registers = registers
@@ -233,7 +233,9 @@ def _look(root: Root, geometry: Geometry) -> torch.Tensor:
         return root.owner
     if geometry.dtype == root.owner.dtype:
         with torch.no_grad():  # a view shares the owner's version counter, so writes through it are noticed
-            return root.owner.as_strided(geometry.shape, geometry.stride, geometry.offset)
+            physical = root.owner.conj() if root.owner.is_conj() else root.owner
+            view = physical.as_strided(geometry.shape, geometry.stride, geometry.offset)
+            return view.conj() if geometry.conj else view
     return over(root.owner.untyped_storage(), geometry)
 
 

@@ -87,7 +87,7 @@ recordings(decorated).recording  # E: attr-defined
 class Derived(Net):
     @override
     @capture
-    def forward(self, x: int) -> Tensor:
+    def forward(self, x: int) -> Tensor:  # E: override
         return torch.zeros(x)
 
 
