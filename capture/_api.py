@@ -11,6 +11,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from attrs import frozen
+from typing_extensions import override
 
 from capture import _observe, _report, _store, _warm
 from capture._call import Call
@@ -47,6 +48,7 @@ class Explanation:
         least = Severity[severity.upper()] if isinstance(severity, str) else severity
         return self.plan.findings_at_least(least)
 
+    @override
     def __str__(self) -> str:
         return _report.format_plan(self.plan)
 
@@ -75,6 +77,7 @@ class Recordings:
     """Memory of the recorded graphs themselves; 0 on the CPU engine, whose graphs are Python code."""
     events: tuple[Event, ...]
 
+    @override
     def __str__(self) -> str:
         counted = ("recordings", "replays", "rebinds", "eager_calls", "observations")
         return f"{self.function}: " + ", ".join(f"{getattr(self, name)} {name.replace('_', ' ')}" for name in counted)

@@ -165,7 +165,7 @@ def _sequence_key(value: Any, leaves: list[Leaf]) -> Any:
 
 
 def _mapping_key(value: dict[Any, Any], leaves: list[Leaf]) -> Any:
-    return (type(value), *[(name, key_of(value[name], leaves)) for name in _containers.mapping_keys(value)])
+    return (type(value), *[(name, key_of(value[name], leaves)) for name in value])
 
 
 def _fields_key(value: Any, leaves: list[Leaf]) -> Any:
@@ -271,7 +271,8 @@ def _part_for(kind: type) -> KeyPart:
         return _registered_key
     if _containers.field_names(kind) is not None:
         return _fields_key
-    if kind.__hash__ is not None and kind.__hash__ is not object.__hash__ and not issubclass(kind, (set, frozenset)):
+    hashing: object = kind.__hash__
+    if hashing is not None and hashing is not object.__hash__ and not issubclass(kind, frozenset):
         return _typed
     return _identity_key
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, get_args
 
 import platformdirs
 from attrs import evolve, frozen
@@ -54,13 +54,16 @@ def _flag(name: str, default: bool) -> bool:
 
 
 def _from_environment() -> Config:
-    verify = os.environ.get("CAPTURE_VERIFY", "off")
-    if verify not in ("off", "first", "always"):
-        raise AnnotationError(f"CAPTURE_VERIFY={verify!r} is not a choice; known: 'off', 'first', 'always'")
+    text = os.environ.get("CAPTURE_VERIFY", "off")
+    verify: Verify | None = next((choice for choice in get_args(Verify) if choice == text), None)
+    if verify is None:
+        raise AnnotationError(f"CAPTURE_VERIFY={text!r} is not a choice; known: 'off', 'first', 'always'")
     return Config(
         enabled=_flag("CAPTURE_ENABLED", True),
         cache=_flag("CAPTURE_CACHE", True),
-        cache_dir=Path(os.environ.get("CAPTURE_CACHE_DIR") or platformdirs.user_cache_dir("torch-capture")),
+        cache_dir=Path(
+            os.environ.get("CAPTURE_CACHE_DIR") or platformdirs.user_cache_dir("torch-capture")
+        ).expanduser(),
         poison=_flag("CAPTURE_POISON", False),
         verify=verify,
         skip_warmup=_flag("CAPTURE_SKIP_WARMUP", False),

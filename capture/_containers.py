@@ -51,19 +51,11 @@ def is_container(value: object) -> bool:
     return field_names(kind) is not None or _torch_private.is_registered_container(kind)
 
 
-def mapping_keys(value: dict[Any, Any]) -> list[Any]:
-    """Keys in sorted order where they can be sorted, so that keyword arguments give one order."""
-    try:
-        return sorted(value)
-    except TypeError:
-        return list(value)
-
-
 def children(value: Any) -> list[Child]:
     """The direct members of a container, in a stable order; a field that is not set yet is left out."""
     kind = type(value)
     if kind in (dict, OrderedDict, defaultdict):
-        return [(f".{key}", value[key]) for key in mapping_keys(value)]
+        return [(f".{key}", value[key]) for key in value]
     if is_namedtuple(kind):
         return [(f".{name}", getattr(value, name)) for name in value._fields]
     if kind in (tuple, list):
@@ -110,7 +102,7 @@ def _close(value: Any, members: list[Any]) -> Any:
         return kind(*members)
     if kind in (dict, OrderedDict, defaultdict):
         closed = copy.copy(value)
-        closed.update(zip(mapping_keys(value), members, strict=True))
+        closed.update(zip(value, members, strict=True))
         return closed
     if _torch_private.is_registered_container(kind):
         _, spec = _torch_private.open_registered(value)

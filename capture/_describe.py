@@ -15,8 +15,19 @@ from capture import _containers
 from capture._call import is_opaque
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
 from capture._facts import (
-    Drift, Effect, Escape, Facts, GradientUse, HostWork, Mutation, OpaqueLeaf, OutputInfo, Owner, PlaceholderInfo,
-    SequenceChange, SubclassLeaf,
+    Drift,
+    Effect,
+    Escape,
+    Facts,
+    GradientUse,
+    HostWork,
+    Mutation,
+    OpaqueLeaf,
+    OutputInfo,
+    Owner,
+    PlaceholderInfo,
+    SequenceChange,
+    SubclassLeaf,
 )  # fmt: skip
 from capture._observe import External, Watched, escapes, result_leaves, span_bytes, tensor_info
 from capture._state import Change, Place
@@ -302,7 +313,7 @@ def _opaque_outputs(outputs: list[KeptLeaf]) -> list[OpaqueLeaf]:
 
 
 def _subclasses(watched: Watched) -> list[SubclassLeaf]:
-    found = []
+    found: list[SubclassLeaf] = []
     tensors = [*watched.arguments, *result_leaves(watched.result)]
     tensors += [
         (external.tensor.__class__.__name__, external.tensor) for external in watched.watch.notes.externals.values()

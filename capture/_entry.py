@@ -30,6 +30,8 @@ class Entry:
     facts: Facts | None = None
     warmups_left: int = 0
     differing_runs: int = 0
+    plan_is_new: bool = False
+    """The plan differs from the one kept on disk."""
     nodes: list[Node] = field(factory=list)
     backend: Backend | None = None
 

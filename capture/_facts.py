@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 from attrs import field, frozen
+from typing_extensions import override
 
 PlaceholderKind = Literal["argument", "implicit"]
 Owner = Literal["argument", "parameter", "buffer", "attribute", "closure", "global", "item", "constant", "unknown"]
@@ -28,6 +29,7 @@ class Where:
     code: str = ""
     """The source line, stripped; empty if the source is not available."""
 
+    @override
     def __str__(self) -> str:
         text = f"{self.file}:{self.line} in {self.function}"
         return f"{text}: {self.code}" if self.code else text
@@ -45,6 +47,7 @@ class TensorInfo:
     layout: str = "strided"
     nbytes: int = 0
 
+    @override
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}] {self.device}"
 

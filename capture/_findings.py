@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 
 from attrs import frozen
+from typing_extensions import override
 
 from capture._annotate import Annotation
 from capture._facts import Facts, Where
@@ -22,6 +23,7 @@ class Severity(enum.IntEnum):
     EAGER = 2
     ERROR = 3
 
+    @override
     def __str__(self) -> str:
         return self.name.lower()
 
@@ -38,6 +40,7 @@ class Policy(enum.IntEnum):
     COPY_BACK = 2
     EAGER = 3
 
+    @override
     def __str__(self) -> str:
         return self.name.lower().replace("_", "-")
 

@@ -30,9 +30,9 @@ hold: Callable[[torch.UntypedStorage], Held] = (
 
 
 def is_sole_holder(tensor: torch.Tensor) -> bool:
-    """No other tensor, view or saved activation uses the tensor's memory."""
+    """No other tensor, view or saved activation uses the tensor or its memory."""
     storage = tensor.untyped_storage()  # one holder in C++ is the tensor, one is this object
-    return _torch_private.storage_use_count(storage) <= 2
+    return _torch_private.storage_use_count(storage) <= 2 and _torch_private.use_count(tensor) <= 1
 
 
 class StaleTensor(torch.Tensor):
@@ -58,4 +58,4 @@ def _stale_text(annotation: Annotation | None) -> str:
 def make_stale(tensor: torch.Tensor, annotation: Annotation) -> None:
     """Turn a borrowed output that is still held into one that raises, naming the function that made it."""
     tensor._capture_annotation = annotation  # type: ignore[attr-defined]
-    tensor.__class__ = StaleTensor  # type: ignore[assignment]
+    tensor.__class__ = StaleTensor

@@ -13,18 +13,20 @@ from typing import Any, Literal
 
 import torch
 from attrs import frozen
+from typing_extensions import override
 
 from capture._bind import Unkeyable, identity_token, key_of
 from capture._containers import PLAIN_TYPES
 
 RootKind = Literal["parameter", "global", "closure"]
 _OPENED = (torch.Tensor, list, tuple, dict)  # their members are in the key themselves
-_SMALL = 16  # members of a plain container that are still compared by value
+_SMALL = 64  # members of a list or dict that are still compared by value on every call
 
 
 class _Missing:
     """Stands for an attribute or name that does not exist."""
 
+    @override
     def __repr__(self) -> str:
         return "(absent)"
 
@@ -40,6 +42,7 @@ class Chain:
     root: str
     attributes: tuple[str, ...] = ()
 
+    @override
     def __str__(self) -> str:
         return ".".join((self.root, *self.attributes))
 
@@ -130,19 +133,19 @@ def _follow(value: Any, attributes: tuple[str, ...]) -> Any:
     return value
 
 
-def part_of(value: Any) -> Any:
-    """The key's part for one Python value: plain ones by value, others by identity."""
+def part_of(value: Any, *, limit: int | None = _SMALL) -> Any:
+    """The key's part for one Python value: plain ones and tuples by value, others by identity.
+
+    Lists and dicts of at most ``limit`` members by value too, since they may be changed in place.
+    """
     kind = type(value)
     if value is MISSING or value is None:
         return kind
     if isinstance(value, torch.Tensor):
-        return "tensor"  # its address and metadata are checked as an implicit input
-    if kind in (list, tuple, dict):
-        members = list(value.values()) if kind is dict else value
-        if len(members) <= _SMALL and all(type(member) in PLAIN_TYPES for member in members):
-            return key_of(value, [])
-        if kind is tuple:
-            return (kind, len(value))
+        return "tensor", value.requires_grad  # its address and metadata are checked as an implicit input
+    if isinstance(value, tuple) or (kind in (list, dict) and (limit is None or len(value) <= limit)):
+        members = value.items() if isinstance(value, dict) else value
+        return (kind, *[part_of(member, limit=limit) for member in members])
     try:
         return key_of(value, []) if kind in PLAIN_TYPES else (kind, identity_token(value))
     except (Unkeyable, TypeError):

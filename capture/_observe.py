@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 from attrs import define, field
+from typing_extensions import override
 
 from capture import _containers, _state, _where
 from capture._call import Call
-from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutation, TensorInfo, Where
+from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutation, MutationEvidence, TensorInfo, Where
 from capture._host_reads import host_reads
 from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
@@ -99,11 +100,12 @@ class Watch(TorchDispatchMode):
     """Writes down what a body does. ``undo``: keep the first contents of all external memory it writes."""
 
     @classmethod
+    @override
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch would import its compiler (1.1 s) to keep it from tracing the mode
 
     def __init__(self, *, undo: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.notes = Notes()
         self.keep_undo = undo
         self.before = Snapshot()
@@ -113,6 +115,7 @@ class Watch(TorchDispatchMode):
         """Run the operator; a recorder replaces this."""
         return op(*args, **kwargs)
 
+    @override
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         known = traits(op)
@@ -178,7 +181,7 @@ class Watch(TorchDispatchMode):
             external = self.notes.externals.get(id(_storage(tensor)))
             if external is None or external.mutation is not None:
                 continue
-            evidence = "norm" if from_norm else "schema"
+            evidence: MutationEvidence = "norm" if from_norm else "schema"
             external.mutation = Mutation(evidence=evidence, op=op.name, where=_where.here())
             if self.keep_undo:
                 self.notes.undo.append((external.tensor, external.storage.clone()))

@@ -49,7 +49,7 @@ class Traits:
     """Changes its own argument's sizes and strides, or its storage."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def traits(op: Operator) -> Traits:
     """Traits of an overload, computed once."""
     schema = op._schema

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve
 
-from capture import _checks, _observe, _where
+from capture import _checks, _observe, _planning, _where
 from capture._call import Call
 from capture._compile import compile_plan
-from capture._describe import Described, alias_groups, compare
-from capture._entry import RETRIES, Entry, may_settle
+from capture._describe import Described, alias_groups
+from capture._entry import Entry
 from capture._facts import Facts, LimitReached, Moved
 from capture._findings import Policy
 from capture._outputs import OutputPlan, plan_outputs
@@ -94,15 +94,17 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
     owners = {one.path: one.owners[0][1] for one in recorded.described.implicit if one.owners}
     values = outputs.own_values(_kept_values(recorded.described), call.leaves, owners.__getitem__)
     if recorded.recording is None or plan.outcome != "record" or not _as_planned(entry.plan, plan):
-        _refuse(captured, entry, facts, plan, recorded.failure)
         _leave_pool(tree, recorded)
         result = outputs.finish(values, lambda: named)
         if undo:
             _observe.undo(recorded.watched)
-        if entry.phase == "eager":
-            captured.report(plan)
+        reason = recorded.failure or "the recording run differs from the plan"
+        _planning.replace(captured, entry, facts, plan, reason)
         return result
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
+    captured.note_findings(plan)
+    if entry.plan_is_new:
+        _planning.save(captured, entry)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
     adopted = outputs.adopt(values)
     result = outputs.finish(adopted, lambda: named)
@@ -121,7 +123,7 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
 
 def _facts_and_plan(captured: Captured, entry: Entry, recorded: Recorded) -> tuple[Facts, CapturePlan]:
     assert recorded.described is not None
-    facts = captured.compared(entry, recorded.described.facts, recorded.watched.watch.notes.lines)
+    facts = _planning.compared(entry, recorded.described.facts, recorded.watched.watch.notes.lines)
     known = facts.host_syncs or facts.host_work or facts.subclasses or any(o.kind == "foreign" for o in facts.outputs)
     if recorded.failure is not None and not known:
         facts = evolve(facts, refused=recorded.failure)
@@ -136,25 +138,13 @@ def _as_planned(expected: CapturePlan | None, found: CapturePlan) -> bool:
 
     def decisions(plan: CapturePlan) -> tuple[Any, ...]:
         return (
-            [(one.path, one.kind, one.mutated) for one in plan.placeholders],
+            [(one.path, one.kind, one.mutated, one.policy) for one in plan.placeholders],
             [(one.path, one.kind, one.source, one.value) for one in plan.outputs],
             [(one.path, one.kind) for one in plan.effects],
             plan.sequence_digest,
         )
 
     return decisions(expected) == decisions(found)
-
-
-def _refuse(captured: Captured, entry: Entry, facts: Facts, plan: CapturePlan, failure: str | None) -> None:
-    """The run was no recording. Look once more where it may settle, else run eagerly from now on."""
-    captured.log.add("drop", failure or "the recording run differs from the plan")
-    entry.facts, entry.plan = facts, plan
-    entry.differing_runs += 1
-    if entry.differing_runs <= RETRIES and may_settle(plan):
-        entry.phase = "warm" if plan.outcome == "record" else "cold"
-        return
-    entry.phase = "eager"
-    captured.save(entry)
 
 
 def _kept_values(described: Described) -> list[Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from capture import _config, _observe, _record, _report, _store, _verify, _where
+from capture import _config, _observe, _planning, _record, _report, _verify, _where
 from capture._ambient import ambient
 from capture._annotate import Annotation
 from capture._bind import (
@@ -35,8 +35,7 @@ from capture._bind import (
 )
 from capture._call import Call
 from capture._compile import compile_plan
-from capture._describe import compare, describe
-from capture._entry import RETRIES, Entry, Family, may_settle
+from capture._entry import Entry, Family
 from capture._errors import CaptureWarning, UncapturableError
 from capture._events import Log
 from capture._facts import Facts, Inlined, OpaqueLeaf
@@ -123,7 +122,7 @@ class Captured:
         pattern = _record.alias_pattern(leaves, family.spans) if len(leaves) > 1 else ()
         entry = family.entries.get(pattern)
         if entry is None:
-            entry = family.entries[pattern] = Entry(key)
+            entry = family.entries[pattern] = Entry((*key, pattern))
         return entry, leaves
 
     def key(self, values: tuple[Any, ...], leaves: list[Leaf]) -> Key:
@@ -136,8 +135,8 @@ class Captured:
             ambient(),
             arguments,
             self._named(receiver, values),
-            module_key(receiver, leaves) if self._is_module else None,
-            tuple([part_of(guard()) for guard in self.annotation.guards]),
+            module_key(receiver, leaves) if isinstance(receiver, torch.nn.Module) else None,
+            tuple([part_of(guard(), limit=None) for guard in self.annotation.guards]),
         )
 
     def call(self, values: tuple[Any, ...], leaves: list[Leaf]) -> Call:
@@ -206,21 +205,20 @@ class Captured:
     def _unready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         call = self.call(values, leaves)
         if entry.phase == "eager":
-            if entry.plan is not None and self.annotation.fallback == "error":
-                self.report(entry.plan)
+            if entry.plan is not None:
+                self.report(entry.plan)  # raises every time where the annotation asks for an error
             return self.run_eagerly(call, "this key cannot be recorded")
         backend = self.backend_of(entry, leaves)
         if backend is None:
             return self._unready(entry, values, leaves)
         tree = tree_for(backend)
         tree.begin_call(self, self.annotation.max_recordings)
-        if entry.phase == "cold":
-            self.load(entry)
-        if entry.phase == "cold":
+        phase = _planning.load(self, entry) if entry.phase == "cold" else entry.phase
+        if phase == "cold":
             if self._at_limit(tree):
                 return self._limit_reached(entry, call, tree)
-            return self._observe(entry, call, tree)
-        if entry.phase == "eager":
+            return _planning.observe(self, entry, call, tree)
+        if phase == "eager":
             return self._unready(entry, values, leaves)
         if entry.warmups_left > 0 or tree.warm:
             entry.warmups_left = max(entry.warmups_left - 1, 0)
@@ -244,71 +242,6 @@ class Captured:
             entry.plan = compile_plan(self.annotation, self.bare_facts(backend_missing=kind))
             self.report(entry.plan)
         return entry.backend
-
-    def load(self, entry: Entry) -> None:
-        """Take the plan another process made, if there is one; it is checked by the recording."""
-        if _config.current().skip_warmup:
-            entry.phase = "ready"
-            return
-        plan = _store.load(self.annotation, self.function, entry.key, self.log)
-        if plan is None:
-            return
-        entry.plan = plan
-        self.log.counters.plans_loaded += 1
-        if plan.outcome == "eager":
-            entry.phase = "eager"
-            self.report(plan)
-        else:
-            entry.phase = "ready"
-
-    def _observe(self, entry: Entry, call: Call, tree: Tree) -> Any:
-        """Watch one eager run and make a plan of what it showed."""
-        undoable = self.annotation.fallback == "error" or self.annotation.rng == "forbid"
-        watch = _observe.Watch(undo=undoable)
-        self.log.counters.observations += 1
-        self.log.counters.body_runs += 1
-        with _observe.capture_lock, self.log.timed("observe"):
-            watched = _observe.run_watched(call, watch)
-            if watched.error is not None:
-                raise watched.error
-            described = describe(watched)
-        facts = self.compared(entry, described.facts, watch.notes.lines)
-        plan = compile_plan(self.annotation, facts)
-        try:
-            self.adopt(entry, facts, plan)
-        except UncapturableError:
-            _observe.undo(watched)
-            raise
-        if entry.phase == "warm":
-            tree.note_warm(self, [leaf.value for leaf in described.outputs if leaf.kind == "fresh"])
-        elif entry.phase == "eager":
-            self.log.counters.eager_calls += 1
-        return watched.result
-
-    def adopt(self, entry: Entry, facts: Facts, plan: CapturePlan) -> None:
-        """Take a plan made from a watched run; says so and raises as the annotation asks if it is an eager one."""
-        entry.facts, entry.plan = facts, plan
-        if plan.outcome == "record":
-            entry.phase, entry.warmups_left = "warm", self.annotation.warmup - 1
-            self.note_findings(plan)
-            self.save(entry)
-        elif may_settle(plan) and entry.differing_runs < RETRIES:
-            entry.differing_runs += 1  # what a first call sets up once is no reason; watch another one
-        else:
-            entry.phase = "eager"
-            self.save(entry)
-            self.report(plan)
-
-    def compared(self, entry: Entry, facts: Facts, lines: Sequence[Any]) -> Facts:
-        """Facts with the differences to the run before."""
-        if entry.facts is None:
-            return facts
-        drifts, change = compare(entry.facts, facts, lines)
-        return evolve(facts, drifts=drifts, sequence_change=change, runs=entry.facts.runs + 1)
-
-    def save(self, entry: Entry) -> None:
-        if entry.plan is not None:
-            entry.plan = _store.save(self.annotation, self.function, entry.key, entry.plan, self.log)
 
     def _warm_up(self, call: Call, tree: Tree) -> Any:
         """A plain eager run: asked for by ``warmup=``, or because a step that warms up is still open."""

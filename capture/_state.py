@@ -17,8 +17,8 @@ from attrs import define, field, frozen
 
 from capture import _containers
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
-from capture._torch_private import generator_id
 from capture._named import MISSING, chain_value, chains, root_value
+from capture._torch_private import generator_id
 
 PlaceKind = Literal["argument", "attribute", "parameter", "buffer", "module", "item", "closure", "global", "root"]
 _PLACES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
@@ -279,7 +279,7 @@ def _member_keys(container: Any) -> tuple[Any, ...]:
 
 
 def _same_members(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
-    return len(now) == len(before) and all(a is b or type(a) in (int, str) and a == b for a, b in zip(now, before))
+    return len(now) == len(before) and all(a is b or (type(a) in (int, str) and a == b) for a, b in zip(now, before))
 
 
 def restore(before: Snapshot, changed: list[Change]) -> None:

@@ -219,7 +219,7 @@ def _source(function: Any) -> str:  # Any: whatever can be called
         function = inspect.unwrap(function)
         code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
         text = inspect.getsource(code) if code is not None else _name(function)
-    except (OSError, SyntaxError, TypeError, ValueError):  # no file, another file by now, no end of wrappers
+    except Exception:  # noqa: BLE001 - no file, another file by now, no end of wrappers: of many kinds
         text = ""
     return _digest(text if text and getattr(function, "__name__", "") != "<lambda>" else text + _code_text(function))
 

@@ -81,7 +81,7 @@ class CountedStorage:
 
 def use_count(tensor: torch.Tensor) -> int:
     """Holders of the tensor in C++ and Python together (a Python reference counts once in all)."""
-    count: int = tensor._use_count()
+    count: int = tensor._use_count()  # type: ignore[attr-defined]
     return count
 
 
@@ -89,7 +89,7 @@ def storage_use_count(storage: torch.UntypedStorage) -> int:
     """Strong holders of the storage, the Python storage object included."""
     weak = storage._weak_ref()
     try:
-        count: int = torch._C._storage_Use_Count(weak)  # type: ignore[attr-defined]
+        count: int = torch._C._storage_Use_Count(weak)  # type: ignore[arg-type] # an address, as the stub says
     finally:
         torch.UntypedStorage._free_weak_ref(weak)
     return count
@@ -149,11 +149,11 @@ def metadata_check(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
     if _TensorGuards is None:
         expected = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
         return lambda: [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors] == expected
-    sizes = [list(tensor.size()) for tensor in tensors]
-    strides = [list(tensor.stride()) for tensor in tensors]
+    sizes: Any = [list(tensor.size()) for tensor in tensors]  # Any: the stub asks for one tensor's
+    strides: Any = [list(tensor.stride()) for tensor in tensors]
     guards = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     check, fixed = guards.check, tuple(tensors)
-    return lambda: check(*fixed)  # type: ignore[no-any-return]
+    return lambda: check(*fixed)
 
 
 set_grad_enabled: Callable[[bool], object] = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)

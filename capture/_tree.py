@@ -161,8 +161,8 @@ class Tree:
         for node in self.path:
             for number, _, storage in list(node.live_groups()):
                 assert node.outputs is not None and node.log is not None
-                if node.outputs.policy == "borrow" and reason in ("step", "again"):
-                    self._invalidate(node, number)
+                if node.outputs.policy == "borrow" and reason in ("step", "again") and self._invalidate(node, number):
+                    continue
                 if not self._move_out(node, number, storage):
                     return False
         self._end()
@@ -174,12 +174,17 @@ class Tree:
         self.current = self.root
         self.mark = _step.steps_begun()
 
-    def _invalidate(self, node: Node, number: int) -> None:
+    def _invalidate(self, node: Node, number: int) -> bool:
+        """Make borrowed outputs raise. False if a view of one is held: that one cannot raise, so it keeps its values."""
         assert node.outputs is not None
-        for reference in node.outputs.tensors[number]:
-            tensor = reference()
-            if tensor is not None and type(tensor) is torch.Tensor:
+        tensors = [tensor for reference in node.outputs.tensors[number] if (tensor := reference()) is not None]
+        alone = len(tensors) == 1 and is_sole_holder(tensors[0])
+        for tensor in tensors:
+            if type(tensor) is torch.Tensor:
                 make_stale(tensor, node.function.annotation)
+        if alone:
+            node.outputs.live[number] = None
+        return alone
 
     def _move_out(self, node: Node, number: int, storage: torch.UntypedStorage) -> bool:
         outputs, log = node.outputs, node.log

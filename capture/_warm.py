@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from capture import _observe, _record
+from capture import _observe, _planning, _record
 from capture._bind import Leaf, Unkeyable, key_of
-from capture._compile import compile_plan
-from capture._describe import describe
+from capture._call import Call
+from capture._entry import RETRIES, Entry
 from capture._runtime import Captured
 from capture._tree import tree_for
 
@@ -33,32 +33,19 @@ def warm_up(captured: Captured, values: tuple[Any, ...]) -> None:
     tree = tree_for(backend)
     if not tree.end_path("warm-up"):
         return
-    while entry.phase == "cold":
-        captured.load(entry)
-        if entry.phase == "cold":
+    for _ in range(2 * RETRIES + 2):  # each run either brings the entry on or is one that differs from the last
+        phase = _planning.load(captured, entry) if entry.phase == "cold" else entry.phase
+        if phase == "cold":
             _observe_once(captured, entry, call)
-    if entry.phase == "eager":
-        return
-    entry.warmups_left, entry.phase = 0, "ready"
-    tries = 0
-    while entry.phase == "ready" and not entry.nodes and tries < 4:
-        tries += 1
-        _record.record(captured, entry, call, tree, tree.pattern(leaves), undo=True)
-        if entry.phase == "warm":
-            entry.phase = "ready"
+        elif phase == "eager" or entry.nodes:
+            break
+        else:
+            entry.warmups_left, entry.phase = 0, "ready"
+            _record.record(captured, entry, call, tree, tree.pattern(leaves), undo=True)
     tree.end_path("warm-up")
 
 
-def _observe_once(captured: Captured, entry: Any, call: Any) -> None:
-    captured.log.counters.observations += 1
-    captured.log.counters.body_runs += 1
-    with _observe.capture_lock, captured.log.timed("observe"):
-        watched = _observe.run_watched(call, _observe.Watch(undo=True))
-        try:
-            if watched.error is not None:
-                raise watched.error
-            described = describe(watched)
-        finally:
-            _observe.undo(watched)
-    facts = captured.compared(entry, described.facts, watched.watch.notes.lines)
-    captured.adopt(entry, facts, compile_plan(captured.annotation, facts))
+def _observe_once(captured: Captured, entry: Entry, call: Call) -> None:
+    watched, described = _planning.watch(captured, call, undo=True)
+    _observe.undo(watched)
+    _planning.take(captured, entry, _planning.compared(entry, described.facts, watched.watch.notes.lines))

@@ -37,7 +37,7 @@ class Options(NamedTuple):
     rounds: int
 
 
-FULL = Options(train_steps=900, train_seconds=40.0, tokens=200, rounds=7)
+FULL = Options(train_steps=1500, train_seconds=40.0, tokens=200, rounds=7)
 QUICK = Options(train_steps=3, train_seconds=10.0, tokens=40, rounds=3)
 
 
@@ -68,7 +68,7 @@ def choose_device() -> torch.device:
 
 def train(model: GPT, text: Text, options: Options, device: torch.device) -> None:
     """Plain eager training, with gradients, until the steps or the seconds are used up."""
-    batch, length = 16, 128
+    batch, length = 8, 64
     optimizer = torch.optim.AdamW(model.parameters())
     draws = torch.Generator().manual_seed(0)
     begin, seconds = time.perf_counter(), 0.0

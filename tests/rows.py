@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from capture import CaptureWarning, _step, config, recordings, reset
+from capture._outputs import OutputPlan
 from capture._tree import Node, Tree, forget_trees, tree_for, walk
 from capture.backends import Block, backend_for
 from capture.backends.arena import Arena
+from capture.backends.tape import Tape
 
 _ran: list[str] = []
 ran = _ran.append
@@ -73,14 +75,15 @@ def same(actual: Any, expected: Any) -> None:
 
 
 @contextmanager
-def one_warning(match: str) -> Iterator[None]:
-    """Exactly one ``CaptureWarning`` within the block."""
+def warned(match: str, *, most: int = 1) -> Iterator[list[str]]:
+    """One to ``most`` ``CaptureWarning`` within the block, ``match`` in the first; the list then has their texts."""
+    messages: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    found = [str(one.message) for one in caught if issubclass(one.category, CaptureWarning)]
-    assert len(found) == 1, found
-    assert match in found[0]
+        warnings.simplefilter("always", CaptureWarning)
+        yield messages
+    messages.extend(str(one.message) for one in caught)
+    assert 1 <= len(messages) <= most, messages
+    assert match in messages[0]
 
 
 def counts(function: Any) -> tuple[int, int, int, int]:
@@ -125,4 +128,11 @@ def taken() -> set[Block]:
 
 def source(node: Node) -> str:
     """The generated replay of a recording."""
-    return str(node.recording.source)  # type: ignore[union-attr]
+    assert isinstance(node.recording, Tape)
+    return node.recording.source
+
+
+def results(node: Node) -> OutputPlan:
+    """How a recording's outputs are built."""
+    assert node.outputs is not None
+    return node.outputs

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
+from typing_extensions import override
 
-from capture import CaptureWarning, capture, config, load_plans, mark_step_begin, recordings, reset, save_plans
-from tests.rows import counts, descendants, eager, one_warning, ran, rand, same, times, total
+from capture import capture, config, load_plans, mark_step_begin, recordings, reset, save_plans
+from tests.rows import counts, descendants, eager, ran, rand, same, times, total, warned
 from tests.rows import fresh as fresh
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +49,8 @@ def test_row_177_disabling_reaches_everything_inside() -> None:
 
     @capture
     def both(x: Tensor) -> Tensor:
-        return net(outer(x))
+        y: Tensor = net(outer(x))
+        return y
 
     with config.patch(enabled=False):
         for i in range(4):
@@ -132,6 +134,7 @@ def test_row_186_foreign_modes_run_inline() -> None:
     """Under somebody else's dispatch or function mode, or functorch: the body itself runs, nothing is replayed."""
 
     class Nothing(TorchFunctionMode):
+        @override
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
@@ -250,7 +253,7 @@ def test_row_182_host_read_only_while_recording() -> None:
             return y + y.sum().item()
         return y - 1
 
-    with pytest.warns(CaptureWarning):
+    with warned("CG20", most=2):
         for i in range(6):
             x = rand(4, seed=i)
             y = f(x)
@@ -457,7 +460,7 @@ def test_row_188_requires_grad_is_part_of_the_key() -> None:
 
     for i in range(3):
         same(f(rand(4, seed=i)), rand(4, seed=i) * 3)
-    with pytest.warns(CaptureWarning, match="CG501"):
+    with warned("CG501"):
         for i in range(4):
             x = rand(4, seed=i).requires_grad_()
             y = f(x)
@@ -505,10 +508,10 @@ def test_row_189_structures_and_none_are_in_the_key() -> None:
     @capture
     def f(pair: Pair, records: list[Record], named: dict[str, Any]) -> Tensor:
         ran("f")
-        total_ = pair.a if pair.b is None else pair.a * pair.b
+        total_: Tensor = (pair.a if pair.b is None else pair.a * pair.b) - named["x"]["y"][0]
         for one in records:
             total_ = total_ + one.k * one.scale
-        return total_ - named["x"]["y"][0]
+        return total_
 
     def arguments(seed: int, *, with_b: bool = True, scale: float = 2.0, size: int = 2) -> tuple[Any, ...]:
         tensors = [rand(4, seed=seed * 10 + i) for i in range(size + 3)]
@@ -531,7 +534,7 @@ def test_row_190_limit_reached_runs_eagerly() -> None:
         ran("f")
         return x * 2
 
-    with one_warning("CG901"):
+    with warned("CG901"):
         for _ in range(4):
             for n in (1, 2, 3):
                 mark_step_begin()

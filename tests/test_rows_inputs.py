@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from capture import AnnotationError, CaptureWarning, capture, mark_step_begin, plans, recordings
+from capture import AnnotationError, capture, mark_step_begin, plans, recordings
 from capture._findings import Policy
-from tests.rows import counts, descendants, eager, kids, one_warning, ran, rand, roots, same, source, times, total
+from tests.rows import counts, descendants, eager, kids, ran, rand, roots, same, source, times, total, warned
 from tests.rows import fresh as fresh
 
 
@@ -19,6 +20,7 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(rand(4, 4, seed=seed))
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight
 
@@ -141,8 +143,10 @@ def test_row_073_replaced_submodule_is_followed() -> None:
             self.inner: nn.Module = Linear(1)
 
         @capture
+        @override
         def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x) + 1
+            y: Tensor = self.inner(x)
+            return y + 1
 
     net = Net()
     for i in range(9):
@@ -261,13 +265,13 @@ def test_row_079_limit_names_the_input_and_both_addresses() -> None:
         return x * 2
 
     addresses = []
-    with pytest.warns(CaptureWarning, match="CG901") as caught:
+    with warned("CG901") as messages:
         for i in (0, 0, 0, 1):
             mark_step_begin()
             outputs = three(rand(4))
             addresses.append(hex(outputs[i].data_ptr()))
             same(g(outputs[i]), (rand(4) + 1 + i) * 2)
-    (message,) = [str(one.message) for one in caught]
+    (message,) = messages
     for part in ("'x'", addresses[2], addresses[3]):
         assert part in message
 
@@ -381,7 +385,7 @@ def test_row_095_options_belong_to_the_function() -> None:
     def wide(x: Tensor) -> Tensor:
         return x + 1
 
-    with one_warning("CG901"):
+    with warned("CG901"):
         for n in (1, 2, 3):
             for _ in range(3):
                 x = rand(n)
@@ -406,7 +410,7 @@ def test_row_096_limit_falls_back_to_eager() -> None:
     def other(x: Tensor) -> Tensor:
         return x - 1
 
-    with one_warning("CG901"):
+    with warned("CG901"):
         for i in (0, 0, 0, 1, 2, 1, 2, 0):
             mark_step_begin()
             x = rand(4, seed=i)

@@ -6,6 +6,7 @@ import gc
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings, reset
 from tests.rows import counts, descendants, eager, kids, ran, rand, roots, same, taken, times, total, tree
@@ -202,11 +203,14 @@ def test_row_013_recordings_of_an_instance_go_with_it() -> None:
     """A module's recordings die with the module, not with its class."""
 
     class Net(torch.nn.Module):
+        b: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("b", rand(4))
 
         @capture
+        @override
         def forward(self, x: Tensor) -> Tensor:
             return x * self.b
 

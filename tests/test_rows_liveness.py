@@ -9,9 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from capture import CaptureWarning, capture, mark_step_begin, recordings
+from capture import capture, mark_step_begin, recordings
 from capture.backends import Block
-from tests.rows import counts, descendants, kids, ran, rand, roots, same, source, taken, times, total, tree
+from tests.rows import (
+    counts,
+    descendants,
+    kids,
+    ran,
+    rand,
+    results,
+    roots,
+    same,
+    source,
+    taken,
+    times,
+    total,
+    tree,
+    warned,
+)
 from tests.rows import fresh as fresh
 
 _hidden: list[Tensor] = []
@@ -86,7 +101,7 @@ def test_row_042_recording_outputs_own_their_blocks() -> None:
     del held
     one, two = pair(rand(8, seed=1))
     (node,) = roots()
-    mine = [group.block for group in node.outputs.groups]
+    mine = [group.block for group in results(node).groups]
     assert taken() & set(mine) == set(mine)
     del one
     assert taken() & set(mine) == {mine[1]}
@@ -146,7 +161,7 @@ def test_row_045_dead_outputs_are_free_after_the_checkpoint(monkeypatch: pytest.
     del two
     out = g(one)
     same((one, out), (rand(8, seed=3) + 1, g_of(rand(8, seed=3) + 1)))
-    assert kept == [[node.outputs.groups[0].block]]
+    assert kept == [[results(node).groups[0].block]]
     (child,) = kids(node)
     assert child.dead_before == ((node, 1),)
 
@@ -165,8 +180,8 @@ def test_row_046_aliased_dead_outputs_are_freed_once(monkeypatch: pytest.MonkeyP
         same(g(one), g_of((x + 1).abs() / 3))
         del one
     (node,) = roots()
-    assert len(node.outputs.groups) == 1
-    assert kept == [[node.outputs.groups[0].block]]
+    assert len(results(node).groups) == 1
+    assert kept == [[results(node).groups[0].block]]
 
 
 def test_row_047_shared_storage_lives_until_both_outputs_die() -> None:
@@ -174,7 +189,7 @@ def test_row_047_shared_storage_lives_until_both_outputs_die() -> None:
     warm(shared, g)
     y, part = shared(rand(8, seed=1))
     (node,) = roots()
-    block = node.outputs.groups[0].block
+    block = results(node).groups[0].block
     assert block in taken()
     del y
     assert block in taken()
@@ -274,7 +289,7 @@ def test_row_058_one_watch_per_storage() -> None:
     for i in range(3):
         y, part = shared(rand(8, seed=i))
         (node,) = roots()
-        assert len(node.outputs.groups) == len(node.outputs.live) == 1
+        assert len(results(node).groups) == len(results(node).live) == 1
         assert y.untyped_storage() is part.untyped_storage()
         y[3] = 9.0
         assert part[2] == 9.0
@@ -290,11 +305,10 @@ def test_row_060_leak_from_the_body_is_reported() -> None:
         return y + 1
 
     _hidden.clear()
-    with pytest.warns(CaptureWarning, match="CG401") as caught:
+    with warned("CG401") as messages:
         for i in range(6):
             same(leak(rand(8, seed=i)), rand(8, seed=i) * 4 + 1)
-    assert len(caught) == 1
-    assert "y = x * 4" in str(caught[0].message)
+    assert "y = x * 4" in messages[0]
     same(_hidden, [rand(8, seed=i) * 4 for i in range(6)])
     assert total() == 0
     _hidden.clear()

@@ -7,9 +7,10 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from capture import UncapturableError, capture, mark_step_begin, recordings
-from tests.rows import counts, descendants, eager, kids, one_warning, ran, rand, roots, same, source, times, total
+from tests.rows import counts, descendants, eager, kids, ran, rand, roots, same, source, times, total, warned
 from tests.rows import fresh as fresh
 
 
@@ -38,11 +39,15 @@ def test_row_118_mutated_state_is_written_once_per_call() -> None:
     inside = torch.zeros(4)
 
     class Net(nn.Module):
+        seen: Tensor
+        mean: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
             self.register_buffer("mean", torch.zeros(4))
 
+        @override
         def forward(self, x: Tensor, cache: Tensor, tape: Tensor) -> Tensor:
             self.seen += 1
             self.mean.lerp_(x, 0.25)
@@ -147,11 +152,14 @@ def test_row_123_storage_of_a_parameter_written_through_data() -> None:
     """``weight.data *= mask``, which bumps no version, happens once per call, as in eager."""
 
     class Masked(nn.Module):
+        mask: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(rand(4, 4) + 2)
             self.register_buffer("mask", torch.rand(4, 4, generator=torch.Generator().manual_seed(3)).round() + 0.5)
 
+        @override
         def forward(self, x: Tensor) -> Tensor:
             self.weight.data *= self.mask
             return x @ self.weight
@@ -176,11 +184,12 @@ def test_row_123_storage_of_a_parameter_exchanged(how: str) -> None:
             super().__init__()
             self.weight = nn.Parameter(rand(4, 4))
 
+        @override
         def forward(self, x: Tensor) -> Tensor:
             if how == "data":
                 self.weight.data = self.weight.data * 1.5
             else:
-                self.weight.set_(self.weight.detach() * 1.5)
+                self.weight.set_((self.weight.detach() * 1.5).untyped_storage(), 0, (4, 4), (4, 1))
             return x @ self.weight
 
     net = Swapping()
@@ -213,11 +222,15 @@ def test_row_127_static_moves_while_a_buffer_is_mutated() -> None:
     """A replaced buffer and bias beside a counter that the body writes: no error, no write lost or doubled."""
 
     class Net(nn.Module):
+        count: Tensor
+        bias: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("count", torch.zeros(4))
             self.register_buffer("bias", rand(4))
 
+        @override
         def forward(self, x: Tensor) -> Tensor:
             self.count.add_(x)
             return self.count + self.bias
@@ -239,7 +252,7 @@ def test_row_127_static_moves_while_a_buffer_is_mutated() -> None:
 
 
 def test_row_128_or_error_mode_raises_instead_of_falling_back() -> None:
-    """``fallback="error"``: what would run eagerly raises with the findings, and leaves no trace in the caller's state."""
+    """``fallback="error"``: what would run eagerly raises with the findings, and leaves no trace."""
     state = torch.zeros(4)
 
     @capture(fallback="error")
@@ -281,7 +294,7 @@ def test_row_128_eager_fallback_is_the_default() -> None:
         state.add_(1)
         return x.mul_(2) * x.sum().item()
 
-    with one_warning("CG201"):
+    with warned("CG201"):
         for i in range(4):
             x, twin = rand(4, seed=i), rand(4, seed=i)
             same(f(x), twin.mul_(2) * twin.sum().item())

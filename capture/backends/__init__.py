@@ -80,7 +80,7 @@ class Recorded:
     """What recording gave: the watched run, its facts, and either a recording or the reason there is none."""
 
     watched: Watched
-    described: Described
+    described: Described | None
     recording: Recording | None
     failure: str | None = None
     blocks: tuple[Block | None, ...] = ()

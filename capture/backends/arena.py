@@ -29,7 +29,8 @@ class Segment:
         # Private: a forked child must not write into its parent's recordings.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         self.memory = mmap.mmap(-1, nbytes, **private)
-        self.whole = torch.frombuffer(self.memory, dtype=torch.uint8)
+        with torch.inference_mode(False):  # poisoned from any mode
+            self.whole = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.begin: Address = self.whole.data_ptr()
         self.end: Address = self.begin + nbytes
         self.used = 0

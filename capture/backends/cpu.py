@@ -11,15 +11,21 @@ from typing import Any
 
 import torch
 from attrs import define, evolve
+from typing_extensions import override
 
 from capture import _torch_private
 from capture._call import Call
 from capture._describe import KeptLeaf, describe
 from capture._observe import Watch, Watched, run_watched, span_bytes
-from capture._torch_private import generator_id
 from capture._operators import (
-    Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits,
+    Operator,
+    Traits,
+    shape_depends_on_data,
+    tensors_in,
+    tensors_out,
+    traits,
 )  # fmt: skip
+from capture._torch_private import generator_id
 from capture.backends import Block, Geometry, Input, Recorded
 from capture.backends.arena import Arena, over
 from capture.backends.tape import Ref, Root, Step, Tape, out_forms
@@ -43,7 +49,7 @@ class CpuBackend:
         if not undo:
             staging.copy_back(call.leaves, written=_written_positions(watched, inputs))
         if watched.error is not None:
-            return Recorded(watched, None, None, failure="the body raised")  # type: ignore[arg-type]
+            return Recorded(watched, None, None, failure="the body raised")
         described = describe(watched)
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
         failure = recorder.failure or _unresolved(kept, recorder)
@@ -229,6 +235,7 @@ class Recorder(Watch):
         """The block a result lies in."""
         return self._blocks.get(id(tensor.untyped_storage()))
 
+    @override
     def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
         """A host read: an error for the recording, as on a device; the body goes on eagerly."""
         super().note_sync(op, data_dependent_shape=data_dependent_shape)
@@ -237,6 +244,7 @@ class Recorder(Watch):
     def _fail(self, reason: str) -> None:
         self.failure = self.failure or reason
 
+    @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator, then keep its results in the arena."""
         known = traits(op)

@@ -16,8 +16,8 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from capture import _torch_private
-from capture._operators import Operator, Traits
 from capture._observe import same_bits
+from capture._operators import Operator, Traits
 from capture.backends import Block, Geometry
 from capture.backends.arena import Arena, over
 
@@ -33,6 +33,8 @@ class Root:
     storage: torch.UntypedStorage | None = None
     path: str = ""
     owner: torch.Tensor | None = None
+    offset: int = 0
+    """Storage offset of the owner when it was bound; the owner itself may have been given other memory since."""
     kept: bool = False
     """An output or effect lies here, so results must be written to this very memory."""
     registers: dict[Geometry, str] = field(factory=dict)
@@ -79,7 +81,8 @@ class Tape:
 
     def add_static(self, path: str, owner: torch.Tensor) -> Root:
         """A root over memory of the caller."""
-        return self._add(Root("static", len(self._roots), path=path, owner=owner), owner.untyped_storage())
+        root = Root("static", len(self._roots), path=path, owner=owner, offset=int(owner.storage_offset()))
+        return self._add(root, owner.untyped_storage())
 
     def add_constant(self, tensor: torch.Tensor) -> Root:
         """A root over a private copy of a constant's memory."""
@@ -154,8 +157,8 @@ class Tape:
         for root in self._roots:
             if root.kind == "static" and root.path in tensors and root.owner is not None:
                 moved = tensors[root.path]
-                shift = int(moved.storage_offset()) - int(root.owner.storage_offset())
-                root.owner = moved
+                shift = int(moved.storage_offset()) - root.offset
+                root.owner, root.offset = moved, int(moved.storage_offset())
                 registers: dict[Geometry, str] = {}
                 for old, name in root.registers.items():
                     geometry = evolve(old, offset=old.offset + shift)
@@ -241,7 +244,9 @@ def _look(root: Root, geometry: Geometry) -> torch.Tensor:
 
 def _fill(tensor: torch.Tensor) -> None:
     if tensor.numel():
-        tensor.untyped_storage().fill_(0xFF)
+        storage = tensor.untyped_storage()
+        whole = Geometry(dtype=torch.uint8, offset=0, shape=(storage.nbytes(),), stride=(1,))
+        over(storage, whole).fill_(0xFF)
 
 
 def out_forms(op: Operator, known: Traits) -> list[Callable[..., Any]]:

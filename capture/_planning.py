@@ -1,0 +1,112 @@
+"""Planning: how an entry gets its plan, from the store or from watched runs, and how it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from capture import _config, _observe, _store
+from capture._call import Call
+from capture._compile import compile_plan
+from capture._describe import Described, compare, describe
+from capture._entry import RETRIES, Entry, Phase, may_settle
+from capture._errors import UncapturableError
+from capture._facts import Facts
+from capture._observe import Watched
+from capture._plan import CapturePlan
+from capture._tree import Tree
+
+if TYPE_CHECKING:
+    from capture._runtime import Captured
+
+
+def load(captured: Captured, entry: Entry) -> Phase:
+    """Take the plan another process made, if there is one; it is checked by the recording."""
+    if _config.current().skip_warmup:
+        entry.phase = "ready"
+        return entry.phase
+    plan = _store.load(captured.annotation, captured.function, entry.key, captured.log)
+    if plan is None:
+        return entry.phase
+    entry.plan = plan
+    captured.log.counters.plans_loaded += 1
+    if plan.outcome == "eager":
+        entry.phase = "eager"
+        captured.report(plan)
+    else:
+        entry.phase = "ready"
+        captured.note_findings(plan)
+    return entry.phase
+
+
+def watch(captured: Captured, call: Call, *, undo: bool) -> tuple[Watched, Described]:
+    """One watched eager run; an exception of the body comes out after its traces were undone, if asked for."""
+    captured.log.counters.observations += 1
+    captured.log.counters.body_runs += 1
+    with _observe.capture_lock, captured.log.timed("observe"):
+        watched = _observe.run_watched(call, _observe.Watch(undo=undo))
+        if watched.error is not None:
+            raise watched.error
+        return watched, describe(watched)
+
+
+def observe(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Any:
+    """Watch one eager run, make a plan of what it showed, and give its result."""
+    undoable = captured.annotation.fallback == "error" or captured.annotation.rng == "forbid"
+    watched, described = watch(captured, call, undo=undoable)
+    try:
+        take(captured, entry, compared(entry, described.facts, watched.watch.notes.lines))
+    except UncapturableError:
+        _observe.undo(watched)
+        raise
+    if entry.phase == "warm":
+        tree.note_warm(captured, [leaf.value for leaf in described.outputs if leaf.kind == "fresh"])
+    elif entry.phase == "eager":
+        captured.log.counters.eager_calls += 1
+    return watched.result
+
+
+def take(captured: Captured, entry: Entry, facts: Facts) -> None:
+    """Make and keep the plan of a watched run; warns, or raises as the annotation asks, if it is an eager one."""
+    plan = entry.plan = compile_plan(captured.annotation, facts)
+    entry.facts = facts
+    if plan.outcome == "record":
+        entry.phase, entry.warmups_left = "warm", captured.annotation.warmup - 1
+        captured.note_findings(plan)
+        save(captured, entry)
+    elif may_settle(plan) and entry.differing_runs < RETRIES:
+        entry.differing_runs += 1  # what a first call sets up once is no reason; watch another one
+    else:
+        entry.phase = "eager"
+        save(captured, entry)
+        captured.report(plan)
+
+
+def compared(entry: Entry, facts: Facts, lines: Sequence[Any]) -> Facts:
+    """Facts with the differences to the run before."""
+    if entry.facts is None:
+        return facts
+    drifts, change = compare(entry.facts, facts, lines)
+    return evolve(facts, drifts=drifts, sequence_change=change, runs=entry.facts.runs + 1)
+
+
+def save(captured: Captured, entry: Entry) -> None:
+    """Keep the plan for other processes."""
+    if entry.plan is not None:
+        entry.plan = _store.save(captured.annotation, captured.function, entry.key, entry.plan, captured.log)
+    entry.plan_is_new = False
+
+
+def replace(captured: Captured, entry: Entry, facts: Facts, plan: CapturePlan, reason: str) -> None:
+    """A run that was to be a recording was none, or not as planned. Look again where it may settle, else go eager."""
+    captured.log.add("drop", reason)
+    entry.facts, entry.plan, entry.plan_is_new = facts, plan, True
+    entry.differing_runs += 1
+    if entry.differing_runs <= RETRIES and may_settle(plan):
+        entry.phase = "warm" if plan.outcome == "record" else "cold"
+        return
+    entry.phase = "eager"
+    save(captured, entry)
+    captured.report(plan)

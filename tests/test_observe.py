@@ -1,0 +1,699 @@
+"""Observation: what one watched run shows, where it points to, and that ``explain`` and ``warmup`` leave no trace."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import random
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import (
+    CaptureWarning,
+    Explanation,
+    Finding,
+    Severity,
+    _step,
+    _tree,
+    capture,
+    config,
+    explain,
+    plans,
+    recordings,
+    report,
+    warmup,
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inference, no plans on disk, no marks and no tree of another test."""
+    monkeypatch.setattr(_step._counter, "begun", 0)
+    _tree.forget_trees()
+    with torch.no_grad(), config.patch(cache=False):
+        yield
+
+
+def bits(value: Any) -> Any:
+    """All that makes two results equal bit for bit."""
+    if isinstance(value, (tuple, list)):
+        return type(value), [bits(member) for member in value]
+    if not isinstance(value, Tensor):
+        return type(value), repr(value)
+    flat = value.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return value.dtype, tuple(value.shape), value.stride(), flat.view(torch.uint8).tolist() if len(flat) else []
+
+
+def x_of(seed: int = 0, *shape: int) -> Tensor:
+    return torch.randn(shape or (3, 4), generator=torch.Generator().manual_seed(seed))
+
+
+def codes(explanation: Explanation, least: Any = "note") -> list[str]:
+    return [finding.code for finding in explanation.findings_at_least(least)]
+
+
+def line_of(function: Callable[..., Any], text: str) -> tuple[int, str]:
+    """Number and text of the line of a function's source that ends with the comment ``# text``."""
+    lines, first = inspect.getsourcelines(function)
+    for number, line in enumerate(lines, first):
+        if line.rstrip().endswith(f"# {text}"):
+            return number, line.strip()
+    raise LookupError(text)
+
+
+# --------------------------------------------------------------------------------------------------------- host reads
+
+
+def reads_item(x: Tensor) -> Tensor:
+    y = torch.relu(x)
+    scale = y.sum().item()  # here
+    return y * scale
+
+
+def reads_bool(x: Tensor) -> Tensor:
+    if x.sum() > 0:  # here
+        return x * 2
+    return x * 3
+
+
+def reads_float(x: Tensor) -> Tensor:
+    return x * float(x[0, 0])  # here
+
+
+def reads_int_index(x: Tensor) -> Tensor:
+    return x[int(x.argmax() % 3)] + 1  # here
+
+
+def reads_tolist(x: Tensor) -> Tensor:
+    values = x.tolist()  # here
+    return x * values[0][0]
+
+
+def reads_print(x: Tensor) -> Tensor:
+    y = torch.relu(x)
+    print(y)  # here
+    return y + 1
+
+
+def reads_format(x: Tensor) -> Tensor:
+    name = f"{x.sum()}"  # here
+    return x + len(name)
+
+
+def reads_equal(x: Tensor) -> Tensor:
+    return x + (1 if torch.equal(x, x * 1) else 2)  # here
+
+
+def reads_allclose(x: Tensor) -> Tensor:
+    return x + (1 if torch.allclose(x, x * 1) else 2)  # here
+
+
+def reads_any(x: Tensor) -> Tensor:
+    while (x > 1).any():  # here
+        x = x / 2
+    return x + 1
+
+
+def reads_contains(x: Tensor) -> Tensor:
+    return x + (1 if 5.0 in x else 2)  # here
+
+
+def reads_assert(x: Tensor) -> Tensor:
+    assert torch.isfinite(x).all()  # here
+    return x + 1
+
+
+def reads_max_of_python(x: Tensor) -> Tensor:
+    return x * max(x[0, 0], x[0, 1])  # here
+
+
+def reads_range(x: Tensor) -> Tensor:
+    for _ in range(x.shape[0] * 0 + torch.tensor(3)):  # here
+        x = x + 1
+    return x
+
+
+READERS = [
+    reads_item, reads_bool, reads_float, reads_int_index, reads_tolist, reads_print, reads_format, reads_equal,
+    reads_allclose, reads_any, reads_contains, reads_assert, reads_max_of_python, reads_range,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_host_read_is_found_with_its_line(
+    reader: Callable[[Tensor], Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    explanation = explain(reader)(x_of(1))
+    assert explanation.outcome == "eager"
+    number, text = line_of(reader, "here")
+    (finding,) = (one for one in explanation.findings if one.code == "CG201")
+    assert finding.where is not None
+    assert (finding.where.file, finding.where.line, finding.where.code) == (__file__, number, text)
+    assert finding.where.function == reader.__qualname__
+    assert text in str(explanation)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_host_read_runs_eagerly_warned_once(
+    reader: Callable[[Tensor], Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    captured = capture(reader)
+    with pytest.warns(CaptureWarning, match="CG201") as warned:
+        for seed in range(5):
+            assert bits(captured(x_of(seed))) == bits(reader(x_of(seed)))
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    assert recordings(captured).recordings == 0
+    assert recordings(captured).eager_calls == 5
+    assert "CG201" in [finding.code for finding in recordings(captured).findings]
+    assert "CG201" in report()
+    capsys.readouterr()
+
+
+def makes_nonzero(x: Tensor) -> Tensor:
+    return x.nonzero() + 1  # here
+
+
+def makes_boolean_indexing(x: Tensor) -> Tensor:
+    return x[x > 0] * 2  # here
+
+
+def makes_masked_select(x: Tensor) -> Tensor:
+    return x.masked_select(x > 0) * 2  # here
+
+
+def makes_unique(x: Tensor) -> Tensor:
+    return torch.unique((x > 0).long()) + 1  # here
+
+
+def makes_boolean_assignment(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[y > 0] = x[x > 0]  # here
+    return y
+
+
+def makes_where(x: Tensor) -> Tensor:
+    return torch.where(x > 0)[0] + 1  # here
+
+
+def makes_repeat_interleave(x: Tensor) -> Tensor:
+    return x.repeat_interleave(torch.tensor([1, 2, 3]), 0) + 1  # here
+
+
+def makes_bincount(x: Tensor) -> Tensor:
+    return torch.bincount((x[0] > 0).long()) + 1  # here
+
+
+SHAPES = [
+    makes_nonzero, makes_boolean_indexing, makes_masked_select, makes_unique, makes_boolean_assignment, makes_where,
+    makes_repeat_interleave, makes_bincount,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("maker", SHAPES)
+def test_a_shape_that_depends_on_data_is_found_with_its_line(maker: Callable[[Tensor], Tensor]) -> None:
+    explanation = explain(maker)(x_of(1))
+    number, text = line_of(maker, "here")
+    findings = [one for one in explanation.findings if one.code == "CG601"]
+    assert [(one.where.line, one.where.code) for one in findings if one.where] == [(number, text)]
+    captured = capture(maker)
+    with pytest.warns(CaptureWarning, match="CG601"):
+        for seed in range(5):
+            assert bits(captured(x_of(seed))) == bits(maker(x_of(seed)))
+    assert recordings(captured).recordings == 0
+
+
+NEAR_MISSES: list[Callable[[Tensor], Any]] = [
+    lambda x: x.shape[0] * x + x.numel() + x.dim() + len(x),
+    lambda x: torch.where(x > 0, x, -x) + 1,
+    lambda x: x.masked_fill(x > 0, 1.0) * 2,
+    lambda x: x[torch.tensor([0, 2])] + 1,
+    lambda x: x.index_select(0, torch.tensor([1])) + 1,
+    lambda x: (x.is_contiguous(), x.stride(), x.dtype, x.device, x.sum() + 1),
+    lambda x: torch.topk(x, 2).values + 1,
+    lambda x: x.sort(dim=0).indices + 1,
+    lambda x: torch.full((2,), 3.0) + x.sum(),
+    lambda x: torch.tensor([1.0, 2.0]) + x.sum(),
+    lambda x: f"{tuple(x.shape)}" and x + 1,
+    lambda x: x.max(dim=1).values.clamp(min=0) + 1,
+    lambda x: [part + 1 for part in x],
+    lambda x: x.type(torch.float64).new_zeros(2) + 1,
+]
+
+
+@pytest.mark.parametrize("body", NEAR_MISSES, ids=range(len(NEAR_MISSES)))
+def test_what_reads_no_value_is_recorded(body: Callable[[Tensor], Any]) -> None:
+    explanation = explain(body)(x_of(1))
+    assert codes(explanation, "eager") == []
+    captured = capture(body)
+    for seed in range(5):
+        assert bits(captured(x_of(seed))) == bits(body(x_of(seed)))
+    assert recordings(captured).recordings == 1
+
+
+def test_a_host_read_deep_in_a_module_names_the_users_line() -> None:
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x.sum().item()  # here
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(Inner(), nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.inner(x)
+            return y + 1
+
+    (finding,) = explain(Outer())(x_of(1)).findings_at_least("eager")
+    assert finding.where is not None
+    assert finding.where.line == line_of(Inner.forward, "here")[0]
+    assert finding.where.function.endswith("Inner.forward")
+
+
+def test_several_reads_are_several_findings() -> None:
+    def body(x: Tensor) -> Tensor:
+        a = x.sum().item()
+        b = x.mean().item()
+        return x * a * b
+
+    captured = capture(body)
+    with pytest.warns(CaptureWarning) as warned:
+        captured(x_of(1))
+    text = "".join(str(one.message) for one in warned)
+    assert "a = x.sum().item()" in text
+    assert "b = x.mean().item()" in text
+
+
+# ------------------------------------------------------------------------------------- escapes, state, drift, sequence
+
+
+def test_a_tensor_that_escapes_to_a_list_is_a_finding() -> None:
+    kept: list[Tensor] = []
+
+    class Sink:
+        def push(self, tensor: Tensor) -> None:
+            kept.append(tensor)
+
+    hidden = types.MappingProxyType({"sink": Sink()})
+
+    def body(x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        hidden["sink"].push(y)
+        return y * 2 + 1
+
+    captured = capture(body)
+    with pytest.warns(CaptureWarning, match="CG401|CG204"):
+        for seed in range(5):
+            assert bits(captured(x_of(seed))) == bits(torch.tanh(x_of(seed)) * 2 + 1)
+    assert [bits(one) for one in kept] == [bits(torch.tanh(x_of(seed))) for seed in range(5)]
+    assert recordings(captured).replays == 0
+
+
+def test_a_tensor_appended_to_a_closures_list_is_never_lost() -> None:
+    kept: list[Tensor] = []
+
+    def body(x: Tensor) -> Tensor:
+        kept.append(torch.tanh(x))
+        return kept[-1] + 1
+
+    captured = capture(body)
+    with pytest.warns(CaptureWarning) as warned:
+        for seed in range(5):
+            captured(x_of(seed))
+    assert {code for code in ("CG204", "CG401") if any(code in str(one.message) for one in warned)}
+    assert [bits(one) for one in kept] == [bits(torch.tanh(x_of(seed))) for seed in range(5)]
+
+
+def test_a_cycle_is_no_escape() -> None:
+    def body(x: Tensor) -> Tensor:
+        cycle: list[Any] = [torch.tanh(x)]
+        cycle.append(cycle)
+        return cycle[0] + 1  # type: ignore[no-any-return]
+
+    captured = capture(body)
+    for seed in range(5):
+        assert bits(captured(x_of(seed))) == bits(torch.tanh(x_of(seed)) + 1)
+    assert recordings(captured).recordings == 1
+
+
+@pytest.mark.parametrize("kind", ["attribute", "closure", "global", "item", "set"])
+def test_python_state_that_changes_is_a_finding(kind: str) -> None:
+    count = 0
+    holder = types.SimpleNamespace(count=0)
+    table = {"count": 0}
+    seen: set[int] = set()
+    scope = {"torch": torch, "COUNT": 0}
+    exec("def body(x):\n    global COUNT\n    COUNT += 1\n    return x * 2 + 1", scope)  # noqa: S102 - fixed text
+
+    def attribute(x: Tensor) -> Tensor:
+        holder.count += 1
+        return x * 2 + 1
+
+    def closure(x: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return x * 2 + 1
+
+    def item(x: Tensor) -> Tensor:
+        table["count"] += 1
+        return x * 2 + 1
+
+    def members(x: Tensor) -> Tensor:
+        seen.add(len(seen))
+        return x * 2 + 1
+
+    bodies: dict[str, Any] = {
+        "attribute": attribute, "closure": closure, "global": scope["body"], "item": item, "set": members
+    }  # fmt: skip
+    captured = capture(bodies[kind])
+    with pytest.warns(CaptureWarning, match="CG204") as warned:
+        for seed in range(6):
+            assert bits(captured(x_of(seed))) == bits(x_of(seed) * 2 + 1)
+    assert len(warned) == 1
+    assert 6 in (holder.count, count, scope["COUNT"], table["count"], len(seen))
+
+
+def test_a_python_number_that_drifts_is_a_finding() -> None:
+    numbers = itertools.count(1)
+    hidden = types.MappingProxyType({"next": numbers.__next__})
+
+    def body(x: Tensor) -> Tensor:
+        return torch.relu(x) * hidden["next"]()  # here
+
+    captured = capture(body)
+    with pytest.warns(CaptureWarning, match="CG205"):
+        for seed in range(6):
+            assert bits(captured(x_of(seed))) == bits(torch.relu(x_of(seed)) * (seed + 1))
+    (finding,) = (one for one in recordings(captured).findings if one.code == "CG205")
+    assert finding.where is not None
+    assert finding.where.line == line_of(body, "here")[0]
+
+
+def test_python_random_numbers_that_drift_are_a_finding() -> None:
+    def body(x: Tensor) -> Tensor:
+        return torch.relu(x) * random.random()
+
+    captured = capture(body)
+    random.seed(1)
+    with pytest.warns(CaptureWarning, match="CG205"):
+        got = [bits(captured(x_of(seed))) for seed in range(6)]
+    random.seed(1)
+    assert got == [bits(body(x_of(seed))) for seed in range(6)]
+
+
+def test_a_python_output_that_drifts_is_a_finding() -> None:
+    numbers = itertools.count(1)
+    hidden = types.MappingProxyType({"next": numbers.__next__})
+    captured = capture(lambda x: (torch.relu(x) + 1, hidden["next"]()))
+    with pytest.warns(CaptureWarning, match="CG205"):
+        assert [captured(x_of(seed))[1] for seed in range(6)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_another_operator_sequence_is_a_finding() -> None:
+    turns = itertools.cycle([True, False])
+    hidden = types.MappingProxyType({"turn": turns.__next__})
+
+    def body(x: Tensor) -> Tensor:
+        y = torch.relu(x) if hidden["turn"]() else torch.tanh(x)
+        return y + 1
+
+    captured = capture(body)
+    with pytest.warns(CaptureWarning, match="CG206"):
+        for seed in range(6):
+            expected = torch.tanh(x_of(seed)) if seed % 2 else torch.relu(x_of(seed))
+            assert bits(captured(x_of(seed))) == bits(expected + 1)
+    assert recordings(captured).replays == 0
+
+
+def test_a_longer_operator_sequence_is_a_finding() -> None:
+    numbers = itertools.count(1)
+    hidden = types.MappingProxyType({"next": numbers.__next__})
+
+    def body(x: Tensor) -> Tensor:
+        for _ in range(hidden["next"]()):
+            x = x + 1
+        return x
+
+    captured = capture(body)
+    with pytest.warns(CaptureWarning, match="CG206"):
+        for seed in range(6):
+            expected = x_of(seed)
+            for _ in range(seed + 1):
+                expected = expected + 1
+            assert bits(captured(x_of(seed))) == bits(expected)
+
+
+def test_constants_made_in_the_body_that_drift_are_a_finding() -> None:
+    numbers = itertools.count(1)
+    hidden = types.MappingProxyType({"next": numbers.__next__})
+    captured = capture(lambda x: x + torch.tensor([float(hidden["next"]())]))
+    with pytest.warns(CaptureWarning, match="CG205"):
+        for seed in range(6):
+            assert bits(captured(x_of(seed))) == bits(x_of(seed) + torch.tensor([float(seed + 1)]))
+
+
+# ------------------------------------------------------------------------------------------------------ other findings
+
+
+def finding(explanation: Explanation, code: str) -> Finding:
+    (found,) = (one for one in explanation.findings if one.code == code)
+    return found
+
+
+def test_gradients_run_eagerly_and_say_so() -> None:
+    linear = nn.Linear(4, 4)
+    captured = capture(lambda x: linear(x) * 2)
+    with torch.enable_grad(), pytest.warns(CaptureWarning, match="CG501") as warned:
+        for seed in range(3):
+            linear.zero_grad()
+            captured(x_of(seed)).sum().backward()
+            got = bits(linear.weight.grad)
+            linear.zero_grad()
+            (linear(x_of(seed)) * 2).sum().backward()
+            assert got == bits(linear.weight.grad)
+    assert len(warned) == 1
+    for seed in range(4):
+        assert bits(captured(x_of(seed))) == bits(linear(x_of(seed)) * 2)
+    assert recordings(captured).recordings == 1
+
+
+@pytest.mark.parametrize("make", [lambda: x_of(1, 4, 4).relu().to_sparse(), lambda: x_of(1, 4, 4).as_subclass(Marked)])
+def test_odd_tensors_run_eagerly_and_say_so(make: Callable[[], Tensor]) -> None:
+    captured = capture(lambda w, x: (w @ x) + 1)
+    with pytest.warns(CaptureWarning, match="CG107"):
+        for _ in range(4):
+            got, expected = captured(make(), x_of(2, 4, 4)), (make() @ x_of(2, 4, 4)) + 1
+            assert type(got) is type(expected)
+            assert bits(got.as_subclass(Tensor)) == bits(expected.as_subclass(Tensor))
+
+
+class Marked(Tensor):
+    """A subclass without behaviour of its own."""
+
+
+def test_notes_and_copies_of_a_recorded_call() -> None:
+    table = x_of(9)
+
+    def body(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x.add_(table)
+        return x, torch.relu(y) * torch.rand(()) + 1
+
+    explanation = explain(capture(body, static=["y.zz"]))(x_of(1), x_of(2))
+    assert explanation.outcome == "record"
+    assert {"CG102", "CG104", "CG105", "CG301", "CG403"} <= set(codes(explanation))
+    assert finding(explanation, "CG102").severity is Severity.COPY
+    assert finding(explanation, "CG102").path == "x"
+    assert finding(explanation, "CG104").path == "y.zz"
+    assert finding(explanation, "CG105").path == "table"
+
+
+def test_a_small_body_does_not_pay() -> None:
+    assert "CG902" in codes(explain(lambda x: x + 1)(x_of(1)))
+    assert "CG902" not in codes(explain(lambda x: (x + 1) * 2)(x_of(1)))
+
+
+def test_a_captured_function_inside_another_is_a_note() -> None:
+    inner = capture(lambda x: torch.relu(x) + 1)
+    explanation = explain(lambda x: inner(x) * 2)(x_of(1))
+    assert explanation.outcome == "record"
+    assert "CG801" in codes(explanation)
+
+
+def test_placeholders_have_the_users_names() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.BatchNorm1d(4)])
+
+        def forward(self, x: Tensor, cache: dict[str, list[Tensor]], *rest: Tensor, **more: Tensor) -> Tensor:
+            y: Tensor = self.layers[1](self.layers[0](x)) + cache["k"][1] + rest[0] + more["mask"]
+            return y
+
+    explanation = explain(Net().eval())(x_of(1), {"k": [x_of(2), x_of(3)]}, x_of(4), mask=x_of(5))
+    paths = {one.path for one in explanation.plan.placeholders}
+    arguments = {"x", "cache.k.0", "cache.k.1", "rest.0", "mask"}
+    assert arguments <= paths
+    assert {"self.layers[0].weight", "self.layers[0].bias", "self.layers[1].running_mean"} <= paths
+    unused = next(one for one in explanation.facts.placeholders if one.path == "cache.k.0")
+    assert not unused.used
+
+
+# --------------------------------------------------------------------------------------- explain and warmup: no trace
+
+
+class Messy(nn.Module):
+    """Writes everything a body can write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+        self.h = torch.zeros(3, 4)
+        self.table: dict[str, Any] = {"a": torch.zeros(4)}
+        self.items: list[Any] = [1, 2]
+        self.count = 0
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor, own: torch.Generator) -> Tensor:
+        self.count += 1
+        self.items.append(self.count)
+        self.table["b"] = self.count
+        self.fresh = torch.tanh(x)
+        x.add_(1)
+        self.h = self.drop(self.norm(x)) + self.h
+        self.table["a"].add_(x.sum(0))
+        noise = torch.rand(3, 4, generator=own) + torch.rand(3, 4, generator=self.generator) + torch.rand(3, 4)
+        return self.h + noise
+
+
+class Tidy(Messy):
+    """The same without Python state, so that it is recorded."""
+
+    def forward(self, x: Tensor, own: torch.Generator) -> Tensor:
+        x.add_(1)
+        self.h = self.drop(self.norm(x)) + self.h
+        self.table["a"].add_(x.sum(0))
+        noise = torch.rand(3, 4, generator=own) + torch.rand(3, 4, generator=self.generator) + torch.rand(3, 4)
+        return self.h + noise
+
+
+def everything(net: Messy, x: Tensor, own: torch.Generator) -> Any:
+    generators = [bits(one.get_state()) for one in (own, net.generator, torch.default_generator)]
+    members = {name: bits(value) for name, value in vars(net).items() if isinstance(value, Tensor)}
+    weights = [bits(value) for value in net.state_dict().values()]
+    table = {name: bits(value) for name, value in net.table.items()}
+    return generators, members, weights, table, bits(net.items), net.count, sorted(vars(net)), bits(x)
+
+
+def test_explain_changes_nothing() -> None:
+    net, x, own = Messy(), x_of(1), torch.Generator().manual_seed(7)
+    held = (net.h, net.table, net.items, net.table["a"])
+    before = everything(net, x, own)
+    explanation = explain(net)(x, own)
+    assert everything(net, x, own) == before
+    assert all(one is other for one, other in zip(held, (net.h, net.table, net.items, net.table["a"]), strict=True))
+    assert explanation.outcome == "eager"
+    assert "CG204" in codes(explanation)
+
+
+def test_explain_records_nothing() -> None:
+    captured = capture(lambda x: torch.relu(x) + 1)
+    explain(captured)(x_of(1))
+    seen = recordings(captured)
+    assert (seen.recordings, seen.replays, seen.observations) == (0, 0, 0)
+    for seed in range(4):
+        captured(x_of(seed))
+    explain(captured)(x_of(1))
+    assert recordings(captured).replays == 2
+
+
+def test_explain_changes_nothing_when_the_body_raises() -> None:
+    class Failing(Messy):
+        def forward(self, x: Tensor, own: torch.Generator) -> Tensor:
+            super().forward(x, own)
+            raise LookupError("after everything")
+
+    net, x, own = Failing(), x_of(1), torch.Generator().manual_seed(7)
+    before = everything(net, x, own)
+    with pytest.raises(LookupError, match="after everything"):
+        explain(net)(x, own)
+    assert everything(net, x, own) == before
+
+
+def test_explain_prints_outcome_inputs_and_reasons() -> None:
+    text = str(explain(Tidy())(x_of(1), torch.Generator()))
+    assert "record" in text.splitlines()[0]
+    for word in ("inputs", "outputs", "effects", "copy-back", "static", "self.norm.weight", "x", "CG102", "self.h"):
+        assert word in text
+    assert "eager" in str(explain(reads_item)(x_of(1))).splitlines()[0]
+
+
+def test_warmup_changes_nothing_and_brings_to_replay() -> None:
+    net, x, own = Tidy(), x_of(1), torch.Generator().manual_seed(7)
+    twin, twin_own = copy.deepcopy(net), torch.Generator().manual_seed(7)
+    twin.generator.set_state(net.generator.get_state())
+    capture(net)
+    torch.manual_seed(11)
+    before = everything(net, x, own)
+    warmup(net.forward)(x, own)
+    assert everything(net, x, own) == before
+    for seed in range(5):
+        mine, theirs = x_of(seed), x_of(seed)
+        torch.manual_seed(seed)
+        got, after = bits(net(mine, own)), everything(net, mine, own)
+        torch.manual_seed(seed)
+        assert got == bits(twin(theirs, twin_own))
+        assert after[:6] == everything(twin, theirs, twin_own)[:6]
+        assert bits(mine) == bits(theirs)
+    assert recordings(net.forward).replays == 5
+    assert recordings(net.forward).body_runs == 2
+
+
+def test_warmup_twice_records_once() -> None:
+    captured = capture(lambda x: torch.relu(x) + 1)
+    for _ in range(3):
+        warmup(captured)(x_of(1))
+    assert recordings(captured).recordings == 1
+    assert recordings(captured).body_runs == 2
+
+
+def test_warmup_of_a_call_that_cannot_be_recorded_says_so() -> None:
+    captured = capture(reads_item)
+    with pytest.warns(CaptureWarning, match="CG201"):
+        warmup(captured)(x_of(1))
+    assert bits(captured(x_of(1))) == bits(reads_item(x_of(1)))
+
+
+def test_plans_name_the_function_and_the_outcome() -> None:
+    captured = capture(lambda x: torch.relu(x) + 1, name="small")
+    for _ in range(3):
+        captured(x_of(1))
+    (plan,) = plans(captured)
+    assert (plan.function, plan.outcome, plan.num_ops) == ("small", "record", 2)
+
+
+@pytest.mark.parametrize("rng_used", ["default", "own"])
+def test_draws_advance_like_eagers(rng_used: str) -> None:
+    def body(x: Tensor, generator: torch.Generator | None) -> Tensor:
+        y = torch.rand(3, 4, generator=generator) + x
+        return y + torch.randn(3, 4, generator=generator) + torch.randint(0, 5, (3, 4), generator=generator)
+
+    captured = capture(body)
+    for seed in range(6):
+        mine = torch.Generator().manual_seed(seed) if rng_used == "own" else None
+        theirs = torch.Generator().manual_seed(seed) if rng_used == "own" else None
+        torch.manual_seed(seed)
+        got = [bits(captured(x_of(seed), mine)) for _ in range(2)]
+        after = bits((mine or torch.default_generator).get_state())
+        torch.manual_seed(seed)
+        assert got == [bits(body(x_of(seed), theirs)) for _ in range(2)]
+        assert after == bits((theirs or torch.default_generator).get_state())
+    assert recordings(captured).recordings == 1
