@@ -42,9 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("  ".join(f"{key}: {value}" for key, value in machine.items()), flush=True)
     with config.patch(cache=False, verify="off", poison=False):
         figures = [
-            figure
-            for name in options.groups or GROUPS
-            for figure in GROUPS[name](QUICK if options.quick else Effort())
+            figure for name in options.groups or GROUPS for figure in GROUPS[name](QUICK if options.quick else Effort())
         ]
     print(table(figures))
     if options.save:

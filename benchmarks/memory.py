@@ -26,7 +26,7 @@ def measure(effort: Effort) -> Iterator[Figure]:
 
 
 def _pool_bytes(wanted: str) -> int:
-    """Bytes after all wanted branches were recorded and replayed, in a thread of its own and so in a tree of its own."""
+    """Bytes after the wanted branches were recorded and replayed, in a thread and so in a tree of their own."""
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(_run(wanted)))
     thread.start()

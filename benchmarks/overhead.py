@@ -16,7 +16,7 @@ FEW, MANY = 10, 500
 
 
 def measure(effort: Effort, *, many: int = MANY) -> Iterator[Figure]:
-    """One tensor argument, one operator, one key a shape; the same ten shapes are called with few and many recordings."""
+    """One tensor argument, one operator, one key a shape; the same ten shapes are called on both sides."""
     shapes = [number * many // FEW for number in range(1, FEW + 1)]
     few_recordings, many_recordings = _recorded(shapes), _recorded(range(1, many + 1))
     inputs = [torch.ones(size) for size in shapes]
@@ -63,7 +63,9 @@ def _recorded(sizes: Sequence[int]) -> Callable[[Tensor], Tensor]:
     return double
 
 
-def _replays(function: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> list[tuple[Callable[[Any], None], list[Tensor]]]:
+def _replays(
+    function: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]
+) -> list[tuple[Callable[[Any], None], list[Tensor]]]:
     """The engine's own replay for each input, without anything around it."""
     (captured,) = captured_states(function)
     replays = []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from benchmarks.timing import Effort, Figure, alternate
 from capture import capture, recordings
@@ -24,6 +25,7 @@ class EncoderLayer(nn.Module):
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         """``x``: batch, sequence, width."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -38,7 +40,9 @@ def measure(effort: Effort) -> Iterator[Figure]:
     linears = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())])
     yield _captured_over_eager("8 x (Linear(64)+GELU), batch 1", linears, torch.randn(1, WIDTH), 0.80, effort)
     encoder = nn.Sequential(*[EncoderLayer() for _ in range(4)]).eval()
-    yield _captured_over_eager("transformer, 4 layers of 64, batch 1 x 32", encoder, torch.randn(1, 32, WIDTH), 1.00, effort)
+    yield _captured_over_eager(
+        "transformer, 4 layers of 64, batch 1 x 32", encoder, torch.randn(1, 32, WIDTH), 1.00, effort
+    )
 
 
 def _captured_over_eager(name: str, model: Callable[[Tensor], Tensor], x: Tensor, bar: float, effort: Effort) -> Figure:

@@ -22,8 +22,8 @@ class Effort:
     """How much to measure: ``rounds`` of ``slices`` that take about ``slice_ms`` each."""
 
     rounds: int = 9
-    slices: int = 5
-    slice_ms: float = 15.0
+    slices: int = 24
+    slice_ms: float = 3.0
 
 
 QUICK = Effort(rounds=2, slices=1, slice_ms=0.5)

@@ -7,6 +7,7 @@ one was replaced, a submodule or hook came or went, or a parameter that was None
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from capture import _torch_private
 from capture._describe import Implicit
 from capture._named import MISSING
 from capture._state import Place, Snapshot
+from capture.backends import Geometry
 
 OK, MOVED, CHANGED = 0, 1, 2
 
@@ -84,7 +86,7 @@ class Checker:
 def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Metadata that a recording has frozen."""
     return (type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad,
-            tensor.is_inference(), tensor.data_ptr() & 15)  # fmt: skip
+            tensor.is_inference(), tensor.data_ptr() & 63)  # fmt: skip
 
 
 def make_checker(
@@ -95,14 +97,19 @@ def make_checker(
     checker = Checker()
     seen: set[str] = set()
     for one in implicit:
-        getters = []
-        for place, _ in one.owners:
-            getters.append(_add_owner(checker, before, place, replaced, seen))
+        getters = [_add_owner(checker, before, place, replaced, seen) for place, _ in one.owners]
         expression = " and ".join(f"{checker.name(g)}() is {{0}}" if not isinstance(g, str) else f"{g} is {{0}}"
                                   for g in getters)  # fmt: skip
         name = checker.name(one.owners[0][1])
         checker.tensors.append(expression.format(name) + f" and {name}.data_ptr() == {name}_at")
         checker.owners.append((one.path, tuple(_getter(checker, g) for g in getters), name))
+        for place, tensor in one.also:
+            getter = _getter(checker, _add_owner(checker, before, place, replaced, seen))
+            if place.path in replaced:
+                looks = functools.partial(_looks_at, getter, checker.scope, name, Geometry.of(tensor))
+                checker.structure.append(f"{checker.name(looks)}()")
+            else:
+                checker.structure.append(f"{checker.name(getter)}() is {checker.name(tensor)}")
     for position, path, tensor in static_arguments:
         if tensor.numel():
             name = checker.name(tensor.data_ptr())
@@ -112,6 +119,13 @@ def make_checker(
     checker.settle_now({one.path: one.owners[0][1] for one in implicit}, leaves)
     checker.compile()
     return checker
+
+
+def _looks_at(getter: Callable[[], Any], scope: dict[str, Any], owner: str, geometry: Geometry) -> bool:
+    """A tensor that the body replaces by a view of a static one is such a view now."""
+    value = getter()
+    same = isinstance(value, torch.Tensor) and value.untyped_storage() is scope[owner].untyped_storage()
+    return same and Geometry.of(value) == geometry
 
 
 def _getter(checker: Checker, how: str | Callable[[], Any]) -> Callable[[], Any]:

@@ -41,11 +41,15 @@ LeafKind = Literal["fresh", "input", "input-view", "static", "static-view", "pyt
 
 @frozen(eq=False)
 class Implicit:
-    """An implicit input: the places that hold a tensor on this memory (empty: nobody known), and the memory."""
+    """An implicit input: the places that hold the tensor (empty: nobody known), and its memory.
+
+    ``also``: places that hold other tensors on the same memory.
+    """
 
     path: str
     owners: tuple[tuple[Place, torch.Tensor], ...]
     external: External
+    also: tuple[tuple[Place, torch.Tensor], ...] = ()
 
 
 @frozen(eq=False)
@@ -141,6 +145,7 @@ class _Classifier:
             if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested:
                 self._arguments.setdefault(id(leaf.untyped_storage()), []).append((position, leaf))
         self._implicit: dict[int, str] = {}
+        self._replaced = {change.place.path for change in watched.changed}
 
     def implicit(self) -> list[Implicit]:
         """External memory that is no argument's."""
@@ -148,11 +153,17 @@ class _Classifier:
         for key, external in self._watched.watch.notes.externals.items():
             if key in self._arguments:
                 continue
-            owners = self._watched.before.owners(external.storage)
-            path = owners[0][0].path if owners else f"(unknown tensor {len(found)})"
-            self._implicit[key] = path
-            found.append(Implicit(path, tuple(owners), external))
+            found.append(self._owned(external, f"(unknown tensor {len(found)})"))
+            self._implicit[key] = found[-1].path
         return found
+
+    def _owned(self, external: External, unknown: str) -> Implicit:
+        owners = sorted(self._watched.before.owners(external.storage), key=lambda one: one[0].path in self._replaced)
+        if not owners:
+            return Implicit(unknown, (), external)
+        place, tensor = owners[0]
+        same = tuple(one for one in owners if one[1] is tensor)
+        return Implicit(place.path, same, external, tuple(one for one in owners if one[1] is not tensor))
 
     def handed_on(self, kept: Sequence[KeptLeaf]) -> list[Implicit]:
         """Static tensors among outputs and effects that no operator read."""

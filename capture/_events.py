@@ -1,7 +1,7 @@
 """Events: what happened to one captured function, timed and counted.
 
-Every warm-up, observation, recording, checkpoint, miss, rebind and fallback is an ``Event``; replays are only
-counted, since a record of each would cost more than the replay. ``CAPTURE_LOGS`` prints events as they happen, in
+Every warm-up, observation, recording, checkpoint, miss, rebind and fallback is an ``Event``; replays and outputs that
+leave the pool are only counted, since a record of each would cost more than they do. ``CAPTURE_LOGS`` prints events as they happen, in
 the grammar of ``TORCH_LOGS``: ``CAPTURE_LOGS="recordings,+runtime,-plans"``.
 """
 
@@ -20,11 +20,11 @@ from attrs import asdict, define, field, frozen
 
 EventKind = Literal[
     "observe", "warm-up", "plan", "plan-loaded", "plan-stale", "record", "checkpoint", "miss", "rebind", "eager",
-    "fallback", "verify", "evacuate", "drop", "step", "error",
+    "fallback", "verify", "drop", "step", "error",
 ]  # fmt: skip
 
 _ARTEFACTS: dict[str, tuple[str, ...]] = {
-    "runtime": ("observe", "warm-up", "checkpoint", "miss", "evacuate", "drop", "step", "error"),
+    "runtime": ("observe", "warm-up", "checkpoint", "miss", "drop", "step", "error"),
     "recordings": ("record", "rebind", "verify"),
     "skips": ("eager", "fallback"),
     "plans": ("plan", "plan-loaded", "plan-stale"),

@@ -36,7 +36,8 @@ def span_of(leaf: Any) -> int:
 
 
 def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...]:
-    """Empty if no two leaves share memory; else each leaf's group and its distance from the group's first byte."""
+    """Empty if no two leaves share memory; else each leaf's group, its distance from the group's first byte, and the
+    first position that holds the same object."""
     begins = [leaf.data_ptr() if span else 0 for leaf, span in zip(leaves, spans, strict=True)]
     end = -1
     for begin, span in sorted(zip(begins, spans, strict=True)):
@@ -51,8 +52,10 @@ def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...
     for group, begin in zip(groups, begins, strict=True):
         if group is not None:
             first[group] = min(first.get(group, begin), begin)
+    objects = [id(leaf) for leaf in leaves]
     return tuple(
-        None if group is None else (group, begin - first[group]) for group, begin in zip(groups, begins, strict=True)
+        None if group is None else (group, begin - first[group], objects.index(objects[position]))
+        for position, (group, begin) in enumerate(zip(groups, begins, strict=True))
     )
 
 

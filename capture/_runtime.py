@@ -296,8 +296,8 @@ class Captured:
         moved = _record.rebind(node, leaves)
         if moved is not None:
             self.log.counters.rebinds += 1
-            plan = compile_plan(self.annotation, self.bare_facts(moved=moved))
-            self.note_findings(plan)
+            if any(("CG101", one.path) not in self.findings for one in moved):
+                self.note_findings(compile_plan(self.annotation, self.bare_facts(moved=moved)))
             self.log.add("rebind", ", ".join(f"{m.path} {m.before_addr:#x} -> {m.after_addr:#x}" for m in moved))
             return self._ready(entry, values, leaves)
         self.log.add("drop", "modules or attributes the recording relies on were replaced")

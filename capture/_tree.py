@@ -197,7 +197,6 @@ class Tree:
         self.pool_is_at = None
         outputs.live[number] = None
         log.counters.evacuations += 1
-        log.add("evacuate", "an output was still held at the end of its step", nbytes=storage.nbytes())
         return True
 
     def _move_tensors(self, outputs: OutputPlan, number: int) -> bool:

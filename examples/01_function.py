@@ -13,7 +13,8 @@ net = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(64, 64), n
 
 @capture  # nothing to declare: the weights of `net` are found by watching the first call
 def score(x: Tensor, *, scale: float = 1.0) -> Tensor:
-    return net(x) * scale
+    scores: Tensor = net(x)
+    return scores * scale
 
 
 with torch.no_grad():  # calls that need gradients run eagerly

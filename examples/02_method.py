@@ -6,6 +6,7 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from capture import capture, recordings
 
@@ -20,6 +21,7 @@ class RunningMean(nn.Module):
         self.linear = nn.Linear(32, 32)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
+    @override
     @capture(static=["total"])  # a promise: `total` keeps its address, so it needs no copy in and no copy back
     def forward(self, row: Tensor, total: Tensor) -> Tensor:
         total += self.linear(row)
@@ -27,20 +29,13 @@ class RunningMean(nn.Module):
         return total / self.count
 
 
-def run(model: RunningMean, rows: Tensor) -> tuple[Tensor, Tensor]:
-    total = torch.zeros(32)
-    for row in rows:
-        mean = model(row, total)  # called like any module, so hooks run too
-    return mean, total
-
-
 torch.manual_seed(0)
 with torch.inference_mode():
     model, rows = RunningMean(), torch.randn(8, 32)
     twin = copy.deepcopy(model)  # takes weights and buffers along, but no recordings
-    mean, total = run(model, rows)
-    expected = torch.zeros(32)
+    total, expected = torch.zeros(32), torch.zeros(32)
     for row in rows:
+        mean = model(row, total)  # called like any module, so hooks run too
         expected += twin.linear(row)
     print("equal to eager:", torch.equal(total, expected) and torch.equal(mean, expected / 8))
     print("count:", int(model.count), "- count of the copy:", int(twin.count))

@@ -14,12 +14,14 @@ head_net = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 8))
 
 @capture
 def body(x: Tensor) -> Tensor:
-    return x + body_net(x)
+    change: Tensor = body_net(x)
+    return x + change
 
 
 @capture
 def head(h: Tensor) -> Tensor:
-    return head_net(h)
+    scores: Tensor = head_net(h)
+    return scores
 
 
 with torch.no_grad():

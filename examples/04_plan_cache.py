@@ -1,6 +1,6 @@
 """The plan cache: a second process finds the plan on disk and records at once, without a watched run before it.
 
-On by default, in the user's cache directory; here in a temporary one. Look at a plan with `python -m capture plan FILE`.
+On by default, in the user's cache directory; here in a temporary one. `python -m capture plan FILE` prints a plan.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A small character-level GPT in plain PyTorch, with a static key-value cache. Nothing here knows of capture.
 
-Shapes: L layers, B batch, T time (tokens), S cache slots, H heads, D width of a head, C width of the model, V vocabulary.
+Shapes: L layers, B batch, T time (tokens), S cache slots, H heads, D width of a head, C width of the model,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,12 @@ class Shape:
 
 @dataclass
 class Cache:
-    """Keys and values (both ``LBHSD``) of the tokens so far, and the position of the next one. Written in place, never replaced."""
+    """Keys and values, both ``LBHSD``, of the tokens so far. Written in place, never replaced."""
 
     k: Tensor
     v: Tensor
     pos: Tensor
-    """int64 of one element, on the device: the host never needs to know it."""
+    """Position of the next token, int64 of one element on the device: the host never needs to know it."""
 
     @classmethod
     def empty(cls, shape: Shape, *, batch: int, device: torch.device) -> Cache:
@@ -72,7 +74,8 @@ class Block(nn.Module):
     def merge(self, x_BTC: Tensor, attended_BHTD: Tensor) -> Tensor:
         """The rest of the block."""
         x_BTC = x_BTC + self.out(attended_BHTD.transpose(1, 2).flatten(2))
-        return x_BTC + self.down(F.gelu(self.up(self.norm2(x_BTC))))
+        down_BTC: Tensor = self.down(F.gelu(self.up(self.norm2(x_BTC))))
+        return x_BTC + down_BTC
 
 
 class GPT(nn.Module):
@@ -99,6 +102,7 @@ class GPT(nn.Module):
         back_TS = pos_T[:, None] - self.slots_S
         return (self.slopes_H11 * -back_TS).masked_fill(back_TS < 0, -torch.inf)[None]
 
+    @override
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Logits ``BTV`` of every next token."""
         num_tokens = ids_BT.shape[1]

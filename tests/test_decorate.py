@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from capture import AnnotationError, _step, _tree, capture, config, explain, plans, recordings, release, report, reset
 from capture._decorate import captured_states
@@ -66,6 +67,7 @@ class Net(nn.Module):
         self.linear = nn.Linear(4, 4)
         self.scale = 2.0
 
+    @override
     def forward(self, x: Tensor, shift: float = 0.5) -> Tensor:
         """Linear, relu, scale."""
         return torch.relu(self.linear(x)) * self.scale + shift
@@ -74,6 +76,7 @@ class Net(nn.Module):
 class CapturedNet(Net):
     """Its forward is captured, another method too."""
 
+    @override
     @capture
     def forward(self, x: Tensor, shift: float = 0.5) -> Tensor:
         """Linear, relu, scale."""
@@ -157,7 +160,8 @@ def test_a_function_replays() -> None:
 
 
 def test_a_lambda_replays() -> None:
-    check_replays(capture(lambda x: torch.relu(x) * 2 + 1), scaled)
+    captured: Callable[[Tensor], Tensor] = capture(lambda x: torch.relu(x) * 2 + 1)
+    check_replays(captured, scaled)
 
 
 def test_forward_replays() -> None:
@@ -262,12 +266,13 @@ def test_torchs_own_modules_are_captured(make: Callable[[], nn.Module]) -> None:
 
 def test_a_receiver_of_another_name_is_seen() -> None:
     class Odd(nn.Module):
-        def __init__(this) -> None:  # noqa: N805
+        def __init__(this) -> None:
             super().__init__()
             this.scale = 2.0
 
+        @override
         @capture
-        def forward(this, x: Tensor) -> Tensor:  # noqa: N805
+        def forward(this, x: Tensor) -> Tensor:
             return torch.relu(x) * this.scale + 1
 
     net = Odd()
@@ -287,15 +292,12 @@ def test_grad_decorators_on_either_side(mode: Callable[[], Any]) -> None:
             self.linear = nn.Linear(4, 4)
             self.scale = 2.0
 
-        @capture
-        @mode()
-        def inner(self, x: Tensor) -> Tensor:
-            return self.linear(x) * self.scale
+        def plain(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x) * self.scale
+            return y
 
-        @mode()
-        @capture
-        def outer(self, x: Tensor) -> Tensor:
-            return self.linear(x) * self.scale
+        inner = capture(mode()(plain))
+        outer = mode()(capture(plain))
 
     net = Both()
     x = torch.randn(3, 4)
@@ -395,12 +397,15 @@ def test_a_module_captured_as_an_instance_is_not_kept_alive() -> None:
 
 
 def test_a_function_is_not_kept_alive() -> None:
-    weight = torch.randn(4)
-    captured = capture(lambda x: x * weight + 1)
+    def make() -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        weight = torch.randn(4)
+        return capture(lambda x: x * weight + 1), weight
+
+    captured, kept = make()
     for _ in range(3):
         captured(torch.randn(3, 4))
-    reference, tensor = weakref.ref(captured), weakref.ref(weight)
-    del captured, weight
+    reference, tensor = weakref.ref(captured), weakref.ref(kept)
+    del captured, kept
     gc.collect()
     assert reference() is None
     assert tensor() is None
@@ -684,7 +689,7 @@ def test_threads_get_right_results_at_once() -> None:
                         wrong.append((number, index, "function"))
                     if bits(z) != bits(Net.forward(net, x)):
                         wrong.append((number, index, "module"))
-        except BaseException as error:  # noqa: BLE001 - shown by the test
+        except BaseException as error:
             wrong.append(error)
             raise
 
@@ -702,7 +707,12 @@ def test_reset_from_another_thread() -> None:
     x = torch.randn(3, 4)
     for _ in range(3):
         y = captured(x)
-    thread = threading.Thread(target=lambda: (reset(captured), release()))
+
+    def forget() -> None:
+        reset(captured)
+        release()
+
+    thread = threading.Thread(target=forget)
     thread.start()
     thread.join(30)
     expected = bits(scaled(x))
@@ -807,7 +817,6 @@ def test_double_decoration_is_refused() -> None:
 
 def test_static_names_may_lie_below_parameters() -> None:
     capture(scaled, static=["x", "scale.0.k", "x[0]"])
-    assert CapturedNet().forward
     capture(lambda *args, **kwargs: args[0] + 1, static=["anything"])
 
 

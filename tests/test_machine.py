@@ -19,16 +19,17 @@ EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "2000"))
 FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
 
 steps = st.tuples(
-    st.integers(0, len(machine.DECK) - 1), st.integers(0, 7), st.integers(0, 16**4 - 1), st.integers(0, 63)
+    st.integers(0, len(machine.DECK) - 1), st.integers(0, 4), st.integers(0, 16**4 - 1), st.integers(0, 63)
 )
 operations = st.tuples(st.integers(0, len(machine.OPERATIONS) - 1), st.integers(0, 7), st.integers(0, 7))
 programs = st.builds(
     machine.Program,
     cast=st.lists(st.integers(0, len(machine.NAMES) - 1), min_size=1, max_size=3).map(tuple),
     bodies=st.lists(st.lists(operations, min_size=1, max_size=8).map(tuple), max_size=2).map(tuple),
-    steps=st.lists(steps, min_size=4, max_size=14).map(tuple),
+    steps=st.lists(steps, min_size=3, max_size=10).map(tuple),
     poison=st.booleans(),
     marks=st.booleans(),
+    rounds=st.integers(1, 4),
     verify=st.integers(0, 7).map(lambda n: n == 7),
 )
 

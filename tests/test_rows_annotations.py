@@ -498,8 +498,23 @@ def test_row_189_order_of_keywords_and_defaults_is_not_in_the_key() -> None:
     assert (total(), times("f")) == (1, 2)
     for _ in range(3):
         same(f(a, b, d=d, e=b, g=a), a + d + b)
-        same(f(b=b, g=a, e=b, a=a, d=d), a + d + b)
+        same(f(b=b, e=b, a=a, g=a, d=d), a + d + b)
     assert (total(), times("f")) == (2, 4)
+
+
+def test_row_189_order_that_the_body_sees_is_in_the_key() -> None:
+    """The order of a dict, and so of the members of ``**kwargs``, shows in the body: each order its own result."""
+
+    @capture
+    def f(named: dict[str, Tensor], **more: Tensor) -> Tensor:
+        return torch.cat([*named.values(), *more.values()])
+
+    a, b = rand(4, seed=1), rand(4, seed=2)
+    for _ in range(4):
+        same(f({"a": a, "b": b}, p=a, q=b), torch.cat([a, b, a, b]))
+        same(f({"b": b, "a": a}, p=a, q=b), torch.cat([b, a, a, b]))
+        same(f({"a": a, "b": b}, q=b, p=a), torch.cat([a, b, b, a]))
+    assert counts(f)[3] == 0
 
 
 def test_row_189_structures_and_none_are_in_the_key() -> None:

@@ -17,8 +17,8 @@ import torch
 from capture import _torch_private
 from capture.backends import Address, Block, Geometry
 
-_ALIGNMENT = 64  # what torch's CPU allocator gives, so that kernels take the same paths as in eager
-_SEGMENT = 1 << 20  # bytes; pages are only committed when touched
+ALIGNMENT = 64  # what torch's CPU allocator gives, so that kernels take the same paths as in eager
+_SEGMENT = 1 << 27  # bytes; untouched pages cost nothing, and blocks of two segments never merge
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
 
@@ -46,7 +46,7 @@ class Arena:
 
     def allocate(self, nbytes: int) -> Block:
         """A free block of at least ``nbytes``, the tightest fit there is. It is taken once ``track`` is called."""
-        size = max(-(-nbytes // _ALIGNMENT) * _ALIGNMENT, _ALIGNMENT)
+        size = max(-(-nbytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
         fits = [(length, address) for address, length in self._free if length >= size]
         if not fits:
             self._grow(size)

@@ -27,8 +27,8 @@ from capture._operators import (
 )  # fmt: skip
 from capture._torch_private import generator_id
 from capture.backends import Block, Geometry, Input, Recorded
-from capture.backends.arena import Arena, over
-from capture.backends.tape import Ref, Root, Step, Tape, out_forms
+from capture.backends.arena import ALIGNMENT, Arena, over
+from capture.backends.tape import Ref, Root, Step, Tape, python_form
 
 
 class CpuBackend:
@@ -51,6 +51,9 @@ class CpuBackend:
         if watched.error is not None:
             return Recorded(watched, None, None, failure="the body raised")
         described = describe(watched)
+        for one in described.implicit:
+            if one.owners:
+                tape.own(one.path, one.owners[0][1])
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
         failure = recorder.failure or _unresolved(kept, recorder)
         blocks = tuple(recorder.block_of(leaf.value) if leaf.kind == "fresh" else None for leaf in kept)
@@ -87,10 +90,11 @@ def _unresolved(kept: Sequence[KeptLeaf], recorder: Recorder) -> str | None:
 
 @define
 class _Group:
-    """Leaves staged together. ``begin``: address of the first caller's byte when staged, for relative offsets."""
+    """Leaves staged together: ``nbytes`` from the first one's first byte on, ``lead`` bytes into the storage."""
 
     members: list[int]
     nbytes: int
+    lead: int
     block: Block
     storage: torch.UntypedStorage
     back: bool
@@ -128,8 +132,9 @@ class _Staging:
         self.replacements[one.position] = alias
 
     def _stage(self, one: Input, leaf: torch.Tensor) -> None:
-        geometry = evolve(Geometry.of(leaf), offset=0)
-        block = self._arena.allocate(span_bytes(leaf))
+        lead = leaf.data_ptr() % ALIGNMENT if leaf.numel() else 0
+        geometry = evolve(Geometry.of(leaf), offset=lead // leaf.element_size())
+        block = self._arena.allocate(span_bytes(leaf) + lead)
         staged = self._arena.tensor(block, geometry)
         self._arena.track(block, staged.untyped_storage())
         self._tape.add_block(block, staged.untyped_storage())
@@ -144,19 +149,20 @@ class _Staging:
         tensors = [leaves[one.position] for one in members]
         begin = min(tensor.data_ptr() for tensor in tensors)
         nbytes = max(tensor.data_ptr() + span_bytes(tensor) for tensor in tensors) - begin
-        block = self._arena.allocate(nbytes)
+        lead = begin % ALIGNMENT
+        block = self._arena.allocate(nbytes + lead)
         storage = self._arena.storage(block)
         self._arena.track(block, storage)
         self._tape.add_block(block, storage)
-        group = _Group([one.position for one in members], nbytes, block, storage,
+        group = _Group([one.position for one in members], nbytes, lead, block, storage,
                        any(one.how == "copy-back" for one in members))  # fmt: skip
-        _span(leaves, group.members, nbytes, into=storage)
+        _span(leaves, group.members, nbytes, lead, into=storage)
+        staged: dict[int, torch.Tensor] = {}
         for one, tensor in zip(members, tensors, strict=True):
-            shift = (tensor.data_ptr() - begin) // tensor.element_size()
-            geometry = Geometry(
-                dtype=tensor.dtype, offset=shift, shape=tuple(tensor.shape), stride=tuple(tensor.stride())
-            )
-            self.replacements[one.position] = over(storage, geometry)
+            if id(tensor) not in staged:  # one object given twice stays one object
+                shift = (lead + tensor.data_ptr() - begin) // tensor.element_size()
+                staged[id(tensor)] = over(storage, evolve(Geometry.of(tensor), offset=shift))
+            self.replacements[one.position] = staged[id(tensor)]
         self._groups.append(group)
 
     def copy_back(self, leaves: Sequence[Any], written: set[int]) -> None:
@@ -167,7 +173,7 @@ class _Staging:
                     leaves[position].copy_(self._tape.scope[name])
             for group in self._groups:
                 if written & set(group.members):
-                    _span(leaves, group.members, group.nbytes, out_of=group.storage)
+                    _span(leaves, group.members, group.nbytes, group.lead, out_of=group.storage)
 
     def lines_in(self) -> list[str]:
         """Lines of the tape that stage this call's inputs."""
@@ -185,7 +191,7 @@ class _Staging:
         scope = self._tape.scope
         scope["span"] = _span
         scope[f"m{index}"], scope[f"s{index}"] = group.members, self._arena.storage(group.block)
-        return f"span(t, m{index}, {group.nbytes}, {direction}=s{index})"
+        return f"span(t, m{index}, {group.nbytes}, {group.lead}, {direction}=s{index})"
 
 
 def _path(call: Call, position: int) -> str:
@@ -204,14 +210,14 @@ def _dense_enough(tensor: torch.Tensor) -> bool:
 
 
 def _span(
-    leaves: Sequence[Any], members: list[int], nbytes: int, *,
+    leaves: Sequence[Any], members: list[int], nbytes: int, lead: int, *,
     into: torch.UntypedStorage | None = None, out_of: torch.UntypedStorage | None = None,
 ) -> None:  # fmt: skip
     """Copy the bytes that a group of tensors spans, gaps included."""
     first = min((leaves[position] for position in members), key=torch.Tensor.data_ptr)
     offset = int(first.storage_offset()) * first.element_size()
     theirs = over(first.untyped_storage(), Geometry(dtype=torch.uint8, offset=offset, shape=(nbytes,), stride=(1,)))
-    ours = over(into or out_of, Geometry(dtype=torch.uint8, offset=0, shape=(nbytes,), stride=(1,)))  # type: ignore[arg-type]
+    ours = over(into or out_of, Geometry(dtype=torch.uint8, offset=lead, shape=(nbytes,), stride=(1,)))  # type: ignore[arg-type]
     with torch.no_grad():
         if into is not None:
             ours.copy_(theirs)
@@ -277,7 +283,7 @@ class Recorder(Watch):
         step.outs = [_place(moved.get(id(member))) for member in flat]
         step.form = "copy" if fresh else "call"
         if fresh and len(fresh) == len(flat):
-            self._prefer_out(op, known, step, fresh)
+            self._prefer_out(known, step, fresh)
         for out in fresh:
             moved[id(out)][0].copy_(out)
         self._tape.append(step)
@@ -294,11 +300,14 @@ class Recorder(Watch):
         self._tape.append(Step(torch.clone, (Ref(name),), {}, "copy", [(target, register)]))
         return visible
 
-    def _prefer_out(self, op: Operator, known: Traits, step: Step, fresh: list[torch.Tensor]) -> None:
-        for function in out_forms(op, known):
-            if self._tape.prove_out(function, step, fresh):
-                step.function, step.form = function, "out"
-                return
+    def _prefer_out(self, known: Traits, step: Step, fresh: list[torch.Tensor]) -> None:
+        function = python_form(known)
+        if function is None:
+            return
+        if self._tape.prove_out(function, step, fresh):
+            step.function, step.form = function, "out"
+        elif self._tape.prove(function, step, fresh):
+            step.function = function
 
     def _move(self, out: torch.Tensor) -> tuple[torch.Tensor, Root, str]:
         """A tensor like ``out`` in the arena (the one the body goes on with), its root and register."""

@@ -17,7 +17,7 @@ from attrs import define, evolve, field, frozen
 
 from capture import _torch_private
 from capture._observe import same_bits
-from capture._operators import Operator, Traits
+from capture._operators import Traits
 from capture.backends import Block, Geometry
 from capture.backends.arena import Arena, over
 
@@ -84,6 +84,12 @@ class Tape:
         root = Root("static", len(self._roots), path=path, owner=owner, offset=int(owner.storage_offset()))
         return self._add(root, owner.untyped_storage())
 
+    def own(self, path: str, owner: torch.Tensor) -> None:
+        """Name the owner by which a static root is bound anew when its tensor moves."""
+        root = self.root_of(owner)
+        if root is not None and root.kind == "static":
+            root.path, root.owner, root.offset = path, owner, int(owner.storage_offset())
+
     def add_constant(self, tensor: torch.Tensor) -> Root:
         """A root over a private copy of a constant's memory."""
         root = Root("constant", len(self._roots), storage=tensor.untyped_storage().clone())
@@ -140,6 +146,24 @@ class Tape:
             return False
         kept = places == [(out.data_ptr(), out.shape, out.stride()) for out in outs]
         return kept and all(same_bits(out, result) for out, result in zip(outs, results, strict=True))
+
+    def prove(self, function: Callable[..., Any], step: Step, results: list[torch.Tensor]) -> bool:
+        """Run ``function`` like the operator; True if it gave the bits of ``results`` in as many tensors."""
+        try:
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("error")
+                args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
+                found = function(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - any objection means that this form is not used
+            return False
+        if step.single is not isinstance(found, torch.Tensor):
+            return False
+        found = [found] if step.single else list(found)
+        same = len(found) == len(results) and all(isinstance(one, torch.Tensor) for one in found)
+        return same and all(
+            one.stride() == result.stride() and same_bits(one, result)
+            for one, result in zip(found, results, strict=True)
+        )
 
     def compile(self, copies_in: list[str], copies_out: list[str]) -> None:
         """Generate the replay function. The lines given run before and after the operators."""
@@ -249,9 +273,8 @@ def _fill(tensor: torch.Tensor) -> None:
         over(storage, whole).fill_(0xFF)
 
 
-def out_forms(op: Operator, known: Traits) -> list[Callable[..., Any]]:
-    """Functions that may take ``out=`` and do what the operator does, fastest first."""
+def python_form(known: Traits) -> Callable[..., Any] | None:
+    """A Python binding that may do what the operator does. Only for what can be run twice to prove it."""
     if known.namespace != "aten" or known.draws or known.writes or known.norm is not None:
-        return []
-    binding = _torch_private.python_binding(known.base)
-    return [binding] if binding is not None else []
+        return None
+    return _torch_private.python_binding(known.base)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, assert_type
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import assert_type, override
+from typing_extensions import override
 
 from capture import (
     CaptureOptions,
@@ -67,6 +67,7 @@ callback: Callable[[Tensor, float], Tensor] = capture(plain)
 
 
 class Net(nn.Module):
+    @override
     @capture
     def forward(self, x: Tensor, flag: bool = False) -> Tensor:
         return x

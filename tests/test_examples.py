@@ -1,0 +1,139 @@
+"""The examples, the demo and the benchmarks run and print what they promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import memory, overhead, replay
+from benchmarks.timing import QUICK, Figure, alternate
+from capture import config
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+
+EXPECTED = {
+    "01_function.py": (
+        "equal to eager: True",
+        "calls: 10, runs of the body: 2",
+        "__main__.score: 1 recordings, 8 replays, 0 rebinds, 0 eager calls, 1 observations",
+        "another scale: True",
+        "another weight: True - rebinds: 1",
+    ),
+    "02_method.py": (
+        "equal to eager: True",
+        "count: 8 - count of the copy: 0",
+        "__main__.RunningMean.forward: 1 recordings, 6 replays, 0 rebinds, 0 eager calls, 1 observations",
+        "the copy: __main__.RunningMean.forward: 0 recordings, 0 replays, 0 rebinds, 0 eager calls, 0 observations",
+    ),
+    "03_loop_with_marks.py": (
+        "equal to eager: True",
+        "__main__.body: 2 recordings, 36 replays, 0 rebinds, 0 eager calls, 1 observations",
+        "__main__.head: 1 recordings, 18 replays, 0 rebinds, 0 eager calls, 1 observations",
+    ),
+    "04_plan_cache.py": (
+        "first process: observations 1, recordings 1, replays 1",
+        "plans on disk: 1",
+        "second process: observations 0, recordings 1, replays 2",
+    ),
+    "05_explain.py": (
+        "before: eager ['CG201']",
+        "after:  record []",
+        "same numbers either way: True",
+        "eager calls: 4 against 0",
+    ),
+}
+
+
+def run(file: str, *arguments: str) -> list[str]:
+    """Lines that an example prints, in a process of its own, without the user's plan cache."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CAPTURE_CACHE": "0"}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / file), *arguments],
+        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stdout + done.stderr
+
+    return done.stdout.splitlines()
+
+
+def test_every_numbered_example_is_checked_here() -> None:
+    assert sorted(EXPECTED) == sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
+
+
+@pytest.mark.parametrize("file", sorted(EXPECTED))
+def test_an_example_prints_what_it_promises(file: str) -> None:
+    printed = run(file)
+
+    assert [line for line in EXPECTED[file] if line not in printed] == [], "\n".join(printed)
+
+
+def test_the_demo_decodes_the_same_tokens() -> None:
+    printed = run("demo.py", "--quick")
+
+    assert "same tokens: yes" in printed
+    counted = next(line for line in printed if line.startswith("examples.gpt.GPT.step: ") and "replays" in line)
+    assert " 0 eager calls" in counted
+    assert " 1 recordings" in counted
+    assert any(line.split()[:1] == ["cache.k"] and "named in static=" in line for line in printed)
+
+
+def measured(group: str) -> Iterable[Figure]:
+    match group:
+        case "replay":
+            return replay.measure(QUICK)
+        case "overhead":
+            return overhead.measure(QUICK, many=20)
+        case _:
+            return memory.measure(QUICK)
+
+
+@pytest.fixture
+def no_plan_cache() -> Iterator[None]:
+    with config.patch(cache=False):
+        yield
+
+
+@pytest.mark.usefixtures("no_plan_cache")
+@pytest.mark.parametrize("group", sorted(command.GROUPS))
+def test_a_benchmark_group_runs(group: str) -> None:
+    """Nothing is said about speed here: the repeats are too few."""
+    figures = list(measured(group))
+
+    assert figures
+    assert all(figure.bar is not None and figure.minimum <= figure.median for figure in figures)
+    assert all(figure.name in command.table(figures) for figure in figures)
+    assert json.loads(json.dumps(command.as_json(command.environment(), figures)))["figures"][0]["unit"]
+
+
+def test_a_figure_is_the_median_of_its_rounds() -> None:
+    figure = Figure(name="x", unit="us", values=(4.0, 1.0, 2.0, 3.0, 100.0), bar=3.0)
+
+    assert (figure.median, figure.minimum, figure.iqr, figure.passed) == (3.0, 1.0, 2.0, True)
+
+
+def test_sides_are_timed_in_every_round() -> None:
+    calls = [0, 0]
+
+    def side(number: int) -> None:
+        calls[number] += 1
+
+    rounds = alternate([lambda: side(0), lambda: side(1)], QUICK)
+
+    assert [len(times) for times in rounds] == [2] * QUICK.rounds
+    assert all(time > 0 for times in rounds for time in times)
+    assert min(calls) > QUICK.rounds
+
+
+def test_results_are_named_after_the_machine_and_not_its_owner() -> None:
+    machine = {**command.environment(), "cpu": "Intel(R) Xeon(R) CPU @ 2.20GHz", "threads": 1, "torch": "2.13.0+cpu"}
+
+    assert command.file_name(machine) == "cpu-intel-xeon-1t-torch-2.13.0-cpu"

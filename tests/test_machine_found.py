@@ -1,0 +1,293 @@
+"""What the random programs of ``machine.py`` found, each reduced by hand to the property it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import CaptureWarning, capture, explain, recordings, warmup
+
+pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+CALLS = 6
+assert issubclass(CaptureWarning, UserWarning)
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def ones(value: float = 1.0) -> Tensor:
+    """A new tensor, so that nothing is shared by accident."""
+    return torch.full((4,), float(value))
+
+
+class Swap:
+    """Two tensors that change places."""
+
+    def __init__(self) -> None:
+        self.a, self.b = torch.ones(4), torch.zeros(4)
+
+    def step(self, x: Tensor) -> Tensor:
+        """The old ``b``."""
+        self.a, self.b = self.b, self.a + x
+        return self.a
+
+
+class CapturedSwap(Swap):
+    """The same, captured."""
+
+    step = capture(Swap.step)
+
+
+def test_attributes_that_swap_their_tensors_hold_eagers() -> None:
+    """An effect whose value is another implicit input's tensor."""
+    eager, ours = Swap(), CapturedSwap()
+    for turn in range(CALLS):
+        expected, out = eager.step(ones(turn)), ours.step(ones(turn))
+        assert out is ours.a
+        assert torch.equal(expected, out)
+        assert torch.equal(eager.b, ours.b)
+
+
+def test_metadata_changed_in_place_is_replayed() -> None:
+    """``t_`` makes nothing and writes no memory, yet what follows reads the turned tensor."""
+
+    def body(x: Tensor) -> Tensor:
+        y = x.clone()
+        y.t_().add_(1)
+        return y
+
+    captured = capture(body)
+    for turn in range(CALLS):
+        x = torch.arange(12.0).view(3, 4) + turn
+        out = captured(x)
+        assert out.stride() == body(x).stride()
+        assert torch.equal(out, body(x))
+
+
+def test_one_tensor_returned_twice_is_one_object() -> None:
+    """Leaves that are the same object in eager are the same object here."""
+
+    @capture
+    def body(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y
+
+    for _ in range(CALLS):
+        first, second = body(ones())
+        assert first is second
+
+
+def test_a_result_that_is_kept_on_an_attribute_is_that_attribute() -> None:
+    """A result and an effect that are the same object in eager, verified or not."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.state = self.state + x
+            return self.state
+
+    for net in (capture(Net()), capture(Net(), verify="always")):
+        for turn in range(CALLS):
+            out = net(ones())
+            assert out is net.state
+            out.add_(1)
+            assert net.state[0] == 1 + 2 * (turn + 1)
+
+
+@pytest.mark.parametrize("policy", ["preserve", "clone"])
+def test_a_write_through_one_output_counts_for_its_views(policy: Any) -> None:
+    """Outputs on one memory share a version counter, or autograd would not see that a saved view was overwritten."""
+
+    @capture(outputs=policy)
+    def body(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y[1:]
+
+    for _ in range(CALLS):
+        y, tail = body(ones())
+        before = tail._version
+        y.add_(1)
+        assert tail._version > before
+
+
+def test_a_gradient_from_an_overwritten_output_is_refused() -> None:
+    """Eager's error, not a wrong gradient."""
+
+    @capture
+    def body(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y[1:]
+
+    for _ in range(CALLS):
+        y, tail = body(ones())
+        weight = torch.ones(3, requires_grad=True)
+        with torch.enable_grad():
+            loss = (weight * tail).sum()
+        y.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_write_into_a_managed_input_counts_on_the_callers_tensor() -> None:
+    """The caller holds another function's output; a replay that writes it must bump its version."""
+
+    @capture
+    def make(x: Tensor) -> Tensor:
+        return x + 1
+
+    @capture
+    def write(x: Tensor) -> Tensor:
+        x.mul_(2)
+        return x.sum()
+
+    for _ in range(CALLS):
+        made = make(ones())
+        before = made._version
+        write(made)
+        assert made._version > before
+
+
+def test_a_write_through_a_list_operator_counts_on_every_member() -> None:
+    """``torch._foreach_*`` write a list of tensors."""
+    weights = [torch.ones(4), torch.ones(2)]
+
+    @capture
+    def body(x: Tensor) -> Tensor:
+        torch._foreach_mul_(weights, 0.5)
+        return x + weights[0]
+
+    for _ in range(CALLS):
+        before = [weight._version for weight in weights]
+        body(ones())
+        assert all(weight._version > version for weight, version in zip(weights, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: torch.tensor([1.0, 2.0, 3.0, 4.0]).add_(x),
+        lambda x: torch.complex(x, x + 1).conj(),
+        lambda x: torch.complex(x, x + 1).imag,
+    ],
+    ids=["constant", "conjugate", "imaginary"],
+)
+def test_what_is_lifted_or_lazily_conjugated_is_recorded(body: Callable[[Tensor], Tensor]) -> None:
+    """Such outputs need no eager call."""
+    captured = capture(body)
+    for turn in range(CALLS):
+        assert torch.equal(captured(ones(turn)), body(ones(turn)))
+    assert recordings(captured).replays == CALLS - 2
+
+
+class Shared:
+    """A body that writes its attribute and its argument."""
+
+    def __init__(self) -> None:
+        self.a = torch.ones(4)
+
+    def step(self, x: Tensor) -> Tensor:
+        """Both may be one tensor."""
+        self.a.mul_(0.5)
+        x.add_(3)
+        return x + self.a
+
+
+class CapturedShared(Shared):
+    """The same, captured."""
+
+    step = capture(Shared.step)
+
+
+@pytest.mark.parametrize("calls_before", range(5))
+@pytest.mark.parametrize("alias", [lambda t: t, lambda t: t[:]], ids=["itself", "view"])
+def test_an_argument_may_share_memory_with_an_implicit_input(
+    calls_before: int, alias: Callable[[Tensor], Tensor]
+) -> None:
+    """A write to one shows in the other, whenever they begin to share."""
+    eager, ours = Shared(), CapturedShared()
+    for _ in range(calls_before):
+        eager.step(ones())
+        ours.step(ones())
+    for _ in range(3):
+        expected, out = eager.step(alias(eager.a)), ours.step(alias(ours.a))
+        assert torch.equal(expected, out)
+        assert torch.equal(eager.a, ours.a)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4, 8])
+def test_a_misaligned_input_gives_eagers_bits(offset: int) -> None:
+    """Kernels may add in another order where the data is aligned differently, staging buffers included."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(4, 4, generator=generator)
+    captured = capture(lambda x: nn.functional.linear(x, weight, weight[0]))
+    for _ in range(40):
+        x = torch.randn(16 + offset, generator=generator)[offset:].view(4, 4)
+        assert torch.equal(captured(x), nn.functional.linear(x, weight, weight[0]))
+
+
+@pytest.mark.parametrize("options", [{}, {"verify": "always"}, {"outputs": "clone"}, {"warmup": 2}], ids=str)
+def test_one_tensor_given_twice_and_kept_is_the_callers(options: Any) -> None:
+    """An attribute holds the caller's own tensor after every phase."""
+
+    class Box:
+        last: Tensor
+
+    box = Box()
+    box.last = torch.zeros(4)
+
+    @capture(**options)
+    def body(x: Tensor, y: Tensor) -> Tensor:
+        box.last = y
+        return x * 2
+
+    for turn in range(CALLS):
+        x = ones(turn)
+        body(x, x)
+        assert box.last is x
+
+
+@pytest.mark.parametrize("options", [{}, {"verify": "always"}, {"warmup": 2}], ids=str)
+@pytest.mark.parametrize("managed", [False, True])
+def test_one_tensor_given_twice_and_returned_is_the_callers(options: Any, managed: bool) -> None:
+    """Also from the recording call, and where the tensor is another function's output."""
+    make = capture(lambda x: x + 1) if managed else torch.clone
+    body = capture(lambda x, y: (x, y, y.mul_(2)), **options)
+    for _ in range(CALLS):
+        x = make(ones())
+        assert all(one is x for one in body(x, x))
+        del x
+
+
+@pytest.mark.parametrize("trial", [explain, warmup])
+def test_a_trial_undoes_metadata_changed_in_place(trial: Any) -> None:
+    """``t_`` on an argument is undone, too."""
+    x = torch.zeros(2, 3)
+    trial(capture(lambda x: x.t_().add_(1)))(x)
+    assert x.shape == (2, 3)
+    assert x.sum() == 0
+
+
+@pytest.mark.parametrize("trial", [explain, warmup])
+@pytest.mark.parametrize("options", [{}, {"static": ["a"]}], ids=str)
+def test_a_trial_of_a_body_that_raises_undoes_its_writes(trial: Any, options: Any) -> None:
+    """The exception comes out, the writes before it do not."""
+
+    @capture(**options)
+    def body(a: Tensor) -> Tensor:
+        a.add_(1)
+        raise KeyError("asked for")
+
+    a = torch.zeros(4)
+    with pytest.raises(KeyError, match="asked for"):
+        trial(body)(a)
+    assert a.sum() == 0
