@@ -2,7 +2,8 @@
 
 One generated function a recording, straight-line, run before every replay. It answers ``OK``; ``MOVED`` if a
 static tensor is another one or at another address; ``CHANGED`` if a module, attribute or container on the way to
-one was replaced, a submodule or hook came or went, or a parameter that was None is none no more.
+one was replaced, a submodule or hook came or went, or a parameter that was None is none no more; ``OVERLAPS`` if a
+copied argument shares memory with a static tensor and either is written, so that the copy would hide the write.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from attrs import define, field
 from capture import _torch_private
 from capture._describe import Implicit
 from capture._named import MISSING
+from capture._observe import span_bytes
 from capture._state import Place, Snapshot
 from capture.backends import Geometry
 
-OK, MOVED, CHANGED = 0, 1, 2
+OK, MOVED, CHANGED, OVERLAPS = 0, 1, 2, 3
 
 
 @define(eq=False)
@@ -37,6 +39,10 @@ class Checker:
     """Position, path, name in ``scope`` of the address of each static argument."""
     function: Callable[[Sequence[Any]], int] = lambda _: OK
     kinds: dict[str, tuple[Any, ...]] = field(factory=dict)
+    copied: tuple[tuple[int, int], ...] = ()
+    """Position and bytes of the copied arguments that must not share memory with ``watched``."""
+    watched: frozenset[str] = frozenset()
+    """Paths of static tensors."""
 
     def name(self, value: Any) -> str:
         """A name for a value in the generated code."""
@@ -70,6 +76,10 @@ class Checker:
         for position, _, name in self.arguments:
             self.scope[name] = leaves[position].data_ptr()
         self.kinds = {path: kind_of(tensors[path]) for path, _, _ in self.owners}
+        if self.copied:
+            static = [self.scope[name] for path, _, name in self.owners if path in self.watched]
+            static += [leaves[position] for position, path, _ in self.arguments if path in self.watched]
+            self.scope["overlaps"] = functools.partial(_overlap, self.copied, sorted(map(_range, static)))
         self.scope["metadata"] = _torch_private.metadata_check([self.scope[name] for _, _, name in self.owners])
 
     def compile(self) -> None:
@@ -77,10 +87,24 @@ class Checker:
         tensors = " and ".join(self.tensors) or "True"
         lines = ["def check(t):", "    try:"]
         lines += [f"        if not ({condition}): return {CHANGED}" for condition in self.structure]
-        lines += [f"        return {OK} if {tensors} and metadata() else {MOVED}"]
+        lines += [f"        if not ({tensors} and metadata()): return {MOVED}"]
+        lines += [f"        return {OVERLAPS} if overlaps(t) else {OK}" if self.copied else f"        return {OK}"]
         lines += ["    except (AttributeError, KeyError, IndexError, ValueError):", f"        return {CHANGED}"]
         exec(compile("\n".join(lines), "<capture check>", "exec"), self.scope)  # noqa: S102 - text made above
         self.function = self.scope["check"]
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr()
+    return begin, begin + span_bytes(tensor)
+
+
+def _overlap(copied: tuple[tuple[int, int], ...], static: list[tuple[int, int]], leaves: Sequence[Any]) -> bool:
+    for position, nbytes in copied:
+        begin = leaves[position].data_ptr()
+        if nbytes and any(first < begin + nbytes and begin < end for first, end in static):
+            return True
+    return False
 
 
 def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -91,10 +115,15 @@ def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def make_checker(
     before: Snapshot, implicit: Sequence[Implicit], static_arguments: Sequence[tuple[int, str, torch.Tensor]],
-    replaced: set[str], leaves: Sequence[Any],
+    replaced: set[str], leaves: Sequence[Any], copied: Sequence[int], written: set[str],
 ) -> Checker:  # fmt: skip
-    """``replaced``: places the body itself gives new values, whose identity is not checked."""
+    """``replaced``: places the body itself gives new values, whose identity is not checked. ``copied``: positions of
+    copied arguments. ``written``: paths the body writes, arguments and static tensors."""
     checker = Checker()
+    paths = {one.path for one in implicit} | {path for _, path, _ in static_arguments}
+    checker.watched = frozenset(paths if written - paths else paths & written)
+    if checker.watched:
+        checker.copied = tuple((position, span_bytes(leaves[position])) for position in copied)
     seen: set[str] = set()
     for one in implicit:
         getters = [_add_owner(checker, before, place, replaced, seen) for place, _ in one.owners]

@@ -84,17 +84,18 @@ def replace_leaves(value: Any, replace: Callable[[Any], Any]) -> Any:
     members = [(suffix, member, replace_leaves(member, replace)) for suffix, member in children(value)]
     if all(before is after for _, before, after in members):
         return value
-    return _close(value, [after for _, _, after in members])
+    return close(value, [after for _, _, after in members])
 
 
 def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
     """The same structure around ``replace(leaf)``, with every container new."""
     if not is_container(value):
         return replace(value)
-    return _close(value, [rebuild(member, replace) for _, member in children(value)])
+    return close(value, [rebuild(member, replace) for _, member in children(value)])
 
 
-def _close(value: Any, members: list[Any]) -> Any:
+def close(value: Any, members: list[Any]) -> Any:
+    """A new container like ``value`` around other members, in the order of ``children``."""
     kind = type(value)
     if kind is tuple or kind is list:
         return kind(members)

@@ -152,10 +152,22 @@ class _Classifier:
         found = []
         for key, external in self._watched.watch.notes.externals.items():
             if key in self._arguments:
+                if external.mutation is not None:
+                    found += self._beside_arguments(key, external)
                 continue
             found.append(self._owned(external, f"(unknown tensor {len(found)})"))
             self._implicit[key] = found[-1].path
         return found
+
+    def _beside_arguments(self, key: int, external: External) -> list[Implicit]:
+        """Python state on a written argument's memory that the body used, too, as far as tensor objects tell."""
+        paths = {path for path, _ in self._watched.arguments}
+        used = self._watched.watch.notes.objects
+        return [
+            Implicit(place.path, ((place, tensor),), external)
+            for place, tensor in self._watched.before.owners(external.storage)
+            if place.path not in paths and id(tensor) in used
+        ]
 
     def _owned(self, external: External, unknown: str) -> Implicit:
         owners = sorted(self._watched.before.owners(external.storage), key=lambda one: one[0].path in self._replaced)
@@ -325,7 +337,7 @@ def _opaque_outputs(outputs: list[KeptLeaf]) -> list[OpaqueLeaf]:
 
 def _subclasses(watched: Watched) -> list[SubclassLeaf]:
     found: list[SubclassLeaf] = []
-    tensors = [*watched.arguments, *result_leaves(watched.result)]
+    tensors: list[tuple[str, Any]] = [*watched.arguments, *result_leaves(watched.result)]
     tensors += [
         (external.tensor.__class__.__name__, external.tensor) for external in watched.watch.notes.externals.values()
     ]

@@ -33,6 +33,8 @@ class Entry:
     plan_is_new: bool = False
     """The plan differs from the one kept on disk."""
     nodes: list[Node] = field(factory=list)
+    overlapping: Entry | None = None
+    """For calls with an argument that shares memory with Python state, where either is written."""
     backend: Backend | None = None
 
 

@@ -89,7 +89,11 @@ class Notes:
     scalars: list[tuple[str, ...]] = field(factory=list)
     lines: list[Where | None] = field(factory=list)
     num_ops: int = 0
+    objects: set[int] = field(factory=set)
+    """``id`` of the tensor objects that operators got, while the caller or the snapshot keeps them alive."""
     undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
+    reshaped: list[tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int, ...]]] = field(factory=list)
+    """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""
 
 
 capture_lock = threading.RLock()
@@ -145,6 +149,7 @@ class Watch(TorchDispatchMode):
         produced = self.notes.produced.get(id(storage))
         if produced is not None and produced.storage() is storage:
             return
+        self.notes.objects.add(id(tensor))
         external = self.notes.externals.get(id(storage))
         if external is None:
             self.notes.externals[id(storage)] = External(tensor, storage, _where.here())
@@ -159,6 +164,10 @@ class Watch(TorchDispatchMode):
             self.note_sync(op.name, data_dependent_shape=True)
         if op.unsafe or (op.metadata != "no" and inputs and not self.made(inputs[0])):
             self.notes.work.append(HostWork(op=op.name, kind="unsafe", where=_where.here()))
+            if op.metadata != "no" and self.keep_undo:
+                first = inputs[0]
+                had = (first.untyped_storage(), int(first.storage_offset()), first.shape, first.stride())
+                self.notes.reshaped.append((first, *had))
         devices = {tensor.device.type for tensor in inputs}
         self.notes.devices.update(str(tensor.device) for tensor in inputs)
         target = kwargs.get("device")
@@ -317,8 +326,19 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
         watched.error = error
     finally:
         _active.remove(watch)
+    _count_writes(watched)
     watched.changed = _state.changes(before)
     return watched
+
+
+def _count_writes(watched: Watched) -> None:
+    """Under a dispatch mode torch does not count writes through lists of tensors (``_foreach_*``); autograd relies on it."""
+    for tensor, version in watched.versions:
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor._version != version:
+            continue
+        external = watched.watch.notes.externals.get(id(tensor.untyped_storage()))
+        if external is not None and external.mutation is not None and external.mutation.evidence == "schema":
+            torch.autograd.graph.increment_version(tensor)
 
 
 def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> Iterator[tuple[torch.Tensor, int]]:
@@ -344,6 +364,8 @@ def _no_autocast_cache() -> Iterator[None]:
 def undo(watched: Watched) -> None:
     """Put back what a run under ``Watch(undo=True)`` changed: tensors, Python state, generators."""
     with torch.no_grad():
+        for tensor, storage, offset, shape, stride in reversed(watched.watch.notes.reshaped):
+            tensor.set_(storage, offset, shape, stride)
         for tensor, contents in reversed(watched.watch.notes.undo):
             tensor.untyped_storage().copy_(contents, False)
     _state.restore(watched.before, watched.changed)

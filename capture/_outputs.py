@@ -7,7 +7,7 @@ Inputs and static tensors are handed back as the caller's own, views of them are
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,19 @@ class EffectSlot:
         return last.among(holder)
 
 
+class OwnContainer:
+    """Stands for a container of the caller's that the body handed back. No attrs class, like ``Slot``."""
+
+    __slots__ = ("_root", "_slot")
+
+    def __init__(self, slot: EffectSlot, root: str | None) -> None:
+        self._slot, self._root = slot, root
+
+    def at(self, named_values: Callable[[], dict[str, Any]]) -> Any:
+        """The container of this call."""
+        return named_values()[self._root] if self._root is not None else self._slot.at(named_values).get()
+
+
 def effect_slot(place: Place, skeleton: Any) -> EffectSlot:
     """Places below the receiver and arguments hold no reference to them: those belong to the caller."""
     *steps, root = place.chain()
@@ -156,8 +169,8 @@ class OutputPlan:
     def finish(self, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
         """Put leaves into the result's structure and set effects."""
         for effect in self.effects:
-            effect.at(named_values).set(fill(effect.skeleton, values))
-        return fill(self.skeleton, values)
+            effect.at(named_values).set(fill(effect.skeleton, values, named_values))
+        return fill(self.skeleton, values, named_values)
 
     def own_values(
         self, kept: Sequence[Any], leaves: Sequence[Any], statics: Callable[[str], torch.Tensor]
@@ -185,22 +198,48 @@ class OutputPlan:
         if self.policy == "clone":
             storage = tensors[0].untyped_storage().clone()
             self.live[number] = None
-            return [_on(storage, tensor) for tensor in tensors]
+            return _on(storage, tensors)
         self.tensors[number] = [weakref.ref(tensor) for tensor in tensors]
         return tensors
 
 
-def _on(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty(0, dtype=like.dtype, device=like.device)
-    tensor = empty.set_(storage, like.storage_offset(), like.shape, like.stride())
-    return tensor.conj() if like.is_conj() else tensor
+def _on(storage: torch.UntypedStorage, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors like these on another storage; those of the first one's dtype share its version counter."""
+    found: list[torch.Tensor] = []
+    for one in like:
+        if found and one.dtype == found[0].dtype:
+            physical = found[0].conj() if found[0].is_conj() else found[0]
+            tensor = physical.as_strided(one.shape, one.stride(), one.storage_offset())
+        else:
+            empty = torch.empty(0, dtype=one.dtype, device=one.device)
+            tensor = empty.set_(storage, one.storage_offset(), one.shape, one.stride())
+        found.append(tensor.conj() if one.is_conj() else tensor)
+    return found
 
 
-def fill(skeleton: Any, values: Sequence[Any]) -> Any:
-    """The structure with its slots replaced, every container new."""
+def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
+    """The structure with its slots replaced, every container new but those that are the caller's own."""
     if isinstance(skeleton, Slot):
         return values[skeleton.index]
-    return _containers.rebuild(skeleton, lambda slot: values[slot.index] if isinstance(slot, Slot) else slot)
+
+    def leaf(one: Any) -> Any:
+        if isinstance(one, Slot):
+            return values[one.index]
+        return one.at(named_values) if isinstance(one, OwnContainer) else one
+
+    return _containers.rebuild(skeleton, leaf)
+
+
+def _skeleton(value: Any, numbers: Iterator[int], own: dict[int, Place]) -> Any:
+    """The structure without its leaves. ``own``: containers that existed before the run, by ``id``."""
+    if not _containers.is_container(value):
+        return Slot(next(numbers))
+    place = own.get(id(value))
+    if place is None:
+        return _containers.close(value, [_skeleton(member, numbers, own) for _, member in _containers.children(value)])
+    for _ in _containers.leaves(value):
+        next(numbers)
+    return OwnContainer(effect_slot(place, None), place.path if place.kind == "root" else None)
 
 
 def plan_outputs(
@@ -213,6 +252,7 @@ def plan_outputs(
     owners: Callable[[str], torch.Tensor],
     pool: Pool,
     device: torch.device,
+    own: dict[int, Place],
 ) -> OutputPlan:
     """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``."""
     leaves = [*outputs, *(leaf for effect in effects for leaf in effect.leaves)]
@@ -237,11 +277,8 @@ def plan_outputs(
             base = arguments[leaf.source][1] if isinstance(leaf.source, int) else owners(leaf.source)
             aliases.append((position, _alias(leaf, base)))
     numbers = iter(range(len(leaves)))
-    skeleton = _containers.rebuild(result, lambda _: Slot(next(numbers)))
-    slots = tuple(
-        effect_slot(effect.change.place, _containers.rebuild(effect.change.after, lambda _: Slot(next(numbers))))
-        for effect in effects
-    )
+    skeleton = _skeleton(result, numbers, own)
+    slots = tuple(effect_slot(effect.change.place, _skeleton(effect.change.after, numbers, own)) for effect in effects)
     made = tuple(Group(block, tuple(p), tuple(g)) for block, p, g in groups.values())
     single = None
     if isinstance(skeleton, Slot) and len(leaves) == len(made) == 1:
@@ -261,7 +298,7 @@ def _alias(leaf: KeptLeaf, base: torch.Tensor) -> Alias:
         leaf.source,
         same=value is base,
         dtype=value.dtype,
-        shift=value.data_ptr() - base.data_ptr(),
+        shift=int(value.storage_offset()) * value.element_size() - int(base.storage_offset()) * base.element_size(),
         shape=tuple(value.shape),
         stride=tuple(value.stride()),
     )

@@ -41,13 +41,15 @@ def load(captured: Captured, entry: Entry) -> Phase:
     return entry.phase
 
 
-def watch(captured: Captured, call: Call, *, undo: bool) -> tuple[Watched, Described]:
-    """One watched eager run; an exception of the body comes out after its traces were undone, if asked for."""
+def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) -> tuple[Watched, Described]:
+    """One watched eager run. ``trial``: what a body did that raises is undone, too."""
     captured.log.counters.observations += 1
     captured.log.counters.body_runs += 1
     with _observe.capture_lock, captured.log.timed("observe"):
         watched = _observe.run_watched(call, _observe.Watch(undo=undo))
         if watched.error is not None:
+            if trial:
+                _observe.undo(watched)
             raise watched.error
         return watched, describe(watched)
 
@@ -56,8 +58,11 @@ def observe(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Any:
     """Watch one eager run, make a plan of what it showed, and give its result."""
     undoable = captured.annotation.fallback == "error" or captured.annotation.rng == "forbid"
     watched, described = watch(captured, call, undo=undoable)
+    facts = compared(entry, described.facts, watched.watch.notes.lines)
+    if _shares_with_state(captured, facts):  # says nothing about calls that do not
+        entry.overlapping = entry = entry.overlapping or Entry((*entry.key, "overlaps state"))
     try:
-        take(captured, entry, compared(entry, described.facts, watched.watch.notes.lines))
+        take(captured, entry, facts)
     except UncapturableError:
         _observe.undo(watched)
         raise
@@ -66,6 +71,12 @@ def observe(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Any:
     elif entry.phase == "eager":
         captured.log.counters.eager_calls += 1
     return watched.result
+
+
+def _shares_with_state(captured: Captured, facts: Facts) -> bool:
+    groups = {one.alias_group for one in facts.placeholders if one.kind == "argument"} - {None}
+    shared = any(one.kind == "implicit" and one.alias_group in groups for one in facts.placeholders)
+    return shared and compile_plan(captured.annotation, facts).outcome == "eager"
 
 
 def take(captured: Captured, entry: Entry, facts: Facts) -> None:

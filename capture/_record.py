@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve
 
-from capture import _checks, _observe, _planning, _where
+from capture import _checks, _observe, _planning, _state, _where
 from capture._call import Call
 from capture._compile import compile_plan
+from capture._containers import is_container
 from capture._describe import Described, alias_groups
 from capture._entry import Entry
 from capture._facts import Facts, LimitReached, Moved
@@ -77,6 +78,22 @@ def inputs_for(call: Call, plan: CapturePlan | None, tree: Tree, pattern: Patter
     return inputs
 
 
+def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
+    """An argument shares memory with a tensor in Python state that the body uses, and the body writes something."""
+    if plan is not None and not any(one.mutated for one in plan.placeholders):
+        return False
+    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+    state = _state.snapshot(_state.roots(call.function, call.receiver, call.named_values()))
+    arguments = {path for path, _ in call.paths()}
+    used = None if plan is None else {one.path for one in plan.placeholders if one.kind == "implicit"}
+    for leaf in tensors:
+        for place, owned in state.owners(leaf.untyped_storage()):
+            named = place.path not in arguments and (used is None or place.path in used)
+            if named and alias_groups([leaf, owned])[0] is not None:
+                return True
+    return False
+
+
 def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Any:
     """Record ``call`` under the current node and return its result."""
     inputs = inputs_for(call, entry.plan, tree, pattern)
@@ -90,18 +107,22 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
     if recorded.described is None:
         _leave_pool(tree, recorded)
         _settle_effects(call, recorded, named)
+        if undo:
+            _observe.undo(recorded.watched)
         assert recorded.watched.error is not None
         raise recorded.watched.error
     facts, plan = _facts_and_plan(captured, entry, recorded)
     outputs = _plan_outputs(captured, recorded, tree.pool)
     owners = {one.path: one.owners[0][1] for one in recorded.described.implicit if one.owners}
     values = outputs.own_values(_kept_values(recorded.described), call.leaves, owners.__getitem__)
-    if recorded.recording is None or plan.outcome != "record" or not _as_planned(entry.plan, plan):
+    kept_out = all(tree.expel(one.owners[0][1]) for one in recorded.described.implicit if one.owners)
+    if recorded.recording is None or not kept_out or plan.outcome != "record" or not _as_planned(entry.plan, plan):
         _leave_pool(tree, recorded)
         result = outputs.finish(values, lambda: named)
         if undo:
             _observe.undo(recorded.watched)
-        reason = recorded.failure or "the recording run differs from the plan"
+        reason = recorded.failure or "" if kept_out else "a static tensor lies in the pool"
+        reason = reason or "the recording run differs from the plan"
         _planning.replace(captured, entry, facts, plan, reason)
         return result
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
@@ -160,9 +181,10 @@ def _plan_outputs(captured: Captured, recorded: Recorded, pool: Pool) -> OutputP
     described, watched = recorded.described, recorded.watched
     assert described is not None
     owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
+    own = {id(value): place for place, value in watched.before.places.values() if is_container(value)}
     return plan_outputs(
         captured.annotation.outputs, watched.result, described.outputs, described.effects, recorded.blocks, watched.arguments,
-        owners.__getitem__, pool, torch.device("cpu"),
+        owners.__getitem__, pool, torch.device("cpu"), own,
     )  # fmt: skip
 
 
@@ -179,9 +201,12 @@ def _node(
         if one.how == "static" and isinstance(call.leaves[one.position], torch.Tensor)
     ]
     replaced = {effect.change.place.path for effect in described.effects}
-    checker = _checks.make_checker(recorded.watched.before, described.implicit, static, replaced, call.leaves)
-    statics = {one.path: one.owners[0][1] for one in described.implicit}
     mutated = {one.path for one in described.facts.placeholders if one.mutation is not None}
+    copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
+    checker = _checks.make_checker(
+        recorded.watched.before, described.implicit, static, replaced, call.leaves, copied, mutated
+    )
+    statics = {one.path: one.owners[0][1] for one in described.implicit}
     written = tuple(one.position for one in inputs if one.how == "managed" and paths[one.position] in mutated)
     return Node(
         written=written,
@@ -229,7 +254,7 @@ def rebind(node: Node, leaves: Sequence[Any]) -> tuple[Moved, ...] | None:
         at = checker.address_of(path)
         if tensor is old and tensor.data_ptr() == at:
             continue
-        if not checker.same_kind(path, tensor):
+        if not checker.same_kind(path, tensor) or node.tree is None or not node.tree.expel(tensor):
             return None
         moved.append(Moved(path=path, before_addr=at, after_addr=tensor.data_ptr(), where=_where.here()))
         tensors[path] = tensor

@@ -34,6 +34,7 @@ from capture._bind import (
     signature_of,
 )
 from capture._call import Call
+from capture._checks import OVERLAPS
 from capture._compile import compile_plan
 from capture._entry import Entry, Family
 from capture._errors import CaptureWarning, UncapturableError
@@ -174,6 +175,14 @@ class Captured:
         self.log.add("eager", reason)
         return call.run()
 
+    def _overlapping(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
+        """An argument shares memory with state, and a copy of it would hide a write: watched once, then eager."""
+        if entry.overlapping is None:
+            entry.overlapping = Entry((*entry.key, "overlaps state"))
+        if entry.overlapping.phase in ("cold", "eager"):
+            return self._unready(entry.overlapping, values, leaves)
+        return self.run_eagerly(self.call(values, leaves), "an argument shares memory with state that is written")
+
     def run_body(self, call: Call) -> Any:
         """The body with captured functions inside it inlined."""
         self.log.counters.body_runs += 1
@@ -217,6 +226,9 @@ class Captured:
         if phase == "cold":
             if self._at_limit(tree):
                 return self._limit_reached(entry, call, tree)
+            other = entry.overlapping
+            if other is not None and _record.shares_with_state(call, other.plan):
+                return self._overlapping(entry, values, leaves)
             return _planning.observe(self, entry, call, tree)
         if phase == "eager":
             return self._unready(entry, values, leaves)
@@ -262,7 +274,10 @@ class Captured:
         node = tree.match((entry.number, pattern))
         if node is None:
             return self._miss(entry, self.call(values, leaves), tree, pattern)
-        if node.check(leaves):
+        verdict = node.check(leaves)
+        if verdict == OVERLAPS:
+            return self._overlapping(entry, values, leaves)
+        if verdict:
             return self._state_moved(entry, node, values, leaves, tree)
         config = _current_config()
         if config.poison:
@@ -346,6 +361,8 @@ class Captured:
         """No recording fits: make one, within the limit."""
         if self._at_limit(tree):
             return self._limit_reached(entry, call, tree, pattern)
+        if _record.shares_with_state(call, entry.plan):
+            return self._overlapping(entry, call.values, call.leaves)
         if entry.nodes:
             self.log.counters.misses += 1
             self.log.add("miss", _record.difference(self, entry, call, tree, pattern).difference)

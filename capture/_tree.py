@@ -16,7 +16,7 @@ from attrs import define, field
 
 from capture import _config, _step
 from capture._events import Log
-from capture._liveness import Held, hold, is_sole_holder, make_stale
+from capture._liveness import Held, StaleTensor, hold, is_sole_holder, make_stale
 from capture._outputs import OutputPlan
 from capture.backends import Backend, Block, Pool, Recording
 
@@ -192,6 +192,9 @@ class Tree:
         held = outputs.live[number]
         if held is None or held() is None:
             return True
+        if not self.pool.find(storage.data_ptr()):  # it left already, as a static tensor of another recording
+            outputs.live[number] = None
+            return True
         if not self.pool.evacuate(storage) and not self._move_tensors(outputs, number):
             return False
         self.pool_is_at = None
@@ -201,11 +204,18 @@ class Tree:
 
     def _move_tensors(self, outputs: OutputPlan, number: int) -> bool:
         tensors = [tensor for reference in outputs.tensors[number] if (tensor := reference()) is not None]
-        if len(tensors) != 1 or not is_sole_holder(tensors[0]):
+        if len(tensors) != 1 or type(tensors[0]) is StaleTensor or not is_sole_holder(tensors[0]):
             return False
         with torch.no_grad():
             tensors[0].data = tensors[0].clone(memory_format=torch.preserve_format)
         return True
+
+    def expel(self, tensor: torch.Tensor) -> bool:
+        """Make sure that a tensor used as a static one does not lie in the pool, where its address means little."""
+        if not self.pool.find(tensor.data_ptr()):
+            return True
+        self.pool_is_at = None
+        return self.pool.evacuate(tensor.untyped_storage())
 
     def pattern(self, leaves: Sequence[Any]) -> Pattern:
         """Which leaves are live outputs on the path, by address."""

@@ -46,6 +46,6 @@ def warm_up(captured: Captured, values: tuple[Any, ...]) -> None:
 
 
 def _observe_once(captured: Captured, entry: Entry, call: Call) -> None:
-    watched, described = _planning.watch(captured, call, undo=True)
+    watched, described = _planning.watch(captured, call, undo=True, trial=True)
     _observe.undo(watched)
     _planning.take(captured, entry, _planning.compared(entry, described.facts, watched.watch.notes.lines))

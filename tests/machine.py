@@ -14,12 +14,13 @@ import gc
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from capture import (
     BorrowedOutputError,
@@ -36,7 +37,8 @@ from capture import (
     warmup,
 )  # fmt: skip
 
-KNOWN: frozenset[str] = frozenset({"attributes", "misaligned", "same_twice", "without_trace", "versions", "containers"})
+C = TypeVar("C")
+KNOWN: frozenset[str] = frozenset()
 """Entries, actions and operations left out while a bug they find is open."""
 
 
@@ -111,7 +113,11 @@ class World:
     autocast: bool = False
     default: torch.dtype = torch.float32
 
-    def capture(self, target: Any = None, /, **options: Any) -> Any:
+    @overload
+    def capture(self, target: C, /, **options: Any) -> C: ...
+    @overload
+    def capture(self, **options: Any) -> Callable[[C], C]: ...
+    def capture(self, target: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]
         """``capture`` in the captured world, nothing in the other."""
         if target is None:
             return functools.partial(self.capture, **options)
@@ -140,7 +146,7 @@ class World:
         self.rng = torch.get_rng_state()
 
 
-Build = Callable[[World], Callable[..., Any]]
+Build = Callable[[World], Any]
 Body = tuple[tuple[int, int, int], ...]
 """A generated body: (operation, register, register) each."""
 
@@ -178,12 +184,12 @@ def reglobal(function: Any, scope: dict[str, Any]) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------ catalogue
 @entry("a")
-def elementwise(w: World) -> Callable[..., Any]:
+def elementwise(w: World) -> Any:
     return w.capture(lambda x: (x * 2 + 1).abs() if x.dtype is not torch.bool else ~x)
 
 
 @entry("r")
-def chain(w: World) -> Callable[..., Any]:
+def chain(w: World) -> Any:
     weight = fresh((4, 4), seed=1)
 
     @w.capture
@@ -194,7 +200,7 @@ def chain(w: World) -> Callable[..., Any]:
 
 
 @entry("mm")
-def two_products(w: World) -> Callable[..., Any]:
+def two_products(w: World) -> Any:
     @w.capture
     def body(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x @ y + x, torch.addmm(y, x, y).tanh()
@@ -203,12 +209,12 @@ def two_products(w: World) -> Callable[..., Any]:
 
 
 @entry("mf")
-def by_number(w: World) -> Callable[..., Any]:
+def by_number(w: World) -> Any:
     return w.capture(lambda x, scale: x * scale + scale)
 
 
 @entry("mk")
-def powers(w: World) -> Callable[..., Any]:
+def powers(w: World) -> Any:
     @w.capture(max_recordings=3)
     def body(x: Tensor, n: int) -> Tensor:
         for _ in range(n + 1):
@@ -219,7 +225,7 @@ def powers(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def aliasing_outputs(w: World) -> Callable[..., Any]:
+def aliasing_outputs(w: World) -> Any:
     @w.capture
     def body(x: Tensor) -> tuple[Tensor, ...]:
         y = x * 2
@@ -229,27 +235,27 @@ def aliasing_outputs(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def views_of_input(w: World) -> Callable[..., Any]:
+def views_of_input(w: World) -> Any:
     return w.capture(lambda x: (x[1:], x.t(), x, x.view(-1)[::2] if x.is_contiguous() else x))
 
 
 @entry("mk")
-def same_or_new(w: World) -> Callable[..., Any]:
+def same_or_new(w: World) -> Any:
     return w.capture(lambda x, n: x if n == 1 else x - n)
 
 
 @entry("m")
-def mapping_output(w: World) -> Callable[..., Any]:
+def mapping_output(w: World) -> Any:
     return w.capture(lambda x: {"b": x.exp(), "a": [x.shape[0], "text", None, (x.sum(), 2.5)], "z": {}})
 
 
 @entry("m")
-def record_output(w: World) -> Callable[..., Any]:
+def record_output(w: World) -> Any:
     return w.capture(lambda x: (Record(x.sin(), "note", [x.cos(), x]), Pair(x * 3, x.mean(0))))
 
 
 @entry("a")
-def reductions(w: World) -> Callable[..., Any]:
+def reductions(w: World) -> Any:
     @w.capture
     def body(x: Tensor) -> tuple[Tensor, ...]:
         x = x.real if x.is_complex() else x
@@ -259,12 +265,12 @@ def reductions(w: World) -> Callable[..., Any]:
 
 
 @entry("r")
-def sorting(w: World) -> Callable[..., Any]:
+def sorting(w: World) -> Any:
     return w.capture(lambda x: (x.sort(-1), x.max(-1), x.topk(2, -1)[1], torch.cat(x.split(2, -1)), x.unbind(-1)))
 
 
 @entry("m")
-def complex_views(w: World) -> Callable[..., Any]:
+def complex_views(w: World) -> Any:
     @w.capture
     def body(x: Tensor) -> tuple[Tensor, ...]:
         z = torch.complex(x, x + 1)
@@ -274,7 +280,7 @@ def complex_views(w: World) -> Callable[..., Any]:
 
 
 @entry("ri")
-def indexing(w: World) -> Callable[..., Any]:
+def indexing(w: World) -> Any:
     table = fresh((4, 4), seed=2)
 
     @w.capture
@@ -287,7 +293,7 @@ def indexing(w: World) -> Callable[..., Any]:
 
 
 @entry("a")
-def in_place(w: World) -> Callable[..., Any]:
+def in_place(w: World) -> Any:
     @w.capture
     def body(x: Tensor) -> Tensor:
         if x.dtype is torch.bool:
@@ -299,7 +305,7 @@ def in_place(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def in_place_views(w: World) -> Callable[..., Any]:
+def in_place_views(w: World) -> Any:
     @w.capture
     def body(x: Tensor) -> tuple[Tensor, Tensor]:
         x[0].mul_(2)
@@ -310,7 +316,7 @@ def in_place_views(w: World) -> Callable[..., Any]:
 
 
 @entry("mm")
-def two_writes(w: World) -> Callable[..., Any]:
+def two_writes(w: World) -> Any:
     @w.capture
     def body(x: Tensor, y: Tensor) -> Tensor:
         x.add_(y)
@@ -321,7 +327,7 @@ def two_writes(w: World) -> Callable[..., Any]:
 
 
 @entry("rr")
-def write_one(w: World) -> Callable[..., Any]:
+def write_one(w: World) -> Any:
     @w.capture
     def body(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         y[..., :2] = x[..., 2:]
@@ -331,7 +337,7 @@ def write_one(w: World) -> Callable[..., Any]:
 
 
 @entry("sm")
-def static_accumulator(w: World) -> Callable[..., Any]:
+def static_accumulator(w: World) -> Any:
     @w.capture(static=["total"])
     def body(total: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         total.mul_(0.5).add_(x)
@@ -341,7 +347,7 @@ def static_accumulator(w: World) -> Callable[..., Any]:
 
 
 @entry("ssm")
-def static_many(w: World) -> Callable[..., Any]:
+def static_many(w: World) -> Any:
     @w.capture(static=["a", "b"])
     def body(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         a.add_(b)
@@ -352,7 +358,7 @@ def static_many(w: World) -> Callable[..., Any]:
 
 
 @entry("cpm")
-def kv_cache(w: World) -> Callable[..., Any]:
+def kv_cache(w: World) -> Any:
     @w.capture(static=["cache"])
     def body(cache: dict[str, Tensor], pos: Tensor, x: Tensor) -> Tensor:
         cache["k"].index_copy_(0, pos, x[:1])
@@ -363,7 +369,7 @@ def kv_cache(w: World) -> Callable[..., Any]:
 
 
 @entry("cmk")
-def kv_slices(w: World) -> Callable[..., Any]:
+def kv_slices(w: World) -> Any:
     @w.capture
     def body(cache: dict[str, Tensor], x: Tensor, at: int) -> tuple[Tensor, dict[str, Tensor]]:
         cache["k"][at : at + 1] = x[:1]
@@ -373,24 +379,24 @@ def kv_slices(w: World) -> Callable[..., Any]:
 
 
 @entry("mm")
-def out_argument(w: World) -> Callable[..., Any]:
+def out_argument(w: World) -> Any:
     return w.capture(lambda x, y: (torch.add(x, 1, out=y), torch.mm(x, x)))
 
 
 @entry("r")
-def batch_norm(w: World) -> Callable[..., Any]:
+def batch_norm(w: World) -> Any:
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
-    return w.capture(w.watch("batch_norm", net))  # type: ignore[no-any-return]
+    return w.capture(w.watch("batch_norm", net))
 
 
 @entry("r")
-def dropout(w: World) -> Callable[..., Any]:
+def dropout(w: World) -> Any:
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
-    return w.capture(w.watch("dropout", net))  # type: ignore[no-any-return]
+    return w.capture(w.watch("dropout", net))
 
 
 @entry("m")
-def module_state(w: World) -> Callable[..., Any]:
+def module_state(w: World) -> Any:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -398,30 +404,35 @@ def module_state(w: World) -> Callable[..., Any]:
             self.register_buffer("mean", torch.zeros(4))
             self.scale = 2.0
 
+        @override
         @w.capture
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             self.weight.mul_(0.9)
-            self.mean.add_(x.mean(0))
+            mean: Tensor = self.get_buffer("mean")
+            mean.add_(x.mean(0))
             return x @ self.weight * self.scale, self.weight[1]
 
     net = w.watch("module_state", Net())
     w.knobs.append(lambda n: setattr(net, "scale", 1.0 + n % 3))
-    return net  # type: ignore[no-any-return]
+    return net
 
 
 @entry("m")
-def buffer_replaced(w: World) -> Callable[..., Any]:
+def buffer_replaced(w: World) -> Any:
     class Net(nn.Module):
+        state: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("state", torch.ones(4, 4))
 
+        @override
         @w.capture
         def forward(self, x: Tensor) -> Tensor:
             self.state = (self.state + x) * 0.5
             return self.state
 
-    return w.watch("buffer_replaced", Net())  # type: ignore[no-any-return]
+    return w.watch("buffer_replaced", Net())
 
 
 class Owner:
@@ -429,7 +440,7 @@ class Owner:
 
 
 @entry("m")
-def recurrent(w: World) -> Callable[..., Any]:
+def recurrent(w: World) -> Any:
     class Cell(Owner):
         def __init__(self) -> None:
             self.h = torch.zeros(4, 4)
@@ -443,11 +454,11 @@ def recurrent(w: World) -> Callable[..., Any]:
     cell = w.watch("recurrent", Cell())
     w.knobs.append(lambda n: setattr(cell, "gain", 0.5 + n % 2))
     w.knobs.append(lambda n: setattr(cell, "h", fresh((4, 4), seed=n)))
-    return cell.step  # type: ignore[no-any-return]
+    return cell.step
 
 
 @entry("m")
-def last_kept(w: World) -> Callable[..., Any]:
+def last_kept(w: World) -> Any:
     class Keeper(Owner):
         def __init__(self) -> None:
             self.last: Any = None
@@ -458,11 +469,11 @@ def last_kept(w: World) -> Callable[..., Any]:
             self.last = {"y": y, "x": x, "row": y[0]}
             return y
 
-    return w.watch("last_kept", Keeper()).step  # type: ignore[no-any-return]
+    return w.watch("last_kept", Keeper()).step
 
 
 @entry("m")
-def swapped(w: World) -> Callable[..., Any]:
+def swapped(w: World) -> Any:
     class Swap(Owner):
         def __init__(self) -> None:
             self.a, self.b = torch.ones(4, 4), torch.zeros(4, 4)
@@ -472,11 +483,11 @@ def swapped(w: World) -> Callable[..., Any]:
             self.a, self.b = self.b, self.a + x
             return self.a
 
-    return w.watch("swapped", Swap()).step  # type: ignore[no-any-return]
+    return w.watch("swapped", Swap()).step
 
 
 @entry("mk")
-def two_methods(w: World) -> Callable[..., Any]:
+def two_methods(w: World) -> Any:
     class Both(Owner):
         def __init__(self) -> None:
             self.state = torch.ones(4, 4)
@@ -495,12 +506,12 @@ def two_methods(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def closure_state(w: World) -> Callable[..., Any]:
+def closure_state(w: World) -> Any:
     gain = 2
     total = w.watch("total", torch.zeros(4, 4))
 
     @w.capture
-    def body(x: Tensor) -> Tensor:
+    def body(x: Tensor) -> Any:
         total.add_(x * gain)
         return total + gain
 
@@ -513,7 +524,7 @@ def closure_state(w: World) -> Callable[..., Any]:
         total = w.watch("total", fresh((4, 4), seed=n))
 
     w.knobs += [change, replace]
-    return body  # type: ignore[no-any-return]
+    return body
 
 
 GAIN = 2
@@ -521,7 +532,7 @@ TABLE = torch.ones(4, 4)
 
 
 @entry("m")
-def global_state(w: World) -> Callable[..., Any]:
+def global_state(w: World) -> Any:
     def body(x: Tensor) -> tuple[Tensor, Tensor]:
         TABLE.mul_(0.5).add_(x)
         return x * GAIN, TABLE[:2]
@@ -531,7 +542,7 @@ def global_state(w: World) -> Callable[..., Any]:
     w.watch("scope", _Names(scope, ("GAIN", "TABLE")))
     w.knobs.append(lambda n: scope.update(GAIN=n % 3))
     w.knobs.append(lambda n: scope.update(TABLE=fresh((4, 4), seed=n)))
-    return captured  # type: ignore[no-any-return]
+    return captured
 
 
 class _Names(Mapping[str, Any]):
@@ -540,18 +551,21 @@ class _Names(Mapping[str, Any]):
     def __init__(self, scope: dict[str, Any], names: tuple[str, ...]) -> None:
         self._scope, self._names = scope, names
 
+    @override
     def __getitem__(self, name: str) -> Any:
         return self._scope[name]
 
+    @override
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
+    @override
     def __len__(self) -> int:
         return len(self._names)
 
 
 @entry("m")
-def draws(w: World) -> Callable[..., Any]:
+def draws(w: World) -> Any:
     @w.capture
     def body(x: Tensor) -> tuple[Tensor, ...]:
         noise = torch.rand_like(x) + torch.randn(4)
@@ -561,7 +575,7 @@ def draws(w: World) -> Callable[..., Any]:
 
 
 @entry("mg")
-def explicit_draws(w: World) -> Callable[..., Any]:
+def explicit_draws(w: World) -> Any:
     @w.capture
     def body(x: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         x.uniform_(generator=generator)
@@ -571,18 +585,18 @@ def explicit_draws(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def own_generator(w: World) -> Callable[..., Any]:
+def own_generator(w: World) -> Any:
     box = w.watch("own_generator", Box(generator=torch.Generator().manual_seed(5)))
     return w.capture(lambda x: x + torch.rand(4, 4, generator=box.generator))
 
 
 @entry("r", eager=True)
-def draws_eagerly(w: World) -> Callable[..., Any]:
+def draws_eagerly(w: World) -> Any:
     return w.capture(lambda x: F.dropout(x, 0.5), rng="eager")
 
 
 @entry("m", eager=True)
-def syncs(w: World) -> Callable[..., Any]:
+def syncs(w: World) -> Any:
     @w.capture
     def body(x: Tensor) -> Tensor:
         x.add_(1)
@@ -592,16 +606,16 @@ def syncs(w: World) -> Callable[..., Any]:
 
 
 @entry("m", eager=True)
-def data_dependent(w: World) -> Callable[..., Any]:
+def data_dependent(w: World) -> Any:
     return w.capture(lambda x: (x[x > 0], x.nonzero()))
 
 
 @entry("mb")
-def raising(w: World) -> Callable[..., Any]:
+def raising(w: World) -> Any:
     state = w.watch("raising", Box(total=torch.zeros(4), last=None))
 
     @w.capture
-    def body(x: Tensor, fail: bool) -> Tensor:
+    def body(x: Tensor, fail: bool) -> Any:
         state.total.add_(1)
         y = x.mul_(2) + state.total
         if fail:
@@ -613,11 +627,11 @@ def raising(w: World) -> Callable[..., Any]:
 
 
 @entry("m", eager=True)
-def counting(w: World) -> Callable[..., Any]:
+def counting(w: World) -> Any:
     box = w.watch("counting", Box(count=0))
 
     @w.capture
-    def body(x: Tensor) -> Tensor:
+    def body(x: Tensor) -> Any:
         box.count += 1
         return x * box.count
 
@@ -625,7 +639,7 @@ def counting(w: World) -> Callable[..., Any]:
 
 
 @entry("m", eager=True)
-def growing(w: World) -> Callable[..., Any]:
+def growing(w: World) -> Any:
     box = w.watch("growing", Box(history=[], texts=[]))
 
     @w.capture
@@ -640,11 +654,11 @@ def growing(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def concatenating(w: World) -> Callable[..., Any]:
+def concatenating(w: World) -> Any:
     box = w.watch("concatenating", Box(rows=torch.zeros(1, 4)))
 
     @w.capture
-    def body(x: Tensor) -> Tensor:
+    def body(x: Tensor) -> Any:
         box.rows = torch.cat([box.rows, x[:1]])[-3:]
         return box.rows.sum(0)
 
@@ -652,7 +666,7 @@ def concatenating(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def nested(w: World) -> Callable[..., Any]:
+def nested(w: World) -> Any:
     @w.capture
     def inner(x: Tensor) -> Tensor:
         return x.relu() + 1
@@ -666,7 +680,7 @@ def nested(w: World) -> Callable[..., Any]:
 
 
 @entry("mm")
-def variadic(w: World) -> Callable[..., Any]:
+def variadic(w: World) -> Any:
     @w.capture
     def body(*parts: Tensor, scale: float = 2.0, **named: Tensor) -> Tensor:
         return sum(parts, named["extra"] * scale)
@@ -675,7 +689,7 @@ def variadic(w: World) -> Callable[..., Any]:
 
 
 @entry("l")
-def list_argument(w: World) -> Callable[..., Any]:
+def list_argument(w: World) -> Any:
     @w.capture
     def body(parts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         parts[0].add_(parts[1])
@@ -685,7 +699,7 @@ def list_argument(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def constants(w: World) -> Callable[..., Any]:
+def constants(w: World) -> Any:
     @w.capture
     def body(x: Tensor) -> tuple[Tensor, ...]:
         c = torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -696,7 +710,7 @@ def constants(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def reshaping(w: World) -> Callable[..., Any]:
+def reshaping(w: World) -> Any:
     @w.capture
     def body(x: Tensor) -> tuple[Tensor, ...]:
         y = x.clone()
@@ -707,7 +721,7 @@ def reshaping(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def cloned(w: World) -> Callable[..., Any]:
+def cloned(w: World) -> Any:
     @w.capture(outputs="clone")
     def body(x: Tensor) -> tuple[Tensor, ...]:
         y = x @ x
@@ -717,12 +731,12 @@ def cloned(w: World) -> Callable[..., Any]:
 
 
 @entry("m", borrow=True)
-def borrowed(w: World) -> Callable[..., Any]:
+def borrowed(w: World) -> Any:
     return w.capture(lambda x: x @ x + 1, outputs="borrow")
 
 
 @entry("m", borrow=True)
-def borrowed_parts(w: World) -> Callable[..., Any]:
+def borrowed_parts(w: World) -> Any:
     @w.capture(outputs="borrow")
     def body(x: Tensor) -> tuple[Tensor, ...]:
         x.mul_(0.5)
@@ -733,11 +747,11 @@ def borrowed_parts(w: World) -> Callable[..., Any]:
 
 
 @entry("mg")
-def verified(w: World) -> Callable[..., Any]:
+def verified(w: World) -> Any:
     box = w.watch("verified", Box(total=torch.zeros(4, 4), last=None))
 
     @w.capture(verify="always")
-    def body(x: Tensor, generator: torch.Generator) -> Tensor:
+    def body(x: Tensor, generator: torch.Generator) -> Any:
         box.total.add_(x)
         box.last = x.sub_(1) + torch.rand(4, generator=generator) + torch.rand(())
         return box.last + box.total
@@ -746,12 +760,12 @@ def verified(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def warm_twice(w: World) -> Callable[..., Any]:
+def warm_twice(w: World) -> Any:
     return w.capture(lambda x: x.clamp(-1, 1) * 3, warmup=2, max_recordings=2)
 
 
 @entry("sa")
-def static_any(w: World) -> Callable[..., Any]:
+def static_any(w: World) -> Any:
     @w.capture(static=["table", "x"])
     def body(table: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         return table + 1, x.reshape(-1)[:1], table.t()
@@ -760,13 +774,14 @@ def static_any(w: World) -> Callable[..., Any]:
 
 
 @entry("mk")
-def instances(w: World) -> Callable[..., Any]:
+def instances(w: World) -> Any:
     class Layer(nn.Module):
         def __init__(self, seed: int) -> None:
             super().__init__()
             self.weight = nn.Parameter(fresh((4, 4), seed=seed))
             self.calls = torch.zeros((), dtype=torch.int64)
 
+        @override
         @w.capture
         def forward(self, x: Tensor) -> Tensor:
             self.calls += 1
@@ -778,7 +793,7 @@ def instances(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def module_argument(w: World) -> Callable[..., Any]:
+def module_argument(w: World) -> Any:
     nets = [w.watch(f"net{i}", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))) for i in range(2)]
     chosen = w.watch("chosen", Box(index=0))
     w.knobs.append(lambda n: setattr(chosen, "index", n % 2))
@@ -792,7 +807,7 @@ def module_argument(w: World) -> Callable[..., Any]:
 
 
 @entry("m")
-def foreach(w: World) -> Callable[..., Any]:
+def foreach(w: World) -> Any:
     net = w.watch("foreach", nn.Linear(4, 4))
 
     @w.capture
@@ -804,7 +819,7 @@ def foreach(w: World) -> Callable[..., Any]:
     return body
 
 
-def generated(w: World, body: Body) -> Callable[..., Any]:
+def generated(w: World, body: Body) -> Any:
     """A function that carries out ``body`` on registers: its arguments, two attributes, and what it makes."""
     box = w.watch("box", Box(a=torch.ones(4, 4), b=torch.zeros(4, 4)))
     inner = w.capture(lambda x: x.sin() + 1)
@@ -820,7 +835,7 @@ def generated(w: World, body: Body) -> Callable[..., Any]:
             _operate(OPERATIONS[operation % len(OPERATIONS)], made, i, j, box, inner)
         return tuple(made[(number + k) % len(made)] if k else made[-1] for k in range(1 + number % 4))
 
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _operate(operation: str, made: list[Tensor], i: int, j: int, box: Any, inner: Any) -> None:

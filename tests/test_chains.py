@@ -651,6 +651,65 @@ def test_an_output_becomes_a_weight(f: Callable[[Tensor], Tensor]) -> None:
         assert bits(net.table) == bits(twin.table)
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_an_output_becomes_the_data_of_a_weight(f: Callable[[Tensor], Tensor], rounds: int) -> None:
+    """The pool hands out the same address again; what lies there is another tensor."""
+    net = nn.Linear(4, 3, bias=False)
+    captured = capture(net)
+    for seed in range(8):
+        net.weight.data = f(x_of(seed))
+        for other in range(rounds):
+            expected = nn.functional.linear(x_of(other), f_eager(x_of(seed)))
+            assert bits(captured(x_of(other))) == bits(expected), (seed, other)
+        f(x_of(seed + 1))
+        assert bits(net.weight.data) == bits(f_eager(x_of(seed)))
+
+
+def test_a_static_argument_is_an_output(f: Callable[[Tensor], Tensor]) -> None:
+    captured = capture(lambda table: table.mul_(2).t() + 1, static=["table"])
+    own = x_of(5)
+    expected_own = x_of(5)
+    for seed in range(16):
+        table, expected = (f(x_of(seed)), f_eager(x_of(seed))) if seed % 3 else (own, expected_own)
+        assert bits(captured(table)) == bits(expected.mul_(2).t() + 1)
+        assert bits(table) == bits(expected)
+
+
+def test_an_implicit_input_is_an_output(f: Callable[[Tensor], Tensor]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.zeros(3, 4)
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            self.table.add_(x)
+            return self.table.t() * 2
+
+    net, twin = Net(), Net()
+    captured = capture(net)
+    for seed in range(16):
+        if seed % 3 == 0:
+            net.table, twin.table = f(x_of(seed)), f_eager(x_of(seed))
+        x, expected = (net.table, twin.table) if seed % 5 == 4 else (x_of(seed + 1), x_of(seed + 1))
+        assert bits(captured(x)) == bits(twin(expected)), seed
+        assert bits(net.table) == bits(twin.table)
+
+
+def test_backward_through_a_kept_output(f: Callable[[Tensor], Tensor]) -> None:
+    """What autograd saved of an output stays what it was, however many calls come between."""
+    weight = x_of(3).requires_grad_()
+    losses = []
+    for seed in range(8):
+        y = f(x_of(seed))
+        with torch.enable_grad():
+            losses.append((weight * y).sum())
+        del y
+    for seed, loss in enumerate(losses):
+        (gradient,) = torch.autograd.grad(loss, weight)
+        assert bits(gradient) == bits(f_eager(x_of(seed)))
+
+
 def test_a_static_argument_that_moves_is_bound_again() -> None:
     captured = capture(lambda x, table: x @ table, static=["table"])
     tables = [x_of(seed, 4, 4) for seed in range(6)]

@@ -673,6 +673,29 @@ def test_a_mode_switched_inside_a_block_is_seen() -> None:
         check_same(captured, modal, x, w)
 
 
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (lambda: nn.Bilinear(3, 4, 5), ((2, 3), (2, 4))),
+        (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), ((2, 3, 8),)),
+        (lambda: nn.MultiheadAttention(8, 2, batch_first=True).eval(), ((2, 3, 8),) * 3),
+        (lambda: nn.LSTM(4, 5, 2), ((3, 2, 4),)),
+        (lambda: nn.Sequential(nn.Conv1d(4, 4, 3), nn.GELU()), ((2, 4, 8),)),
+    ],
+    ids=["bilinear", "encoder-layer", "attention", "lstm", "conv"],
+)
+def test_autocast_reaches_inside_operators(make: Callable[[], nn.Module], shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Operators made of others cast inside of them, watched or not."""
+    torch.manual_seed(0)
+    net = make()
+    twin = copy.deepcopy(net)
+    captured = capture(net)
+    for seed in range(5):
+        args = [x_of(seed + index, *shape) for index, shape in enumerate(shapes)]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert bits(captured(*args)) == bits(twin(*args)), seed
+
+
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_the_default_device_is_in_the_key() -> None:
     captured = capture(lambda x: torch.zeros(3) + 1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from capture import CaptureWarning, capture, explain, recordings, warmup
 
@@ -88,10 +89,13 @@ def test_a_result_that_is_kept_on_an_attribute_is_that_attribute() -> None:
     """A result and an effect that are the same object in eager, verified or not."""
 
     class Net(nn.Module):
+        state: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("state", torch.ones(4))
 
+        @override
         def forward(self, x: Tensor) -> Tensor:
             self.state = self.state + x
             return self.state
@@ -187,6 +191,31 @@ def test_what_is_lifted_or_lazily_conjugated_is_recorded(body: Callable[[Tensor]
     for turn in range(CALLS):
         assert torch.equal(captured(ones(turn)), body(ones(turn)))
     assert recordings(captured).replays == CALLS - 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [lambda x, w: (x, x[4:]), lambda x, w: (x + 1, w[4:]), lambda x, w: (lambda y: (y, y[4:]))(x + 1)],
+    ids=["argument", "static", "output"],
+)
+def test_an_empty_view_may_be_returned(body: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+    """``data_ptr`` of a tensor without elements says nothing."""
+    weight = torch.ones(4, 4)
+    captured = capture(body, static=["w"])
+    for _ in range(CALLS):
+        _, empty = captured(torch.ones(4, 4), weight)
+        assert (empty.shape, empty.stride()) == ((0, 4), (4, 1))
+
+
+def test_a_returned_argument_container_is_the_callers() -> None:
+    """A dict or list that is handed back is the same object, so that later changes of it show."""
+    cache = {"k": torch.ones(4)}
+    lookup = capture(lambda x, cache: (x + cache["k"], cache))
+    same = capture(lambda parts: parts)
+    parts = [ones(), ones()]
+    for _ in range(CALLS):
+        assert lookup(ones(), cache)[1] is cache
+        assert same(parts) is parts
 
 
 class Shared:

@@ -45,8 +45,12 @@ def bits(value: Any) -> Any:
     """All that makes two results equal bit for bit."""
     if isinstance(value, (tuple, list)):
         return type(value), [bits(member) for member in value]
+    if isinstance(value, dict):
+        return [(key, bits(member)) for key, member in value.items()]
     if not isinstance(value, Tensor):
         return type(value), repr(value)
+    if value.is_conj():
+        return "conj", bits(value.conj())
     flat = value.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
     return value.dtype, tuple(value.shape), value.stride(), flat.view(torch.uint8).tolist() if len(flat) else []
 
@@ -259,6 +263,70 @@ def test_what_reads_no_value_is_recorded(body: Callable[[Tensor], Any]) -> None:
     for seed in range(5):
         assert bits(captured(x_of(seed))) == bits(body(x_of(seed)))
     assert recordings(captured).recordings == 1
+
+
+OPERATORS: dict[str, Callable[[Tensor], Any]] = {
+    "lazy conj": lambda x: torch.view_as_complex(x.view(3, 2, 2)).conj() + 0,
+    "lazy conj returned": lambda x: torch.view_as_complex((x * 2).view(3, 2, 2)).conj(),
+    "fft": lambda x: torch.fft.rfft(x),
+    "svd": lambda x: torch.linalg.svd(x),
+    "empty": lambda x: (x[:0] * 2, torch.cat([x[:0], x])),
+    "no dimensions": lambda x: x.sum(),
+    "split": lambda x: [part * 2 for part in x.split([1, 2])],
+    "chunks of fresh memory": lambda x: (x * 2).chunk(3),
+    "expanded": lambda x: (x.sum(0, keepdim=True) * 2).expand(3, 4),
+    "topk": lambda x: torch.topk(x, 2),
+    "cummax": lambda x: torch.cummax(x, 0),
+    "median": lambda x: x.median(dim=1),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "factories": lambda x: torch.arange(4) * x + torch.linspace(0, 1, 4) + torch.eye(3) @ x,
+    "constant": lambda x: (torch.tensor([1.0, 2.0]), x * torch.tensor([1.0, 2.0, 3.0, 4.0])),
+    "written constant": lambda x: torch.tensor([1.0, 2.0, 3.0, 4.0]).add_(x[0]),
+    "uninitialised": lambda x: torch.empty_like(x).copy_(x) * 2,
+    "index_put": lambda x: x.clone().index_put_((torch.tensor([0, 1]),), torch.tensor(5.0)),
+    "scatter_add": lambda x: torch.zeros(4).scatter_add(0, torch.tensor([0, 1, 2, 3]), x[0]),
+    "casts": lambda x: ((x * 10).to(torch.int64) // 3, x.half() * 2, (x > 0) & (x < 1), (x * 1).view(torch.int32) + 1),
+    "bfloat16": lambda x: (x.bfloat16() @ x.bfloat16().t()).float(),
+    "dropout": lambda x: torch.nn.functional.dropout(x, 0.3),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "multinomial": lambda x: torch.multinomial(x.softmax(-1), 2),
+    "randperm": lambda x: x[torch.randperm(3)],
+    "normal_": lambda x: torch.empty(3, 4).normal_() + torch.rand_like(x) + torch.randn_like(x),
+    "gumbel": lambda x: torch.nn.functional.gumbel_softmax(x),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True),
+    "channels last": lambda x: x.view(1, 1, 3, 4).clone(memory_format=torch.channels_last),
+    "permuted": lambda x: (x * 2).permute(1, 0),
+    "nan": lambda x: torch.nn.functional.pad(x / 0 * 0, (1, 1), value=float("nan")),
+    "out": lambda x: torch.add(x, 1, out=torch.empty(3, 4)),
+    "unfold": lambda x: x.unfold(1, 2, 1) * 2,
+    "aminmax": lambda x: torch.aminmax(x),
+    "std_mean": lambda x: torch.std_mean(x, 0),
+    "no tensor": lambda x: None,
+    "nested none": lambda x: (None, [x + 1, None], {}),
+    "text": lambda x: ("a", 3, x + 1),
+    "views of fresh memory": lambda x: (lambda y: (y, y[0], y[1:], y.t()))(x * 2),
+    "written through a view": lambda x: (lambda y: (y[0].add_(1), y)[1])(x * 2),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_are_recorded_and_give_eagers_bits(name: str, mode: Callable[[], Any]) -> None:
+    body = OPERATORS[name]
+    captured = capture(body)
+    kept = []
+    with mode(), config.patch(poison=True):
+        for seed in range(6):
+            torch.manual_seed(seed)
+            got, state = captured(x_of(seed)), bits(torch.get_rng_state())
+            torch.manual_seed(seed)
+            expected = body(x_of(seed))
+            assert bits(got) == bits(expected)
+            assert state == bits(torch.get_rng_state())
+            kept.append((got, bits(expected)))
+        for got, wanted in kept:
+            assert bits(got) == wanted
+    assert recordings(captured).replays > 0
 
 
 def test_a_host_read_deep_in_a_module_names_the_users_line() -> None:

@@ -106,6 +106,7 @@ class _Staging:
     def __init__(self, arena: Arena, tape: Tape, call: Call, inputs: Sequence[Input]) -> None:
         self._arena, self._tape = arena, tape
         self.replacements: dict[int, torch.Tensor] = {}
+        self._aliases: dict[int, torch.Tensor] = {}
         self._single: list[tuple[int, str, bool]] = []
         self._groups: list[_Group] = []
         grouped: dict[int, list[Input]] = {}
@@ -127,8 +128,10 @@ class _Staging:
 
     def _alias(self, one: Input, leaf: torch.Tensor) -> None:
         assert one.managed is not None
-        alias = over(self._arena.storage(one.managed), Geometry.of(leaf))
-        self._tape.add_block(one.managed, alias.untyped_storage())
+        alias = self._aliases.get(id(leaf))  # one object given twice stays one object
+        if alias is None:
+            alias = self._aliases[id(leaf)] = over(self._arena.storage(one.managed), Geometry.of(leaf))
+            self._tape.add_block(one.managed, alias.untyped_storage())
         self.replacements[one.position] = alias
 
     def _stage(self, one: Input, leaf: torch.Tensor) -> None:
