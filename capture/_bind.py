@@ -110,6 +110,14 @@ class Unkeyable(Exception):
 def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
     """Metadata of a plain tensor: all that a recording has frozen except its address and values."""
     leaves.append(tensor)
+    try:
+        return _strided_key(tensor)
+    except RuntimeError:  # a sparse or nested tensor has no strides or no address
+        leaves.pop()
+        return _odd_tensor_key(tensor, leaves)
+
+
+def _strided_key(tensor: torch.Tensor) -> Any:
     return (
         tensor.dtype,
         tensor.shape,

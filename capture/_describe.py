@@ -96,7 +96,9 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     implicit += classify.handed_on(kept)
     gradients = _gradients(watched, classify)
-    left = [] if gradients else escapes(watched, kept_storages)
+    opaque = _opaque_outputs(outputs)
+    elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # explained by other facts
+    left = [] if elsewhere else escapes(watched, kept_storages)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
     accelerators = [device for device in notes.devices if not device.startswith(("cpu", "meta"))]
     facts = Facts(
@@ -110,7 +112,7 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
         host_work=tuple(notes.work) + (_once_a_line(notes.cpu_work) if accelerators else ()),
         draws=tuple(notes.draws.values()),
         devices=tuple(sorted(notes.devices)),
-        opaque=(*call.opaque_leaves(), *_opaque_outputs(outputs)),
+        opaque=(*call.opaque_leaves(), *opaque),
         subclasses=tuple(_subclasses(watched)),
         escapes=tuple(Escape(tensor=one.info, op=one.op, where=one.where) for one in left),
         gradients=tuple(gradients),
@@ -149,7 +151,7 @@ class _Classifier:
 
     def implicit(self) -> list[Implicit]:
         """External memory that is no argument's."""
-        found = []
+        found: list[Implicit] = []
         for key, external in self._watched.watch.notes.externals.items():
             if key in self._arguments:
                 if external.mutation is not None:

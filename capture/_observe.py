@@ -25,7 +25,7 @@ from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutat
 from capture._host_reads import host_reads
 from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
-from capture._torch_private import TorchDispatchMode, generator_id
+from capture._torch_private import TorchDispatchMode, autocast_inside, generator_id
 
 _DETACHING = {"detach", "alias", "detach_"}
 
@@ -132,7 +132,11 @@ class Watch(TorchDispatchMode):
         self._see_host(known, args, kwargs, inputs)
         self._see_writes(known, args, kwargs)
         states = self._states(kwargs) if known.draws else None
-        result = self.execute(op, args, kwargs)
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            with autocast_inside():
+                result = self.execute(op, args, kwargs)
+        else:
+            result = self.execute(op, args, kwargs)
         if states is not None:
             self._see_draws(known, states, kwargs)
         made = False

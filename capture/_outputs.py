@@ -6,6 +6,7 @@ Inputs and static tensors are handed back as the caller's own, views of them are
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -123,6 +124,8 @@ class OutputPlan:
     """Positions that hold the very object of an earlier position."""
     effects: tuple[EffectSlot, ...]
     device: torch.device
+    inference: bool
+    """Fresh leaves are inference tensors although the caller is not in inference mode: the body was, by itself."""
     live: list[Held | None] = field(factory=list)
     tensors: list[list[weakref.ref[torch.Tensor]]] = field(factory=list)
     """The tensor objects handed out, a group: needed to move or to invalidate them."""
@@ -145,26 +148,27 @@ class OutputPlan:
     ) -> Any:
         """Result of a replay: builds every leaf, sets effects, and starts watching what is handed out."""
         values: list[Any] = [None] * self.count
-        for number, group in enumerate(self.groups):
-            if len(group.geometries) == 1:
-                tensors = [pool.tensor(group.block, group.geometries[0])]
-            else:
-                tensors = pool.views(group.block, group.geometries)
-            self.live[number] = hold(tensors[0].untyped_storage())
-            for position, tensor in zip(group.positions, self._hand_out(number, tensors), strict=True):
-                values[position] = tensor
+        with torch.inference_mode() if self.inference else contextlib.nullcontext():
+            self._build_fresh(pool, values)
         for position, alias in self.aliases:
             source = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)
             values[position] = alias.build(source)
         for position, value in self.constants:
             values[position] = value
+        for position, first in self.repeats:
+            values[position] = values[first]
+        return self.finish(values, named_values)
+
+    def _build_fresh(self, pool: Pool, values: list[Any]) -> None:
+        for number, group in enumerate(self.groups):
+            tensors = pool.views(group.block, group.geometries)
+            self.live[number] = hold(tensors[0].untyped_storage())
+            for position, tensor in zip(group.positions, self._hand_out(number, tensors), strict=True):
+                values[position] = tensor
         for position, geometry in self.empties:
             values[position] = torch.empty_strided(
                 geometry.shape, geometry.stride, dtype=geometry.dtype, device=self.device
             )
-        for position, first in self.repeats:
-            values[position] = values[first]
-        return self.finish(values, named_values)
 
     def finish(self, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
         """Put leaves into the result's structure and set effects."""
@@ -281,12 +285,14 @@ def plan_outputs(
     slots = tuple(effect_slot(effect.change.place, _skeleton(effect.change.after, numbers, own)) for effect in effects)
     made = tuple(Group(block, tuple(p), tuple(g)) for block, p, g in groups.values())
     single = None
-    if isinstance(skeleton, Slot) and len(leaves) == len(made) == 1:
+    fresh = [leaf.value for leaf in leaves if leaf.kind == "fresh"]
+    inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
+    if isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference:
         single = pool.builder(made[0].block, made[0].geometries[0])
     preserving = policy == "preserve" and _torch_private.CAPABILITIES.swap_data_ptr
     return OutputPlan(
         policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
-        constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots, device=device, live=[None] * len(made),
+        constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots, device=device, inference=inference, live=[None] * len(made),
         tensors=[[] for _ in made], single=single,
     )  # fmt: skip
 

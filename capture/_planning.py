@@ -14,6 +14,7 @@ from capture._describe import Described, compare, describe
 from capture._entry import RETRIES, Entry, Phase, may_settle
 from capture._errors import UncapturableError
 from capture._facts import Facts
+from capture._findings import Severity
 from capture._observe import Watched
 from capture._plan import CapturePlan
 from capture._tree import Tree
@@ -73,6 +74,17 @@ def observe(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Any:
     return watched.result
 
 
+def _always_unsettled(captured: Captured, plan: CapturePlan) -> bool:
+    """State that the body names and changes makes a new key of every call, so that no entry is seen twice."""
+    for finding in plan.findings_at_least(Severity.EAGER):
+        key = (finding.code, finding.path)
+        captured.unsettled[key] = captured.unsettled.get(key, 0) + 1
+        if captured.unsettled[key] > RETRIES:
+            captured.hopeless = plan
+            return True
+    return False
+
+
 def _shares_with_state(captured: Captured, facts: Facts) -> bool:
     groups = {one.alias_group for one in facts.placeholders if one.kind == "argument"} - {None}
     shared = any(one.kind == "implicit" and one.alias_group in groups for one in facts.placeholders)
@@ -87,7 +99,7 @@ def take(captured: Captured, entry: Entry, facts: Facts) -> None:
         entry.phase, entry.warmups_left = "warm", captured.annotation.warmup - 1
         captured.note_findings(plan)
         save(captured, entry)
-    elif may_settle(plan) and entry.differing_runs < RETRIES:
+    elif may_settle(plan) and entry.differing_runs < RETRIES and not _always_unsettled(captured, plan):
         entry.differing_runs += 1  # what a first call sets up once is no reason; watch another one
     else:
         entry.phase = "eager"

@@ -71,6 +71,9 @@ class Captured:
         self.log = Log(annotation.function)
         self.families: dict[Key, Family] = {}
         self.findings: dict[tuple[str, str | None], Finding] = {}
+        self.unsettled: dict[tuple[str, str | None], int] = {}
+        self.hopeless: CapturePlan | None = None
+        """Set once every call changes what its own key is made of: new keys then run eagerly at once."""
         self._named = named
         self._receiver = (lambda: None) if receiver is None else _weak(receiver)
         self._is_module = isinstance(receiver, torch.nn.Module)
@@ -222,6 +225,8 @@ class Captured:
             return self._unready(entry, values, leaves)
         tree = tree_for(backend)
         tree.begin_call(self, self.annotation.max_recordings)
+        if entry.phase == "cold" and (self.hopeless is not None or self._too_many_keys()):
+            return self._no_new_key(entry, call, tree)
         phase = _planning.load(self, entry) if entry.phase == "cold" else entry.phase
         if phase == "cold":
             if self._at_limit(tree):
@@ -237,6 +242,20 @@ class Captured:
             return self._warm_up(call, tree)
         entry.phase = "ready"
         return self._ready(entry, values, leaves)
+
+    def _too_many_keys(self) -> bool:
+        """Keys come and go and none is seen often enough to be recorded: a value that changes on every call."""
+        return len(self.families) > 2 * self.annotation.max_recordings + 8
+
+    def _no_new_key(self, entry: Entry, call: Call, tree: Tree) -> Any:
+        """Run eagerly and forget the key, which will hardly come again."""
+        for key, family in list(self.families.items()):
+            if entry in family.entries.values():
+                del self.families[key]
+        if self.hopeless is None:
+            return self._limit_reached(entry, call, tree)
+        self.report(self.hopeless)
+        return self.run_eagerly(call, "every call changes what its key is made of")
 
     def backend_of(self, entry: Entry, leaves: Sequence[Leaf]) -> Backend | None:
         """The engine for this call's device; without one the entry goes eager."""
@@ -347,6 +366,8 @@ class Captured:
         """As if just decorated."""
         self.retire()
         self.findings.clear()
+        self.unsettled.clear()
+        self.hopeless = None
         self.log = Log(self.annotation.function)
 
     def _at_limit(self, tree: Tree) -> bool:

@@ -6,6 +6,7 @@ slower or records less, never wrong. Source of each: torch 2.11 to 2.13, read in
 
 from __future__ import annotations
 
+import contextlib
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -119,6 +120,26 @@ def foreign_context() -> bool:
     if dispatch_mode_depth() or functorch_interpreter() is not None or is_tracing() is not None:
         return True
     return function_mode_depth() > 0 and not only_default_device_modes()
+
+
+def _autocast_keys() -> Any:
+    found = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    if torch.backends.cuda.is_built():
+        found = found | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+    return found
+
+
+def autocast_inside() -> Any:
+    """A context in which an operator called from a dispatch mode casts what its kernel calls, as in plain eager.
+
+    torch hides autocast from everything below a mode, so that kernels that call further operators (``_trilinear``)
+    would compute in another precision than eagerly. Needed only while autocast is on. Without these names: nothing.
+    """
+    try:
+        include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        return torch._C._ForceDispatchKeyGuard(include, exclude - _autocast_keys())
+    except (AttributeError, TypeError):  # pragma: no cover - torch without these bindings
+        return contextlib.nullcontext()
 
 
 def only_default_device_modes() -> bool:

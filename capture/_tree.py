@@ -178,7 +178,7 @@ class Tree:
         """Make borrowed outputs raise. False if a view of one is held: that one cannot raise, so it keeps its values."""
         assert node.outputs is not None
         tensors = [tensor for reference in node.outputs.tensors[number] if (tensor := reference()) is not None]
-        alone = len(tensors) == 1 and is_sole_holder(tensors[0])
+        alone = len(tensors) == 1 and type(tensors[0]) is torch.Tensor and is_sole_holder(tensors[0])
         for tensor in tensors:
             if type(tensor) is torch.Tensor:
                 make_stale(tensor, node.function.annotation)

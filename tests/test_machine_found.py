@@ -218,6 +218,48 @@ def test_a_returned_argument_container_is_the_callers() -> None:
         assert same(parts) is parts
 
 
+@pytest.mark.parametrize("implicit", [False, True])
+def test_one_view_returned_twice_is_one_object_on_the_callers_memory(implicit: bool) -> None:
+    """An alias of an argument, or of a tensor the body found, that is two leaves of the result."""
+    weight = torch.arange(16.0).view(4, 4)
+
+    @capture
+    def body(x: Tensor) -> tuple[Tensor, ...]:
+        tail = (weight if implicit else x)[1:]
+        return tail, x + 1, tail
+
+    for turn in range(CALLS):
+        x = torch.full((4, 4), float(turn))
+        first, _, second = body(x)
+        assert first is second
+        assert first.data_ptr() == (weight if implicit else x)[1:].data_ptr()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda a: a.view(-1).add_(1), lambda a: a[1:].uniform_(), lambda a: a.t().copy_(torch.ones(4, 4))],
+    ids=["flat", "rows", "turned"],
+)
+def test_a_write_through_a_view_of_an_attribute_counts_on_the_attribute(write: Callable[[Tensor], Tensor]) -> None:
+    """Whatever the view's geometry is."""
+
+    class Box:
+        a: Tensor
+
+    box = Box()
+    box.a = torch.ones(4, 4)
+
+    @capture
+    def body(x: Tensor) -> Tensor:
+        write(box.a)
+        return x + 1
+
+    for _ in range(CALLS):
+        before = box.a._version
+        body(ones())
+        assert box.a._version > before
+
+
 class Shared:
     """A body that writes its attribute and its argument."""
 

@@ -166,7 +166,14 @@ class Tape:
         )
 
     def compile(self, copies_in: list[str], copies_out: list[str]) -> None:
-        """Generate the replay function. The lines given run before and after the operators."""
+        """Generate the replay function. The lines given run before and after the operators.
+
+        Registers are made anew, since those made under a dispatch mode do not share their owner's version counter, and
+        those made inside ``inference_mode`` could not be written outside of it.
+        """
+        for root in self._roots:
+            for geometry, name in root.registers.items():
+                self.scope[name] = _look(root, geometry)
         lines = [*copies_in, *[self._line(index, step) for index, step in enumerate(self._steps)], *copies_out]
         lines = lines or ["pass"]
         if torch.is_grad_enabled():  # the body needed no gradient, yet operators with out= would refuse parameters
