@@ -34,6 +34,27 @@ def host_reads(note: Callable[[str], None]) -> Iterator[None]:
                 setattr(torch.Tensor, name, original)
 
 
+@contextmanager
+def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
+    """Keep ``state`` (device type -> on) up to date in this thread while a body enters and leaves ``torch.autocast``."""
+    thread = threading.get_ident()
+    original = torch.set_autocast_enabled
+    state.update({kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")})
+
+    @functools.wraps(original)
+    def switch(*args: Any) -> None:
+        original(*args)
+        if threading.get_ident() == thread:
+            kind, enabled = args if len(args) == 2 else ("cuda", args[0])
+            state[str(kind)] = bool(enabled)
+
+    torch.set_autocast_enabled = switch  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled = original
+
+
 def _wrapper(name: str, original: Any, note: Callable[[str], None], thread: int) -> Any:
     @functools.wraps(original)
     def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

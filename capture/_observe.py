@@ -22,7 +22,7 @@ from typing_extensions import override
 from capture import _containers, _state, _where
 from capture._call import Call
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutation, MutationEvidence, TensorInfo, Where
-from capture._host_reads import host_reads
+from capture._host_reads import autocast_switches, host_reads
 from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
 from capture._torch_private import TorchDispatchMode, autocast_inside, generator_id
@@ -114,6 +114,8 @@ class Watch(TorchDispatchMode):
         self.keep_undo = undo
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
+        self.autocast: dict[str, bool] = {}
+        """Device types for which autocast is on in the body; inside the mode torch answers no."""
 
     def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator; a recorder replaces this."""
@@ -132,7 +134,7 @@ class Watch(TorchDispatchMode):
         self._see_host(known, args, kwargs, inputs)
         self._see_writes(known, args, kwargs)
         states = self._states(kwargs) if known.draws else None
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        if any(self.autocast.values()):
             with autocast_inside():
                 result = self.execute(op, args, kwargs)
         else:
@@ -324,7 +326,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
         watched.states = [(generator, generator.get_state()) for generator in generators]
     _active.append(watch)
     try:
-        with host_reads(watch.note_sync), _no_autocast_cache(), watch:
+        with host_reads(watch.note_sync), autocast_switches(watch.autocast), _no_autocast_cache(), watch:
             watched.result = call.run(values)
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
         watched.error = error

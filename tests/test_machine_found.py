@@ -362,3 +362,19 @@ def test_a_trial_of_a_body_that_raises_undoes_its_writes(trial: Any, options: An
     with pytest.raises(KeyError, match="asked for"):
         trial(body)(a)
     assert a.sum() == 0
+
+
+@pytest.mark.parametrize("policy", ["preserve", "clone"])
+def test_outputs_of_several_dtypes_on_one_memory_share_a_version_counter(policy: Any) -> None:
+    """A complex tensor and its imaginary part."""
+
+    @capture(outputs=policy)
+    def body(x: Tensor) -> tuple[Tensor, Tensor]:
+        z = torch.complex(x, x + 1)
+        return z, z.imag
+
+    for _ in range(CALLS):
+        z, imaginary = body(ones())
+        before = imaginary._version
+        z.mul_(2)
+        assert imaginary._version > before
