@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 # Two pytest workers with one torch thread each keep two cores busy and never fight over them.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST := CAPTURE_CACHE=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help

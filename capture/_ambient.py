@@ -49,10 +49,22 @@ def ambient() -> Ambient:
     """The modes in force now, free of addresses and the same in every process."""
     last = _last
     guard = last.guard
-    if guard is not None and guard.check() and last.inference is _is_inference() and last.flags == _flags():
-        if last.modes == 0 == _function_mode_depth():
-            return last.ambient
+    if (
+        guard is not None
+        and guard.check()
+        and last.inference is _is_inference()
+        and last.flags == _flags()
+        and last.modes == 0 == _function_mode_depth()
+    ):
+        return last.ambient
     return _read(last)
+
+
+NAMES = (
+    "grad mode", "inference mode", "autocast", "deterministic algorithms", "deterministic warn-only", "default dtype",
+    "default device", "TF32", "number of threads", "backend switches",
+)  # fmt: skip
+"""What the values of an ``Ambient`` are, in order."""
 
 
 def _read(last: _Last) -> Ambient:

@@ -1,8 +1,8 @@
 """Events: what happened to one captured function, timed and counted.
 
 Every warm-up, observation, recording, checkpoint, miss, rebind and fallback is an ``Event``; replays and outputs that
-leave the pool are only counted, since a record of each would cost more than they do. ``CAPTURE_LOGS`` prints events as they happen, in
-the grammar of ``TORCH_LOGS``: ``CAPTURE_LOGS="recordings,+runtime,-plans"``.
+leave the pool are only counted, since a record of each would cost more than they do. ``CAPTURE_LOGS`` prints events
+as they happen, in the grammar of ``TORCH_LOGS``: ``CAPTURE_LOGS="recordings,+runtime,-plans"``.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def host_reads(note: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
-    """Keep ``state`` (device type -> on) up to date in this thread while a body enters and leaves ``torch.autocast``."""
+    """Keep ``state`` (device type -> on) up to date while a body enters and leaves ``torch.autocast``."""
     thread = threading.get_ident()
     original = torch.set_autocast_enabled
     state.update({kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")})

@@ -171,6 +171,7 @@ def named_key(function: Callable[..., Any], parameters: tuple[str, ...], receive
     fixed: list[Callable[[], Any]] = []
     of_receiver: list[Callable[[Any], Any]] = []
     of_values: dict[int, list[tuple[str, ...]]] = {}
+    names: tuple[list[str], list[str]] = ([], [])
     for one in _unwrapped(function):
         code = one.__code__
         receiver_name = code.co_varnames[0] if receiver is not None and code.co_argcount else None
@@ -179,10 +180,12 @@ def named_key(function: Callable[..., Any], parameters: tuple[str, ...], receive
                 getter = _getter(chain, one)
                 if getter is not None:
                     fixed.append(getter)
+                    names[0].append(str(chain))
             elif chain.root == receiver_name and chain.attributes:
                 part = _receiver_getter(chain.attributes, receiver)
                 if part is not None:
                     of_receiver.append(part)
+                    names[1].append(str(chain))
             elif chain.root in parameters and chain.attributes:
                 of_values.setdefault(parameters.index(chain.root), []).append(chain.attributes)
     if not fixed and not of_receiver and not of_values:
@@ -197,6 +200,14 @@ def named_key(function: Callable[..., Any], parameters: tuple[str, ...], receive
                 found += [_object_part(value, names) for names in attributes]
         return tuple(found)
 
+    def labels(current: Any, values: tuple[Any, ...]) -> list[str]:
+        found = [*names[0], *names[1]]
+        for position, attributes in groups:
+            if not isinstance(values[position], _OPENED) and type(values[position]) not in PLAIN_TYPES:
+                found += [".".join((parameters[position], *one)) for one in attributes]
+        return found
+
+    named.labels = labels  # type: ignore[attr-defined]
     return named
 
 

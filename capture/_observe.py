@@ -338,7 +338,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
 
 
 def _count_writes(watched: Watched) -> None:
-    """Under a dispatch mode torch does not count writes through lists of tensors (``_foreach_*``); autograd relies on it."""
+    """Count writes through lists of tensors (``_foreach_*``), which torch leaves out under a dispatch mode."""
     for tensor, version in watched.versions:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor._version != version:
             continue

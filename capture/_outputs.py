@@ -19,7 +19,7 @@ from capture._annotate import Outputs
 from capture._describe import KeptEffect, KeptLeaf
 from capture._liveness import Held, hold
 from capture._state import Place
-from capture.backends import Block, Geometry, Pool
+from capture.backends import Block, Geometry, Pool, views_of
 
 
 class Slot:
@@ -184,6 +184,8 @@ class OutputPlan:
         for position, alias in self.aliases:
             source = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)
             values[position] = alias.build(source)
+        for position, first in self.repeats:
+            values[position] = values[first]
         return values
 
     def adopt(self, tensors: Sequence[Any]) -> list[Any]:
@@ -208,17 +210,12 @@ class OutputPlan:
 
 
 def _on(storage: torch.UntypedStorage, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like these on another storage; those of the first one's dtype share its version counter."""
-    found: list[torch.Tensor] = []
-    for one in like:
-        if found and one.dtype == found[0].dtype:
-            physical = found[0].conj() if found[0].is_conj() else found[0]
-            tensor = physical.as_strided(one.shape, one.stride(), one.storage_offset())
-        else:
-            empty = torch.empty(0, dtype=one.dtype, device=one.device)
-            tensor = empty.set_(storage, one.storage_offset(), one.shape, one.stride())
-        found.append(tensor.conj() if one.is_conj() else tensor)
-    return found
+    """Tensors like these on another storage, sharing a version counter."""
+    one = like[0]
+    first = torch.empty(0, dtype=one.dtype, device=one.device)
+    first = first.set_(storage, one.storage_offset(), one.shape, one.stride())
+    others = views_of(first, [Geometry.of(other) for other in like[1:]])
+    return [first.conj() if one.is_conj() else first, *others]
 
 
 def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
@@ -292,8 +289,8 @@ def plan_outputs(
     preserving = policy == "preserve" and _torch_private.CAPABILITIES.swap_data_ptr
     return OutputPlan(
         policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
-        constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots, device=device, inference=inference, live=[None] * len(made),
-        tensors=[[] for _ in made], single=single,
+        constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
+        device=device, inference=inference, live=[None] * len(made), tensors=[[] for _ in made], single=single,
     )  # fmt: skip
 
 

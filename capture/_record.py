@@ -19,7 +19,7 @@ from capture._compile import compile_plan
 from capture._containers import is_container
 from capture._describe import Described, alias_groups
 from capture._entry import Entry
-from capture._facts import Facts, LimitReached, Moved
+from capture._facts import Facts, Moved
 from capture._findings import Policy
 from capture._outputs import OutputPlan, plan_outputs
 from capture._plan import CapturePlan
@@ -183,8 +183,8 @@ def _plan_outputs(captured: Captured, recorded: Recorded, pool: Pool) -> OutputP
     owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
     own = {id(value): place for place, value in watched.before.places.values() if is_container(value)}
     return plan_outputs(
-        captured.annotation.outputs, watched.result, described.outputs, described.effects, recorded.blocks, watched.arguments,
-        owners.__getitem__, pool, torch.device("cpu"), own,
+        captured.annotation.outputs, watched.result, described.outputs, described.effects, recorded.blocks,
+        watched.arguments, owners.__getitem__, pool, torch.device("cpu"), own,
     )  # fmt: skip
 
 
@@ -270,38 +270,6 @@ def rebind(node: Node, leaves: Sequence[Any]) -> tuple[Moved, ...] | None:
     node.recording.rebind(tensors)
     node.statics.update({path: tensor for path, tensor in tensors.items() if path in current})
     checker.settle_now(node.statics, leaves)
-    if checker.function(leaves) != _checks.OK:
+    if checker.function(leaves) not in (_checks.OK, _checks.OVERLAPS):
         return None
     return tuple(moved)
-
-
-def difference(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern | None) -> LimitReached:
-    """What asks for one more recording, compared with the newest one of this function under the current node."""
-    num = tree.current.counts.get(captured.number, 0)
-    paths = call.paths()
-    siblings = [node for nodes in tree.current.children.values() for node in nodes if node.function is captured]
-    where = _where.here()
-    same_key = [node for node in siblings if node.key[0] == entry.number]
-    if pattern is not None and same_key:
-        for position, (old, new) in enumerate(zip(same_key[-1].key[1], pattern, strict=True)):
-            if old != new:
-                before = "outside the pool" if old is None else f"{old:#x}"
-                after = "outside the pool" if new is None else f"{new:#x}"
-                what = f"{paths[position][0]!r} is another output of this step"
-                return LimitReached(num_recordings=num, difference=what, path=paths[position][0], before=before,
-                                    after=after, where=where)  # fmt: skip
-        return LimitReached(num_recordings=num, difference="other outputs of this step are still held", where=where)
-    other = next((e for e in captured.entries() if e is not entry and e.plan is not None and e.nodes), None)
-    if other is not None and other.plan is not None:
-        known = {one.path: one.tensor for one in other.plan.placeholders}
-        for path, leaf in paths:
-            if isinstance(leaf, torch.Tensor) and path in known:
-                info = _observe.tensor_info(leaf)
-                if (info.dtype, info.shape, info.stride, info.device) != (
-                    known[path].dtype, known[path].shape, known[path].stride, known[path].device
-                ):  # fmt: skip
-                    return LimitReached(num_recordings=num, difference=f"{path!r} changed", path=path,
-                                        before=str(known[path]), after=str(info), where=where)  # fmt: skip
-    return LimitReached(
-        num_recordings=num, difference="Python values or modes in force differ from those recorded", where=where
-    )

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from capture import _config, _observe, _planning, _record, _report, _verify, _where
+from capture import _config, _difference, _observe, _planning, _record, _report, _verify, _where
 from capture._ambient import ambient
 from capture._annotate import Annotation
 from capture._bind import (
@@ -75,6 +75,8 @@ class Captured:
         self.hopeless: CapturePlan | None = None
         """Set once every call changes what its own key is made of: new keys then run eagerly at once."""
         self._named = named
+        self.named_labels: Callable[[Any, tuple[Any, ...]], list[str]] | None = getattr(named, "labels", None)
+        """Names of the parts that ``named`` gives."""
         self._receiver = (lambda: None) if receiver is None else _weak(receiver)
         self._is_module = isinstance(receiver, torch.nn.Module)
         self._defaults = getattr(function, "__defaults__", None)
@@ -301,15 +303,15 @@ class Captured:
         config = _current_config()
         if config.poison:
             tree.pool.poison([block for block, _ in tree.live_blocks()])
-        if self._verifies or config.verify != "off":
-            if _verify.is_due(self, node):
-                return _verify.verified(self, entry, node, tree, self.call(values, leaves))
+        if (self._verifies or config.verify != "off") and _verify.is_due(self, node):
+            return _verify.verified(self, entry, node, tree, self.call(values, leaves))
         return self.replay(node, tree, values, leaves)
 
     def replay(self, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """Run a recording that was found to fit."""
         recording, outputs = node.recording, node.outputs
-        assert recording is not None and outputs is not None
+        assert recording is not None
+        assert outputs is not None
         recording.replay(leaves)
         if node.written:
             _record.count_writes(node, leaves)
@@ -374,7 +376,7 @@ class Captured:
         return tree.current.counts.get(self.number, 0) >= self.annotation.max_recordings
 
     def _limit_reached(self, entry: Entry, call: Call, tree: Tree, pattern: Any = None) -> Any:
-        limit = _record.difference(self, entry, call, tree, pattern)
+        limit = _difference.difference(self, entry, call, tree, pattern)
         self.report(compile_plan(self.annotation, self.bare_facts(limit=limit)))
         return self.run_eagerly(call, f"{limit.num_recordings} recordings exist: {limit.difference}")
 
@@ -386,7 +388,7 @@ class Captured:
             return self._overlapping(entry, call.values, call.leaves)
         if entry.nodes:
             self.log.counters.misses += 1
-            self.log.add("miss", _record.difference(self, entry, call, tree, pattern).difference)
+            self.log.add("miss", _difference.difference(self, entry, call, tree, pattern).difference)
         return _record.record(self, entry, call, tree, pattern)
 
 

@@ -219,9 +219,8 @@ def _module_places(module: torch.nn.Module, place: Place) -> list[Place]:
     )  # fmt: skip
     for kind, table in tables:
         found.extend(Place(kind, table, name, _join(path, name), place) for name in table)
-    for name in module.__dict__:
-        if name not in _MODULE_INTERNALS:
-            found.append(Place("attribute", module, name, f"{path}.{name}", place))
+    names = [name for name in module.__dict__ if name not in _MODULE_INTERNALS]
+    found.extend(Place("attribute", module, name, f"{path}.{name}", place) for name in names)
     forward = type(module).forward
     if isinstance(forward, types.FunctionType) and not _closed_package(forward.__module__):
         found.extend(
@@ -279,7 +278,8 @@ def _member_keys(container: Any) -> tuple[Any, ...]:
 
 
 def _same_members(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
-    return len(now) == len(before) and all(a is b or (type(a) in (int, str) and a == b) for a, b in zip(now, before))
+    pairs = zip(now, before, strict=False)
+    return len(now) == len(before) and all(a is b or (type(a) in (int, str) and a == b) for a, b in pairs)
 
 
 def restore(before: Snapshot, changed: list[Change]) -> None:

@@ -160,7 +160,7 @@ class Tree:
         """
         for node in self.path:
             for number, _, storage in list(node.live_groups()):
-                assert node.outputs is not None and node.log is not None
+                assert node.outputs is not None
                 if node.outputs.policy == "borrow" and reason in ("step", "again") and self._invalidate(node, number):
                     continue
                 if not self._move_out(node, number, storage):
@@ -175,7 +175,7 @@ class Tree:
         self.mark = _step.steps_begun()
 
     def _invalidate(self, node: Node, number: int) -> bool:
-        """Make borrowed outputs raise. False if a view of one is held: that one cannot raise, so it keeps its values."""
+        """Make borrowed outputs raise. False if a view of one is held: a view cannot raise, so it keeps its values."""
         assert node.outputs is not None
         tensors = [tensor for reference in node.outputs.tensors[number] if (tensor := reference()) is not None]
         alone = len(tensors) == 1 and type(tensors[0]) is torch.Tensor and is_sole_holder(tensors[0])
@@ -188,7 +188,8 @@ class Tree:
 
     def _move_out(self, node: Node, number: int, storage: torch.UntypedStorage) -> bool:
         outputs, log = node.outputs, node.log
-        assert outputs is not None and log is not None
+        assert outputs is not None
+        assert log is not None
         held = outputs.live[number]
         if held is None or held() is None:
             return True

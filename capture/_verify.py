@@ -52,7 +52,8 @@ class State:
 def _state(entry: Entry, node: Node, call: Call, named: Callable[[], dict[str, Any]]) -> State:
     found = State()
     leaves = dict(call.paths())
-    assert entry.plan is not None and node.outputs is not None
+    assert entry.plan is not None
+    assert node.outputs is not None
     for one in entry.plan.placeholders:
         tensor = leaves.get(one.path) if one.kind == "argument" else node.statics.get(one.path)
         if one.mutated and isinstance(tensor, torch.Tensor):

@@ -28,7 +28,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "backends",
         "_store _key_text",
         "_outputs _liveness _step _tree _checks",
-        "_entry _planning _record _verify _runtime _warm",
+        "_entry _difference _planning _record _verify _runtime _warm",
         "_decorate _api",
         "__init__ __main__ testing integrations",
     )

@@ -50,6 +50,23 @@ class Geometry:
         )
 
 
+def views_of(first: torch.Tensor, geometries: Sequence[Geometry]) -> list[torch.Tensor]:
+    """Views of a tensor with any geometry on its storage, also of another dtype."""
+    physical = first.conj() if first.is_conj() else first
+    found = []
+    for geometry in geometries:
+        base = physical
+        if geometry.dtype != first.dtype:
+            elements = first.untyped_storage().nbytes() // first.element_size()
+            base = physical.as_strided((elements,), (1,), 0)
+            if base.dtype.is_complex != geometry.dtype.is_complex:  # Tensor.view does not cross this line
+                base = torch.view_as_real(base).reshape(-1) if base.dtype.is_complex else base
+            base = base.view(geometry.dtype) if base.dtype != geometry.dtype else base
+        view = base.as_strided(geometry.shape, geometry.stride, geometry.offset)
+        found.append(view.conj() if geometry.conj else view)
+    return found
+
+
 @frozen(kw_only=True)
 class Input:
     """How leaf number ``position`` of the call reaches the body. ``managed``: the block of the output it is."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from capture import _torch_private
-from capture.backends import Address, Block, Geometry
+from capture.backends import Address, Block, Geometry, views_of
 
 ALIGNMENT = 64  # what torch's CPU allocator gives, so that kernels take the same paths as in eager
 _SEGMENT = 1 << 27  # bytes; untouched pages cost nothing, and blocks of two segments never merge
@@ -140,17 +140,9 @@ class Arena:
         return lambda: frombuffer(memory, dtype=dtype, count=count, offset=offset).as_strided_(shape, stride, first)
 
     def views(self, block: Block, geometries: Sequence[Geometry]) -> list[torch.Tensor]:
-        """Fresh tensors on one fresh storage; those of the first one's dtype are views of it, as in eager."""
+        """Fresh tensors on one fresh storage that share a version counter, as views of each other do in eager."""
         first = self.tensor(block, geometries[0])
-        others = []
-        for geometry in geometries[1:]:
-            if geometry.dtype == first.dtype:
-                physical = first.conj() if first.is_conj() else first
-                other = physical.as_strided(geometry.shape, geometry.stride, geometry.offset)
-                others.append(other.conj() if geometry.conj else other)
-            else:
-                others.append(over(first.untyped_storage(), geometry))
-        return [first, *others]
+        return [first, *views_of(first, geometries[1:])]
 
     def restore(self, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         """Forget all blocks, then take these."""

@@ -1,0 +1,89 @@
+"""Difference: what asks for one more recording, in the user's words, for messages and miss events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from capture import _ambient, _observe, _where
+from capture._bind import Key
+from capture._call import Call
+from capture._entry import Entry
+from capture._facts import LimitReached
+from capture._tree import Node, Pattern, Tree
+
+if TYPE_CHECKING:
+    from capture._runtime import Captured
+
+
+def difference(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern | None) -> LimitReached:
+    """Compare a call with the newest recording of its function under the current node."""
+    num = tree.current.counts.get(captured.number, 0)
+    where = _where.here()
+    siblings = [node for nodes in tree.current.children.values() for node in nodes if node.function is captured]
+    same_key = [node for node in siblings if node.key[0] == entry.number]
+    if pattern is not None and same_key:
+        path, before, after, what = _other_place(call, same_key[-1], pattern)
+        return LimitReached(num_recordings=num, difference=what, path=path, before=before, after=after, where=where)
+    others = [other for other in captured.entries() if other is not entry and other.plan is not None]
+    recorded = [other for other in others if other.nodes] or others
+    found = _of_keys(captured, recorded[-1], entry, call) if recorded else None
+    if found is None:
+        return LimitReached(num_recordings=num, difference="its key is new", where=where)
+    path, before, after = found
+    what = f"{path} changed"
+    return LimitReached(num_recordings=num, difference=what, path=path, before=before, after=after, where=where)
+
+
+def _other_place(call: Call, node: Node, pattern: Pattern) -> tuple[str | None, str, str, str]:
+    for (path, _), old, new in zip(call.paths(), node.key[1], pattern, strict=True):
+        if old != new:
+            before, after = ("outside the pool" if place is None else f"{place:#x}" for place in (old, new))
+            return path, before, after, f"{path!r} is another output of this step"
+    return None, "", "", "other outputs of this step are still held"
+
+
+def _of_keys(captured: Captured, old: Entry, new: Entry, call: Call) -> tuple[str, str, str] | None:
+    """First part of the key that differs: its name, and both values."""
+    for index, (before, after) in enumerate(zip(old.key, new.key, strict=False)):
+        if before == after:
+            continue
+        if index == 0:
+            return _first(_ambient.NAMES, before.values, after.values)
+        if index == 1:
+            return _tensor(old, call) or _first(captured.binder.names, before, after)
+        if index == 2 and captured.named_labels is not None:
+            return _first(captured.named_labels(captured.receiver, call.values), before, after)
+        return ("module training flags" if index == 3 else "a guard"), "", ""
+    return None
+
+
+def _first(names: Any, before: Key, after: Key) -> tuple[str, str, str] | None:
+    for name, one, other in zip(names, before, after, strict=False):
+        if one != other:
+            return str(name), _text(one), _text(other)
+    return None
+
+
+def _text(part: Any) -> str:
+    """One part of a key, as the user would write it where it is a plain value."""
+    if isinstance(part, tuple) and len(part) == 2 and part[0] is float:
+        return repr(float.fromhex(part[1]))
+    if isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], type):
+        known = part[0] in (int, bool, str, torch.Size)
+        return repr(part[1]) if known else f"{part[0].__name__} object"
+    return part.__name__ if isinstance(part, type) else repr(part)[:60]
+
+
+def _tensor(old: Entry, call: Call) -> tuple[str, str, str] | None:
+    assert old.plan is not None
+    known = {one.path: one.tensor for one in old.plan.placeholders}
+    for path, leaf in call.paths():
+        if isinstance(leaf, torch.Tensor) and path in known:
+            info, before = _observe.tensor_info(leaf), known[path]
+            if (info.dtype, info.shape, info.device) != (before.dtype, before.shape, before.device):
+                return path, str(before), str(info)
+            if info.stride != before.stride:
+                return path, f"strides {before.stride}", f"strides {info.stride}"
+    return None
