@@ -109,25 +109,21 @@ class Unkeyable(Exception):
 
 def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
     """Metadata of a plain tensor: all that a recording has frozen except its address and values."""
-    leaves.append(tensor)
     try:
-        return _strided_key(tensor)
+        part = (
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.device,
+            tensor.requires_grad,
+            tensor.is_inference(),
+            tensor.is_conj() or tensor.is_neg(),
+            tensor.data_ptr() & 63,  # kernels sum in another order on other alignments, so the staged copy keeps it
+        )
     except RuntimeError:  # a sparse or nested tensor has no strides or no address
-        leaves.pop()
         return _odd_tensor_key(tensor, leaves)
-
-
-def _strided_key(tensor: torch.Tensor) -> Any:
-    return (
-        tensor.dtype,
-        tensor.shape,
-        tensor.stride(),
-        tensor.device,
-        tensor.requires_grad,
-        tensor.is_inference(),
-        tensor.is_conj() or tensor.is_neg(),
-        tensor.data_ptr() & 63,  # kernels sum in another order on other alignments, so the staged copy keeps it
-    )
+    leaves.append(tensor)
+    return part
 
 
 def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:

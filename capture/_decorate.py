@@ -175,11 +175,12 @@ def _function(function: Any, options: dict[str, Any], *, receiver: Any = None, k
     target = function if keep is None else keep
     handle = _annotated(function, options, method=receiver is not None, name=_name_of(target))
     captured = handle.single = _new(handle.annotation, function, handle.binder, receiver)
+    call = captured.__call__
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return target(*args, **kwargs)
-        return captured(*args, **kwargs)
+        return call(*args, **kwargs)
 
     _dress(wrapper, target, handle)
     weakref.finalize(wrapper, captured.retire).atexit = False
@@ -195,7 +196,7 @@ def _method(function: types.FunctionType, options: dict[str, Any]) -> Any:
             return function(self, *args, **kwargs)
         known = instances.get(id(self))
         captured = known[1] if known is not None and known[0]() is self else of(self)
-        return captured(*args, **kwargs)
+        return captured.__call__(*args, **kwargs)
 
     _dress(wrapper, function, handle)
     return wrapper

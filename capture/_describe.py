@@ -15,7 +15,6 @@ from capture import _containers
 from capture._call import is_opaque
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
 from capture._facts import (
-    Drift,
     Effect,
     Escape,
     Facts,
@@ -26,7 +25,6 @@ from capture._facts import (
     OutputInfo,
     Owner,
     PlaceholderInfo,
-    SequenceChange,
     SubclassLeaf,
 )  # fmt: skip
 from capture._observe import External, Watched, escapes, result_leaves, span_bytes, tensor_info
@@ -153,6 +151,8 @@ class _Classifier:
         """External memory that is no argument's."""
         found: list[Implicit] = []
         for key, external in self._watched.watch.notes.externals.items():
+            if external.tensor.layout is not torch.strided or external.tensor.is_nested:
+                continue  # has no memory to own; reported as such
             if key in self._arguments:
                 if external.mutation is not None:
                     found += self._beside_arguments(key, external)
@@ -337,22 +337,29 @@ def _opaque_outputs(outputs: list[KeptLeaf]) -> list[OpaqueLeaf]:
     ]
 
 
+def odd_kind(tensor: torch.Tensor) -> str | None:
+    """What keeps a tensor from being rebuilt from memory, sizes and strides; None for a plain one."""
+    if type(tensor) not in TENSOR_TYPES:
+        return type(tensor).__qualname__
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return f"{str(tensor.layout).removeprefix('torch.')} tensor"
+    return "lazily negated tensor" if tensor.is_neg() else None
+
+
 def _subclasses(watched: Watched) -> list[SubclassLeaf]:
     found: list[SubclassLeaf] = []
-    tensors: list[tuple[str, Any]] = [*watched.arguments, *result_leaves(watched.result)]
-    tensors += [
-        (external.tensor.__class__.__name__, external.tensor) for external in watched.watch.notes.externals.values()
+    externals = watched.watch.notes.externals.values()
+    tensors = [
+        *watched.arguments,
+        *result_leaves(watched.result),
+        *((type(e.tensor).__name__, e.tensor) for e in externals),
     ]
     for path, leaf in tensors:
-        if not isinstance(leaf, torch.Tensor):
-            continue
-        layout = str(leaf.layout).removeprefix("torch.")
-        if type(leaf) not in TENSOR_TYPES:
-            found.append(SubclassLeaf(path=path, type=type(leaf).__qualname__))
-        elif not path.startswith("output") and (leaf.is_conj() or leaf.is_neg()):
-            found.append(SubclassLeaf(path=path, type="lazily conjugated or negated tensor"))
-        elif leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
-            found.append(SubclassLeaf(path=path, type=f"{layout} tensor"))
+        kind = odd_kind(leaf) if isinstance(leaf, torch.Tensor) else None
+        if kind is None and isinstance(leaf, torch.Tensor) and leaf.is_conj() and not path.startswith("output"):
+            kind = "lazily conjugated tensor"
+        if kind is not None:
+            found.append(SubclassLeaf(path=path, type=kind))
     return list(dict.fromkeys(found))
 
 
@@ -367,30 +374,8 @@ def _unmatched(watched: Watched) -> list[str]:
 
 def _output_info(leaf: KeptLeaf, arguments: list[tuple[str, Any]]) -> OutputInfo:
     source = arguments[leaf.source][0] if isinstance(leaf.source, int) else leaf.source
+    if leaf.kind == "foreign" and odd_kind(leaf.value) is not None:
+        return OutputInfo(path=leaf.path, kind="python", value="tensor")  # reported as what it is
     if isinstance(leaf.value, torch.Tensor):
         return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, tensor=tensor_info(leaf.value))
     return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, value=repr(leaf.value)[:200])
-
-
-def compare(first: Facts, second: Facts, lines: Sequence[Any] = ()) -> tuple[tuple[Drift, ...], SequenceChange | None]:
-    """Differences between two runs under one key that a recording would freeze. ``lines``: of the second run."""
-    for index, (one, other) in enumerate(zip(first.sequence, second.sequence, strict=False)):
-        if one != other:
-            where = lines[index] if index < len(lines) else None
-            return (), SequenceChange(index=index, first=one, second=other, where=where)
-    if len(first.sequence) != len(second.sequence):
-        index = min(len(first.sequence), len(second.sequence))
-        longer = first.sequence if len(first.sequence) > index else second.sequence
-        names = (longer[index], "(end)") if longer is first.sequence else ("(end)", longer[index])
-        where = lines[index] if index < len(lines) else None
-        return (), SequenceChange(index=index, first=names[0], second=names[1], where=where)
-    drifts = []
-    for index, (ours, theirs) in enumerate(zip(first.scalars, second.scalars, strict=True)):
-        for a, b in zip(ours, theirs, strict=False):
-            if a != b:
-                where = lines[index] if index < len(lines) else None
-                drifts.append(Drift(path=f"{second.sequence[index]} argument", first=a, second=b, where=where))
-    for mine, yours in zip(first.outputs, second.outputs, strict=False):
-        if mine.value != yours.value:
-            drifts.append(Drift(path=mine.path, first=str(mine.value), second=str(yours.value)))
-    return tuple(drifts), None

@@ -9,8 +9,9 @@ from attrs import evolve
 
 from capture import _config, _observe, _store
 from capture._call import Call
+from capture._compare import compare
 from capture._compile import compile_plan
-from capture._describe import Described, compare, describe
+from capture._describe import Described, describe
 from capture._entry import RETRIES, Entry, Phase, may_settle
 from capture._errors import UncapturableError
 from capture._facts import Facts

@@ -11,7 +11,6 @@ import functools
 import itertools
 import threading
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +18,8 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from capture import _config, _difference, _observe, _planning, _record, _report, _verify, _where
-from capture._ambient import ambient
+from capture import _config, _difference, _observe, _planning, _record, _verify, _where
+from capture._ambient import Ambient, ambient
 from capture._annotate import Annotation
 from capture._bind import (
     Binder,
@@ -37,12 +36,12 @@ from capture._call import Call
 from capture._checks import OVERLAPS
 from capture._compile import compile_plan
 from capture._entry import Entry, Family
-from capture._errors import CaptureWarning, UncapturableError
 from capture._events import Log
-from capture._facts import Facts, Inlined, OpaqueLeaf
-from capture._findings import Finding, Severity
+from capture._facts import Inlined, OpaqueLeaf
 from capture._named import NamedKey, names_nothing, part_of
 from capture._plan import CapturePlan
+from capture._remarks import Remarks
+from capture._repeat import Repeat, can_repeat
 from capture._torch_private import foreign_context
 from capture._tree import Node, Tree, tree_for
 from capture.backends import Backend, backend_for
@@ -58,19 +57,17 @@ class _Busy(threading.local):
 _busy = _Busy()
 
 
-class Captured:
+class Captured(Remarks):
     """One captured function, or one method of one instance."""
 
     def __init__(
         self, annotation: Annotation, function: Callable[..., Any], binder: Binder, named: NamedKey, receiver: Any
     ) -> None:
-        self.annotation = annotation
+        super().__init__(annotation)
         self.function = function
         self.binder = binder
         self.number = next(_numbers)
-        self.log = Log(annotation.function)
         self.families: dict[Key, Family] = {}
-        self.findings: dict[tuple[str, str | None], Finding] = {}
         self.unsettled: dict[tuple[str, str | None], int] = {}
         self.hopeless: CapturePlan | None = None
         """Set once every call changes what its own key is made of: new keys then run eagerly at once."""
@@ -79,6 +76,9 @@ class Captured:
         """Names of the parts that ``named`` gives."""
         self._receiver = (lambda: None) if receiver is None else _weak(receiver)
         self._is_module = isinstance(receiver, torch.nn.Module)
+        self._repeat: Repeat | None = None
+        self._last_entry: Entry | None = None
+        self._is_function = isinstance(function, types.FunctionType)
         self._defaults = getattr(function, "__defaults__", None)
         self._verifies = annotation.verify != "off"
         self._stateless = receiver is None and named is names_nothing and not annotation.guards
@@ -97,7 +97,7 @@ class Captured:
         """One call. The steps are in the order of their cost."""
         if foreign_context() or _busy.inside or not _current_config().enabled:
             return self._inline(args, kwargs)
-        if self._defaults is not getattr(self.function, "__defaults__", None):
+        if self._is_function and self._defaults is not self.function.__defaults__:
             self._bind_again()
         try:
             values = self.binder.values(*args, **kwargs)
@@ -112,36 +112,46 @@ class Captured:
 
     def dispatch(self, values: tuple[Any, ...]) -> Any:
         """A call with its arguments bound: find the entry for its key."""
+        modes, rest = ambient(), () if self._stateless else self._rest(values)
+        repeat = self._repeat
+        if repeat is not None:
+            if repeat.matches(values, modes, rest) and repeat.entry.phase == "ready":
+                return self._ready(repeat.entry, values, list(values))
+            self._repeat = None
         try:
-            entry, leaves = self.entry_for(values)
+            entry, leaves = self.entry_for(values, modes, rest)
         except (Unkeyable, TypeError) as error:
             return self._unkeyable(values, str(error))
-        return (self._ready if entry.phase == "ready" else self._unready)(entry, values, leaves)
+        if entry.phase != "ready":
+            return self._unready(entry, values, leaves)
+        if entry is self._last_entry and can_repeat(values) and not entry.shares_memory:
+            self._repeat = Repeat(values, entry, modes, rest)
+        self._last_entry = entry
+        return self._ready(entry, values, leaves)
 
-    def entry_for(self, values: tuple[Any, ...]) -> tuple[Entry, list[Leaf]]:
+    def entry_of(self, values: tuple[Any, ...]) -> tuple[Entry, list[Leaf]]:
+        """``entry_for`` as things stand now."""
+        return self.entry_for(values, ambient(), () if self._stateless else self._rest(values))
+
+    def entry_for(self, values: tuple[Any, ...], modes: Ambient, rest: tuple[Any, ...]) -> tuple[Entry, list[Leaf]]:
         """The entry of a call and its dynamic leaves. Raises ``Unkeyable`` or ``TypeError`` for unhashable values."""
         leaves: list[Leaf] = []
-        key = self.key(values, leaves)
+        key = (modes, tuple([key_of(value, leaves) for value in values]), *rest)
         family = self.families.get(key)
         if family is None:
             family = self.families[key] = Family(tuple(_record.span_of(leaf) for leaf in leaves))
         pattern = _record.alias_pattern(leaves, family.spans) if len(leaves) > 1 else ()
         entry = family.entries.get(pattern)
         if entry is None:
-            entry = family.entries[pattern] = Entry((*key, pattern))
+            entry = family.entries[pattern] = Entry((*key, pattern), shares_memory=bool(pattern))
         return entry, leaves
 
-    def key(self, values: tuple[Any, ...], leaves: list[Leaf]) -> Key:
-        """Everything that must be equal for a plan to apply. Fills ``leaves``."""
-        arguments = tuple([key_of(value, leaves) for value in values])
-        if self._stateless:
-            return (ambient(), arguments)
+    def _rest(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Parts of the key beside modes and arguments."""
         receiver = self._receiver()
         return (
-            ambient(),
-            arguments,
             self._named(receiver, values),
-            module_key(receiver, leaves) if isinstance(receiver, torch.nn.Module) else None,
+            module_key(receiver, []) if isinstance(receiver, torch.nn.Module) else None,
             tuple([part_of(guard(), limit=None) for guard in self.annotation.guards]),
         )
 
@@ -169,10 +179,6 @@ class Captured:
         self.report(compile_plan(self.annotation, self.bare_facts(opaque=(worst,))))
         return self.run_eagerly(call, "an argument has neither a value nor an identity to compare")
 
-    def bare_facts(self, **facts: Any) -> Facts:
-        """Facts that need no watched run."""
-        return Facts(function=self.annotation.function, defined_at=self.annotation.defined_at, **facts)
-
     def run_eagerly(self, call: Call, reason: str) -> Any:
         """The body itself, on the caller's own tensors."""
         self.log.counters.eager_calls += 1
@@ -196,25 +202,6 @@ class Captured:
             return call.run()
         finally:
             _busy.inside -= 1
-
-    def note_findings(self, plan: CapturePlan) -> None:
-        """Keep a plan's findings for ``recordings`` and ``report``."""
-        for finding in plan.findings:
-            self.findings.setdefault((finding.code, finding.path), finding)
-
-    def report(self, plan: CapturePlan) -> None:
-        """Warn about what keeps a call eager, once for each code and path; raise where the annotation asks for it."""
-        findings = plan.findings_at_least(Severity.EAGER)
-        new = [finding for finding in findings if (finding.code, finding.path) not in self.findings]
-        self.note_findings(plan)
-        raising = self.annotation.fallback == "error" or any(f.severity is Severity.ERROR for f in findings)
-        if findings and raising:
-            text = "\n".join(_report.format_finding(one, function=self.annotation.function) for one in findings)
-            raise UncapturableError(text, findings)
-        for finding in new:
-            text = _report.format_finding(finding, function=self.annotation.function, now="runs eagerly")
-            self.log.add("fallback", finding.code + " " + finding.what)
-            warnings.warn(text, CaptureWarning, stacklevel=_where.stack_level())
 
     def _unready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         call = self.call(values, leaves)
@@ -286,14 +273,16 @@ class Captured:
 
     def _ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """Match and replay, or record."""
-        assert entry.backend is not None
-        tree = tree_for(entry.backend)
-        tree.begin_call(self, self.annotation.max_recordings)
-        if tree.warm:
-            return self._warm_up(self.call(values, leaves), tree)
+        tree = tree_for(entry.backend)  # type: ignore[arg-type] # an entry is ready only with a backend
+        if tree.path or tree.warm or tree.buried:
+            tree.begin_call(self, self.annotation.max_recordings)
+            if tree.warm:
+                return self._warm_up(self.call(values, leaves), tree)
         pattern = tree.pattern(leaves) if tree.path else (None,) * len(leaves)
-        node = tree.match((entry.number, pattern))
-        if node is None:
+        for node in tree.current.children.get((entry.number, pattern), ()):
+            if not node.dead_before or node.may_run():
+                break
+        else:
             return self._miss(entry, self.call(values, leaves), tree, pattern)
         verdict = node.check(leaves)
         if verdict == OVERLAPS:
@@ -362,6 +351,7 @@ class Captured:
     def retire(self) -> None:
         """Nobody can call this any more."""
         self.release()
+        self._repeat = self._last_entry = None
         self.families.clear()
 
     def reset(self) -> None:

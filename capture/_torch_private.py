@@ -156,6 +156,18 @@ except ImportError:  # pragma: no cover - every supported torch has it
     _TensorGuards = None  # type: ignore[assignment, misc]
 
 
+HAS_METADATA_GUARD = _TensorGuards is not None
+"""Metadata of several tensors can be compared in one call; without it keys are always built in full."""
+
+
+def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that tells whether other tensors have the types and metadata of these. Needs the guard."""
+    sizes: Any = [list(tensor.size()) for tensor in tensors]  # Any: the stub asks for one tensor's
+    strides: Any = [list(tensor.stride()) for tensor in tensors]
+    check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
+
+
 def _always() -> bool:
     return True
 
@@ -170,10 +182,7 @@ def metadata_check(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
     if _TensorGuards is None:
         expected = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
         return lambda: [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors] == expected
-    sizes: Any = [list(tensor.size()) for tensor in tensors]  # Any: the stub asks for one tensor's
-    strides: Any = [list(tensor.stride()) for tensor in tensors]
-    guards = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    check, fixed = guards.check, tuple(tensors)
+    check, fixed = metadata_guard(tensors), tuple(tensors)
     return lambda: check(*fixed)
 
 

@@ -43,6 +43,8 @@ class Node:
     dead: frozenset[tuple[int, int]] = frozenset()
     """(node number, group) of all outputs on the path that were dead when this was recorded."""
     number: int = field(factory=lambda: next(_numbers))
+    live: list[Held | None] = field(factory=list)
+    """The list of ``outputs``: what watches each group handed out last."""
     children: dict[ChildKey, list[Node]] = field(factory=dict)
     counts: dict[int, int] = field(factory=dict)
     """Recordings below this node, by number of the function."""
@@ -67,19 +69,18 @@ class Node:
             if storage is not None:
                 yield number, group.block, storage
 
+    def __attrs_post_init__(self) -> None:
+        if self.outputs is not None:
+            self.live = self.outputs.live
+
     def any_live(self) -> bool:
         """Some output is still used."""
-        if self.outputs is not None:
-            for held in self.outputs.live:
-                if held is not None and held() is not None:
-                    return True
-        return False
+        return any(held is not None and held() is not None for held in self.live)
 
     def may_run(self) -> bool:
         """All that was dead when this was recorded is dead now."""
         for node, group in self.dead_before:
-            assert node.outputs is not None
-            held = node.outputs.live[group]
+            held = node.live[group]
             if held is not None and held() is not None:
                 return False
         return True
@@ -127,31 +128,28 @@ class Tree:
         if self.buried:
             self.sweep()
         if not self.path and not self.warm:
-            self.mark = _step.steps_begun()
             return
-        reason = self._over(function, limit)
-        if reason == "dead":
+        for node in reversed(self.path):
+            for held in node.live:
+                if held is not None and held() is not None:
+                    self._end_if_over(function, limit)
+                    return
+        if any(held() is not None for warm in self.warm for held in warm.held):
+            self._end_if_over(function, limit)
+        else:
             self._end()
-        elif reason is not None:
-            self.end_path(reason)
 
-    def _over(self, function: Any, limit: int) -> str | None:
-        if not self._any_live():
-            return "dead"
+    def _end_if_over(self, function: Any, limit: int) -> None:
+        """Outputs are still used, so the step ends only by a mark, a repeated function, or by growing too long."""
         marks = _step.steps_begun()
-        if marks != self.mark:
-            return "step"
         times = sum(node.function is function for node in self.path)
         times += sum(warm.function is function for warm in self.warm)
-        if times and marks == 0:
-            return "again"
-        return "limit" if times > limit else None
-
-    def _any_live(self) -> bool:
-        for node in reversed(self.path):
-            if node.any_live():
-                return True
-        return any(held() is not None for warm in self.warm for held in warm.held)
+        if marks != self.mark:
+            self.end_path("step")
+        elif times and marks == 0:
+            self.end_path("again")
+        elif times > limit:
+            self.end_path("limit")
 
     def end_path(self, reason: str) -> bool:
         """End the step. Outputs that are still used leave the pool first, or turn stale if they were borrowed.
@@ -172,7 +170,6 @@ class Tree:
         self.path.clear()
         self.warm.clear()
         self.current = self.root
-        self.mark = _step.steps_begun()
 
     def _invalidate(self, node: Node, number: int) -> bool:
         """Make borrowed outputs raise. False if a view of one is held: a view cannot raise, so it keeps its values."""
@@ -238,13 +235,6 @@ class Tree:
                     return block
         return None
 
-    def match(self, key: ChildKey) -> Node | None:
-        """The recording to run now, if there is one."""
-        for node in self.current.children.get(key, ()):
-            if node.may_run():
-                return node
-        return None
-
     def live_blocks(self) -> list[tuple[Block, torch.UntypedStorage]]:
         """Blocks on the path that must not be given away."""
         return [(block, storage) for node in self.path for _, block, storage in node.live_groups()]
@@ -281,12 +271,16 @@ class Tree:
 
     def stand_on(self, node: Node) -> None:
         """The node just ran."""
+        if not self.path and not self.warm:
+            self.mark = _step.steps_begun()
         self.path.append(node)
         self.current = node
         self.pool_is_at = None
 
     def note_warm(self, function: Any, tensors: Sequence[torch.Tensor]) -> None:
         """An eager run that will be a recording soon: what follows in this step waits with it."""
+        if not self.path and not self.warm:
+            self.mark = _step.steps_begun()
         storages = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
         self.warm.append(WarmCall(function, [hold(storage) for storage in storages.values()]))
 
@@ -338,10 +332,11 @@ _trees = _Trees()
 
 def tree_for(backend: Backend) -> Tree:
     """This thread's tree on a backend."""
-    tree = _trees.by_backend.get(backend.name)
-    if tree is None:
+    try:
+        return _trees.by_backend[backend.name]
+    except KeyError:
         tree = _trees.by_backend[backend.name] = Tree(backend)
-    return tree
+        return tree
 
 
 def trees_of(function: Any) -> list[Tree]:

@@ -25,7 +25,7 @@ def leaves_of(values: tuple[Any, ...]) -> list[Leaf]:
 
 def warm_up(captured: Captured, values: tuple[Any, ...]) -> None:
     """Observe and record one call, undoing both runs."""
-    entry, leaves = captured.entry_for(values)
+    entry, leaves = captured.entry_of(values)
     call = captured.call(values, leaves)
     backend = captured.backend_of(entry, leaves)
     if backend is None or entry.phase == "eager" or entry.nodes:

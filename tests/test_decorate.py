@@ -217,7 +217,7 @@ def test_a_partial_without_a_name_replays() -> None:
     check_replays(capture(functools.partial(scaled, scale=3.0)), functools.partial(scaled, scale=3.0))
 
 
-@pytest.mark.parametrize("builtin", [torch.relu, torch.sigmoid, operator.neg], ids=str)
+@pytest.mark.parametrize("builtin", [torch.relu, torch.sigmoid, operator.neg], ids=["relu", "sigmoid", "neg"])
 def test_a_builtin_replays(builtin: Callable[[Tensor], Tensor]) -> None:
     check_replays(capture(builtin), builtin)
 
@@ -756,7 +756,6 @@ def test_reset_from_another_thread() -> None:
         ({"name": ""}, "name= takes a non-empty string"),
         ({"name": 3}, "name= takes a non-empty string, got 3"),
     ],
-    ids=str,
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(AnnotationError, match=message):

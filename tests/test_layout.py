@@ -20,7 +20,7 @@ CHECKED_FOLDERS = ("capture", "tests", "examples", "benchmarks")
 STAGES: tuple[frozenset[str], ...] = tuple(
     frozenset(stage.split())
     for stage in (
-        "_errors _facts _annotate _findings rules _plan _compile _report",
+        "_errors _facts _annotate _findings rules _plan _compile _compare _report",
         "_config _events",
         "_torch_private",
         "_containers _bind _ambient _named _state _call _where _operators _host_reads",
@@ -28,7 +28,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "backends",
         "_store _key_text",
         "_outputs _liveness _step _tree _checks",
-        "_entry _difference _planning _record _verify _runtime _warm",
+        "_repeat _remarks _entry _difference _planning _record _verify _runtime _warm",
         "_decorate _api",
         "__init__ __main__ testing integrations",
     )
@@ -36,7 +36,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
 STAGE_OF = {unit: index for index, stage in enumerate(STAGES) for unit in stage}
 
 # These open on a laptop without torch.
-PURE = frozenset(["_annotate", "_errors", "_facts", "_findings", "_plan", "_compile", "_report", "rules"])
+PURE = frozenset(["_annotate", "_errors", "_facts", "_findings", "_plan", "_compile", "_compare", "_report", "rules"])
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60  # without the docstring: words for the reader are not what makes a function long

@@ -241,6 +241,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(verification=Verification(path="output.0", deterministic=same)) for same in (True, False)],
         [case(annotation(verify="always"))],
     ),
+    "CG904": ([case(refused="aten.resize_.default changes the shape of a tensor in place")], [case()]),
 }
 
 

@@ -1,0 +1,16 @@
+"""Names of parametrised cases that are the same in every process, as pytest-xdist needs them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Names without addresses; None where pytest's own name has none."""
+    text = repr(val)
+    if " at 0x" not in text:
+        return None
+    name = getattr(val, "__qualname__", None)
+    return name if isinstance(name, str) else re.sub(r" (of type object )?at 0x[0-9a-f]+", "", text)
