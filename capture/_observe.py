@@ -134,7 +134,7 @@ class Watch(TorchDispatchMode):
         self._see_host(known, args, kwargs, inputs)
         self._see_writes(known, args, kwargs)
         states = self._states(kwargs) if known.draws else None
-        if any(self.autocast.values()):
+        if known.casts_inside and any(self.autocast.values()):
             with autocast_inside():
                 result = self.execute(op, args, kwargs)
         else:

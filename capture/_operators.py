@@ -26,6 +26,9 @@ _NORM_FAMILY = {
 _METADATA = {"is_same_size", "is_nonzero_static", "_has_compatible_shallow_copy_type", "is_contiguous", "dim", "numel"}
 _HOST_CHECKS = {"_linalg_check_errors", "_assert_scalar", "_local_scalar_dense", "equal"}
 _BOOLEAN_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+# Kernels that call operators which autocast would cast; all others are below autocast when a mode sees them.
+# Found by comparing torch.nn's modules under a mode with plain eager (torch 2.13).
+_CASTING_INSIDE = {"_trilinear", "_transformer_encoder_layer_fwd", "_native_multi_head_attention"}
 _DRAW_NAMES = {"bernoulli", "multinomial", "normal", "rand", "randn", "randint", "randperm", "rrelu_with_noise"}
 
 
@@ -45,6 +48,7 @@ class Traits:
     reads_host: bool
     data_dependent_shape: bool
     unsafe: bool
+    casts_inside: bool
     metadata: Literal["no", "view", "storage"]
     """Changes its own argument's sizes and strides, or its storage."""
 
@@ -74,6 +78,7 @@ def traits(op: Operator) -> Traits:
         and (python_result or base in _HOST_CHECKS or (torch.Tag.data_dependent_output in tags and not dynamic)),
         data_dependent_shape=dynamic,
         metadata=_metadata_change(base, tags),
+        casts_inside=base in _CASTING_INSIDE,
         unsafe=torch.Tag.cudagraph_unsafe in tags if hasattr(torch.Tag, "cudagraph_unsafe") else False,
     )
 

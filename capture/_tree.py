@@ -204,7 +204,7 @@ class Tree:
         tensors = [tensor for reference in outputs.tensors[number] if (tensor := reference()) is not None]
         if len(tensors) != 1 or type(tensors[0]) is StaleTensor or not is_sole_holder(tensors[0]):
             return False
-        with torch.no_grad():
+        with torch.inference_mode(tensors[0].is_inference()), torch.no_grad():
             tensors[0].data = tensors[0].clone(memory_format=torch.preserve_format)
         return True
 

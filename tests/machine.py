@@ -13,6 +13,7 @@ import functools
 import gc
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -1055,7 +1056,7 @@ class Comparison:
     """Compares both worlds; remembers version counters from one time to the next."""
 
     def __init__(self) -> None:
-        self._versions: dict[str, tuple[int, int, int, int]] = {}
+        self._versions: dict[str, tuple[weakref.ref[Tensor], int, weakref.ref[Tensor], int]] = {}
 
     def check(self, eager: World, ours: World) -> None:
         """Raise ``Mismatch`` at the first difference."""
@@ -1093,9 +1094,10 @@ class Comparison:
         for name, a, b in pairs:
             if "versions" in KNOWN or a.is_inference() or b.is_inference() or name.startswith("result"):
                 continue
-            self._versions[name] = now = (id(a), a._version, id(b), b._version)
+            self._versions[name] = (weakref.ref(a), a._version, weakref.ref(b), b._version)
             then = before.get(name)
-            if then is not None and then[::2] == now[::2] and then[1] != now[1] and then[3] == now[3]:
+            same = then is not None and then[0]() is a and then[2]() is b
+            if then is not None and same and then[1] != a._version and then[3] == b._version:
                 raise Mismatch(f"{name} was written, but its version counter says nothing")
 
 
