@@ -250,7 +250,7 @@ class Facts:
     function: str
     defined_at: Where | None = None
     runs: int = 1
-    """Watched runs behind these facts."""
+    """Watched runs behind these facts; 0 for facts of a call that was not watched."""
     placeholders: tuple[PlaceholderInfo, ...] = ()
     outputs: tuple[OutputInfo, ...] = ()
     effects: tuple[Effect, ...] = ()

@@ -204,12 +204,12 @@ class OutputPlan:
         if self.policy == "clone":
             storage = tensors[0].untyped_storage().clone()
             self.live[number] = None
-            return _on(storage, tensors)
+            return on_storage(storage, tensors)
         self.tensors[number] = [weakref.ref(tensor) for tensor in tensors]
         return tensors
 
 
-def _on(storage: torch.UntypedStorage, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def on_storage(storage: torch.UntypedStorage, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors like these on another storage, sharing a version counter."""
     one = like[0]
     first = torch.empty(0, dtype=one.dtype, device=one.device)

@@ -24,7 +24,7 @@ class Remarks:
 
     def bare_facts(self, **facts: Any) -> Facts:
         """Facts that need no watched run."""
-        return Facts(function=self.annotation.function, defined_at=self.annotation.defined_at, **facts)
+        return Facts(function=self.annotation.function, defined_at=self.annotation.defined_at, runs=0, **facts)
 
     def note_findings(self, plan: CapturePlan) -> None:
         """Keep a plan's findings for ``recordings`` and ``report``."""

@@ -17,7 +17,7 @@ from attrs import define, field
 from capture import _config, _step
 from capture._events import Log
 from capture._liveness import Held, StaleTensor, hold, is_sole_holder, make_stale
-from capture._outputs import OutputPlan
+from capture._outputs import OutputPlan, on_storage
 from capture.backends import Backend, Block, Pool, Recording
 
 Pattern = tuple[int | None, ...]
@@ -205,7 +205,7 @@ class Tree:
         if len(tensors) != 1 or type(tensors[0]) is StaleTensor or not is_sole_holder(tensors[0]):
             return False
         with torch.inference_mode(tensors[0].is_inference()), torch.no_grad():
-            tensors[0].data = tensors[0].clone(memory_format=torch.preserve_format)
+            tensors[0].data = on_storage(tensors[0].untyped_storage().clone(), tensors)[0]
         return True
 
     def expel(self, tensor: torch.Tensor) -> bool:

@@ -39,7 +39,7 @@ from capture.rules._rule import rule
 @rule("CG902", "recording-does-not-pay", severity=Severity.NOTE)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     count = case.facts.num_ops
-    if count <= 1:
+    if count <= 1 and case.facts.runs:
         yield RULE.finding(
             what="the body runs one operator" if count else "the body runs no operator",
             why="a replay saves the host time between operators, and here there is none to save",

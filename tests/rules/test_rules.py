@@ -236,7 +236,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(annotation(max_recordings=1))],
     ),
-    "CG902": ([case(num_ops=1), case(num_ops=0)], [case(num_ops=2)]),
+    "CG902": ([case(num_ops=1), case(num_ops=0)], [case(num_ops=2), case(num_ops=0, runs=0)]),
     "CG903": (
         [case(verification=Verification(path="output.0", deterministic=same)) for same in (True, False)],
         [case(annotation(verify="always"))],
