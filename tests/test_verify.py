@@ -1,0 +1,138 @@
+"""Verification, logs and the report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from capture import CaptureWarning, capture, config, recordings, report
+from capture._events import parse_logs
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad(), config.patch(cache=False):
+        yield
+
+
+SCALE = {"value": 2.0}
+
+
+def deep(x: Tensor) -> Tensor:
+    """Reads a Python value that the key of its caller does not see."""
+    return x * SCALE["value"]
+
+
+def test_a_difference_is_named_and_eager_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    @capture(verify="always")
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, deep(x) + 1
+
+    x = torch.arange(4.0)
+    for _ in range(3):
+        f(x)
+    monkeypatch.setitem(SCALE, "value", 3.0)
+    with pytest.warns(CaptureWarning, match=r"CG903.*'output\.1'"):
+        first, second = f(x)
+    assert torch.equal(first, x + 1)
+    assert torch.equal(second, x * 3 + 1)
+    assert torch.equal(f(x)[1], x * 3 + 1)
+    assert recordings(f).eager_calls == 1
+
+
+def test_first_verifies_one_replay_and_always_each() -> None:
+    def body(x: Tensor) -> Tensor:
+        return torch.tanh(x) * 2
+
+    first, always = capture(body, verify="first"), capture(body, verify="always")
+    for seed in range(6):
+        x = torch.full((3,), float(seed))
+        assert torch.equal(first(x), body(x))
+        assert torch.equal(always(x), body(x))
+    assert recordings(first).verifications == 1
+    assert recordings(always).verifications == recordings(always).replays == 4
+
+
+def test_effects_and_draws_happen_once() -> None:
+    total = torch.zeros(3)
+
+    @capture(verify="always")
+    def f(x: Tensor) -> Tensor:
+        total.add_(x)
+        return total * torch.rand(3)
+
+    expected = torch.zeros(3)
+    torch.manual_seed(0)
+    wanted = []
+    for seed in range(6):
+        expected += seed
+        wanted.append(expected * torch.rand(3))
+    torch.manual_seed(0)
+    for seed in range(6):
+        assert torch.equal(f(torch.full((3,), float(seed))), wanted[seed])
+    assert torch.equal(total, expected)
+
+
+def test_what_differs_from_itself_is_a_note_and_stays_recorded() -> None:
+    """A custom operator that counts its own calls: eager differs from eager."""
+    calls = [0]
+
+    @torch.library.custom_op("capture_tests::counting", mutates_args=())
+    def counting(x: Tensor) -> Tensor:
+        calls[0] += 1
+        return x + calls[0]
+
+    @capture(verify="always")
+    def f(x: Tensor) -> Tensor:
+        counted: Tensor = counting(x)
+        return counted * 1
+
+    for _ in range(5):
+        f(torch.ones(2))
+    found = {finding.code: finding for finding in recordings(f).findings}
+    assert str(found["CG903"].severity) == "note"
+    assert "run to run" in found["CG903"].what
+    assert recordings(f).eager_calls == 0
+
+
+def test_environment_asks_for_verification_of_all() -> None:
+    f = capture(lambda x: torch.tanh(x) + 1)
+    with config.patch(verify="first"):
+        for _ in range(5):
+            f(torch.ones(2))
+    assert recordings(f).verifications == 1
+
+
+def test_logs_follow_the_grammar_of_torch_logs() -> None:
+    levels = parse_logs("recordings,+skips,-plans")
+    assert levels["record"] == logging.INFO
+    assert levels["fallback"] == logging.DEBUG
+    assert "plan" not in levels
+    assert "plan" not in parse_logs("all,-plans")
+    with pytest.raises(ValueError, match=r"unknown word 'recording'.*recordings"):
+        parse_logs("recording")
+
+
+def test_the_report_lists_functions_and_reasons() -> None:
+    @capture
+    def syncs(x: Tensor) -> float:
+        return x.sum().item()
+
+    with pytest.warns(CaptureWarning, match="CG201"):
+        syncs(torch.ones(2))
+    line = next(line for line in report().splitlines() if "syncs" in line and "CG" not in line)
+    assert line.split()[-5:] == ["0", "0", "0", "1", "1"]
+    assert any("syncs: CG201 host-sync" in line for line in report().splitlines())
+
+
+def test_events_are_timed() -> None:
+    f = capture(lambda x: torch.tanh(x) + 1)
+    for _ in range(3):
+        f(torch.ones(2))
+    kinds = [event.kind for event in recordings(f).events]
+    assert kinds.index("observe") < kinds.index("record")
+    assert all(event.ms > 0 for event in recordings(f).events if event.kind in ("observe", "record"))
