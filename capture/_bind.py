@@ -288,8 +288,3 @@ def key_of(value: Any, leaves: list[Leaf]) -> Any:
     if part is None:
         part = _PARTS[kind] = _part_for(kind)
     return part(value, leaves)
-
-
-def arguments_key(values: tuple[Any, ...], leaves: list[Leaf]) -> Key:
-    """Key of all bound values. Raises ``Unkeyable``; an unhashable member shows when the key is looked up."""
-    return tuple([key_of(value, leaves) for value in values])

@@ -73,10 +73,6 @@ class Node:
         if self.outputs is not None:
             self.live = self.outputs.live
 
-    def any_live(self) -> bool:
-        """Some output is still used."""
-        return any(held is not None and held() is not None for held in self.live)
-
     def may_run(self) -> bool:
         """All that was dead when this was recorded is dead now."""
         for node, group in self.dead_before:

@@ -136,3 +136,8 @@ def results(node: Node) -> OutputPlan:
     """How a recording's outputs are built."""
     assert node.outputs is not None
     return node.outputs
+
+
+def any_live(node: Node) -> bool:
+    """Some output of the recording is still used."""
+    return any(held is not None and held() is not None for held in node.live)

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from capture import AnnotationError, capture, mark_step_begin, plans, recordings
 from capture._findings import Policy
-from tests.rows import counts, descendants, eager, kids, ran, rand, roots, same, source, times, total, warned
+from tests.rows import any_live, counts, descendants, eager, kids, ran, rand, roots, same, source, times, total, warned
 from tests.rows import fresh as fresh
 
 
@@ -366,7 +366,7 @@ def test_row_089_managed_input_is_neither_copied_nor_kept_alive() -> None:
         z = g(y)
         same((y, z), (x * 2, (x * 2).sum(0)))
         del y
-        assert not any(node.any_live() for node in roots())
+        assert not any(any_live(node) for node in roots())
         del z
     (parent,) = roots()
     (child,) = kids(parent)

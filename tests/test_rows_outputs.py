@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings
-from tests.rows import counts, eager, kids, ran, rand, results, roots, same, times, total, warned
+from tests.rows import any_live, counts, eager, kids, ran, rand, results, roots, same, times, total, warned
 from tests.rows import fresh as fresh
 
 
@@ -131,7 +131,7 @@ def test_row_102_view_of_an_earlier_output_shares_its_memory() -> None:
         del y, other
         same(part, torch.full((3,), 5.0))
         (node,) = roots() or (None,)
-        assert node is None or node.any_live()
+        assert node is None or any_live(node)
         del part
 
 
