@@ -2,7 +2,8 @@
 
 ## What it does
 Decides how parameters, buffers, attributes and tensors of closures, globals and containers reach the graph: they are
-read where they live. One the body replaces is copied in. One whose owner cannot be found makes the call eager.
+read where they live. One the body replaces is bound anew on every call. One whose owner cannot be found makes the
+call eager.
 
 ## Why it matters
 A recorded graph keeps addresses, not names. What the owner holds is looked up again on every call, so that a swapped
@@ -37,7 +38,7 @@ from collections.abc import Iterator
 
 from capture._facts import PlaceholderInfo
 from capture._findings import Case, Decision, Finding, Policy, Severity
-from capture.rules._rule import bytes_text, rule
+from capture.rules._rule import rule
 
 NOTED_OWNERS = {"closure": "a closure", "global": "a global variable", "item": "a container's item"}
 
@@ -51,8 +52,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
             yield RULE.decision(info.path, Policy.EAGER, "implicit input without a known owner")
             yield _unknown(info)
         elif info.replaced:
-            policy = Policy.COPY_BACK if info.mutation else Policy.COPY
-            yield RULE.decision(info.path, policy, "the body stores another tensor here")
+            yield RULE.decision(info.path, Policy.STATIC, "the body stores another tensor here: bound anew")
             yield _replaced(info)
         else:
             yield RULE.decision(info.path, Policy.STATIC, f"{info.owner}, read where it lives")
@@ -75,10 +75,9 @@ def _unknown(info: PlaceholderInfo) -> Finding:
 
 
 def _replaced(info: PlaceholderInfo) -> Finding:
-    copied = "copied in before and back after" if info.mutation else "copied in before"
     return RULE.finding(
         what=f"{info.path!r} is read and then replaced by another tensor",
-        why=f"its address changes on every call, so {bytes_text(info.tensor.nbytes)} are {copied} each replay",
+        why="its address changes on every call, so the recording is bound to it anew before each replay",
         fix=(f"write new values into {info.path!r} with copy_()  (no cost at replay)",),
         where=info.first_use,
         path=info.path,

@@ -198,7 +198,7 @@ def test_decoder() -> None:
         "kv.0.k": (Policy.STATIC, "CG108"),
         "bias": (Policy.COPY_BACK, "CG102"),
         "self.embed.weight": (Policy.STATIC, "CG105"),
-        "self.hidden": (Policy.COPY, "CG105"),
+        "self.hidden": (Policy.STATIC, "CG105"),
     }
     assert [finding.code for finding in plan.findings] == ["CG102", "CG101", "CG105", "CG402", "CG403"]
 

@@ -45,7 +45,7 @@ def test_form() -> None:
 
 def test_enums_by_name() -> None:
     data = json.loads(dumps(plan()))
-    assert [item["policy"] for item in data["placeholders"]] == ["copy", "static", "copy_back", "static", "copy"]
+    assert [item["policy"] for item in data["placeholders"]] == ["copy", "static", "copy_back", "static", "static"]
     assert data["findings"][0]["severity"] == "copy"
 
 
