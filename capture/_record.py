@@ -96,6 +96,14 @@ def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
 
 def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Any:
     """Record ``call`` under the current node and return its result."""
+    tree.recording = True
+    try:
+        return _record(captured, entry, call, tree, pattern, undo=undo)
+    finally:
+        tree.recording = False
+
+
+def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool) -> Any:
     inputs = inputs_for(call, entry.plan, tree, pattern)
     counters = captured.log.counters
     counters.body_runs += 1

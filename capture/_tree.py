@@ -104,12 +104,13 @@ class Tree:
         self.pool_is_at: Node | None = self.root
         self.checkpoints = 0
         self.buried: list[Node] = []
+        self.recording = False
         self.thread = threading.get_ident()
 
     def bury(self, node: Node) -> None:
-        """Forget a recording as soon as this thread may."""
+        """Forget a recording as soon as this thread may: not while it records, as garbage collection may ask for."""
         self.buried.append(node)
-        if threading.get_ident() == self.thread:
+        if threading.get_ident() == self.thread and not self.recording:
             self.sweep()
 
     def sweep(self) -> None:

@@ -728,3 +728,34 @@ def test_more_shapes_than_recordings_run_eagerly() -> None:
         got = [bits(captured(x_of(size, size, 4))) for size in (2, 3, 4, 5, 6) * 3]
     assert got == [bits(f_eager(x_of(size, size, 4))) for size in (2, 3, 4, 5, 6) * 3]
     assert len(warned) == 1
+
+
+def test_a_function_may_die_while_another_one_records() -> None:
+    """Garbage collection inside a recording drops a dead function's recordings only afterwards."""
+
+    class Net(nn.Module):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x) + 1
+
+    doomed = [capture(Net())]
+    for seed in range(3):
+        doomed[0](x_of(seed))
+
+    def body(x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        if doomed and collecting:
+            doomed.pop()
+            gc.collect()
+        return y * 2 + x
+
+    collecting: list[bool] = []
+    captured = capture(lambda x: body(x))
+    captured(x_of(0))
+    collecting.append(True)
+    kept = []
+    for seed in range(1, 6):
+        kept.append((captured(x_of(seed)), torch.tanh(x_of(seed)) * 2 + x_of(seed)))
+        for got, expected in kept:
+            assert bits(got) == bits(expected)
+    assert not doomed
