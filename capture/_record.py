@@ -23,6 +23,7 @@ from capture._facts import Facts, Moved
 from capture._findings import Policy
 from capture._outputs import OutputPlan, plan_outputs
 from capture._plan import CapturePlan
+from capture._repeat import any_overlap
 from capture._tree import Node, Pattern, Tree
 from capture.backends import Input, Pool, Recorded
 
@@ -40,13 +41,7 @@ def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...
     """Empty if no two leaves share memory; else each leaf's group, its distance from the group's first byte, and the
     first position that holds the same object."""
     begins = [leaf.data_ptr() if span else 0 for leaf, span in zip(leaves, spans, strict=True)]
-    end = -1
-    for begin, span in sorted(zip(begins, spans, strict=True)):
-        if span:
-            if begin < end:
-                break
-            end = begin + span
-    else:
+    if not any_overlap(begins, spans):
         return ()
     groups = alias_groups([leaf if span else torch.empty(0) for leaf, span in zip(leaves, spans, strict=True)])
     first: dict[int, int] = {}

@@ -125,7 +125,7 @@ class Captured(Remarks):
         if entry.phase != "ready":
             return self._unready(entry, values, leaves)
         if entry is self._last_entry and can_repeat(values) and not entry.shares_memory:
-            self._repeat = Repeat(values, entry, modes, rest)
+            self._repeat = Repeat(values, entry, modes, rest, [_record.span_of(leaf) for leaf in leaves])
         self._last_entry = entry
         return self._ready(entry, values, leaves)
 

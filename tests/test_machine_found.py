@@ -378,3 +378,20 @@ def test_outputs_of_several_dtypes_on_one_memory_share_a_version_counter(policy:
         before = imaginary._version
         z.mul_(2)
         assert imaginary._version > before
+
+
+def test_a_repeated_call_notices_arguments_that_overlap() -> None:
+    """Metadata equal to the last call's, but on shared memory: another alias pattern, so another entry."""
+
+    def body(x: Tensor, y: Tensor) -> Tensor:
+        y.mul_(2)
+        return x + y
+
+    captured = capture(body)
+    with torch.no_grad():
+        for i in range(12):
+            ours, theirs = torch.arange(32.0) + i, torch.arange(32.0) + i
+            shift = 0 if i % 3 == 2 else 16
+            got = captured(ours[:16], ours[shift : shift + 16])
+            assert torch.equal(got, body(theirs[:16], theirs[shift : shift + 16])), i
+            assert torch.equal(ours, theirs), i
