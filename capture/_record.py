@@ -115,6 +115,8 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
         assert recorded.watched.error is not None
         raise recorded.watched.error
     facts, plan = _facts_and_plan(captured, entry, recorded)
+    written = _written(call, inputs, facts)
+    count_writes(written, call.leaves)
     outputs = _plan_outputs(captured, recorded, tree.pool)
     owners = {one.path: one.owners[0][1] for one in recorded.described.implicit if one.owners}
     values = outputs.own_values(_kept_values(recorded.described), call.leaves, owners.__getitem__)
@@ -137,7 +139,7 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     result = outputs.finish(adopted, lambda: named)
     tree.attach(node)
     entry.nodes.append(node)
-    count_writes(node, call.leaves)
+    node.written = written
     counters.recordings += 1
     ms = (time.perf_counter() - begin) * 1e3
     captured.log.add(
@@ -210,18 +212,22 @@ def _node(
         recorded.watched.before, described.implicit, static, replaced, call.leaves, copied, mutated
     )
     statics = {one.path: one.owners[0][1] for one in described.implicit}
-    written = tuple(one.position for one in inputs if one.how == "managed" and paths[one.position] in mutated)
     return Node(
-        written=written,
         function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,
         outputs=outputs, check=checker.function, checker=checker, statics=statics,
         generators=tuple(place.get() for place in recorded.watched.before.generators.values()),
     )  # fmt: skip
 
 
-def count_writes(node: Node, leaves: Sequence[Any]) -> None:
-    """A recording writes managed inputs through tensors of its own; autograd must see it on the caller's."""
-    for position in node.written:
+def _written(call: Call, inputs: Sequence[Input], facts: Facts) -> tuple[int, ...]:
+    paths = [path for path, _ in call.paths()]
+    mutated = {one.path for one in facts.placeholders if one.mutation is not None}
+    return tuple(one.position for one in inputs if one.how == "managed" and paths[one.position] in mutated)
+
+
+def count_writes(positions: Sequence[int], leaves: Sequence[Any]) -> None:
+    """Managed inputs are written through tensors of the recording's own; autograd must see it on the caller's."""
+    for position in positions:
         if not leaves[position].is_inference():
             torch.autograd.graph.increment_version(leaves[position])
 

@@ -303,7 +303,7 @@ class Captured(Remarks):
         assert outputs is not None
         recording.replay(leaves)
         if node.written:
-            _record.count_writes(node, leaves)
+            _record.count_writes(node.written, leaves)
         if outputs.single is not None:
             result = outputs.build_single()
         else:

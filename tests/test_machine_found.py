@@ -395,3 +395,29 @@ def test_a_repeated_call_notices_arguments_that_overlap() -> None:
             got = captured(ours[:16], ours[shift : shift + 16])
             assert torch.equal(got, body(theirs[:16], theirs[shift : shift + 16])), i
             assert torch.equal(ours, theirs), i
+
+
+def test_two_views_of_one_output_that_are_written_count_it() -> None:
+    """Managed arguments on one memory: the write shows in both version counters, on the recording run as well."""
+
+    @capture
+    def make(x: Tensor) -> Tensor:
+        return x + 1
+
+    @capture
+    def write(x: Tensor, y: Tensor) -> Tensor:
+        y[..., :2] = x[..., 2:]
+        return x * 1
+
+    with torch.no_grad():
+        for i in range(6):
+            made = make(torch.arange(16.0).view(4, 4) + i)
+            wanted = torch.arange(16.0).view(4, 4) + i + 1
+            before = made._version
+            got = write(made, made.t())
+            wanted.t()[..., :2] = wanted[..., 2:]
+            assert torch.equal(made, wanted), i
+            assert torch.equal(got, wanted), i
+            assert made._version != before, i
+            del made, got
+    assert recordings(write).recordings >= 1

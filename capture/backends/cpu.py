@@ -107,6 +107,7 @@ class _Staging:
         self._arena, self._tape = arena, tape
         self.replacements: dict[int, torch.Tensor] = {}
         self._aliases: dict[int, torch.Tensor] = {}
+        self._storages: dict[Block, torch.UntypedStorage] = {}
         self._single: list[tuple[int, str, bool]] = []
         self._groups: list[_Group] = []
         grouped: dict[int, list[Input]] = {}
@@ -130,8 +131,11 @@ class _Staging:
         assert one.managed is not None
         alias = self._aliases.get(id(leaf))  # one object given twice stays one object
         if alias is None:
-            alias = self._aliases[id(leaf)] = over(self._arena.storage(one.managed), Geometry.of(leaf))
-            self._tape.add_block(one.managed, alias.untyped_storage())
+            storage = self._storages.get(one.managed)  # views of one output share memory here, too
+            if storage is None:
+                storage = self._storages[one.managed] = self._arena.storage(one.managed)
+                self._tape.add_block(one.managed, storage)
+            alias = self._aliases[id(leaf)] = over(storage, Geometry.of(leaf))
         self.replacements[one.position] = alias
 
     def _stage(self, one: Input, leaf: torch.Tensor) -> None:
