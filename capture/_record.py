@@ -120,14 +120,15 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     outputs = _plan_outputs(captured, recorded, tree.pool)
     owners = {one.path: one.owners[0][1] for one in recorded.described.implicit if one.owners}
     values = outputs.own_values(_kept_values(recorded.described), call.leaves, owners.__getitem__)
-    kept_out = all(tree.expel(one.owners[0][1]) for one in recorded.described.implicit if one.owners)
-    if recorded.recording is None or not kept_out or plan.outcome != "record" or not _as_planned(entry.plan, plan):
+    if not all(tree.expel(one.owners[0][1]) for one in recorded.described.implicit if one.owners):
+        facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")
+        plan = compile_plan(captured.annotation, facts)
+    if recorded.recording is None or plan.outcome != "record" or not _as_planned(entry.plan, plan):
         _leave_pool(tree, recorded)
         result = outputs.finish(values, lambda: named)
         if undo:
             _observe.undo(recorded.watched)
-        reason = recorded.failure or "" if kept_out else "a static tensor lies in the pool"
-        reason = reason or "the recording run differs from the plan"
+        reason = facts.refused or recorded.failure or "the recording run differs from the plan"
         _planning.replace(captured, entry, facts, plan, reason)
         return result
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
