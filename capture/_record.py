@@ -109,7 +109,7 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     named = {**call.named_values(), "self": captured.receiver}
     if recorded.described is None:
         _leave_pool(tree, recorded)
-        _settle_effects(call, recorded, named)
+        _settle_effects(call, recorded)
         if undo:
             _observe.undo(recorded.watched)
         assert recorded.watched.error is not None
@@ -207,7 +207,7 @@ def _node(
         if one.how == "static" and isinstance(call.leaves[one.position], torch.Tensor)
     ]
     replaced = {effect.change.place.path for effect in described.effects}
-    mutated = {one.path for one in described.facts.placeholders if one.mutation is not None}
+    mutated = _mutated(described.facts)
     copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
     checker = _checks.make_checker(
         recorded.watched.before, described.implicit, static, replaced, call.leaves, copied, mutated
@@ -220,9 +220,13 @@ def _node(
     )  # fmt: skip
 
 
+def _mutated(facts: Facts) -> set[str]:
+    return {one.path for one in facts.placeholders if one.mutation is not None}
+
+
 def _written(call: Call, inputs: Sequence[Input], facts: Facts) -> tuple[int, ...]:
     paths = [path for path, _ in call.paths()]
-    mutated = {one.path for one in facts.placeholders if one.mutation is not None}
+    mutated = _mutated(facts)
     return tuple(one.position for one in inputs if one.how == "managed" and paths[one.position] in mutated)
 
 
@@ -243,7 +247,7 @@ def _leave_pool(tree: Tree, recorded: Recorded) -> None:
     tree.pool_is_at = None
 
 
-def _settle_effects(call: Call, recorded: Recorded, named: dict[str, Any]) -> None:
+def _settle_effects(call: Call, recorded: Recorded) -> None:
     """A body that raised may have kept staged inputs on attributes: put the caller's tensors there."""
     staged = {id(leaf): position for position, (_, leaf) in enumerate(recorded.watched.arguments)}
     for change in recorded.watched.changed:
