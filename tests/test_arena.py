@@ -17,7 +17,8 @@ from typing_extensions import override
 
 from capture import _torch_private
 from capture.backends import Block, Geometry
-from capture.backends.arena import Arena, over
+from capture.backends.arena import Arena
+from capture.backends.staging import over
 
 ALIGNMENT = 64
 

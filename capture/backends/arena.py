@@ -17,8 +17,8 @@ import torch
 
 from capture import _torch_private
 from capture.backends import Address, Block, Geometry, views_of
+from capture.backends.staging import ALIGNMENT
 
-ALIGNMENT = 64  # what torch's CPU allocator gives, so that kernels take the same paths as in eager
 _SEGMENT = 1 << 27  # bytes; untouched pages cost nothing, and blocks of two segments never merge
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
@@ -70,6 +70,13 @@ class Arena:
             if segment.begin <= address < segment.end:
                 return segment
         raise KeyError(address)
+
+    def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
+        """A block and a storage over it, which keeps it taken."""
+        block = self.allocate(nbytes)
+        storage = self.storage(block)
+        self.track(block, storage)
+        return block, storage
 
     def track(self, block: Block, storage: torch.UntypedStorage) -> None:
         """The block is taken until the storage dies."""
@@ -202,10 +209,3 @@ def _array(memory: mmap.mmap, offset: int, geometry: Geometry) -> Any:
         return None
     same = exact.dtype == geometry.dtype and tuple(exact.stride()) == geometry.stride
     return array if same and geometry.offset == 0 else None
-
-
-def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
-    """A tensor with this geometry on the storage."""
-    empty = torch.empty(0, dtype=geometry.dtype, device="cpu")  # whatever the default device is
-    tensor = empty.set_(storage, geometry.offset, geometry.shape, geometry.stride)
-    return tensor.conj() if geometry.conj else tensor

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve
+from attrs import evolve
 from typing_extensions import override
 
 from capture import _torch_private
@@ -27,7 +27,8 @@ from capture._operators import (
 )  # fmt: skip
 from capture._torch_private import generator_id
 from capture.backends import Block, Geometry, Input, Recorded
-from capture.backends.arena import ALIGNMENT, Arena, over
+from capture.backends.arena import Arena
+from capture.backends.staging import stage
 from capture.backends.tape import Ref, Root, Step, Tape, python_form
 
 
@@ -43,11 +44,11 @@ class CpuBackend:
     def record(self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False) -> Recorded:
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""
         tape = Tape(pool)
-        staging = _Staging(pool, tape, call, inputs)
+        staged = _Staged(pool, tape, call, inputs)
         recorder = Recorder(pool, tape, undo=undo)
-        watched = run_watched(call, recorder, call.substitute(staging.replacements))
+        watched = run_watched(call, recorder, call.substitute(staged.staging.replacements))
         if not undo:
-            staging.copy_back(call.leaves, written=_written_positions(watched, inputs))
+            staged.copy_back(call.leaves, written=_written_positions(watched, inputs))
         if watched.error is not None:
             return Recorded(watched, None, None, failure="the body raised")
         described = describe(watched)
@@ -62,7 +63,7 @@ class CpuBackend:
                 root = tape.root_of(leaf.value) if leaf.kind == "fresh" else None
                 if root is not None:
                     root.kept = True
-            tape.compile(staging.lines_in(), staging.lines_out())
+            tape.compile(staged.lines_in(), staged.lines_out())
         return Recorded(watched, described, None if failure else tape, failure, blocks)
 
 
@@ -88,151 +89,64 @@ def _unresolved(kept: Sequence[KeptLeaf], recorder: Recorder) -> str | None:
     return None
 
 
-@define
-class _Group:
-    """Leaves staged together: ``nbytes`` from the first one's first byte on, ``lead`` bytes into the storage."""
-
-    members: list[int]
-    nbytes: int
-    lead: int
-    block: Block
-    storage: torch.UntypedStorage
-    back: bool
-
-
-class _Staging:
-    """Own buffers for copied inputs, and fresh aliases for managed ones."""
+class _Staged:
+    """Buffers of one recording, known to its tape and filled with this call's inputs."""
 
     def __init__(self, arena: Arena, tape: Tape, call: Call, inputs: Sequence[Input]) -> None:
         self._arena, self._tape = arena, tape
-        self.replacements: dict[int, torch.Tensor] = {}
-        self._aliases: dict[int, torch.Tensor] = {}
-        self._storages: dict[Block, torch.UntypedStorage] = {}
-        self._single: list[tuple[int, str, bool]] = []
-        self._groups: list[_Group] = []
-        grouped: dict[int, list[Input]] = {}
         for one in inputs:
             leaf = call.leaves[one.position]
             if isinstance(leaf, torch.Generator):
                 tape.scope[f"g{one.position}"] = leaf
-            elif one.how == "static" or leaf.device.type != "cpu":
-                if leaf.numel() and leaf.device.type == "cpu":
-                    tape.add_static(_path(call, one.position), leaf)
-            elif one.how == "managed" and one.managed is not None:
-                self._alias(one, leaf)
-            elif one.group is None and _dense_enough(leaf):
-                self._stage(one, leaf)
-            else:
-                grouped.setdefault(one.group if one.group is not None else -1 - one.position, []).append(one)
-        for members in grouped.values():
-            self._stage_group(members, call.leaves)
-
-    def _alias(self, one: Input, leaf: torch.Tensor) -> None:
-        assert one.managed is not None
-        alias = self._aliases.get(id(leaf))  # one object given twice stays one object
-        if alias is None:
-            storage = self._storages.get(one.managed)  # views of one output share memory here, too
-            if storage is None:
-                storage = self._storages[one.managed] = self._arena.storage(one.managed)
-                self._tape.add_block(one.managed, storage)
-            alias = self._aliases[id(leaf)] = over(storage, Geometry.of(leaf))
-        self.replacements[one.position] = alias
-
-    def _stage(self, one: Input, leaf: torch.Tensor) -> None:
-        lead = leaf.data_ptr() % ALIGNMENT if leaf.numel() else 0
-        geometry = evolve(Geometry.of(leaf), offset=lead // leaf.element_size())
-        block = self._arena.allocate(span_bytes(leaf) + lead)
-        staged = self._arena.tensor(block, geometry)
-        self._arena.track(block, staged.untyped_storage())
-        self._tape.add_block(block, staged.untyped_storage())
+            elif one.how == "static" and leaf.device.type == "cpu" and leaf.numel():
+                tape.add_static(call.paths()[one.position][0], leaf)
+        self.staging = stage(arena, call, [one for one in inputs if not _elsewhere(call.leaves[one.position])])
+        for block, storage in self.staging.managed.items():
+            tape.add_block(block, storage)
+        self._names: list[tuple[int, str, bool]] = []
         with torch.no_grad():
-            staged.copy_(leaf)
-        self.replacements[one.position] = staged
-        name = self._tape.register(staged)
-        assert name is not None
-        self._single.append((one.position, name, one.how == "copy-back"))
-
-    def _stage_group(self, members: list[Input], leaves: Sequence[Any]) -> None:
-        tensors = [leaves[one.position] for one in members]
-        begin = min(tensor.data_ptr() for tensor in tensors)
-        nbytes = max(tensor.data_ptr() + span_bytes(tensor) for tensor in tensors) - begin
-        lead = begin % ALIGNMENT
-        block = self._arena.allocate(nbytes + lead)
-        storage = self._arena.storage(block)
-        self._arena.track(block, storage)
-        self._tape.add_block(block, storage)
-        group = _Group([one.position for one in members], nbytes, lead, block, storage,
-                       any(one.how == "copy-back" for one in members))  # fmt: skip
-        _span(leaves, group.members, nbytes, lead, into=storage)
-        staged: dict[int, torch.Tensor] = {}
-        for one, tensor in zip(members, tensors, strict=True):
-            if id(tensor) not in staged:  # one object given twice stays one object
-                shift = (lead + tensor.data_ptr() - begin) // tensor.element_size()
-                staged[id(tensor)] = over(storage, evolve(Geometry.of(tensor), offset=shift))
-            self.replacements[one.position] = staged[id(tensor)]
-        self._groups.append(group)
+            for single in self.staging.singles:
+                tape.add_block(single.block, single.tensor.untyped_storage())
+                single.tensor.copy_(call.leaves[single.position])
+                name = tape.register(single.tensor)
+                assert name is not None
+                self._names.append((single.position, name, single.back))
+        for group in self.staging.groups:
+            tape.add_block(group.block, group.storage)
+            group.copy_in(call.leaves)
 
     def copy_back(self, leaves: Sequence[Any], written: set[int]) -> None:
         """After the recording run: what the body wrote into staged inputs goes to the caller's tensors."""
         with torch.no_grad():
-            for position, name, _ in self._single:
+            for position, name, _ in self._names:
                 if position in written:
                     leaves[position].copy_(self._tape.scope[name])
-            for group in self._groups:
+            for group in self.staging.groups:
                 if written & set(group.members):
-                    _span(leaves, group.members, group.nbytes, group.lead, out_of=group.storage)
+                    group.copy_out(leaves)
 
     def lines_in(self) -> list[str]:
         """Lines of the tape that stage this call's inputs."""
-        lines = [f"{name}.copy_(t[{position}])" for position, name, _ in self._single]
-        lines += [self._group_line(index, group, "into") for index, group in enumerate(self._groups)]
+        lines = [f"{name}.copy_(t[{position}])" for position, name, _ in self._names]
+        lines += [f"{self._group(index)}.copy_in(t)" for index in range(len(self.staging.groups))]
         generators = [name for name in self._tape.scope if name.startswith("g") and name[1:].isdigit()]
         return lines + [f"{name} = t[{name[1:]}]" for name in generators]
 
     def lines_out(self) -> list[str]:
         """Lines of the tape that copy mutated inputs back."""
-        lines = [f"t[{position}].copy_({name})" for position, name, back in self._single if back]
-        return lines + [self._group_line(i, group, "out_of") for i, group in enumerate(self._groups) if group.back]
+        lines = [f"t[{position}].copy_({name})" for position, name, back in self._names if back]
+        groups = enumerate(self.staging.groups)
+        return lines + [f"{self._group(index)}.copy_out(t)" for index, group in groups if group.back]
 
-    def _group_line(self, index: int, group: _Group, direction: str) -> str:
-        scope = self._tape.scope
-        scope["span"] = _span
-        scope[f"m{index}"], scope[f"s{index}"] = group.members, self._arena.storage(group.block)
-        return f"span(t, m{index}, {group.nbytes}, {group.lead}, {direction}=s{index})"
-
-
-def _path(call: Call, position: int) -> str:
-    return call.paths()[position][0]
+    def _group(self, index: int) -> str:
+        group = self.staging.groups[index]
+        if f"s{index}" not in self._tape.scope:  # over a storage that does not keep the block taken
+            self._tape.scope[f"s{index}"] = evolve(group, storage=self._arena.storage(group.block))
+        return f"s{index}"
 
 
-def _dense_enough(tensor: torch.Tensor) -> bool:
-    """No two elements share memory, as far as sizes and strides tell, so that ``copy_`` may write it."""
-    reach = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride < reach:
-                return False
-            reach = stride * (size - 1) + reach
-    return True
-
-
-def _span(
-    leaves: Sequence[Any], members: list[int], nbytes: int, lead: int, *,
-    into: torch.UntypedStorage | None = None, out_of: torch.UntypedStorage | None = None,
-) -> None:  # fmt: skip
-    """Copy the bytes that a group of tensors spans, gaps included."""
-    first = min((leaves[position] for position in members), key=torch.Tensor.data_ptr)
-    offset = int(first.storage_offset()) * first.element_size()
-    theirs = over(first.untyped_storage(), Geometry(dtype=torch.uint8, offset=offset, shape=(nbytes,), stride=(1,)))
-    ours = over(into or out_of, Geometry(dtype=torch.uint8, offset=lead, shape=(nbytes,), stride=(1,)))  # type: ignore[arg-type]
-    with torch.no_grad():
-        if into is not None:
-            ours.copy_(theirs)
-        else:
-            theirs.copy_(ours)
-            for position in members:
-                if not leaves[position].is_inference():
-                    torch.autograd.graph.increment_version(leaves[position])
+def _elsewhere(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Generator) or leaf.device.type != "cpu"
 
 
 class Recorder(Watch):

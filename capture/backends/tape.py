@@ -19,7 +19,8 @@ from capture import _torch_private
 from capture._observe import same_bits
 from capture._operators import Traits
 from capture.backends import Block, Geometry
-from capture.backends.arena import Arena, over
+from capture.backends.arena import Arena
+from capture.backends.staging import over
 
 _LITERALS = (int, bool, type(None))
 

@@ -1,0 +1,165 @@
+"""Staging: own buffers in the pool for copied inputs, and fresh aliases for managed ones. Every engine uses it.
+
+A buffer has its input's strides and its address modulo 64, so that kernels take the same paths as in eager. Inputs
+that share memory, or whose own elements do, are staged as the bytes they span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from attrs import define, evolve, field
+
+from capture._call import Call
+from capture._observe import span_bytes
+from capture.backends import Block, Geometry, Input
+
+ALIGNMENT = 64  # bytes; what torch's CPU allocator gives, and a divisor of what its CUDA allocator gives
+
+
+class StagingPool(Protocol):
+    """The part of a pool that staging needs."""
+
+    def storage(self, block: Block) -> torch.UntypedStorage:
+        """A fresh storage over a block."""
+
+    def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
+        """A free block and the storage that holds it."""
+
+
+@define
+class Single:
+    """One input with a buffer of its own. ``back``: the buffer is copied back after every replay."""
+
+    position: int
+    block: Block
+    tensor: torch.Tensor
+    back: bool
+
+
+@define
+class Group:
+    """Inputs staged together: ``nbytes`` from the first one's first byte on, ``lead`` bytes into the storage."""
+
+    members: list[int]
+    nbytes: int
+    lead: int
+    block: Block
+    storage: torch.UntypedStorage
+    back: bool
+
+    def copy_in(self, leaves: Sequence[Any]) -> None:
+        """Copy the caller's bytes into the buffer."""
+        _span(leaves, self, into=True)
+
+    def copy_out(self, leaves: Sequence[Any]) -> None:
+        """Copy the buffer over the caller's bytes."""
+        _span(leaves, self, into=False)
+
+
+@define(eq=False)
+class Staging:
+    """How the inputs of one recording reach it. ``replacements``: what the body gets instead, by position."""
+
+    replacements: dict[int, torch.Tensor] = field(factory=dict)
+    singles: list[Single] = field(factory=list)
+    groups: list[Group] = field(factory=list)
+    managed: dict[Block, torch.UntypedStorage] = field(factory=dict)
+    """The storage through which the body sees each managed block."""
+
+    def storages(self) -> list[torch.UntypedStorage]:
+        """Storages of all buffers."""
+        return [one.tensor.untyped_storage() for one in self.singles] + [group.storage for group in self.groups]
+
+
+def stage(pool: StagingPool, call: Call, inputs: Sequence[Input]) -> Staging:
+    """Buffers and aliases for all inputs that need them; contents are not copied yet."""
+    staging = Staging()
+    aliases: dict[int, torch.Tensor] = {}
+    grouped: dict[int, list[Input]] = {}
+    for one in inputs:
+        leaf = call.leaves[one.position]
+        if one.how == "managed" and one.managed is not None:
+            if id(leaf) not in aliases:  # one object given twice stays one object
+                aliases[id(leaf)] = _alias(pool, staging, one.managed, leaf)
+            staging.replacements[one.position] = aliases[id(leaf)]
+        elif one.how in ("copy", "copy-back"):
+            if one.group is None and dense_enough(leaf):
+                _stage(pool, staging, one, leaf)
+            else:
+                grouped.setdefault(one.group if one.group is not None else -1 - one.position, []).append(one)
+    for members in grouped.values():
+        _stage_group(pool, staging, members, call.leaves)
+    return staging
+
+
+def _alias(pool: StagingPool, staging: Staging, block: Block, leaf: torch.Tensor) -> torch.Tensor:
+    storage = staging.managed.get(block)  # views of one output share memory here, too
+    if storage is None:
+        storage = staging.managed[block] = pool.storage(block)
+    return over(storage, Geometry.of(leaf))
+
+
+def _stage(pool: StagingPool, staging: Staging, one: Input, leaf: torch.Tensor) -> None:
+    lead = leaf.data_ptr() % ALIGNMENT if leaf.numel() else 0
+    block, storage = pool.take(span_bytes(leaf) + lead)
+    staged = over(storage, evolve(Geometry.of(leaf), offset=lead // leaf.element_size()))
+    staging.replacements[one.position] = staged
+    staging.singles.append(Single(one.position, block, staged, one.how == "copy-back"))
+
+
+def _stage_group(pool: StagingPool, staging: Staging, members: list[Input], leaves: Sequence[Any]) -> None:
+    tensors = [leaves[one.position] for one in members]
+    begin = min(tensor.data_ptr() for tensor in tensors)
+    nbytes = max(tensor.data_ptr() + span_bytes(tensor) for tensor in tensors) - begin
+    lead = begin % ALIGNMENT
+    block, storage = pool.take(nbytes + lead)
+    back = any(one.how == "copy-back" for one in members)
+    staged: dict[int, torch.Tensor] = {}
+    for one, tensor in zip(members, tensors, strict=True):
+        if id(tensor) not in staged:
+            shift = (lead + tensor.data_ptr() - begin) // tensor.element_size()
+            staged[id(tensor)] = over(storage, evolve(Geometry.of(tensor), offset=shift))
+        staging.replacements[one.position] = staged[id(tensor)]
+    staging.groups.append(Group([one.position for one in members], nbytes, lead, block, storage, back))
+
+
+def dense_enough(tensor: torch.Tensor) -> bool:
+    """No two elements share memory, as far as sizes and strides tell, so that ``copy_`` may write it."""
+    reach = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < reach:
+                return False
+            reach = stride * (size - 1) + reach
+    return True
+
+
+def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
+    """A tensor with this geometry on the storage."""
+    with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
+        empty = torch.empty(0, dtype=geometry.dtype, device=storage.device)  # whatever the default device is
+        tensor = empty.set_(storage, geometry.offset, geometry.shape, geometry.stride)
+        return tensor.conj() if geometry.conj else tensor
+
+
+def _span(leaves: Sequence[Any], group: Group, *, into: bool) -> None:
+    """Copy the bytes that a group of tensors spans, gaps included."""
+    first = min((leaves[position] for position in group.members), key=torch.Tensor.data_ptr)
+    offset = int(first.storage_offset()) * first.element_size()
+    theirs = over(first.untyped_storage(), _bytes(offset, group.nbytes))
+    ours = over(group.storage, _bytes(group.lead, group.nbytes))
+    with torch.no_grad():
+        if into:
+            ours.copy_(theirs)
+            return
+        theirs.copy_(ours)
+        for position in group.members:
+            if not leaves[position].is_inference():
+                torch.autograd.graph.increment_version(leaves[position])
+
+
+def _bytes(offset: int, nbytes: int) -> Geometry:
+    return Geometry(dtype=torch.uint8, offset=offset, shape=(nbytes,), stride=(1,))
