@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from capture._annotate import CaptureOptions as CaptureOptions
     from capture._api import Explanation as Explanation
     from capture._api import Recordings as Recordings
+    from capture._api import Warmup as Warmup
     from capture._api import explain as explain
     from capture._api import load_plans as load_plans
     from capture._api import plans as plans
@@ -40,7 +41,10 @@ if TYPE_CHECKING:
     from capture._api import reset as reset
     from capture._api import save_plans as save_plans
     from capture._api import warmup as warmup
+    from capture._cases import WarmedCase as WarmedCase
+    from capture._cases import WarmupReport as WarmupReport
     from capture._decorate import capture as capture
+    from capture._events import Event as Event
     from capture._step import mark_step_begin as mark_step_begin
     from capture._step import step as step
     from capture._store import LoadReport as LoadReport
@@ -48,9 +52,13 @@ if TYPE_CHECKING:
 # Loaded on first use, so that plans and rules can be read where torch is not installed.
 _HOME = {
     "CaptureOptions": "_annotate",
+    "Event": "_events",
     "Explanation": "_api",
     "LoadReport": "_store",
     "Recordings": "_api",
+    "WarmedCase": "_cases",
+    "Warmup": "_api",
+    "WarmupReport": "_cases",
     "capture": "_decorate",
     "explain": "_api",
     "load_plans": "_api",
@@ -68,9 +76,9 @@ _HOME = {
 __version__ = "0.1.0"
 __all__ = [
     "AnnotationError", "BorrowedOutputError", "CaptureBug", "CaptureError", "CaptureOptions", "CapturePlan",
-    "CaptureWarning", "Explanation", "Finding", "LoadReport", "Recordings", "Severity", "UncapturableError", "capture",
-    "config", "explain", "load_plans", "mark_step_begin", "plans", "recordings", "release", "report", "reset",
-    "save_plans", "step", "warmup",
+    "CaptureWarning", "Event", "Explanation", "Finding", "LoadReport", "Recordings", "Severity", "UncapturableError",
+    "WarmedCase", "Warmup", "WarmupReport", "capture", "config", "explain", "load_plans", "mark_step_begin", "plans",
+    "recordings", "release", "report", "reset", "save_plans", "step", "warmup",
 ]  # fmt: skip
 
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import functools
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
 from attrs import frozen
 from typing_extensions import override
 
-from capture import _observe, _report, _store, _warm
+from capture import _cases, _observe, _report, _store, _warm
 from capture._call import Call
+from capture._cases import Case, WarmupReport
 from capture._compile import compile_plan
-from capture._decorate import all_states, captured_states
+from capture._decorate import all_states, captured_state, captured_states
 from capture._describe import describe
+from capture._errors import AnnotationError
 from capture._events import Counters, Event
 from capture._facts import Facts
 from capture._findings import Finding, Severity
 from capture._plan import CapturePlan
 from capture._runtime import Captured
 from capture._store import LoadReport
-from capture._tree import trees_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,6 +77,7 @@ class Recordings:
     graph_bytes: int
     """Memory of the recorded graphs themselves; 0 on the CPU engine, whose graphs are Python code."""
     events: tuple[Event, ...]
+    """The time log, oldest first: observations, recordings, checkpoints, misses ...; the last 1000 of each instance."""
 
     @override
     def __str__(self) -> str:
@@ -130,25 +132,57 @@ def _one_state(function: Any) -> Captured:
         function = getattr(function, "forward", function) if isinstance(function, torch.nn.Module) else function
         states = captured_states(capture(function))
     if len(states) != 1:
-        from capture._errors import AnnotationError
-
         raise AnnotationError("this is a method of a class; use it through an instance, as in explain(net.step)(x)")
     return states[0]
 
 
-def warmup(function: Callable[P, R]) -> Callable[P, None]:
+class Warmup(Generic[P]):
+    """``warmup(fn)``: call it with the arguments of one call, or give it many ``cases``."""
+
+    def __init__(self, function: Callable[P, object]) -> None:
+        self._function: Any = function
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Warm up one call. Says what a call would say where it cannot be recorded; the body's exceptions come out."""
+        captured = captured_state(self._function)
+        _warm.warm_up(captured, _values(captured, self._function, args, kwargs))
+
+    def cases(self, cases: Iterable[Case], *, progress: bool | None = None) -> WarmupReport:
+        """Warm up many calls, those with the most bytes of tensor arguments first.
+
+        The largest grows the pool, so that the others fit into what is there; the other way round a pool on a GPU
+        grows with each, as what was asked for apart does not merge. A case that cannot be recorded does not stop the
+        others: the report has its reason, and a ``CaptureWarning`` says it once, with ``fallback="error"`` and for
+        exceptions of the body, too.
+
+        Args:
+            cases: a tuple of positional arguments, a mapping of keyword arguments, or ``(args, kwargs)`` each. All are
+                held until the end. Beyond ``max_recordings`` the smallest are skipped (CG901), without a run.
+            progress: show a bar on standard error, through ``rich`` if it is installed, with cases, seconds and
+                bytes of pool and graphs. Default: only if standard error is a terminal.
+
+        Raises:
+            TypeError: a case has another form, or the function does not take its arguments; nothing has run then.
+        """
+        captured = captured_state(self._function)
+        values = _cases.bound(
+            captured.annotation.function, cases, lambda args, kwargs: _values(captured, self._function, args, kwargs)
+        )
+        return _cases.warm_up_all(captured, values, progress)
+
+
+def warmup(function: Callable[P, R]) -> Warmup[P]:
     """``warmup(fn)(*args)`` brings a captured function to replay for arguments like these.
 
-    The caller's tensors, module state, Python state and generators are afterwards as they were before. Does nothing
-    where a recording is impossible, except to say so as a call would.
+    ``warmup(fn).cases([(x,), (y,)])`` does so for many calls, the largest first, and reports on each. The caller's
+    tensors, module state, Python state and generators are afterwards as they were before. Does nothing where a
+    recording is impossible, or beyond ``max_recordings``, except to say so as a call would. Call it in the thread, and
+    under the modes (``torch.inference_mode()``, autocast), that the calls come in: both belong to a recording.
+
+    Raises ``AnnotationError`` for what is not captured, and for a method of a class instead of an instance.
     """
-
-    @functools.wraps(function)
-    def warmed(*args: P.args, **kwargs: P.kwargs) -> None:
-        (captured,) = captured_states(function)
-        _warm.warm_up(captured, _values(captured, function, args, kwargs))
-
-    return warmed
+    return Warmup(function)
 
 
 def plans(function: Any) -> tuple[CapturePlan, ...]:
@@ -164,13 +198,13 @@ def recordings(function: Any) -> Recordings:
     for captured in states:
         for name, count in captured.log.counters.items().items():
             total[name] = total.get(name, 0) + count
-    trees = {id(tree): tree for captured in states for tree in trees_of(captured)}
+    pool_bytes, graph_bytes = _cases.memory_of(states)
     findings = {key: finding for captured in states for key, finding in captured.findings.items()}
     return Recordings(
         function=states[0].annotation.function if states else "(no call yet)",
         findings=tuple(findings.values()),
-        pool_bytes=sum(tree.pool.reserved_bytes() for tree in trees.values()),
-        graph_bytes=0,
+        pool_bytes=pool_bytes,
+        graph_bytes=graph_bytes,
         events=tuple(sorted((e for captured in states for e in captured.log.events), key=lambda e: e.at)),
         **total,
     )

@@ -19,8 +19,8 @@ from attrs import define, field
 from capture import _torch_private
 from capture._describe import Implicit
 from capture._named import MISSING
-from capture._observe import span_bytes
 from capture._state import Place, Snapshot
+from capture._tensors import span_bytes
 from capture.backends import Geometry
 
 OK, MOVED, CHANGED, OVERLAPS = 0, 1, 2, 3

@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 import torch
 from attrs import define, field
 
-from capture import _tree, _where
+from capture import _events, _profile, _tree, _where
 from capture._annotate import Annotation, CaptureOptions, annotate
 from capture._bind import Binder, make_binder, signature_of
 from capture._errors import AnnotationError
@@ -245,6 +245,19 @@ def captured_states(target: Any) -> list[Captured]:
     return list(handle.states())
 
 
+def captured_state(target: Any) -> Captured:
+    """The one state behind a decorated function, a bound method or a module.
+
+    Raises ``AnnotationError`` for what was not decorated, and for a method of a class, which has one an instance.
+    """
+    states = captured_states(target)
+    target = target.forward if isinstance(target, torch.nn.Module) else target
+    handle = _handle_of(target)
+    if handle is None or (handle.single is None and not isinstance(target, types.MethodType)):
+        raise AnnotationError(f"{_name_of(target)} is a method of a class; use it through an instance")
+    return states[0]
+
+
 def all_states() -> list[Captured]:
     """States of everything captured in this process and still alive."""
     return sorted(_all, key=lambda captured: captured.number)
@@ -257,5 +270,6 @@ def _forget_in_child() -> None:
     _tree.forget_trees()
 
 
+_events.use_trace(_profile.TRACE)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)

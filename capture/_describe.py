@@ -27,8 +27,10 @@ from capture._facts import (
     PlaceholderInfo,
     SubclassLeaf,
 )  # fmt: skip
-from capture._observe import External, Watched, escapes, result_leaves, span_bytes, tensor_info
+from capture._observe import External, Watched, escapes, result_leaves
 from capture._state import Change, Place
+from capture._tensors import span_bytes, tensor_info
+from capture._torch_private import storage_use_count, use_count
 
 _OWNERS: dict[str, Owner] = {
     "parameter": "parameter", "buffer": "buffer", "attribute": "attribute", "closure": "closure", "global": "global",
@@ -146,6 +148,9 @@ class _Classifier:
                 self._arguments.setdefault(id(leaf.untyped_storage()), []).append((position, leaf))
         self._implicit: dict[int, str] = {}
         self._replaced = {change.place.path for change in watched.changed}
+        left = [watched.result, *(change.after for change in watched.changed if not change.container)]
+        tensors = [leaf for value in left for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)]
+        self._left = {id(tensor.untyped_storage()) for tensor in tensors if tensor.layout is torch.strided}
 
     def implicit(self) -> list[Implicit]:
         """External memory that is no argument's."""
@@ -157,9 +162,20 @@ class _Classifier:
                 if external.mutation is not None:
                     found += self._beside_arguments(key, external)
                 continue
+            if external.tensor.device.type != "cpu" and self._is_temporary(external):
+                continue
             found.append(self._owned(external, f"(unknown tensor {len(found)})"))
             self._implicit[key] = found[-1].path
         return found
+
+    def _is_temporary(self, external: External) -> bool:
+        """Nobody but our notes, or the result, holds this memory: code that tells no operator of its allocations, such
+        as a compiled function, made it in the body."""
+        if self._watched.before.owners(external.storage):
+            return False
+        if id(external.storage) in self._left:
+            return True
+        return storage_use_count(external.storage) <= 2 and use_count(external.tensor) <= 1
 
     def _beside_arguments(self, key: int, external: External) -> list[Implicit]:
         """Python state on a written argument's memory that the body used, too, as far as tensor objects tell."""
@@ -218,6 +234,8 @@ class _Classifier:
             return KeptLeaf(path, value, "static", known if same else owner.path)
         if owners:
             return KeptLeaf(path, value, "static-view", owners[0][0].path)
+        if value.device.type == "cuda":  # made by a kernel no operator tells of, or it is not in the pool when recorded
+            return KeptLeaf(path, value, "fresh")
         return KeptLeaf(path, value, "foreign")
 
 

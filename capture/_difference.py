@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from capture import _ambient, _observe, _where
+from capture import _ambient, _tensors, _where
 from capture._bind import Key
 from capture._call import Call
 from capture._entry import Entry
@@ -81,7 +81,7 @@ def _tensor(old: Entry, call: Call) -> tuple[str, str, str] | None:
     known = {one.path: one.tensor for one in old.plan.placeholders}
     for path, leaf in call.paths():
         if isinstance(leaf, torch.Tensor) and path in known:
-            info, before = _observe.tensor_info(leaf), known[path]
+            info, before = _tensors.tensor_info(leaf), known[path]
             if (info.dtype, info.shape, info.device) != (before.dtype, before.shape, before.device):
                 return path, str(before), str(info)
             if info.stride != before.stride:

@@ -32,6 +32,8 @@ class Entry:
     differing_runs: int = 0
     plan_is_new: bool = False
     """The plan differs from the one kept on disk."""
+    trusts_store: bool = True
+    """False once a plan from disk did not hold."""
     shares_memory: bool = False
     """Two arguments lie on the same memory."""
     nodes: list[Node] = field(factory=list)

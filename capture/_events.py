@@ -2,7 +2,8 @@
 
 Every warm-up, observation, recording, checkpoint, miss, rebind and fallback is an ``Event``; replays and outputs that
 leave the pool are only counted, since a record of each would cost more than they do. ``CAPTURE_LOGS`` prints events
-as they happen, in the grammar of ``TORCH_LOGS``: ``CAPTURE_LOGS="recordings,+runtime,-plans"``.
+as they happen, in the grammar of ``TORCH_LOGS``: ``CAPTURE_LOGS="recordings,+runtime,-plans"``. While a profiler
+runs, what is timed is also a range ``capture::<kind> <function>`` in its trace (``use_trace``).
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 from attrs import asdict, define, field, frozen
 
 EventKind = Literal[
-    "observe", "warm-up", "plan", "plan-loaded", "plan-stale", "record", "checkpoint", "miss", "rebind", "eager",
-    "fallback", "verify", "drop", "step", "error",
+    "observe", "warm-up", "plan", "plan-loaded", "plan-stale", "record", "create", "instantiate", "checkpoint",
+    "restore", "miss", "rebind", "eager", "fallback", "verify", "drop", "step", "error",
 ]  # fmt: skip
 
 _ARTEFACTS: dict[str, tuple[str, ...]] = {
-    "runtime": ("observe", "warm-up", "checkpoint", "miss", "drop", "step", "error"),
-    "recordings": ("record", "rebind", "verify"),
+    "runtime": ("observe", "warm-up", "checkpoint", "restore", "miss", "drop", "step", "error"),
+    "recordings": ("record", "create", "instantiate", "rebind", "verify"),
     "skips": ("eager", "fallback"),
     "plans": ("plan", "plan-loaded", "plan-stale"),
 }
@@ -36,14 +37,18 @@ logger = logging.getLogger("capture")
 
 @frozen(kw_only=True)
 class Event:
-    """One thing that happened. ``at`` in seconds of ``time.perf_counter``, ``ms`` how long it took."""
+    """One thing that happened to a captured function."""
 
     kind: EventKind
     function: str
+    """Its qualified name, or what ``name=`` says."""
     detail: str = ""
     at: float = 0.0
+    """When it was over, in seconds of ``time.perf_counter``."""
     ms: float = 0.0
+    """How long it took; 0 for what is not timed."""
     nbytes: int = 0
+    """Memory it is about: the pool's size after ``record``, a graph's after ``instantiate``; 0 where there is none."""
 
 
 @define
@@ -69,6 +74,31 @@ class Counters:
 
 
 @define
+class Timed:
+    """What a timed block may say while it runs."""
+
+    detail: str = ""
+    nbytes: int = 0
+
+
+@frozen(kw_only=True)
+class Trace:
+    """How to reach a profiler. ``enter(name)`` is called only while ``is_running()``, as a range costs 11 us."""
+
+    is_running: Callable[[], bool]
+    enter: Callable[[str], AbstractContextManager[object]]
+
+
+_trace = Trace(is_running=bool, enter=nullcontext)  # bool() is False: no profiler is known yet
+
+
+def use_trace(trace: Trace) -> None:
+    """From now on timed blocks are ranges there, too. Given from outside, as this module works without torch."""
+    global _trace
+    _trace = trace
+
+
+@define
 class Log:
     """Events and counters of one captured function."""
 
@@ -82,16 +112,26 @@ class Log:
         self.events.append(event)
         level = _levels.get(kind)
         if level is not None:
-            logger.log(level, "%s %s: %s (%.2f ms)", kind, self.function, detail, ms)
+            size = f", {nbytes} bytes" if nbytes else ""
+            logger.log(level, "%s %s: %s (%.2f ms%s)", kind, self.function, detail, ms, size)
 
     @contextmanager
-    def timed(self, kind: EventKind, detail: str = "") -> Iterator[None]:
-        """Note an event that lasts as long as the block, also when the block raises."""
+    def timed(self, kind: EventKind, detail: str = "", *, nbytes: int = 0) -> Iterator[Timed]:
+        """Note an event that lasts as long as the block, also when the block raises; a range in a profiler's trace.
+
+        The block may set ``detail`` and ``nbytes`` on what it is given, where it learns them only at its end.
+        """
+        timed = Timed(detail, nbytes)
         begin = time.perf_counter()
         try:
-            yield
+            with self.range(kind):
+                yield timed
         finally:
-            self.add(kind, detail, ms=(time.perf_counter() - begin) * 1e3)
+            self.add(kind, timed.detail, ms=(time.perf_counter() - begin) * 1e3, nbytes=timed.nbytes)
+
+    def range(self, kind: EventKind) -> AbstractContextManager[object]:
+        """A range in a profiler's trace alone, for what notes its own event; nothing while no profiler runs."""
+        return _trace.enter(f"capture::{kind} {self.function}") if _trace.is_running() else nullcontext()
 
 
 def parse_logs(text: str) -> dict[str, int]:

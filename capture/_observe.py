@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import threading
 import weakref
 from collections.abc import Iterator
@@ -25,31 +24,10 @@ from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutat
 from capture._host_reads import autocast_switches, host_reads
 from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
+from capture._tensors import digest, tensor_info
 from capture._torch_private import TorchDispatchMode, autocast_inside, generator_id
 
 _DETACHING = {"detach", "alias", "detach_"}
-
-
-def tensor_info(tensor: torch.Tensor) -> TensorInfo:
-    """Metadata as plain data."""
-    strided = tensor.layout is torch.strided and not tensor.is_nested
-    return TensorInfo(
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(tensor.shape) if not tensor.is_nested else (),
-        stride=tuple(tensor.stride()) if strided else (),
-        device=str(tensor.device),
-        requires_grad=tensor.requires_grad,
-        layout=str(tensor.layout).removeprefix("torch."),
-        nbytes=span_bytes(tensor) if strided else 0,
-    )
-
-
-def span_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from a strided tensor's first element to the end of its last."""
-    if tensor.numel() == 0:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
 
 
 @define
@@ -114,12 +92,28 @@ class Watch(TorchDispatchMode):
         self.keep_undo = undo
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
+        self.arguments: set[int] = set()
+        """``id`` of the storages of the leaves the body was given."""
         self.autocast: dict[str, bool] = {}
         """Device types for which autocast is on in the body; inside the mode torch answers no."""
+
+    @classmethod
+    @override
+    def ignore_compile_internals(cls) -> bool:
+        return True  # else compiled functions inside the body would run their original code
+
+    def begin(self, arguments: list[tuple[str, Any]]) -> None:
+        """The run begins: the state before it is noted, and these are the leaves the body gets."""
+        self.arguments = {id(_storage(leaf)) for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
 
     def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator; a recorder replaces this."""
         return op(*args, **kwargs)
+
+    def is_temporary(self, tensor: torch.Tensor) -> bool:
+        """The body made this memory although no operator told so; a recorder may know."""
+        del tensor
+        return False
 
     @override
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -133,7 +127,7 @@ class Watch(TorchDispatchMode):
             self._see_input(tensor, known)
         self._see_host(known, args, kwargs, inputs)
         self._see_writes(known, args, kwargs)
-        states = self._states(kwargs) if known.draws else None
+        states = self._states(kwargs, inputs) if known.draws else None
         if known.casts_inside and any(self.autocast.values()):
             with autocast_inside():
                 result = self.execute(op, args, kwargs)
@@ -146,7 +140,7 @@ class Watch(TorchDispatchMode):
             made = self._see_output(tensor, known, set() if lifted else input_storages) or made
         notes.num_ops += made or bool(known.writes)
         notes.sequence.append(known.name)
-        notes.scalars.append(_scalars(known, args, kwargs))
+        notes.scalars.append(_scalars(known, args, kwargs, constant=self._made_constant(known, inputs)))
         notes.lines.append(_where.here())
         return result
 
@@ -157,6 +151,8 @@ class Watch(TorchDispatchMode):
             return
         self.notes.objects.add(id(tensor))
         external = self.notes.externals.get(id(storage))
+        if external is None and id(storage) not in self.arguments and self.is_temporary(tensor):
+            return
         if external is None:
             self.notes.externals[id(storage)] = External(tensor, storage, _where.here())
         if torch.is_grad_enabled() and tensor.requires_grad and op.base not in _DETACHING:
@@ -182,8 +178,10 @@ class Watch(TorchDispatchMode):
         )
         if "cpu" in devices and not crossing and any(tensor.dim() for tensor in inputs):
             self.notes.cpu_work.append(HostWork(op=op.name, kind="compute", where=_where.here()))
-        elif crossing and ("cpu" in devices or target is not None) and op.base in ("_to_copy", "copy_", "copy"):
-            self.notes.cpu_work.append(HostWork(op=op.name, kind="copy", where=_where.here()))
+        elif crossing and op.base in ("_to_copy", "copy_", "copy"):
+            onto = torch.device(target) if target is not None else inputs[0].device
+            if onto.type == "cpu":  # the other way round the engine keeps a copy on the device up to date
+                self.notes.cpu_work.append(HostWork(op=op.name, kind="copy", where=_where.here()))
 
     def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
         """Note a host read, once a line."""
@@ -201,9 +199,22 @@ class Watch(TorchDispatchMode):
             if self.keep_undo:
                 self.notes.undo.append((external.tensor, external.storage.clone()))
 
-    def _states(self, kwargs: dict[str, Any]) -> tuple[torch.Generator, torch.Tensor]:
+    def _made_constant(self, op: Traits, inputs: list[torch.Tensor]) -> torch.Tensor | None:
+        """The CPU tensor whose values the body itself made of Python values: a drift of them must be seen."""
+        made_here = op.base.startswith("lift") or (op.base == "_to_copy" and not self._is_known(inputs[0]))
+        return inputs[0] if made_here and inputs and inputs[0].device.type == "cpu" else None
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        storage = _storage(tensor)
+        return id(storage) in self.arguments or self.made(tensor) or bool(self.before.tensors.get(id(storage)))
+
+    def _states(
+        self, kwargs: dict[str, Any], inputs: list[torch.Tensor]
+    ) -> tuple[torch.Generator, torch.Tensor] | None:
         generator = kwargs.get("generator")
-        generator = torch.default_generator if generator is None else generator
+        if generator is None:
+            device = kwargs.get("device") or (inputs[0].device if inputs else "cpu")
+            generator = default_generator(torch.device(device))
         return generator, generator.get_state()
 
     def _see_draws(self, op: Traits, before: tuple[torch.Generator, torch.Tensor], kwargs: dict[str, Any]) -> None:
@@ -235,6 +246,21 @@ class Watch(TorchDispatchMode):
         return {key: produced for key, produced in self.notes.produced.items() if produced.storage() is not None}
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that draws on a device use by default."""
+    if device.type != "cuda":
+        return torch.default_generator
+    index: int | None = device.index  # None for "cuda" alone, whatever the stub says
+    index = torch.cuda.current_device() if index is None else index
+    return torch.cuda.default_generators[index]
+
+
+def default_generators() -> list[torch.Generator]:
+    """Default generators of all devices in use."""
+    devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return [torch.default_generator, *devices]
+
+
 def _storage(tensor: torch.Tensor) -> Any:
     """The storage object; the tensor itself where there is none (sparse, some subclasses)."""
     try:
@@ -243,35 +269,14 @@ def _storage(tensor: torch.Tensor) -> Any:
         return tensor
 
 
-def _scalars(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
-    if op.base.startswith("lift"):
-        tensor = args[0]
-        return (f"{tensor.dtype}{tuple(tensor.shape)} {digest(tensor)}",)
-    named = [*enumerate(args), *kwargs.items()]
-    return tuple(f"{name}={_scalar(value)}" for name, value in named if not isinstance(value, torch.Tensor))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return (
-        tensor.detach()
-        .resolve_conj()
-        .resolve_neg()
-        .clone(memory_format=torch.contiguous_format)
-        .reshape(-1)
-        .view(torch.uint8)
-    )
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal metadata and equal bits, NaN payloads included."""
-    same = one.dtype == other.dtype and one.shape == other.shape
-    return same and (one.numel() == 0 or torch.equal(_bytes(one), _bytes(other)))
-
-
-def digest(tensor: torch.Tensor) -> str:
-    """Follows from the tensor's values; read from the storage, since reads of tensors are watched."""
-    data = bytes(tensor.detach().clone(memory_format=torch.contiguous_format).untyped_storage().tolist())
-    return hashlib.sha256(data).hexdigest()[:16]
+def _scalars(
+    op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], *, constant: torch.Tensor | None
+) -> tuple[str, ...]:
+    values: tuple[str, ...] = ()
+    if constant is not None:
+        values = (f"{constant.dtype}{tuple(constant.shape)} {digest(constant)}",)
+    named = [] if op.base.startswith("lift") else [*enumerate(args), *kwargs.items()]
+    return values + tuple(f"{name}={_scalar(value)}" for name, value in named if not isinstance(value, torch.Tensor))
 
 
 def _scalar(value: Any) -> str:
@@ -320,8 +325,9 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
     watch.generators.update({key: place.path for key, place in before.generators.items()})
     watched = Watched(call, watch, before, arguments, values=values)
     watched.versions = list(_versions(arguments, before))
+    watch.begin(arguments)
     if watch.keep_undo:
-        generators = [torch.default_generator, *(place.get() for place in before.generators.values())]
+        generators = [*default_generators(), *(place.get() for place in before.generators.values())]
         generators += [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
         watched.states = [(generator, generator.get_state()) for generator in generators]
     _active.append(watch)

@@ -50,7 +50,8 @@ class Alias:
         offset = begin // self.dtype.itemsize
         if self.dtype == tensor.dtype:
             return tensor.as_strided(self.shape, self.stride, offset)
-        return torch.empty(0, dtype=self.dtype).set_(tensor.untyped_storage(), offset, self.shape, self.stride)
+        empty = torch.empty(0, dtype=self.dtype, device=tensor.device)
+        return empty.set_(tensor.untyped_storage(), offset, self.shape, self.stride)
 
 
 @frozen(eq=False)
@@ -119,11 +120,10 @@ class OutputPlan:
     groups: tuple[Group, ...]
     aliases: tuple[tuple[int, Alias], ...]
     constants: tuple[tuple[int, Any], ...]
-    empties: tuple[tuple[int, Geometry], ...]
+    empties: tuple[tuple[int, Geometry, torch.device], ...]
     repeats: tuple[tuple[int, int], ...]
     """Positions that hold the very object of an earlier position."""
     effects: tuple[EffectSlot, ...]
-    device: torch.device
     inference: bool
     """Fresh leaves are inference tensors although the caller is not in inference mode: the body was, by itself."""
     live: list[Held | None] = field(factory=list)
@@ -165,10 +165,8 @@ class OutputPlan:
             self.live[number] = hold(tensors[0].untyped_storage())
             for position, tensor in zip(group.positions, self._hand_out(number, tensors), strict=True):
                 values[position] = tensor
-        for position, geometry in self.empties:
-            values[position] = torch.empty_strided(
-                geometry.shape, geometry.stride, dtype=geometry.dtype, device=self.device
-            )
+        for position, geometry, device in self.empties:
+            values[position] = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype, device=device)
 
     def finish(self, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
         """Put leaves into the result's structure and set effects."""
@@ -252,7 +250,6 @@ def plan_outputs(
     arguments: Sequence[tuple[str, Any]],
     owners: Callable[[str], torch.Tensor],
     pool: Pool,
-    device: torch.device,
     own: dict[int, Place],
 ) -> OutputPlan:
     """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``."""
@@ -270,7 +267,7 @@ def plan_outputs(
             entry[2].append(Geometry.of(value))
         elif leaf.kind == "fresh":
             geometry = evolve(Geometry.of(value), offset=0)
-            empties.append((position, geometry))
+            empties.append((position, geometry, value.device))
         elif leaf.kind == "python":
             constants.append((position, value))
         else:
@@ -290,7 +287,7 @@ def plan_outputs(
     return OutputPlan(
         policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
         constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
-        device=device, inference=inference, live=[None] * len(made), tensors=[[] for _ in made], single=single,
+        inference=inference, live=[None] * len(made), tensors=[[] for _ in made], single=single,
     )  # fmt: skip
 
 

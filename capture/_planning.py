@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from attrs import evolve
 
 from capture import _config, _observe, _store
@@ -18,7 +19,8 @@ from capture._facts import Facts
 from capture._findings import Severity
 from capture._observe import Watched
 from capture._plan import CapturePlan
-from capture._tree import Tree
+from capture._tree import Tree, tree_for
+from capture.backends import backend_for
 
 if TYPE_CHECKING:
     from capture._runtime import Captured
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
 
 def load(captured: Captured, entry: Entry) -> Phase:
     """Take the plan another process made, if there is one; it is checked by the recording."""
-    if _config.current().skip_warmup:
+    if _config.current().skip_warmup and entry.trusts_store:
         entry.phase = "ready"
+        return entry.phase
+    if not entry.trusts_store:
         return entry.phase
     plan = _store.load(captured.annotation, captured.function, entry.key, captured.log)
     if plan is None:
@@ -61,6 +65,7 @@ def observe(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Any:
     undoable = captured.annotation.fallback == "error" or captured.annotation.rng == "forbid"
     watched, described = watch(captured, call, undo=undoable)
     facts = compared(entry, described.facts, watched.watch.notes.lines)
+    tree = _on_its_device(entry, facts, tree)
     if _shares_with_state(captured, facts):  # says nothing about calls that do not
         entry.overlapping = entry = entry.overlapping or Entry((*entry.key, "overlaps state"))
     try:
@@ -73,6 +78,23 @@ def observe(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Any:
     elif entry.phase == "eager":
         captured.log.counters.eager_calls += 1
     return watched.result
+
+
+def _on_its_device(entry: Entry, facts: Facts, tree: Tree) -> Tree:
+    """A body may work on a device that none of its arguments tells of, through a module it names."""
+    devices = [device for device in facts.devices if not device.startswith(("cpu", "meta"))]
+    if len(devices) != 1 or devices[0] == tree.backend.name:
+        return tree
+    backend = backend_for(torch.device(devices[0]))
+    if backend is None:
+        return tree
+    entry.backend = backend
+    return tree_for(backend)
+
+
+def forget_stored(entry: Entry) -> None:
+    """A recording made without a watched run did not come out as expected: begin with a watched run after all."""
+    entry.phase, entry.plan, entry.trusts_store = "cold", None, False
 
 
 def _always_unsettled(captured: Captured, plan: CapturePlan) -> bool:

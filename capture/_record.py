@@ -7,18 +7,18 @@ put where staged ones were, and what lies in the pool is moved out of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import evolve
 
-from capture import _checks, _observe, _planning, _state, _where
+from capture import _checks, _observe, _planning, _state, _tensors, _where
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._containers import is_container
 from capture._describe import Described, alias_groups
-from capture._entry import Entry
+from capture._entry import RETRIES, Entry
 from capture._facts import Facts, Moved
 from capture._findings import Policy
 from capture._outputs import OutputPlan, plan_outputs
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def span_of(leaf: Any) -> int:
     """Bytes between a tensor's first element and the end of its last; 0 for what is no strided tensor."""
     strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
-    return _observe.span_bytes(leaf) if strided else 0
+    return _tensors.span_bytes(leaf) if strided else 0
 
 
 def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...]:
@@ -96,6 +96,9 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
         return _record(captured, entry, call, tree, pattern, undo=undo)
     finally:
         tree.recording = False
+        if not tree.pool.is_tidy():
+            captured.log.add("drop", "a tensor of a failed recording is kept: the pool is given up")
+            tree.retire()
 
 
 def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool) -> Any:
@@ -105,55 +108,143 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     begin = time.perf_counter()
     with _observe.capture_lock:
         tree.before_recording(captured.log)
-        recorded = tree.backend.record(tree.pool, call, inputs, undo=undo)
-    named = {**call.named_values(), "self": captured.receiver}
+        recorded = tree.backend.record(tree.pool, call, inputs, undo=undo, warm=entry.facts is not None)
     if recorded.described is None:
-        _leave_pool(tree, recorded)
-        _settle_effects(call, recorded)
-        if undo:
-            _observe.undo(recorded.watched)
-        assert recorded.watched.error is not None
-        raise recorded.watched.error
+        return _without_facts(captured, entry, call, tree, recorded, undo=undo)
     facts, plan = _facts_and_plan(captured, entry, recorded)
     written = _written(call, inputs, facts)
-    count_writes(written, call.leaves)
-    outputs = _plan_outputs(captured, recorded, tree.pool)
-    owners = {one.path: one.owners[0][1] for one in recorded.described.implicit if one.owners}
-    values = outputs.own_values(_kept_values(recorded.described), call.leaves, owners.__getitem__)
-    if not all(tree.expel(one.owners[0][1]) for one in recorded.described.implicit if one.owners):
+    if recorded.executed:
+        count_writes(written, call.leaves)
+    if not _expel_state(tree, recorded.described):
         facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")
         plan = compile_plan(captured.annotation, facts)
     if recorded.recording is None or plan.outcome != "record" or not _as_planned(entry.plan, plan):
-        _leave_pool(tree, recorded)
-        result = outputs.finish(values, lambda: named)
-        if undo:
-            _observe.undo(recorded.watched)
-        reason = facts.refused or recorded.failure or "the recording run differs from the plan"
-        _planning.replace(captured, entry, facts, plan, reason)
-        return result
+        return _refused(captured, entry, call, tree, recorded, facts, plan, undo=undo)
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
     captured.note_findings(plan)
     if entry.plan_is_new:
         _planning.save(captured, entry)
+    outputs = _plan_outputs(captured, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
-    adopted = outputs.adopt(values)
-    result = outputs.finish(adopted, lambda: named)
+    node.written = written
+    result = _result(captured, call, tree, node, recorded, undo=undo)
     tree.attach(node)
     entry.nodes.append(node)
-    node.written = written
     counters.recordings += 1
     ms = (time.perf_counter() - begin) * 1e3
     captured.log.add(
         "record", f"{plan.num_ops} operators, depth {len(tree.path)}", ms=ms, nbytes=tree.pool.reserved_bytes()
     )
     if undo:
-        _observe.undo(recorded.watched)
+        _undo(recorded)
     return result
+
+
+def _named(captured: Captured, call: Call) -> Callable[[], dict[str, Any]]:
+    return lambda: {**call.named_values(), "self": captured.receiver}
+
+
+def _expel_state(tree: Tree, described: Described) -> bool:
+    return all(tree.expel(one.owners[0][1]) for one in described.implicit if one.owners)
+
+
+def _result(captured: Captured, call: Call, tree: Tree, node: Node, recorded: Recorded, *, undo: bool) -> Any:
+    """The call's result: the recording run's own values, or what the first replay gives."""
+    outputs, described = node.outputs, recorded.described
+    assert outputs is not None
+    assert described is not None
+    if not recorded.executed:
+        return None if undo else captured.run_recording(node, tree, call)
+    return outputs.finish(outputs.adopt(_own_values(outputs, call, described)), _named(captured, call))
+
+
+def _own_values(outputs: OutputPlan, call: Call, described: Described) -> list[Any]:
+    owners = {one.path: one.owners[0][1] for one in described.implicit if one.owners}
+    return outputs.own_values(_kept_values(described), call.leaves, owners.__getitem__)
+
+
+def _undo(recorded: Recorded) -> None:
+    watched = recorded.watched
+    if watched is not None and recorded.executed:
+        _observe.undo(watched)
+    elif watched is not None:
+        _state.restore(watched.before, watched.changed)
+
+
+def _refused(
+    captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, facts: Facts, plan: CapturePlan, *,
+    undo: bool,
+) -> Any:  # fmt: skip
+    """The run is no recording, or not the one that was planned."""
+    reason = facts.refused or recorded.failure or "the recording run differs from the plan"
+    if not recorded.executed:
+        return _run_instead(captured, entry, call, tree, recorded, facts, plan, reason, undo=undo)
+    assert recorded.described is not None
+    outputs = _plan_outputs(captured, recorded, tree.pool)
+    values = _own_values(outputs, call, recorded.described)
+    _leave_pool(tree, recorded)
+    result = outputs.finish(values, _named(captured, call))
+    if undo:
+        _undo(recorded)
+    _planning.replace(captured, entry, facts, plan, reason)
+    return result
+
+
+def _without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, *, undo: bool) -> Any:
+    """The body raised, or was stopped."""
+    watched = recorded.watched
+    error = watched.error if watched is not None else None
+    if recorded.executed or (error is not None and not isinstance(error, Exception) and not recorded.stopped):
+        assert watched is not None
+        assert error is not None
+        if recorded.executed:
+            _leave_pool(tree, recorded)
+            _settle_effects(call, recorded)
+        if undo or not recorded.executed:
+            _undo(recorded)
+        raise error
+    facts = entry.facts or captured.bare_facts()
+    if watched is not None and watched.watch.notes.syncs:
+        facts = evolve(facts, host_syncs=tuple(watched.watch.notes.syncs.values()))
+    else:
+        facts = evolve(facts, refused=recorded.failure)
+    plan = compile_plan(captured.annotation, facts)
+    reason = recorded.failure or "the capture failed"
+    return _run_instead(captured, entry, call, tree, recorded, facts, plan, reason, undo=undo)
+
+
+def _run_instead(
+    captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, facts: Facts, plan: CapturePlan,
+    reason: str, *, undo: bool,
+) -> Any:  # fmt: skip
+    """Only the body's Python has run: undo that, and run the body as a plain call."""
+    if recorded.recording is not None:
+        recorded.recording.release()
+    error = recorded.watched.error if recorded.watched is not None else None
+    _undo(recorded)
+    if recorded.transient:
+        captured.log.add("drop", reason)
+        entry.differing_runs += 1
+        entry.phase = "eager" if entry.differing_runs > RETRIES else entry.phase
+        return None if undo else captured.run_eagerly(call, reason)
+    if entry.facts is None:  # recorded straight away, without a watched run
+        captured.log.add("drop", reason)
+        _planning.forget_stored(entry)
+        return None if undo else _planning.observe(captured, entry, call, tree)
+    if error is not None and not recorded.stopped and not undo:  # eager's own error, if it raises one, comes first
+        result = captured.run_eagerly(call, reason)
+        _planning.replace(captured, entry, facts, plan, reason)
+        return result
+    _planning.replace(captured, entry, facts, plan, reason)
+    return None if undo else captured.run_eagerly(call, reason)
 
 
 def _facts_and_plan(captured: Captured, entry: Entry, recorded: Recorded) -> tuple[Facts, CapturePlan]:
     assert recorded.described is not None
+    assert recorded.watched is not None
     facts = _planning.compared(entry, recorded.described.facts, recorded.watched.watch.notes.lines)
+    if not recorded.executed and entry.facts is not None:
+        facts = evolve(facts, draws=entry.facts.draws)  # generators do not move while capturing
     known = facts.host_syncs or facts.host_work or facts.subclasses or any(o.kind == "foreign" for o in facts.outputs)
     if recorded.failure is not None and not known:
         facts = evolve(facts, refused=recorded.failure)
@@ -186,11 +277,12 @@ def _kept_values(described: Described) -> list[Any]:
 def _plan_outputs(captured: Captured, recorded: Recorded, pool: Pool) -> OutputPlan:
     described, watched = recorded.described, recorded.watched
     assert described is not None
+    assert watched is not None
     owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
     own = {id(value): place for place, value in watched.before.places.values() if is_container(value)}
     return plan_outputs(
         captured.annotation.outputs, watched.result, described.outputs, described.effects, recorded.blocks,
-        watched.arguments, owners.__getitem__, pool, torch.device("cpu"), own,
+        watched.arguments, owners.__getitem__, pool, own,
     )  # fmt: skip
 
 
@@ -198,8 +290,9 @@ def _node(
     captured: Captured, entry: Entry, call: Call, recorded: Recorded, outputs: OutputPlan, inputs: Sequence[Input],
     pattern: Pattern,
 ) -> Node:  # fmt: skip
-    described = recorded.described
+    described, watched = recorded.described, recorded.watched
     assert described is not None
+    assert watched is not None
     paths = [path for path, _ in call.paths()]
     static = [
         (one.position, paths[one.position], call.leaves[one.position])
@@ -209,14 +302,13 @@ def _node(
     replaced = {effect.change.place.path for effect in described.effects}
     mutated = _mutated(described.facts)
     copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
-    checker = _checks.make_checker(
-        recorded.watched.before, described.implicit, static, replaced, call.leaves, copied, mutated
-    )
+    checker = _checks.make_checker(watched.before, described.implicit, static, replaced, call.leaves, copied, mutated)
     statics = {one.path: one.owners[0][1] for one in described.implicit}
     return Node(
         function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,
         outputs=outputs, check=checker.function, checker=checker, statics=statics,
-        generators=tuple(place.get() for place in recorded.watched.before.generators.values()),
+        generators=tuple(place.get() for place in watched.before.generators.values()),
+        layout=recorded.layout,
     )  # fmt: skip
 
 
@@ -239,6 +331,7 @@ def count_writes(positions: Sequence[int], leaves: Sequence[Any]) -> None:
 
 def _leave_pool(tree: Tree, recorded: Recorded) -> None:
     """Move everything that a refused run made, and that is still used, out of the pool."""
+    assert recorded.watched is not None
     for produced in recorded.watched.watch.alive().values():
         storage = produced.storage()
         if storage is not None and tree.pool.find(storage.data_ptr()) and not tree.pool.evacuate(storage):
@@ -249,6 +342,7 @@ def _leave_pool(tree: Tree, recorded: Recorded) -> None:
 
 def _settle_effects(call: Call, recorded: Recorded) -> None:
     """A body that raised may have kept staged inputs on attributes: put the caller's tensors there."""
+    assert recorded.watched is not None
     staged = {id(leaf): position for position, (_, leaf) in enumerate(recorded.watched.arguments)}
     for change in recorded.watched.changed:
         if not change.container and id(change.after) in staged:
@@ -279,9 +373,8 @@ def rebind(node: Node, leaves: Sequence[Any]) -> tuple[Moved, ...] | None:
                 Moved(path=path, before_addr=checker.scope[name], after_addr=tensor.data_ptr(), where=_where.here())
             )
             tensors[path] = tensor
-    if not moved:
+    if not moved or not node.recording.rebind(tensors):
         return None
-    node.recording.rebind(tensors)
     node.statics.update({path: tensor for path, tensor in tensors.items() if path in current})
     checker.settle_now(node.statics, leaves)
     if checker.function(leaves) not in (_checks.OK, _checks.OVERLAPS):

@@ -250,16 +250,15 @@ class Captured(Remarks):
         """The engine for this call's device; without one the entry goes eager."""
         if entry.backend is not None:
             return entry.backend
-        kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)} - {"cpu", "meta"} or {"cpu"}
-        receiver = self.receiver
+        devices = {leaf.device for leaf in leaves if isinstance(leaf, (torch.Tensor, torch.Generator))}
         if self._is_module:
-            kinds |= {tensor.device.type for tensor in receiver.parameters()} - {"cpu", "meta"}
-        kinds = kinds - {"cpu"} or {"cpu"}
-        kind = sorted(kinds)[0]
-        entry.backend = backend_for(kind)
+            devices |= {tensor.device for tensor in self.receiver.parameters()}
+        found = sorted((one for one in devices if one.type not in ("cpu", "meta")), key=str)
+        device = found[0] if found else torch.device("cpu")
+        entry.backend = backend_for(device)
         if entry.backend is None:
             entry.phase = "eager"
-            entry.plan = compile_plan(self.annotation, self.bare_facts(backend_missing=kind))
+            entry.plan = compile_plan(self.annotation, self.bare_facts(backend_missing=device.type))
             self.report(entry.plan)
         return entry.backend
 
@@ -312,6 +311,16 @@ class Captured(Remarks):
         tree.stand_on(node)
         self.log.counters.replays += 1
         return result
+
+    def run_recording(self, node: Node, tree: Tree, call: Call) -> Any:
+        """The first replay of a recording, which makes the recorded call happen."""
+        recording, outputs = node.recording, node.outputs
+        assert recording is not None
+        assert outputs is not None
+        recording.replay(call.leaves)
+        _record.count_writes(node.written, call.leaves)
+        named = functools.partial(self._named_values, call.values, list(call.leaves))
+        return outputs.build(tree.pool, call.leaves, node.statics.__getitem__, named)
 
     def _named_values(self, values: tuple[Any, ...], leaves: list[Leaf]) -> dict[str, Any]:
         return {**self.call(values, leaves).named_values(), "self": self.receiver}

@@ -53,6 +53,8 @@ class Node:
     written: tuple[int, ...] = ()
     """Positions of managed inputs that the body writes: their tensors' version counters have to move, too."""
     verified: bool = False
+    layout: Any = None
+    """The pool as this recording left it."""
     tree: Tree | None = None
 
     def drop(self) -> None:
@@ -238,12 +240,13 @@ class Tree:
 
     def before_recording(self, log: Log) -> None:
         """Bring the pool to the state at the end of the path, minus what died since."""
-        if self.pool_is_at is not self.current:
+        switched = self.pool_is_at is not self.current
+        if switched or self.pool.free_between_recordings:
             with log.timed("checkpoint", f"{len(self.path)} recordings on the path"):
-                self.pool.restore(self.live_blocks())
-            if self.current is not self.root:
-                self.checkpoints += 1
-                log.counters.checkpoints += 1
+                self.pool.restore(self.current.layout, self.live_blocks())
+        if switched and self.current is not self.root:
+            self.checkpoints += 1
+            log.counters.checkpoints += 1
         if _config.current().poison:
             self.pool.poison([block for block, _ in self.live_blocks()])
 
@@ -283,6 +286,7 @@ class Tree:
 
     def retire(self) -> None:
         """Give up this pool and all recordings; whoever still holds memory of it keeps it alive."""
+        self.pool.keep_for([storage for _, storage in self.live_blocks()])
         for node in walk(self.root):
             if node.recording is not None:
                 node.recording.release()
@@ -301,6 +305,7 @@ class Tree:
         siblings = node.parent.children.get(node.key, [])
         if node in siblings:
             siblings.remove(node)
+            node.parent.counts[node.function.number] -= 1
             if not siblings:
                 del node.parent.children[node.key]
         for below in walk(node):
@@ -319,9 +324,21 @@ def walk(node: Node) -> Iterator[Node]:
         stack.extend(child for children in node.children.values() for child in children)
 
 
+class _Own:
+    """A thread's trees, given up when it ends."""
+
+    def __init__(self) -> None:
+        self.trees: dict[str, Tree] = {}
+
+    def __del__(self) -> None:
+        for tree in self.trees.values():
+            tree.pool.keep_for([storage for _, storage in tree.live_blocks()])
+
+
 class _Trees(threading.local):
     def __init__(self) -> None:
-        self.by_backend: dict[str, Tree] = {}
+        self.own = _Own()
+        self.by_backend = self.own.trees
 
 
 _trees = _Trees()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
-from capture import _config, _observe
+from capture import _config, _observe, _tensors
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._entry import Entry
@@ -59,7 +59,7 @@ def _state(entry: Entry, node: Node, call: Call, named: Callable[[], dict[str, A
         if one.mutated and isinstance(tensor, torch.Tensor):
             found.tensors.append((one.path, tensor, tensor.untyped_storage().clone()))
     found.places = [(slot, slot.at(named).get()) for slot in node.outputs.effects]
-    generators = [torch.default_generator, *(leaf for leaf in call.leaves if isinstance(leaf, torch.Generator))]
+    generators = [*_observe.default_generators(), *(leaf for leaf in call.leaves if isinstance(leaf, torch.Generator))]
     found.generators = [(generator, generator.get_state()) for generator in (*generators, *node.generators)]
     return found
 
@@ -82,7 +82,7 @@ def _first_difference(
 ) -> str | None:
     for (path, a), (_, b) in zip(one, other, strict=False):
         tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-        if not (_observe.same_bits(a, b) if tensors else type(a) is type(b) and a == b):  # type: ignore[arg-type]
+        if not (_tensors.same_bits(a, b) if tensors else type(a) is type(b) and a == b):  # type: ignore[arg-type]
             return path
     return None if len(one) == len(other) else "the number of results"
 

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from capture import _observe, _planning, _record
+from attrs import evolve, frozen
+
+from capture import _config, _difference, _observe, _planning, _record
 from capture._bind import Leaf, Unkeyable, key_of
 from capture._call import Call
+from capture._compile import compile_plan
 from capture._entry import RETRIES, Entry
+from capture._facts import OpaqueLeaf
+from capture._findings import Severity
+from capture._plan import CapturePlan
 from capture._runtime import Captured
-from capture._tree import tree_for
+from capture._tree import Tree, tree_for
+
+Status = Literal["recorded", "known", "skipped"]
+
+
+@frozen
+class Outcome:
+    """What became of one call. ``code`` is the rule's where a rule forbids the recording."""
+
+    status: Status
+    reason: str = ""
+    code: str | None = None
 
 
 def leaves_of(values: tuple[Any, ...]) -> list[Leaf]:
@@ -23,29 +40,89 @@ def leaves_of(values: tuple[Any, ...]) -> list[Leaf]:
     return leaves
 
 
-def warm_up(captured: Captured, values: tuple[Any, ...]) -> None:
-    """Observe and record one call, undoing both runs."""
-    entry, leaves = captured.entry_of(values)
+def warm_up(captured: Captured, values: tuple[Any, ...], *, say_limit: bool = True) -> Outcome:
+    """Observe and record one call at the root of the tree, undoing both runs.
+
+    Says why nothing is recorded as a call would: a warning once a reason, or ``UncapturableError``. An exception of
+    the body comes out. ``say_limit=False``: the limit was said already.
+    """
+    if not _config.current().enabled:
+        return Outcome("skipped", "captured functions are switched off (CAPTURE_ENABLED=0)")
+    try:
+        entry, leaves = captured.entry_of(values)
+    except (Unkeyable, TypeError) as error:
+        return _unkeyable(captured, values, str(error))
     call = captured.call(values, leaves)
     backend = captured.backend_of(entry, leaves)
-    if backend is None or entry.phase == "eager" or entry.nodes:
-        return
+    if backend is None or entry.phase == "eager":
+        return _eager(captured, entry)
     tree = tree_for(backend)
+    if _is_recorded(entry, tree):
+        return Outcome("known")
     if not tree.end_path("warm-up"):
-        return
+        return Outcome("skipped", "outputs of the step so far are still held and cannot leave the pool")
+    if tree.root.counts.get(captured.number, 0) >= captured.annotation.max_recordings:
+        return _limit_reached(captured, entry, call, tree, say=say_limit)
+    outcome = _bring_to_replay(captured, entry, call, tree)
+    tree.end_path("warm-up")
+    return outcome
+
+
+def _bring_to_replay(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Outcome:
     for _ in range(2 * RETRIES + 2):  # each run either brings the entry on or is one that differs from the last
         phase = _planning.load(captured, entry) if entry.phase == "cold" else entry.phase
         if phase == "cold":
             _observe_once(captured, entry, call)
-        elif phase == "eager" or entry.nodes:
-            break
+        elif phase == "eager":
+            return _eager(captured, entry)
         else:
             entry.warmups_left, entry.phase = 0, "ready"
-            _record.record(captured, entry, call, tree, tree.pattern(leaves), undo=True)
-    tree.end_path("warm-up")
+            _record.record(captured, entry, call, tree, tree.pattern(call.leaves), undo=True)
+            if _is_recorded(entry, tree):
+                return Outcome("recorded")
+    return _eager(captured, entry) if entry.phase == "eager" else Outcome("skipped", "every run differs from the last")
+
+
+def _is_recorded(entry: Entry, tree: Tree) -> bool:
+    """A recording starts a path; one below another function is of no use to a call that comes first."""
+    return any(number == entry.number and set(pattern) <= {None} for number, pattern in tree.root.children)
 
 
 def _observe_once(captured: Captured, entry: Entry, call: Call) -> None:
     watched, described = _planning.watch(captured, call, undo=True, trial=True)
     _observe.undo(watched)
     _planning.take(captured, entry, _planning.compared(entry, described.facts, watched.watch.notes.lines))
+
+
+def _eager(captured: Captured, entry: Entry) -> Outcome:
+    """The plan says eager: said if it was not said yet, raised where the annotation asks for it."""
+    if entry.plan is None:
+        return Outcome("skipped", "this key cannot be recorded")
+    captured.report(entry.plan)
+    return _because(entry.plan)
+
+
+def _because(plan: CapturePlan) -> Outcome:
+    findings = plan.findings_at_least(Severity.EAGER)
+    return Outcome("skipped", findings[0].what, findings[0].code) if findings else Outcome("skipped", "it runs eagerly")
+
+
+def _limit_reached(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say: bool) -> Outcome:
+    """Nothing runs, and a key that nothing is known about is forgotten, as many would count as ever new ones."""
+    limit = _difference.difference(captured, entry, call, tree, None)
+    plan = compile_plan(captured.annotation, captured.bare_facts(limit=limit))
+    family = captured.families.get(entry.key[:-1])
+    if entry.plan is None and family is not None and list(family.entries.values()) == [entry]:
+        del captured.families[entry.key[:-1]]
+    if say:
+        captured.report(plan)
+    return _because(plan)
+
+
+def _unkeyable(captured: Captured, values: tuple[Any, ...], reason: str) -> Outcome:
+    opaque = captured.call(values, []).opaque_leaves()
+    opaque = opaque or [OpaqueLeaf(path=reason, type=reason, role="argument", num_tensors=0)]
+    worst = evolve(opaque[0], num_tensors=max(opaque[0].num_tensors, 1))
+    plan = compile_plan(captured.annotation, captured.bare_facts(opaque=(worst,)))
+    captured.report(plan)
+    return _because(plan)

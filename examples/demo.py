@@ -63,7 +63,7 @@ class Text:
 
 def choose_device() -> torch.device:
     """CUDA if there is a GPU and an engine for it, else the CPU."""
-    cuda = torch.cuda.is_available() and backend_for("cuda") is not None
+    cuda = torch.cuda.is_available() and backend_for(torch.device("cuda")) is not None
     return torch.device("cuda" if cuda else "cpu")
 
 

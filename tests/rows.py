@@ -94,7 +94,7 @@ def counts(function: Any) -> tuple[int, int, int, int]:
 
 def tree() -> Tree:
     """This thread's tree on the CPU engine."""
-    backend = backend_for("cpu")
+    backend = backend_for(torch.device("cpu"))
     assert backend is not None
     return tree_for(backend)
 

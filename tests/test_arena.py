@@ -222,7 +222,7 @@ def test_restore_takes_exactly_the_live_blocks() -> None:
     arena = Arena()
     held = [take(arena, nbytes) for nbytes in (64, 256, 1024, 64, 300_000, 900_000, 128)]
     kept = [held[1], held[4], held[6]]
-    arena.restore(kept)
+    arena.restore(None, kept)
     assert layout(arena) == sorted((block.address, block.nbytes) for block, _ in kept)
     new = [take(arena, nbytes) for nbytes in (64, 1024, 900_000)]
     assert disjoint([block for block, _ in (*kept, *new)])
@@ -233,7 +233,7 @@ def test_restore_forgets_the_storages_of_before() -> None:
     """A storage that dies after a restore frees nothing that others hold now."""
     arena = Arena()
     old, storage = take(arena, 256)
-    arena.restore([])
+    arena.restore(None, [])
     new, held = take(arena, 256)
     assert new == old
     del storage
@@ -245,7 +245,7 @@ def test_restore_forgets_the_storages_of_before() -> None:
 def test_restore_follows_the_storages_it_was_given() -> None:
     arena = Arena()
     block, storage = take(arena, 256)
-    arena.restore([(block, storage), (block, storage)])
+    arena.restore(None, [(block, storage), (block, storage)])
     assert arena.live_blocks() == {block}
     del storage
     assert arena.live_blocks() == set()
@@ -344,12 +344,12 @@ class ArenaMachine(RuleBasedStateMachine):
     def restore(self, kept: set[int]) -> None:
         """What is not given is forgotten, whether its storage lives or not."""
         self.taken = {number: one for position, (number, one) in enumerate(self.taken.items()) if position in kept}
-        self.arena.restore([(block, storage) for block, storage, _ in self.taken.values()])
+        self.arena.restore(None, [(block, storage) for block, storage, _ in self.taken.values()])
 
     @rule()
     def restore_the_same(self) -> None:
         before, gaps = layout(self.arena), self.gaps()
-        self.arena.restore([(block, storage) for block, storage, _ in self.taken.values()])
+        self.arena.restore(None, [(block, storage) for block, storage, _ in self.taken.values()])
         assert layout(self.arena) == before
         assert self.gaps() == gaps
 
@@ -421,7 +421,7 @@ def test_a_restored_arena_allocates_as_before(sizes: list[int], data: st.DataObj
             alive.append(storage)
             yield block.address
 
-    arena.restore(kept)
+    arena.restore(None, kept)
     first = list(run())
-    arena.restore(kept)
+    arena.restore(None, kept)
     assert list(run()) == first

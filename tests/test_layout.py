@@ -21,14 +21,14 @@ STAGES: tuple[frozenset[str], ...] = tuple(
     frozenset(stage.split())
     for stage in (
         "_errors _facts _annotate _findings rules _plan _compile _compare _report",
-        "_config _events",
+        "_config _events _progress",
         "_torch_private",
-        "_containers _bind _ambient _named _state _call _where _operators _host_reads",
+        "_profile _containers _bind _ambient _named _state _call _where _operators _host_reads _tensors",
         "_observe _describe",
         "backends",
         "_store _key_text",
         "_outputs _liveness _step _tree _checks",
-        "_repeat _remarks _entry _difference _planning _record _verify _runtime _warm",
+        "_repeat _remarks _entry _difference _planning _record _verify _runtime _warm _cases",
         "_decorate _api",
         "__init__ __main__ testing integrations",
     )

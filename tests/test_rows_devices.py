@@ -192,7 +192,7 @@ class Spy(CpuBackend):
 
     name = "spy"
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         self.asked: list[str] = []
 
     @override
@@ -201,9 +201,11 @@ class Spy(CpuBackend):
         return super().new_pool()
 
     @override
-    def record(self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False) -> Recorded:
+    def record(
+        self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True
+    ) -> Recorded:
         self.asked.append("record")
-        return super().record(pool, call, inputs, undo=undo)
+        return super().record(pool, call, inputs, undo=undo, warm=warm)
 
 
 @pytest.fixture
@@ -216,17 +218,17 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("registry")
 def test_row_163_registration() -> None:
     """A second backend for a device type, and one that comes after the first use, are errors."""
-    assert backends.backend_for("madeup") is None
-    backends.register("madeup", Spy)
+    assert backends.backend_for(torch.device("privateuseone")) is None
+    backends.register("privateuseone", Spy)
     with pytest.raises(ValueError, match="has a backend already"):
-        backends.register("madeup", Spy)
+        backends.register("privateuseone", Spy)
     with pytest.raises(ValueError, match="'cpu' has a backend already"):
         backends.register("cpu", Spy)
-    made = backends.backend_for("madeup")
+    made = backends.backend_for(torch.device("privateuseone"))
     assert isinstance(made, Spy)
-    assert backends.backend_for("madeup") is made
+    assert backends.backend_for(torch.device("privateuseone")) is made
     with pytest.raises(ValueError, match="in use"):
-        backends.register("madeup", Spy)
+        backends.register("privateuseone", Spy)
 
 
 @pytest.mark.usefixtures("registry")
@@ -234,7 +236,7 @@ def test_row_163_registered_backend_is_used() -> None:
     """The tree asks a registered backend for a pool, then to record; warm-ups and replays ask it nothing."""
     del backends._backends["cpu"]
     spy = Spy()
-    backends.register("cpu", lambda: spy)
+    backends.register("cpu", lambda _: spy)
 
     @capture
     def f(x: Tensor) -> Tensor:

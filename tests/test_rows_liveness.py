@@ -143,9 +143,9 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> list[list[Block]]:
     pool = tree().pool
     restore = pool.restore
 
-    def spy(live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
+    def spy(layout: object, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         kept.append([block for block, _ in live])
-        restore(live)
+        restore(layout, live)
         assert taken() == {block for block, _ in live}
 
     monkeypatch.setattr(pool, "restore", spy)

@@ -82,11 +82,16 @@ class Recording(Protocol):
     """One recorded graph."""
 
     num_ops: int
+    graph_bytes: int
+    """Device memory that the graph itself takes, beside the pool; 0 on the CPU."""
     replay: Callable[[Sequence[Any]], None]
     """Copy the copied inputs in, run, copy mutated ones back. Called with this call's leaves, as in ``Input``."""
 
-    def rebind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Read and write these static tensors, named by path, at their new addresses from now on."""
+    def rebind(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Read and write these static tensors, named by path, at their new addresses from now on.
+
+        False if the engine cannot; nothing has changed then.
+        """
 
     def release(self) -> None:
         """Drop the graph; its blocks may be reused."""
@@ -96,16 +101,28 @@ class Recording(Protocol):
 class Recorded:
     """What recording gave: the watched run, its facts, and either a recording or the reason there is none."""
 
-    watched: Watched
+    watched: Watched | None
+    """None if the body was not reached."""
     described: Described | None
     recording: Recording | None
     failure: str | None = None
     blocks: tuple[Block | None, ...] = ()
     """Block of each kept leaf that is ``fresh``, outputs first, then effects; None for the others."""
+    executed: bool = True
+    """The run was the call. If not, the first replay is, or the body has to be run for it."""
+    layout: Any = None
+    """The pool as the recording left it, for ``Pool.restore``."""
+    stopped: bool = False
+    """The engine itself stopped the body."""
+    transient: bool = False
+    """The failure says nothing about the body: memory ran out."""
 
 
 class Pool(Protocol):
     """The memory all recordings of one tree share."""
+
+    free_between_recordings: bool
+    """Nothing is taken between recordings, so that each has to restore its layout first."""
 
     def find(self, address: Address) -> bool:
         """The address lies in the pool."""
@@ -122,8 +139,15 @@ class Pool(Protocol):
     def views(self, block: Block, geometries: Sequence[Geometry]) -> list[torch.Tensor]:
         """Fresh tensors that share one storage over a block."""
 
-    def restore(self, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
-        """Make exactly these blocks taken, each until its storage dies; all others are free."""
+    def restore(self, layout: Any, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
+        """Make exactly these blocks taken, each until its storage dies; all others are free. They were taken in
+        ``layout``, what the recording that is followed left; None at the root."""
+
+    def is_tidy(self) -> bool:
+        """No memory is taken that nobody tracks."""
+
+    def keep_for(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """The pool is given up: its memory stays until these storages die."""
 
     def poison(self, live: Sequence[Block]) -> None:
         """Fill everything but these blocks with bytes that read as NaN."""
@@ -136,46 +160,62 @@ class Backend(Protocol):
     """An engine for one device type."""
 
     name: str
+    """``cpu``, ``cuda:0``."""
 
     def new_pool(self) -> Pool:
         """An empty pool."""
 
-    def record(self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False) -> Recorded:
+    def record(
+        self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True
+    ) -> Recorded:
         """Run the body of ``call`` once, in the pool, as a recording. ``undo``: keep what ``_observe.undo`` needs
-        and leave the caller's mutated arguments alone.
+        and leave the caller's mutated arguments alone. ``warm``: the body ran eagerly before in this process.
 
-        The run is the call: its effects on the caller's tensors, generators and Python state have happened
-        afterwards, once, and its result is in the returned ``Watched``, also where ``recording`` is None.
+        If ``executed``, the run is the call: its effects on the caller's tensors, generators and Python state have
+        happened afterwards, once, and its result is in the returned ``Watched``, also where ``recording`` is None.
+        Else only the body's Python has run.
         """
 
 
-_backends: dict[str, Callable[[], Backend]] = {}
+_backends: dict[str, Callable[[torch.device], Backend]] = {}
 _made: dict[str, Backend] = {}
 
 
-def register(device_type: str, factory: Callable[[], Backend]) -> None:
-    """Provide the engine for a device type. Raises ``ValueError`` if it has one, or it is in use already."""
-    if device_type in _made:
+def register(device_type: str, factory: Callable[[torch.device], Backend]) -> None:
+    """Provide the engines for a device type; the factory gets the device.
+
+    Raises ``ValueError`` if the type has one, or it is in use already.
+    """
+    if any(name.partition(":")[0] == device_type for name in _made):
         raise ValueError(f"the backend for {device_type!r} is in use; register before the first captured call")
     if device_type in _backends:
         raise ValueError(f"device type {device_type!r} has a backend already")
     _backends[device_type] = factory
 
 
-def backend_for(device_type: str) -> Backend | None:
-    """The engine for a device type, or None."""
-    if device_type not in _made:
-        factory = _backends.get(device_type)
+def backend_for(device: torch.device) -> Backend | None:
+    """The engine for a device, or None."""
+    name = str(device)
+    if name not in _made:
+        factory = _backends.get(device.type)
         if factory is None:
             return None
-        _made[device_type] = factory()
-    return _made[device_type]
+        _made[name] = factory(device)
+    return _made[name]
 
 
-def _cpu() -> Backend:
+def _cpu(_: torch.device) -> Backend:
     from capture.backends.cpu import CpuBackend
 
     return CpuBackend()
 
 
+def _cuda(device: torch.device) -> Backend:
+    from capture.backends.cuda import CudaBackend
+
+    return CudaBackend(device)
+
+
 register("cpu", _cpu)
+if torch.backends.cuda.is_built() and torch.version.cuda is not None:
+    register("cuda", _cuda)

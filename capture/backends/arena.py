@@ -40,6 +40,8 @@ class Segment:
 class Arena:
     """Implements ``capture.backends.Pool``."""
 
+    free_between_recordings = False
+
     def __init__(self) -> None:
         self._segments: list[Segment] = []
         self._free: list[tuple[Address, int]] = []  # sorted by address, neighbours merged
@@ -155,8 +157,16 @@ class Arena:
         first = self.tensor(block, geometries[0])
         return [first, *views_of(first, geometries[1:])]
 
-    def restore(self, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
+    def is_tidy(self) -> bool:
+        """Weak references free every block."""
+        return True
+
+    def keep_for(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """Storages keep their segment mapped."""
+
+    def restore(self, layout: object, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         """Forget all blocks, then take these."""
+        del layout
         self._taken.clear()
         self._free = sorted((segment.begin, segment.end - segment.begin) for segment in self._segments)
         for block, storage in {block.address: (block, storage) for block, storage in live}.values():

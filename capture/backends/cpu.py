@@ -16,7 +16,7 @@ from typing_extensions import override
 from capture import _torch_private
 from capture._call import Call
 from capture._describe import KeptLeaf, describe
-from capture._observe import Watch, Watched, run_watched, span_bytes
+from capture._observe import Watch, Watched, run_watched
 from capture._operators import (
     Operator,
     Traits,
@@ -25,6 +25,7 @@ from capture._operators import (
     tensors_out,
     traits,
 )  # fmt: skip
+from capture._tensors import span_bytes
 from capture._torch_private import generator_id
 from capture.backends import Block, Geometry, Input, Recorded
 from capture.backends.arena import Arena
@@ -41,8 +42,11 @@ class CpuBackend:
         """An empty arena."""
         return Arena()
 
-    def record(self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False) -> Recorded:
+    def record(
+        self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True
+    ) -> Recorded:
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""
+        del warm
         tape = Tape(pool)
         staged = _Staged(pool, tape, call, inputs)
         recorder = Recorder(pool, tape, undo=undo)

@@ -13,7 +13,7 @@ import torch
 from attrs import define, evolve, field
 
 from capture._call import Call
-from capture._observe import span_bytes
+from capture._tensors import span_bytes
 from capture.backends import Block, Geometry, Input
 
 ALIGNMENT = 64  # bytes; what torch's CPU allocator gives, and a divisor of what its CUDA allocator gives

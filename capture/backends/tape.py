@@ -16,8 +16,8 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from capture import _torch_private
-from capture._observe import same_bits
 from capture._operators import Traits
+from capture._tensors import same_bits
 from capture.backends import Block, Geometry
 from capture.backends.arena import Arena
 from capture.backends.staging import over
@@ -72,6 +72,7 @@ class Tape:
         self._steps: list[Step] = []
         self.scope: dict[str, Any] = {}
         self.num_ops = 0
+        self.graph_bytes = 0
         self.source = ""
         self.replay: Callable[[Sequence[Any]], None] = _released
 
@@ -184,7 +185,7 @@ class Tape:
         exec(compile(self.source, "<capture tape>", "exec"), self.scope)  # noqa: S102 - text made above
         self.replay = self.scope["replay"]
 
-    def rebind(self, tensors: dict[str, torch.Tensor]) -> None:
+    def rebind(self, tensors: dict[str, torch.Tensor]) -> bool:
         """Look at other tensors of the same metadata under the same paths."""
         for root in self._roots:
             if root.kind == "static" and root.path in tensors and root.owner is not None:
@@ -197,6 +198,7 @@ class Tape:
                     registers[geometry] = name
                     self.scope[name] = _look(root, geometry)
                 root.registers = registers
+        return True
 
     def release(self) -> None:
         """Drop all references to memory."""

@@ -81,7 +81,17 @@ explain(net.step)(x)  # E: call-arg
 explain(net.step)(x, "yes")  # E: arg-type
 explain(decorated)(x).outcom  # E: attr-defined
 warmup(decorated)(1)  # E: arg-type
+warmup(decorated)(x, deeper=True)  # E: call-arg
+warmup(decorated).cases([x])  # E: list-item
+warmup(decorated).cases([[x]])  # E: list-item
+warmup(decorated).cases([{3: x}])  # E: dict-item
+warmup(decorated).cases([(x,)], True)  # E: call-arg
+warmup(decorated).cases([(x,)], progress="yes")  # E: arg-type
+warmup(decorated).cases([(x,)]).recorded = 3  # E: misc
+warmup(decorated).cases([(x,)]).cases[0].status = "known"  # E: misc
+warmup(decorated).case([(x,)])  # E: attr-defined
 recordings(decorated).recording  # E: attr-defined
+recordings(decorated).events[0].ms = 3.0  # E: misc
 
 
 class Derived(Net):

@@ -12,10 +12,13 @@ from typing_extensions import override
 from capture import (
     CaptureOptions,
     CapturePlan,
+    Event,
     Explanation,
     Finding,
     LoadReport,
     Recordings,
+    WarmedCase,
+    WarmupReport,
     capture,
     config,
     explain,
@@ -134,10 +137,24 @@ assert_type(explanation.findings_at_least("eager"), tuple[Finding, ...])
 
 warmup(net.step)(x)
 warmup(bare)(x, scale=1.0)
+warm_one: Callable[[Tensor], None] = warmup(also_with_options)
+warmed = warmup(net.step).cases([(x,), {"x": x}, ((x,), {}), ((), {"x": x})])
+assert_type(warmed, WarmupReport)
+assert_type(warmup(net).cases(((torch.zeros(size),) for size in (1, 2)), progress=True), WarmupReport)
+by_name: list[dict[str, Tensor]] = [{"x": x}]
+positional: list[tuple[Tensor, float]] = [(x, 1.0)]
+warmup(bare).cases(by_name, progress=None)
+warmup(bare).cases(positional)
+assert_type(warmed.recorded, int)
+assert_type(warmed.skipped, tuple[WarmedCase, ...])
+assert_type(warmed.cases[0].status, Literal["recorded", "known", "skipped"])
+assert_type(warmed.cases[0].code, str | None)
 
 assert_type(plans(net.step), tuple[CapturePlan, ...])
 assert_type(recordings(net.step), Recordings)
 assert_type(recordings(bare).replays, int)
+assert_type(recordings(bare).events, tuple[Event, ...])
+assert_type(recordings(bare).events[0].nbytes, int)
 assert_type(report(), str)
 reset()
 reset(net.step)

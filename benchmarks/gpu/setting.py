@@ -1,0 +1,162 @@
+"""What every script here shares: where it runs, what it hands back, host and wall times, the saved file."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from attrs import field, frozen
+
+from benchmarks.__main__ import HERE, as_json
+from benchmarks.timing import Figure, Side, undisturbed
+
+T = TypeVar("T")
+RESULTS = HERE / "results"
+
+
+@frozen(kw_only=True)
+class Setting:
+    """``device``: of all tensors; ``steps`` of the soak; fresh ``processes`` a side of the cold start."""
+
+    device: str = "cuda"
+    tiny: bool = False
+    steps: int = 1_000_000
+    processes: int = 5
+
+    def pick(self, full: T, tiny: T) -> T:
+        """The size to use."""
+        return tiny if self.tiny else full
+
+    @property
+    def on_gpu(self) -> bool:
+        """False on the CPU engine, where graphs captured by hand are stood in for by plain calls."""
+        return self.device.startswith("cuda")
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """What a script found."""
+
+    figures: tuple[Figure, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    """A table of its own, header first."""
+    details: dict[str, Any] = field(factory=dict)
+    """Plain values for the file."""
+    wrong: tuple[str, ...] = ()
+    """Numbers that are not eager's, and scripts that could not run: never to be overlooked."""
+
+    @property
+    def passed(self) -> bool:
+        """Nothing wrong and no bar missed."""
+        return not self.wrong and all(figure.passed is not False for figure in self.figures)
+
+
+def host_us(
+    sides: Sequence[Side], setting: Setting, *, rounds: int = 7, calls: int = 2000, burst: int = 100
+) -> list[tuple[float, ...]]:
+    """Host microseconds to issue one call of every side, one tuple a round.
+
+    Calls are issued in bursts with the device idle before each, so that the GPU never holds the host up.
+    """
+    for side in sides:
+        for _ in range(3):
+            side()
+    found = []
+    with undisturbed():
+        for number in range(rounds):
+            spent = [0.0] * len(sides)
+            order = range(len(sides)) if number % 2 == 0 else range(len(sides) - 1, -1, -1)
+            for _ in range(max(calls // burst, 1)):
+                for index in order:
+                    spent[index] += _burst_seconds(sides[index], burst, setting)
+            found.append(tuple(one * 1e6 / (max(calls // burst, 1) * burst) for one in spent))
+    return found
+
+
+def _burst_seconds(side: Side, calls: int, setting: Setting) -> float:
+    setting.synchronize()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        side()
+    return time.perf_counter() - begin
+
+
+def wall_ms(side: Side, setting: Setting) -> float:
+    """Milliseconds from an idle device to an idle device."""
+    setting.synchronize()
+    begin = time.perf_counter()
+    side()
+    setting.synchronize()
+    return (time.perf_counter() - begin) * 1e3
+
+
+def sides_of(rounds: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """Rounds of sides -> each side's rounds."""
+    return list(zip(*rounds, strict=True))
+
+
+def ratio(name: str, unit: str, above: Sequence[float], below: Sequence[float], bar: float | None) -> Figure:
+    """Round by round, ``above / below``."""
+    values = tuple(a / b for a, b in zip(above, below, strict=True))
+    detail = f"medians {statistics.median(above):.3f} and {statistics.median(below):.3f}"
+    return Figure(name=name, unit=unit, values=values, bar=bar, detail=detail)
+
+
+def last_lines(error: BaseException, lines: int = 3) -> str:
+    """The end of an error's text, on one line."""
+    text = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
+    return " | ".join(text[:1] + text[1:][-lines:])[:400]
+
+
+def environment(setting: Setting) -> dict[str, str | int]:
+    """What the numbers depend on; no names of hosts, users or folders."""
+    name = torch.cuda.get_device_name() if setting.on_gpu else "cpu"
+    return {
+        "device": name,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "none",
+        "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "none",
+        "python": platform.python_version(),
+        "commit": os.environ.get("COMMIT") or _output_of("git", "rev-parse", "--short=12", "HEAD") or "unknown",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def _output_of(*command: str) -> str:
+    """First line that a command prints; empty where it is missing or fails."""
+    try:
+        done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return next(iter(done.stdout.split("\n")), "").strip()
+
+
+def save(name: str, machine: dict[str, str | int], outcome: Outcome, folder: Path) -> Path:
+    """Write ``gpu_<name>.json``: machine, medians and spreads, tables."""
+    content = {
+        **as_json(machine, outcome.figures),
+        "rows": [list(row) for row in outcome.rows],
+        "details": outcome.details,
+        "wrong": list(outcome.wrong),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"gpu_{name}.json"
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+Script = Callable[[Setting], Outcome]

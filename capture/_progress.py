@@ -1,0 +1,81 @@
+"""Progress: a bar on standard error while many cases are warmed up; one line of text where ``rich`` is missing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+Update = Callable[[int, int], object]
+"""Called with the number of cases done and the bytes they take by now."""
+
+
+def bytes_text(nbytes: int) -> str:
+    """A size for readers, in powers of 1000."""
+    size = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def progress(title: str, total: int, shown: bool | None) -> AbstractContextManager[Update]:
+    """A bar for ``total`` cases. ``shown=None``: only if standard error is a terminal, as logs are no place for it."""
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    if not total or sys.stderr is None or not (terminal if shown is None else shown):
+        return nullcontext(lambda done, nbytes: None)
+    try:
+        import rich.progress as _  # noqa: F401
+    except ImportError:
+        return _line(title, total, terminal=terminal)
+    return _bar(title, total)
+
+
+@contextmanager
+def _bar(title: str, total: int) -> Iterator[Update]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    begin = time.perf_counter()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[seconds]:.1f} s"),
+        TextColumn("{task.fields[memory]}"),
+    )
+    # Drawn by whoever calls update: a thread of the bar's own would run beside recordings.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
+        task = bar.add_task(title, total=total, seconds=0.0, memory=bytes_text(0))
+
+        def update(done: int, nbytes: int) -> None:
+            seconds = time.perf_counter() - begin
+            bar.update(task, completed=done, seconds=seconds, memory=bytes_text(nbytes), refresh=True)
+
+        yield update
+
+
+@contextmanager
+def _line(title: str, total: int, *, terminal: bool) -> Iterator[Update]:
+    begin = time.perf_counter()
+    text = ""
+
+    def update(done: int, nbytes: int) -> None:
+        nonlocal text
+        new = f"{title}: {done}/{total} cases, {time.perf_counter() - begin:.1f} s, {bytes_text(nbytes)}"
+        if terminal:
+            _write("\r" + new.ljust(len(text)))
+        text = new
+
+    update(0, 0)
+    try:
+        yield update
+    finally:
+        _write("\n" if terminal else text + "\n")
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

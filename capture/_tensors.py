@@ -1,0 +1,54 @@
+"""Tensors: metadata as plain data, the bytes a tensor spans, and comparing bits."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from capture._facts import TensorInfo
+
+
+def tensor_info(tensor: torch.Tensor) -> TensorInfo:
+    """Metadata as plain data."""
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    return TensorInfo(
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape) if not tensor.is_nested else (),
+        stride=tuple(tensor.stride()) if strided else (),
+        device=str(tensor.device),
+        requires_grad=tensor.requires_grad,
+        layout=str(tensor.layout).removeprefix("torch."),
+        nbytes=span_bytes(tensor) if strided else 0,
+    )
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from a strided tensor's first element to the end of its last."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return (
+        tensor.detach()
+        .resolve_conj()
+        .resolve_neg()
+        .clone(memory_format=torch.contiguous_format)
+        .reshape(-1)
+        .view(torch.uint8)
+    )
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal metadata and equal bits, NaN payloads included."""
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and (one.numel() == 0 or torch.equal(_bytes(one), _bytes(other)))
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Follows from the tensor's values; read from the storage, since reads of tensors are watched."""
+    data = bytes(tensor.detach().clone(memory_format=torch.contiguous_format).untyped_storage().tolist())
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,0 +1,120 @@
+"""The CUDA engine: records a body as a CUDA graph in the tree's private pool.
+
+Recording runs nothing on the device. The graph's first replay is what makes the recorded call happen; where recording
+fails nothing has happened yet, but for the body's Python, which is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from capture import _state
+from capture._call import Call
+from capture._describe import Described, KeptLeaf, describe
+from capture._observe import Watched, run_watched
+from capture._torch_private import generator_id
+from capture.backends import Block, Input, Recorded
+from capture.backends.cuda.graph import Capture, RefusedError
+from capture.backends.cuda.inputs import Feed
+from capture.backends.cuda.pool import CudaPool
+from capture.backends.cuda.recorder import Recorder
+from capture.backends.cuda.replay import CudaRecording
+from capture.backends.staging import Staging, stage
+
+__all__ = ["CudaBackend", "CudaPool"]
+
+
+class CudaBackend:
+    """Implements ``capture.backends.Backend`` for one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.name = str(device)
+
+    def new_pool(self) -> CudaPool:
+        """An empty pool."""
+        return CudaPool(self.device)
+
+    def record(
+        self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True
+    ) -> Recorded:
+        """Capture the body once. With ``undo`` or without: nothing has happened until the graph is replayed."""
+        del undo
+        pool.open()
+        generators = self._generators(call)
+        capture = Capture(pool, generators, relaxed=not warm)
+        recorder = Recorder(pool, {generator_id(one) for one in (*generators, self._default())})
+        staging, watched, failure = Staging(), None, None
+        try:
+            with capture.running():
+                staging = stage(pool, call, [one for one in inputs if self._is_here(call.leaves[one.position])])
+                watched = run_watched(call, recorder, call.substitute(staging.replacements))
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            failure = f"{type(error).__name__} before the body ran: {error}".partition("\n")[0]
+        failure = failure or _failure(capture, recorder, watched)
+        if failure is not None or watched is None or watched.error is not None:
+            failure = failure or "the capture failed"
+            stopped = watched is not None and isinstance(watched.error, RefusedError)
+            memory = "OutOfMemoryError" in failure
+            return Recorded(watched, None, None, failure, executed=False, stopped=stopped, transient=memory)
+        for storage in [*staging.storages(), *(twin.storage for twin in recorder.twins())]:
+            pool.give_back(storage)
+        described = describe(watched)
+        return self._recorded(pool, capture, recorder, staging, watched, described, generators)
+
+    def _generators(self, call: Call) -> list[torch.Generator]:
+        """Generators of this device, beside the default one, that the body may draw from."""
+        known = _state.snapshot(_state.roots(call.function, call.receiver, call.named_values())).generators
+        found = [*call.leaves, *(place.get() for place in known.values())]
+        return [one for one in found if isinstance(one, torch.Generator) and one.device == self.device]
+
+    def _default(self) -> torch.Generator:
+        return torch.cuda.default_generators[int(self.device.index)]
+
+    def _is_here(self, leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor) and leaf.device == self.device
+
+    def _recorded(
+        self, pool: CudaPool, capture: Capture, recorder: Recorder, staging: Staging, watched: Watched,
+        described: Described, generators: Sequence[torch.Generator],
+    ) -> Recorded:  # fmt: skip
+        kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
+        failure = _unresolved(kept)
+        fresh = [leaf.value.untyped_storage() for leaf in kept if leaf.kind == "fresh"]
+        storages = {id(one): one for one in fresh if one.nbytes() and one.device == self.device}
+        layout = pool.settle(list(storages.values())) if failure is None else None
+        if layout is None:
+            failure = failure or "a tensor that the body made is kept where nobody is known to keep it"
+            return Recorded(watched, described, None, failure, executed=False)
+        recording = CudaRecording(pool, capture, Feed(staging, recorder.twins()), recorder.constants(), generators)
+        recording.prepare(watched, described)
+        blocks = tuple(_block(leaf) for leaf in kept)
+        return Recorded(watched, described, recording, None, blocks, executed=False, layout=layout)
+
+
+def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> str | None:
+    error = watched.error if watched is not None else None
+    if isinstance(error, RefusedError):
+        return str(error)
+    if error is not None:
+        return f"the body raised {type(error).__name__} while capturing: {error}".partition("\n")[0]
+    return capture.error or recorder.unexplained()
+
+
+def _block(leaf: KeptLeaf) -> Block | None:
+    if leaf.kind != "fresh" or not leaf.value.untyped_storage().nbytes():
+        return None
+    storage = leaf.value.untyped_storage()
+    return Block(storage.data_ptr(), storage.nbytes())
+
+
+def _unresolved(kept: Sequence[KeptLeaf]) -> str | None:
+    for leaf in kept:
+        if leaf.kind == "foreign":
+            return f"{leaf.path} was made outside the pool"
+        if leaf.kind == "fresh" and leaf.value.device.type == "cpu" and leaf.value.numel():
+            return f"{leaf.path} is a CPU tensor that the body made"
+    return None

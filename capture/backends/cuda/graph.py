@@ -1,0 +1,79 @@
+"""Graph: one capture from begin to end, and the way back from one that failed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from capture import _torch_private
+from capture.backends.cuda.pool import CudaPool
+
+
+class RefusedError(BaseException):
+    """Raised through the body to stop a capture before torch or the driver would break it.
+
+    No ``Exception``: a body that catches those must not go on with a capture that is given up.
+    """
+
+
+class Capture:
+    """One ``torch.cuda.CUDAGraph`` on the pool's stream.
+
+    ``error``: why the capture itself could not be ended, where the body did not raise. ``relaxed``: for a body that
+    was not warmed up, whose libraries initialise themselves in the middle of it.
+    """
+
+    def __init__(self, pool: CudaPool, generators: Sequence[torch.Generator], *, relaxed: bool) -> None:
+        self._pool = pool
+        self._mode = "relaxed" if relaxed else "thread_local"
+        self._generators = list({_torch_private.generator_id(one): one for one in generators}.values())
+        self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self.error: str | None = None
+        self.is_empty = False
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Everything launched inside the block becomes the graph. What the block raises comes out unchanged."""
+        pool = self._pool
+        collecting = gc.isenabled()
+        with torch.cuda.device(pool.device), torch.cuda.stream(pool.stream):
+            for generator in self._generators:
+                self.graph.register_generator_state(generator)
+            _torch_private.clear_workspaces() if pool.shared else None
+            gc.disable()  # a collection may free graphs and events, which no capture survives
+            try:
+                self.graph.capture_begin(pool=pool.id, capture_error_mode=self._mode)
+                try:
+                    yield
+                finally:
+                    self._end()
+            finally:
+                if collecting:
+                    gc.enable()
+                _torch_private.clear_workspaces() if pool.shared else None
+
+    def _end(self) -> None:
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                self.graph.capture_end()
+            self.is_empty = any("CUDA Graph is empty" in str(one.message) for one in caught)
+        except RuntimeError as error:
+            self.error = str(error).partition("\n")[0]
+            self._recover()
+
+    def _recover(self) -> None:
+        """torch keeps the dead capture's route into the pool, and generators stay in their capture mode."""
+        pool = self._pool
+        _torch_private.end_failed_capture(pool.index, pool.id)
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
+            graph.capture_end()  # a capture that ends well takes its generators out of capture mode

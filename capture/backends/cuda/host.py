@@ -1,0 +1,151 @@
+"""Host: CPU tensors that a body uses beside the device.
+
+A graph reads device memory only. A CPU tensor that comes from outside the body gets a twin on the device, filled
+before every replay; one that the body makes of constants is a constant. All else refuses the recording.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from capture._operators import Operator, Traits, tensors_in
+from capture._state import Snapshot
+from capture.backends.cuda.graph import RefusedError
+from capture.backends.cuda.inputs import Twin, make_twin
+from capture.backends.cuda.pool import CudaPool
+
+# With a CPU scalar these give the bits they give with a device scalar of the same type. Others do not: `div` multiplies
+# by an inverse made on the host, `pow` has kernels for some exponents (torch 2.11, aten/src/ATen/native/cuda).
+_SAME_BITS = frozenset(
+    {
+        "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum",
+        "where", "masked_fill", "masked_fill_", "index", "index_put", "index_put_", "_index_put_impl_",
+        "_unsafe_index", "_unsafe_index_put", "fill", "fill_",
+    }
+)  # fmt: skip
+_COPIES = frozenset(["_to_copy", "copy_", "copy"])
+
+
+class Host:
+    """CPU tensors of one recording. ``twins``: what has to be copied before a replay."""
+
+    def __init__(self, pool: CudaPool, arguments: list[tuple[str, Any]], before: Snapshot) -> None:
+        self._pool = pool
+        self._before = before
+        self._positions: dict[int, tuple[int, torch.Tensor]] = {}
+        for position, (_, leaf) in enumerate(arguments):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
+                self._positions.setdefault(id(leaf.untyped_storage()), (position, leaf))
+        self.twins: dict[int, Twin] = {}
+        self.constants: list[torch.Tensor] = []
+        self.constant_stream: torch.cuda.Stream | None = None
+        self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._loose: dict[int, torch.Tensor] = {}
+
+    def run(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator of which at least one tensor is on the CPU."""
+        devices = {tensor.device.type for tensor in tensors_in(args, kwargs)}
+        target = kwargs.get("device")
+        if devices == {"cpu"} and (target is None or torch.device(target).type == "cpu"):
+            return self._on_host(op, known, args, kwargs)
+        if known.base in _COPIES:
+            return self._copy(op, known, args, kwargs)
+        named = {name: self._replace(value, known) for name, value in kwargs.items()}
+        return op(*[self._replace(value, known) for value in args], **named)
+
+    def _on_host(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        constant = all(self._is_constant(tensor) for tensor in tensors_in(args, kwargs))
+        lifted = known.base.startswith("lift")
+        view = not known.writes and not lifted and any(a.alias_info is not None for a in op._schema.arguments)
+        if known.draws or not (constant or lifted or view):
+            raise RefusedError(f"{known.name} computes on the CPU with values that may differ in the next call")
+        result = op(*args, **kwargs)
+        if (constant and not view) or lifted:
+            for tensor in tensors_in((result,), {}):
+                self.note_constant(tensor)
+        return result
+
+    def note_constant(self, tensor: torch.Tensor) -> None:
+        """A CPU tensor that follows from constants of the body."""
+        storage = tensor.untyped_storage()
+        self._made[id(storage)] = weakref.ref(storage)
+
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        storage = tensor.untyped_storage()
+        made = self._made.get(id(storage))
+        return made is not None and made() is storage
+
+    def _copy(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source = args[1] if known.base in ("copy_", "copy") and len(args) > 1 else args[0]
+        target = args[0].device if known.base in ("copy_", "copy") else torch.device(kwargs["device"])
+        if source.device.type != "cpu" or target.type == "cpu":
+            raise RefusedError(f"{known.name} copies to the CPU")
+        twin = self._twin(source)
+        if twin is not None:
+            waits = not kwargs.get("non_blocking", args[2] if known.base == "copy_" and len(args) > 2 else False)
+            twin.waits = twin.waits and waits
+            there = twin.look(source)
+        else:
+            constant = self._is_constant(source)
+            there = self._constant(source)
+            if not constant:
+                self._loose[id(there)] = there
+        if there is None:
+            raise RefusedError(f"{known.name} copies memory beyond the CPU tensor it was given")
+        arguments = tuple(there if one is source else one for one in args)
+        result = op(*arguments, **{**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs)
+        if any(there is one for one in self._loose.values()):
+            self._loose[id(result)] = self._loose.pop(id(there))
+        return result
+
+    def lifted(self, tensor: torch.Tensor) -> None:
+        """``torch.tensor(..., device=...)``: what was copied from the CPU just now is a constant of the body."""
+        self._loose.pop(id(tensor), None)
+
+    def unexplained(self) -> str | None:
+        """What was copied from the CPU without anybody known to own it."""
+        return "a CPU tensor that nobody is known to own is copied to the device" if self._loose else None
+
+    def _replace(self, value: Any, known: Traits) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._replace(member, known) for member in value])
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+            return value
+        if self._is_constant(value) and value.dim() == 0:
+            return value
+        twin = self._twin(value) if known.base in _SAME_BITS else None
+        there = twin.look(value) if twin is not None else None
+        if there is None:
+            raise RefusedError(
+                f"{known.name} takes a CPU tensor, whose value the graph would freeze; pass a Python number or a "
+                "tensor on the device"
+            )
+        return there
+
+    def _twin(self, tensor: torch.Tensor) -> Twin | None:
+        """The twin of a CPU tensor that came from outside; None for one that nobody is known to own."""
+        storage = tensor.untyped_storage()
+        twin = self.twins.get(id(storage))
+        if twin is None:
+            position, leaf = self._positions.get(id(storage), (None, None))
+            owners = self._before.owners(storage)
+            if leaf is not None and position is not None:
+                twin = make_twin(self._pool, position, leaf)
+            elif owners:
+                twin = make_twin(self._pool, owners[0][0].path, owners[0][1])
+            else:
+                return None
+            self.twins[id(storage)] = twin
+        return twin
+
+    def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the device, outside of the pool and of the graph."""
+        if self.constant_stream is None:
+            self.constant_stream = torch.cuda.Stream(self._pool.device)
+        with torch.cuda.stream(self.constant_stream):
+            there = tensor.to(self._pool.device, non_blocking=True)
+        self.constants.append(there)
+        return there

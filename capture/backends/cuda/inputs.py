@@ -1,0 +1,135 @@
+"""Inputs: how this call's values reach a graph: one batched copy into the staged buffers, and copies of CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from capture import _torch_private
+from capture._tensors import span_bytes
+from capture.backends import Geometry
+from capture.backends.cuda.pool import CudaPool
+from capture.backends.staging import ALIGNMENT, Staging, over
+
+
+@define(eq=False)
+class Twin:
+    """A CPU tensor's bytes on the device, copied there before every replay.
+
+    ``source``: position among the call's leaves, or the path of a tensor in Python state, which is then ``tensor``.
+    """
+
+    source: int | str
+    tensor: torch.Tensor
+    storage: torch.UntypedStorage
+    lead: int
+    waits: bool = True
+    """The copy waits for the device, as the body's own did: pinned memory may be overwritten by the caller at once."""
+
+    @property
+    def begin(self) -> int:
+        """Bytes from the start of the CPU storage to the first byte that is copied."""
+        return int(self.tensor.storage_offset()) * self.tensor.element_size()
+
+    def look(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The device's view of a CPU tensor on the same storage; None if it reaches beyond the bytes copied."""
+        shift = int(tensor.storage_offset()) * tensor.element_size() - self.begin
+        if shift < 0 or shift + span_bytes(tensor) > span_bytes(self.tensor):
+            return None
+        offset = (shift + self.lead) // tensor.element_size()
+        geometry = Geometry(
+            dtype=tensor.dtype, offset=offset, shape=tuple(tensor.shape), stride=tuple(tensor.stride()),
+            conj=tensor.is_conj(),
+        )  # fmt: skip
+        return over(self.storage, geometry)
+
+    def copy_in(self, tensor: torch.Tensor) -> None:
+        """Copy the bytes of this call's tensor. Pageable memory is read before the call returns in any case."""
+        nbytes = span_bytes(tensor)
+        begin = int(tensor.storage_offset()) * tensor.element_size()
+        ours = over(self.storage, _bytes(self.lead, nbytes))
+        ours.copy_(over(tensor.untyped_storage(), _bytes(begin, nbytes)), not (self.waits and tensor.is_pinned()))
+
+
+def make_twin(pool: CudaPool, source: int | str, tensor: torch.Tensor) -> Twin:
+    """Device memory for a CPU tensor, with its address modulo 64. While capturing."""
+    lead = tensor.data_ptr() % ALIGNMENT if tensor.numel() else 0
+    _, storage = pool.take(span_bytes(tensor) + lead)
+    return Twin(source, tensor, storage, lead)
+
+
+@define(eq=False)
+class Feed:
+    """All copies before and after one graph."""
+
+    staging: Staging
+    twins: list[Twin] = field(factory=list)
+
+    def copier(self) -> Callable[[Sequence[Any]], None] | None:
+        """Copies this call's values in; None if there is nothing to copy."""
+        steps: list[Callable[[Sequence[Any]], None]] = []
+        singles = [one for one in self.staging.singles if one.tensor.numel()]
+        if len(singles) == 1:
+            steps.append(_one(singles[0].tensor, singles[0].position))
+        elif singles:
+            steps.append(_many([one.tensor for one in singles], [one.position for one in singles]))
+        steps += [group.copy_in for group in self.staging.groups]
+        steps += [_twin(twin) for twin in self.twins]
+        return _in_order(steps)
+
+    def returner(self) -> Callable[[Sequence[Any]], None] | None:
+        """Copies inputs that the body wrote back to the caller's tensors; None if it wrote none."""
+        back = [one for one in self.staging.singles if one.back and one.tensor.numel()]
+        steps = [_back(one.tensor, one.position) for one in back]
+        steps += [group.copy_out for group in self.staging.groups if group.back]
+        return _in_order(steps)
+
+
+def _one(target: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]:
+    copy = target.copy_
+
+    def copy_in(leaves: Sequence[Any]) -> None:
+        copy(leaves[position])
+
+    return copy_in
+
+
+def _many(targets: list[torch.Tensor], positions: list[int]) -> Callable[[Sequence[Any]], None]:
+    copy = _torch_private.copy_all
+
+    def copy_in(leaves: Sequence[Any]) -> None:
+        copy(targets, [leaves[position] for position in positions])
+
+    return copy_in
+
+
+def _back(source: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]:
+    def copy_out(leaves: Sequence[Any]) -> None:
+        leaves[position].copy_(source)
+
+    return copy_out
+
+
+def _twin(twin: Twin) -> Callable[[Sequence[Any]], None]:
+    def copy_in(leaves: Sequence[Any]) -> None:
+        twin.copy_in(leaves[twin.source] if isinstance(twin.source, int) else twin.tensor)
+
+    return copy_in
+
+
+def _in_order(steps: list[Callable[[Sequence[Any]], None]]) -> Callable[[Sequence[Any]], None] | None:
+    if len(steps) < 2:
+        return steps[0] if steps else None
+
+    def all_steps(leaves: Sequence[Any]) -> None:
+        for step in steps:
+            step(leaves)
+
+    return all_steps
+
+
+def _bytes(offset: int, nbytes: int) -> Geometry:
+    return Geometry(dtype=torch.uint8, offset=offset, shape=(nbytes,), stride=(1,))

@@ -1,0 +1,234 @@
+"""Pool: the private device memory that all recordings of one tree share.
+
+Outside of recordings every block of the pool is free for the allocator, whatever is alive: outputs are tensors that
+own nothing, and the tree knows which of them are used. A recording starts from the layout kept with the node it
+follows, in which exactly the blocks of live outputs are taken, and ends with everything given back. Where the
+allocator cannot put a layout back, every recording has a pool of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from capture import _torch_private
+from capture._torch_private import CAPABILITIES
+from capture.backends import Address, Block, Geometry, views_of
+from capture.backends.staging import over
+
+_POISON = 0xFF  # NaN in every float format, -1 in every signed integer
+
+
+@frozen(eq=False)
+class Layout:
+    """The pool as a recording left it: the allocator's state, and the addresses taken in it."""
+
+    state: Any
+    taken: frozenset[Address]
+
+
+class CudaPool:
+    """Implements ``capture.backends.Pool``."""
+
+    free_between_recordings = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.index = int(device.index)
+        self.shared = CAPABILITIES.pool_checkpoint
+        with torch.cuda.device(device):
+            self.stream = torch.cuda.Stream(device)
+        self.id = torch.cuda.graph_pool_handle()
+        self._anchors: list[torch.cuda.CUDAGraph] = []
+        self._taken: frozenset[Address] = frozenset()
+        self._segments: list[tuple[Address, Address]] = []
+        self._owned: list[torch.UntypedStorage] = []
+        """Without a shared pool: what holds the memory of outputs. Freed, it would belong to nobody."""
+        self.ran_on: int | None = None
+        """Handle of the stream that the last replay ran on."""
+
+    def open(self) -> None:
+        """Keep the pool alive by an empty graph, also while no recording uses it. Needs no capture under way."""
+        if self._anchors:
+            return
+        anchor = torch.cuda.CUDAGraph(keep_graph=True)
+        with warnings.catch_warnings(), torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            warnings.simplefilter("ignore")  # torch says that the graph is empty
+            anchor.capture_begin(pool=self.id, capture_error_mode="thread_local")
+            anchor.capture_end()
+        self._anchors.append(anchor)
+        if not self.shared:  # a workspace made while capturing would be freed with its graph
+            with torch.cuda.stream(self.stream), torch.no_grad(), torch.inference_mode(False):
+                square = torch.zeros(8, 8, device=self.device)
+                torch.mm(square, square)
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    # ---- memory for a recording
+
+    def restore(self, layout: Layout | None, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
+        """Take exactly the blocks of ``live``, which were taken in ``layout``; None: the empty pool."""
+        if not self.shared:
+            self.id = torch.cuda.graph_pool_handle()
+            return
+        wanted = frozenset(block.address for block, _ in live)
+        if layout is not None:
+            _torch_private.set_pool_state(self.index, layout.state)
+            for address in layout.taken - wanted:
+                _torch_private.free_block(address)
+        self._taken = wanted
+
+    def settle(self, kept: Sequence[torch.UntypedStorage]) -> Layout | None:
+        """The recording is over: note the layout with its outputs taken, then give every block back.
+
+        None if memory that nobody tracks is still taken: a tensor of the body that was kept somewhere.
+        """
+        if not self.shared:
+            self._owned += kept
+            self._segments += [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in kept]
+            return Layout(None, frozenset())
+        taken = self._taken | {storage.data_ptr() for storage in kept if storage.nbytes()}
+        if not self._holds(taken):
+            return None
+        layout = Layout(_torch_private.pool_state(self.index, self.id), taken)
+        for storage in kept:
+            if storage.nbytes():
+                _torch_private.disown(storage)
+        self._free_taken()
+        return layout
+
+    def give_back(self, storage: torch.UntypedStorage) -> None:
+        """A buffer is not used between replays: others may have its memory then."""
+        if self.shared:
+            _torch_private.disown(storage)
+        else:
+            self._owned.append(storage)
+
+    def abandon(self) -> None:
+        """A recording came to nothing: give back what was taken for it."""
+        self._free_taken()
+
+    def _free_taken(self) -> None:
+        for address in self._taken:
+            _torch_private.free_block(address)
+        self._taken = frozenset()
+
+    def is_tidy(self) -> bool:
+        """Nothing is taken, as it must be between recordings."""
+        return not self.shared or not self._anchors or self._holds(frozenset())
+
+    def _holds(self, addresses: frozenset[Address]) -> bool:
+        if _torch_private.pool_holds(self.index, self.id, set(addresses)):
+            return True
+        gc.collect()  # a reference cycle is no leak
+        return _torch_private.pool_holds(self.index, self.id, set(addresses))
+
+    def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
+        """Memory for an input, while capturing. No ``torch.empty``: deterministic mode would fill it in the graph."""
+        storage = torch.UntypedStorage(max(nbytes, 1), device=self.device)
+        return Block(storage.data_ptr(), storage.nbytes()), storage
+
+    # ---- memory as tensors
+
+    def storage(self, block: Block) -> torch.UntypedStorage:
+        """A fresh storage over a block, which it does not own."""
+        return _torch_private.cuda_storage(block.address, self.device, block.nbytes)
+
+    def tensor(self, block: Block, geometry: Geometry) -> torch.Tensor:
+        """A fresh tensor on a fresh storage."""
+        return self.builder(block, geometry)()
+
+    def builder(self, block: Block, geometry: Geometry) -> Callable[[], torch.Tensor]:
+        """``tensor`` with everything looked up beforehand."""
+        make = _torch_private.cuda_builder(
+            block.address, self.device, block.nbytes, geometry.dtype, geometry.shape, geometry.stride, geometry.offset
+        )
+        return functools.partial(_conjugated, make) if geometry.conj else make
+
+    def views(self, block: Block, geometries: Sequence[Geometry]) -> list[torch.Tensor]:
+        """Fresh tensors on one fresh storage that share a version counter."""
+        first = self.tensor(block, geometries[0])
+        return [first, *views_of(first, geometries[1:])]
+
+    # ---- what lies where
+
+    def find(self, address: Address) -> bool:
+        """The address lies in the pool."""
+        if any(begin <= address < end for begin, end in self._segments):
+            return True
+        return self._look_again() and any(begin <= address < end for begin, end in self._segments)
+
+    def _look_again(self) -> bool:
+        """Recordings may have brought new memory into the pool."""
+        if not self.shared or not self._anchors:
+            return False
+        found = [(begin, begin + nbytes) for begin, nbytes in _torch_private.pool_segments(self.id)]
+        changed, self._segments = found != self._segments, found
+        return changed
+
+    def reserved_bytes(self) -> int:
+        """Bytes of the pool's memory; where every recording has its own pool, bytes of their outputs."""
+        self._look_again()
+        return sum(end - begin for begin, end in self._segments)
+
+    # ---- order and values
+
+    def enter(self) -> None:
+        """Order the current stream after the stream that the last replay ran on."""
+        now = _torch_private.raw_stream(self.index)
+        if now == self.ran_on:
+            return
+        if self.ran_on is not None:
+            before = torch.cuda.ExternalStream(self.ran_on, device=self.device)
+            torch.cuda.current_stream(self.device).wait_stream(before)
+        self.ran_on = now
+
+    def poison(self, live: Sequence[Block]) -> None:
+        """Fill everything but these blocks with bytes that read as NaN."""
+        if not self.shared or not self._anchors:
+            return
+        self.enter()
+        kept = sorted((block.address, block.address + block.nbytes) for block in live)
+        self._look_again()
+        for begin, end in self._segments:
+            position = begin
+            for first, last in kept:
+                if begin <= first < end:
+                    self._fill(position, first)
+                    position = last
+            self._fill(position, end)
+
+    def _fill(self, begin: Address, end: Address) -> None:
+        if end > begin:
+            whole = Geometry(dtype=torch.uint8, offset=0, shape=(end - begin,), stride=(1,))
+            with torch.inference_mode(False), torch.no_grad():
+                over(_torch_private.cuda_storage(begin, self.device, end - begin), whole).fill_(_POISON)
+
+    def evacuate(self, storage: torch.UntypedStorage) -> bool:
+        """Swap the storage's memory with a copy outside; needs torch >= 2.13."""
+        self.enter()
+        if not CAPABILITIES.swap_data_ptr:
+            return False
+        outside = torch.UntypedStorage(storage.nbytes(), device=self.device)
+        outside.copy_(storage, False)
+        _torch_private.swap_data_ptr(storage, outside)
+        return True
+
+    def keep_for(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        """The pool is given up, but its memory stays until these storages die."""
+        for storage in storages:
+            weakref.finalize(storage, _let_go, self._anchors, self._owned).atexit = False
+
+
+def _let_go(*_: object) -> None:
+    """The last storage on a pool that was given up has died."""
+
+
+def _conjugated(make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    return make().conj()

@@ -1,0 +1,115 @@
+"""Recorder: the watch over a body that is being captured.
+
+It stops a capture before the driver would: host reads, work on streams that are not part of the capture, memory whose
+shape changes in place. Nothing runs on the device meanwhile, so values must not be looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from capture import _where
+from capture._observe import Watch
+from capture._operators import Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits
+from capture._torch_private import generator_id
+from capture.backends.cuda.graph import RefusedError
+from capture.backends.cuda.host import Host
+from capture.backends.cuda.inputs import Twin
+from capture.backends.cuda.pool import CudaPool
+
+
+class Recorder(Watch):
+    """A watch whose run is a capture."""
+
+    def __init__(self, pool: CudaPool, registered: set[int]) -> None:
+        super().__init__()
+        self._pool, self._registered = pool, registered
+        self._host: Host | None = None
+
+    @override
+    def begin(self, arguments: list[tuple[str, Any]]) -> None:
+        self._host = Host(self._pool, arguments, self.before)
+
+    def twins(self) -> list[Twin]:
+        """CPU tensors to be copied before every replay."""
+        return list(self._host.twins.values()) if self._host is not None else []
+
+    def constants(self) -> list[torch.Tensor]:
+        """Device copies of the body's CPU constants."""
+        return self._host.constants if self._host is not None else []
+
+    def unexplained(self) -> str | None:
+        """Why the run, which raised nothing, cannot be replayed."""
+        return self._host.unexplained() if self._host is not None else None
+
+    @override
+    def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
+        super().note_sync(op, data_dependent_shape=data_dependent_shape)
+        raise RefusedError(f"{op} waits for the device{_at()}")
+
+    @override
+    def _states(self, kwargs: dict[str, Any], inputs: list[torch.Tensor]) -> None:
+        """Generators do not move while capturing."""
+        return
+
+    @override
+    def made(self, tensor: torch.Tensor) -> bool:
+        """An operator made the tensor's memory, or code that no operator tells of did, in this capture's pool."""
+        if super().made(tensor):
+            return True
+        return tensor.device.type == "cuda" and bool(tensor.numel()) and self._pool.find(tensor.data_ptr())
+
+    @override
+    def is_temporary(self, tensor: torch.Tensor) -> bool:
+        """Memory of the pool that no operator announced, such as a compiled function's own."""
+        return not self.before.owners(tensor.untyped_storage()) and self.made(tensor)
+
+    @override
+    def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the operator, which launches into the graph."""
+        known = traits(op)
+        tensors = list(tensors_in(args, kwargs))
+        self._check(known, args, kwargs, tensors)
+        host = self._host
+        assert host is not None
+        if known.base.startswith("lift"):
+            host.lifted(args[0])
+            if args[0].device.type == "cpu":
+                host.note_constant(args[0])
+        if any(tensor.device.type == "cpu" for tensor in tensors) and not known.base.startswith("lift"):
+            try:
+                return host.run(op, known, args, kwargs)
+            except RefusedError as refused:
+                raise RefusedError(f"{refused}{_at()}") from None
+        result = op(*args, **kwargs)
+        for tensor in tensors_out(result) if not tensors else ():
+            if tensor.device.type == "cpu" and not known.draws:
+                host.note_constant(tensor)
+        return result
+
+    def _check(self, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        reason = None
+        if known.reads_host or shape_depends_on_data(known, args, kwargs):
+            reason = f"{known.name} waits for the device"
+        elif known.metadata == "storage" or (known.metadata == "view" and not self.made(args[0])):
+            reason = f"{known.name} changes the shape of a tensor in place"
+        elif any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
+            reason = f"{known.name} reads a tensor that is not strided"
+        elif not torch.cuda.is_current_stream_capturing():
+            reason = f"{known.name} runs on a stream that was not forked from the caller's stream"
+        elif known.unsafe:
+            reason = f"{known.name} is tagged as unsafe for graphs"
+        else:
+            generator = kwargs.get("generator")
+            if generator is not None and generator_id(generator) not in self._registered:
+                reason = f"{known.name} draws from a generator that nobody is known to own"
+        if reason is not None:
+            raise RefusedError(f"{reason}{_at()}")
+
+
+def _at() -> str:
+    where = _where.here()
+    return f" ({where})" if where is not None else ""

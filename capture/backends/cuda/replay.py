@@ -1,0 +1,145 @@
+"""Replay: what one recorded graph does on every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from capture import _torch_private
+from capture._describe import Described
+from capture._observe import Watched
+from capture._torch_private import generator_id
+from capture.backends.cuda.graph import Capture
+from capture.backends.cuda.inputs import Feed
+from capture.backends.cuda.pool import CudaPool
+
+Step = Callable[[Sequence[Any]], None]
+
+
+class CudaRecording:
+    """Implements ``capture.backends.Recording``."""
+
+    rebinds_tensors = False
+
+    def __init__(
+        self, pool: CudaPool, capture: Capture, feed: Feed, constants: list[torch.Tensor],
+        generators: Sequence[torch.Generator],
+    ) -> None:  # fmt: skip
+        self.num_ops = 0
+        self.graph_bytes = 0
+        self._pool, self._capture, self._feed = pool, capture, feed
+        self._constants = constants  # the graph reads them
+        self._generators = list(generators)
+        self._bumps: list[tuple[torch.Tensor, int]] = []
+        self._swaps: list[tuple[int, torch.Generator]] = []
+        self.replay: Step = _released
+
+    def prepare(self, watched: Watched, described: Described) -> None:
+        """Instantiate the graph and write the replay function."""
+        self.num_ops = described.facts.num_ops
+        before, _ = torch.cuda.mem_get_info(self._pool.device)
+        if not self._capture.is_empty:
+            self._capture.graph.instantiate()
+        after, _ = torch.cuda.mem_get_info(self._pool.device)
+        self.graph_bytes = max(before - after, 0)
+        self._order_constants()
+        outside = {id(one.external.storage): one.owners for one in described.implicit}
+        for tensor, version in watched.versions:
+            moved = tensor._version - version
+            if moved > 0 and tensor.device.type == "cuda" and id(tensor.untyped_storage()) in outside:
+                self._bumps.append((tensor, moved))
+        for position, leaf in enumerate(watched.call.leaves):
+            if isinstance(leaf, torch.Generator) and leaf.device == self._pool.device:
+                self._swaps.append((position, leaf))
+        self.replay = self._make_replay(grad=torch.is_grad_enabled())
+
+    def _order_constants(self) -> None:
+        """Constants were copied on a stream of their own."""
+        if self._constants:
+            self._pool.stream.wait_stream(torch.cuda.current_stream(self._pool.device))
+            torch.cuda.synchronize(self._pool.device)
+
+    def _make_replay(self, *, grad: bool) -> Step:
+        pool, index = self._pool, self._pool.index
+        enter, raw_stream, set_grad = pool.enter, _torch_private.raw_stream, _torch_private.set_grad_enabled
+        launch = _nothing if self._capture.is_empty else self._capture.graph.replay
+        copy_in, copy_out = self._feed.copier(), self._feed.returner()
+        around = self._around_draws() if self._swaps else None
+        bump = self._bump if self._bumps else None
+
+        def plain(leaves: Sequence[Any]) -> None:
+            if raw_stream(index) != pool.ran_on:
+                enter()
+            if copy_in is not None:
+                copy_in(leaves)
+            launch()
+            if copy_out is not None:
+                copy_out(leaves)
+
+        def full(leaves: Sequence[Any]) -> None:
+            set_grad(False)
+            try:
+                if around is not None:
+                    around(plain, leaves)
+                else:
+                    plain(leaves)
+            finally:
+                set_grad(grad)
+            if bump is not None:
+                bump()
+
+        return full if grad or around is not None or bump is not None else plain
+
+    def _around_draws(self) -> Callable[[Step, Sequence[Any]], None]:
+        """A generator passed as an argument may be another one than the graph knows: lend that one its state."""
+        swaps = [(position, known, generator_id(known)) for position, known in self._swaps]
+
+        def around(step: Step, leaves: Sequence[Any]) -> None:
+            others = [(leaves[p], known) for p, known, number in swaps if generator_id(leaves[p]) != number]
+            saved = [known.get_state() for _, known in others]
+            for theirs, known in others:
+                known.set_state(theirs.get_state())
+            step(leaves)
+            for (theirs, known), state in zip(others, saved, strict=True):
+                theirs.set_state(known.get_state())
+                known.set_state(state)
+
+        return around
+
+    def _bump(self) -> None:
+        """The graph writes static tensors; autograd must see it on their version counters."""
+        if self._first:
+            self._first = False  # the capture's own operators counted already
+            return
+        for tensor, times in self._bumps:
+            for _ in range(times):
+                torch.autograd.graph.increment_version(tensor)
+
+    _first = True
+
+    def rebind(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Only CPU tensors can be bound anew: they are copied before every replay."""
+        twins = {twin.source: twin for twin in self._feed.twins}
+        if any(path not in twins for path in tensors):
+            return False
+        for path, tensor in tensors.items():
+            twins[path].tensor = tensor
+        return True
+
+    def release(self) -> None:
+        """Destroy the graph. Launches under way end as they would have."""
+        self.replay = _released
+        if not self._capture.is_empty:
+            self._capture.graph.reset()
+        self._constants = []
+        self._bumps, self._swaps = [], []
+
+
+def _nothing() -> None:
+    """A graph without nodes: the body only made views."""
+
+
+def _released(leaves: Sequence[Any]) -> None:
+    raise RuntimeError("this recording was released")

@@ -1,0 +1,27 @@
+"""Fixtures for all tests on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from capture import _step, config, reset
+from capture._tree import forget_trees
+from tests.gpu.support import ON_CUDA, forget_runs
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """No gradients, no plans on disk, no marks and no tree of another test; dead memory reads as NaN."""
+    _step._counter.begun = 0
+    forget_trees()
+    forget_runs()
+    with torch.no_grad(), config.patch(poison=True, cache=False):
+        yield
+    if ON_CUDA and torch.cuda.is_available():
+        torch.cuda.synchronize()
+    reset()
+    _step._counter.begun = 0
+    forget_trees()

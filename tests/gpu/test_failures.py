@@ -1,0 +1,482 @@
+"""What cannot be recorded, what raises, and what raises only while recording: the call is eager's, nothing is broken.
+
+Each body first writes its argument and a state tensor, so that a run too many or too few shows in the values.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from capture import capture, mark_step_begin, recordings, release, reset
+from tests.gpu.support import (
+    DEVICE,
+    ON_CUDA,
+    allocated,
+    capturing,
+    counts,
+    eager,
+    healthy,
+    host,
+    may_fall_back,
+    needs_cuda,
+    needs_gpu,
+    ran,
+    rand,
+    rng_state,
+    same,
+    synchronize,
+    times,
+)
+
+pytestmark = [needs_gpu, may_fall_back]
+
+Body = Callable[[Tensor], Any]
+
+
+class Trouble(Exception):
+    """Raised by bodies under test."""
+
+
+def make(trouble: Body) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """A function with ``trouble`` in its middle that writes its argument and its own state, and that state."""
+    state = torch.zeros(4, device=DEVICE)
+
+    def f(x: Tensor) -> Any:
+        state.add_(1)
+        x.mul_(2)
+        noise = torch.rand_like(x)
+        found = trouble(x)
+        x.add_(noise)
+        state.mul_(1.5)
+        return found, x + state
+
+    return f, state
+
+
+def outcome(function: Callable[[Tensor], Any], state: Tensor, seed: int) -> list[Any]:
+    """Result or exception of one call, and all that it left: argument, state, generator."""
+    x = rand(4, 4, seed=seed)
+    torch.manual_seed(seed)
+    found: Any
+    try:
+        found = function(x)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - compared by the tests
+        found = (type(error), str(error) if isinstance(error, Trouble | KeyboardInterrupt) else None)
+    after = rng_state()
+    synchronize()
+    return [found, x, state.clone(), after]
+
+
+def as_eager(trouble: Body, calls: int = 5, before: Callable[[int], None] = lambda i: None) -> Any:
+    """Every call of the captured function is eager's; the device is usable after each. Gives the function."""
+    body, state = make(trouble)
+    twin, theirs = make(trouble)
+    function = capture(body)
+    for i in range(calls):
+        before(i)
+        expected = outcome(twin, theirs, i)
+        same(outcome(function, state, i), expected)
+        torch.rand(2, device=DEVICE)
+        rng_state()
+    healthy()
+    return function
+
+
+def only_then(action: Callable[[Tensor], Any]) -> Body:
+    """``action``, but only while the current stream is captured."""
+
+    def trouble(x: Tensor) -> Tensor:
+        if capturing():
+            action(x)
+        return x * 3
+
+    return trouble
+
+
+def use(action: Callable[[], Any]) -> Body:
+    """``action`` in the middle of two operators."""
+
+    def trouble(x: Tensor) -> Tensor:
+        y = x + 1
+        action()
+        return y * 3
+
+    return trouble
+
+
+def printed(x: Tensor) -> Tensor:
+    print(x)
+    return x * 2
+
+
+def with_event(x: Tensor) -> Tensor:
+    event = torch.cuda.Event()
+    event.record()
+    event.synchronize()
+    return x * 2
+
+
+def with_timing(x: Tensor) -> Tensor:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    y = x * 2
+    end.record()
+    end.synchronize()
+    assert begin.elapsed_time(end) >= 0
+    return y
+
+
+READS: dict[str, Body] = {
+    "item": lambda x: x * x.max().item(),
+    "float": lambda x: x * float(x[0, 0]),
+    "bool": lambda x: x * 2 if x.sum() > 0 else x * 3,
+    "tolist": lambda x: x * sum(x[0].tolist()),
+    "print": printed,
+    "format": lambda x: x * len(f"{x[0, 0]}"),
+    "numpy": lambda x: x * float(x.cpu().numpy()[0, 0]),
+    "equal": lambda x: x * (2 if torch.equal(x, x.t()) else 3),
+    "nonzero": lambda x: (x > 0).nonzero(),
+    "boolean index": lambda x: x[x > 0] * 2,
+    "masked_select": lambda x: torch.masked_select(x, x > 0),
+    "unique": lambda x: torch.unique((x * 4).round()),
+    "repeat_interleave": lambda x: torch.repeat_interleave(x[0], (x[1] > 0).long() + 1),
+    "bincount": lambda x: torch.bincount((x.abs() * 5).long().flatten()),
+    "slice": lambda x: x[: int((x > 0).sum())],
+    "index by a tensor": lambda x: x[(x[0, 0] > 0).long()],
+    "split": lambda x: x.flatten().split([int(x[0, 0].abs()) + 1, 15 - int(x[0, 0].abs())])[0],
+    "cpu": lambda x: x + x.cpu().sum().to(x.device),
+    "cpu result": lambda x: x.cpu(),
+    "cpu in the middle": lambda x: (x.cpu() + 1).to(x.device) * 2,
+    "tensor from a list": lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device),
+    "tensor from a number": lambda x: x + torch.tensor(2.5, device=x.device),
+    "tensor from data": lambda x: x + torch.tensor(x[0].tolist(), device=x.device),
+    "as_tensor": lambda x: x + torch.as_tensor([[1.0]], device=x.device),
+    "copied from the host": lambda x: x + torch.arange(4.0).to(x.device, non_blocking=True),
+    "mask assignment": lambda x: x.clone().masked_fill_(x > 0, 2.0).index_put_((x > 0.2,), x.new_tensor(9.0)),
+    "pinned and copied": lambda x: x + torch.ones(4, pin_memory=ON_CUDA).to(x.device, non_blocking=True),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_of_values(name: str) -> None:
+    """A body that needs values on the host, or brings values from it."""
+    as_eager(READS[name], calls=4)
+
+
+@pytest.mark.parametrize("name", ["item", "bool", "tolist", "nonzero", "boolean index"])
+def test_refused_bodies_run_once_a_call(name: str) -> None:
+    """A body refused after its first call has its Python side effects once per call."""
+
+    @capture
+    def f(x: Tensor) -> Any:
+        ran("f")
+        return READS[name](x)
+
+    for i in range(5):
+        x = rand(4, 4, seed=i)
+        same(f(x), eager(f, x))
+        assert times("f") == i + 1
+    assert counts(f)[1:3] == (0, 0)
+
+
+WAITS: dict[str, Body] = {
+    "torch.cuda.synchronize": use(lambda: torch.cuda.synchronize()),
+    "current_stream().synchronize": use(lambda: torch.cuda.current_stream().synchronize()),
+    "default_stream().synchronize": use(lambda: torch.cuda.default_stream().synchronize()),
+    "stream.query": use(lambda: torch.cuda.current_stream().query()),
+    "event.synchronize": with_event,
+    "event.query": use(lambda: torch.cuda.Event().query()),
+    "event.elapsed_time": with_timing,
+    "empty_cache": use(lambda: torch.cuda.empty_cache()),
+    "memory_allocated": use(lambda: torch.cuda.memory_allocated()),
+}
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", WAITS)
+def test_waits_for_the_device(name: str) -> None:
+    """A body that waits for the device or asks it."""
+    as_eager(WAITS[name], calls=4)
+
+
+def interrupted(x: Tensor) -> None:
+    raise KeyboardInterrupt
+
+
+def raise_trouble(x: Tensor) -> None:
+    raise Trouble("only while capturing")
+
+
+ONLY_WHILE_CAPTURING: dict[str, Callable[[Tensor], Any]] = {
+    "exception": raise_trouble,
+    "item": lambda x: x.sum().item(),
+    "item swallowed": lambda x: swallow(x.sum().item),
+    "synchronize": lambda x: torch.cuda.synchronize(),
+    "synchronize swallowed": lambda x: swallow(torch.cuda.synchronize),
+    "stream synchronize": lambda x: torch.cuda.current_stream().synchronize(),
+    "cpu": lambda x: x.cpu(),
+    "nonzero": lambda x: x.nonzero(),
+    "out of memory": lambda x: torch.empty(1 << 45, device=x.device),
+    "out of memory swallowed": lambda x: swallow(lambda: torch.empty(1 << 45, device=x.device)),
+    "new seed": lambda x: torch.manual_seed(5),
+    "state read": lambda x: rng_state(),
+    "collection": lambda x: gc.collect(),
+    "empty_cache": lambda x: torch.cuda.empty_cache(),
+    "more operators": lambda x: x + 1 + 2,
+    "a write": lambda x: x.add_(100),
+    "more draws": lambda x: torch.rand_like(x),
+    "svd": lambda x: torch.linalg.svd(x),
+}
+
+
+def swallow(action: Callable[[], Any]) -> None:
+    """What a library does that probes for a feature."""
+    try:
+        action()
+    except RuntimeError:
+        pass
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ONLY_WHILE_CAPTURING)
+def test_only_while_capturing(name: str) -> None:
+    """What no watched run shows and only the recording does: the call is eager's, writes happened once.
+
+    A body that computes something else while captured ("a write") is refused, or its other branch is what eager would
+    do under a capture; the values are those of a call outside of any capture.
+    """
+    as_eager(only_then(ONLY_WHILE_CAPTURING[name]), calls=5)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["exception", "item", "synchronize", "out of memory"])
+def test_failed_recording_among_recordings(name: str) -> None:
+    """A recording that fails in the middle of a step: outputs held before it, and recordings around it, stay right."""
+    trouble = only_then(ONLY_WHILE_CAPTURING[name])
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return torch.tanh(x) * 2
+
+    @capture
+    def bad(x: Tensor) -> Tensor:
+        found: Tensor = trouble(x + 1)
+        return found
+
+    @capture
+    def g(x: Tensor) -> Tensor:
+        return x - 3
+
+    held = []
+    for i in range(8):
+        mark_step_begin()
+        x = rand(4, 4, seed=i)
+        y = f(x)
+        z = bad(y)
+        w = g(z)
+        held.append((x, y, z, w))
+        for x, y, z, w in held:
+            same((y, z, w), (torch.tanh(x) * 2, (torch.tanh(x) * 2 + 1) * 3, (torch.tanh(x) * 2 + 1) * 3 - 3))
+    healthy()
+
+
+_raising: list[int] = []
+
+
+def gate() -> None:
+    """Raises during the calls a test names. What decides is hidden from the key."""
+    if _raising:
+        raise Trouble("on purpose")
+
+
+@pytest.mark.parametrize("calls", [(0,), (1,), (0, 1), (1, 2), (0, 1, 2), (0, 1, 2, 3, 4, 5)])
+def test_exceptions_of_the_body(calls: tuple[int, ...]) -> None:
+    """The user's exception at the first, second, third call comes out, with the writes before it done once."""
+
+    def trouble(x: Tensor) -> Tensor:
+        y = x * 2
+        gate()
+        return y
+
+    def before(i: int) -> None:
+        _raising[:] = [1] if i in calls else []
+
+    try:
+        as_eager(trouble, calls=7, before=before)
+    finally:
+        _raising.clear()
+
+
+@needs_cuda
+def test_interrupt_while_capturing() -> None:
+    """Ctrl-C while recording comes out; the device and the function work afterwards."""
+    body, state = make(only_then(interrupted))
+    twin, theirs = make(only_then(interrupted))
+    f = capture(body)
+    for i in range(6):
+        x = rand(4, 4, seed=i)
+        torch.manual_seed(i)
+        try:
+            found: Any = f(x)
+        except KeyboardInterrupt:
+            found = None
+        assert not capturing()
+        if found is not None:
+            torch.manual_seed(i)
+            other = rand(4, 4, seed=i)
+            same(found, twin(other))
+            same((x, state), (other, theirs))
+        state.copy_(theirs)
+    healthy()
+
+
+def forget_everything(x: Tensor) -> Tensor:
+    y = x + 1
+    reset()
+    return y * 2
+
+
+LIMITS: dict[str, Body] = {
+    "out of memory": lambda x: torch.empty(1 << 45, device=x.device),
+    "device and host mixed": lambda x: x + host(4),
+    "wrong shapes": lambda x: x @ torch.ones(3, 3, device=x.device),
+    "index": lambda x: x[:, 9],
+    "python": lambda x: int("not a number"),
+    "singular": lambda x: torch.linalg.inv(torch.zeros_like(x)),
+    "reset in the body": forget_everything,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in LIMITS if ON_CUDA or "mixed" not in name])
+def test_bodies_that_raise_at_every_call(name: str) -> None:
+    """The same exception as eager's at every call, the writes before it done once."""
+    as_eager(LIMITS[name], calls=4)
+
+
+LIBRARIES: dict[str, Body] = {
+    "svd": lambda x: torch.linalg.svd(x),
+    "svdvals": lambda x: torch.linalg.svdvals(x),
+    "eigh": lambda x: torch.linalg.eigh(x + x.t())[0],
+    "solve": lambda x: torch.linalg.solve(x + 5 * torch.eye(4, device=x.device), x),
+    "solve_ex": lambda x: torch.linalg.solve_ex(x + 5 * torch.eye(4, device=x.device), x)[0],
+    "inv": lambda x: torch.linalg.inv(x + 5 * torch.eye(4, device=x.device)),
+    "cholesky": lambda x: torch.linalg.cholesky(x @ x.t() + torch.eye(4, device=x.device)),
+    "qr": lambda x: torch.linalg.qr(x),
+    "det": lambda x: torch.linalg.det(x),
+    "matrix_exp": lambda x: torch.linalg.matrix_exp(x),
+    "fft": lambda x: torch.fft.fft(x),
+    "rfft2": lambda x: torch.fft.irfft2(torch.fft.rfft2(x)),
+    "sort": lambda x: torch.sort(x, dim=0),
+    "argsort": lambda x: x.flatten().argsort(stable=True),
+    "large sort": lambda x: torch.sort(x.flatten().repeat(5000))[0],
+    "topk": lambda x: torch.topk(x, 2),
+    "kthvalue": lambda x: torch.kthvalue(x, 2),
+    "one_hot": lambda x: functional.one_hot((x.abs() * 3).long()),
+    "one_hot of n": lambda x: functional.one_hot((x.abs() * 3).long(), 8),
+    "cumsum": lambda x: x.cumsum(0) + x.cumprod(1),
+    "histc": lambda x: torch.histc(x, 8, -1, 1),
+    "searchsorted": lambda x: torch.searchsorted(torch.sort(x[0])[0], x[1]),
+    "embedding": lambda x: functional.embedding((x.abs() * 3).long(), x),
+    "index_put accumulated": lambda x: torch.zeros_like(x).index_put_(
+        (torch.arange(4, device=x.device),), x, accumulate=True
+    ),
+    "scatter": lambda x: torch.zeros_like(x).scatter_(0, torch.arange(4, device=x.device).expand(4, 4), x),
+    "foreach": lambda x: torch._foreach_mul([x, x + 1], 3.0),
+    "bmm": lambda x: torch.bmm(x.expand(3, 4, 4), x.expand(3, 4, 4)),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "cdist": lambda x: torch.cdist(x, x + 1),
+    "attention": lambda x: functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+    "conv": lambda x: functional.conv2d(x[None, None], x[None, None, :3, :3], padding=1),
+    "interpolate": lambda x: functional.interpolate(x[None, None], scale_factor=2.0, mode="bilinear"),
+    "lstm": lambda x: torch.lstm_cell(x, (x, x), x.repeat(4, 1), x.repeat(4, 1)),
+    "ctc": lambda x: functional.cross_entropy(x, torch.arange(4, device=x.device)),
+    "quantile": lambda x: x.quantile(0.3),
+    "views only": lambda x: x.view(2, 8).t()[1:],
+    "memory only": lambda x: torch.empty_like(x).size(),
+    "nothing": lambda x: None,
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries(name: str) -> None:
+    """Operators with handles, plans, workspaces or checks of their own: eager's values, recorded or not."""
+    as_eager(LIBRARIES[name], calls=4)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["sort", "topk", "fft", "one_hot of n", "cumsum", "solve_ex", "bmm", "conv"])
+def test_libraries_are_recorded(name: str) -> None:
+    """The usual ones are recorded."""
+    assert recordings(as_eager(LIBRARIES[name], calls=4)).replays == 2
+
+
+KINDS: tuple[Body, ...] = (
+    only_then(raise_trouble),
+    only_then(lambda x: x.sum().item()),
+    only_then(lambda x: torch.cuda.synchronize()),
+    only_then(lambda x: torch.empty(1 << 45, device=x.device)),
+    lambda x: x * x.sum().item(),
+    only_then(lambda x: torch.rand(1 << 18, device=x.device).sum().item()),
+)
+
+
+@needs_cuda
+def test_memory_does_not_grow() -> None:
+    """Two hundred failures, each of a new function that is then released or dropped, leave no memory behind."""
+
+    def fail(number: int) -> None:
+        body, _ = make(KINDS[number % len(KINDS)])
+        f = capture(body)
+        kept = [f(rand(4, 4, seed=i)) for i in range(2)]
+        if number % 2:
+            release(f)
+        del f, kept
+
+    gc.collect()
+    gc.freeze()  # a recording may collect first, which would take most of the time here
+    try:
+        for number in range(2 * len(KINDS)):
+            fail(number)
+        before, reserved = allocated(), torch.cuda.memory_reserved()
+        for number in range(200):
+            fail(number)
+        assert allocated() - before < 8 << 20
+        assert torch.cuda.memory_reserved() - reserved < 64 << 20
+    finally:
+        gc.unfreeze()
+    healthy()
+
+
+@needs_cuda
+def test_memory_of_recordings_that_come_and_go() -> None:
+    """The same for functions that are recorded without a failure, their outputs held for a while."""
+    held: list[Any] = []
+
+    def use_once(number: int) -> None:
+        f = capture(make(lambda x: torch.rand(1 << 16, device=x.device) + x.sum())[0])
+        held.append([f(rand(4, 4, seed=i)) for i in range(3)])
+        del held[:-3]
+        if number % 2:
+            release(f)
+
+    gc.collect()
+    gc.freeze()
+    try:
+        for number in range(10):
+            use_once(number)
+        held.clear()
+        before = allocated()
+        for number in range(60):
+            use_once(number)
+        held.clear()
+        assert allocated() - before < 8 << 20
+    finally:
+        gc.unfreeze()
+    healthy()

@@ -1,0 +1,524 @@
+"""Streams and threads: calls from any stream, bodies with streams of their own, work beside a recording."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capture import capture, config, mark_step_begin, recordings
+from tests.gpu.support import DEVICE, counts, eager, healthy, may_fall_back, needs_cuda, rand, same, storage_of
+
+pytestmark = needs_cuda
+
+SIZE = 1024
+
+
+def slow(x: Tensor, weight: Tensor, times: int = 40) -> Tensor:
+    """Some milliseconds of work on the current stream."""
+    for _ in range(times):
+        x = x @ weight
+    return x
+
+
+def mixer(size: int = SIZE) -> Tensor:
+    """A matrix that keeps the size of what it multiplies."""
+    scale: float = (size / 12) ** 0.5
+    return rand(size, size) / scale
+
+
+def wait_all(streams: list[torch.cuda.Stream]) -> None:
+    """The current stream waits for all of these."""
+    for stream in streams:
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+# ------------------------------------------------------------------------------------------------ the caller's streams
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "dropped"])
+@pytest.mark.parametrize("order", ["recorded on the default stream", "streams from the start"])
+def test_calls_from_changing_streams(order: str, held: bool) -> None:
+    """Calls on other streams that never wait for each other: each result is right on the stream of its call."""
+    weight = mixer()
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return slow(x, weight) + x
+
+    inputs = [rand(SIZE, SIZE, seed=i) for i in range(8)]
+    expected = [eager(f, x) for x in inputs]
+    if order.startswith("recorded"):
+        for x in inputs[:3]:
+            f(x)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    sums, kept = [], []
+    for i, x in enumerate(inputs):
+        with torch.cuda.stream(streams[i % 3]):
+            y = f(x)
+            sums.append(y * 2)
+            if held:
+                kept.append(y)
+            del y
+    wait_all(streams)
+    torch.cuda.synchronize()
+    same(sums, [one * 2 for one in expected])
+    same(kept, expected if held else [])
+
+
+def test_replay_beside_the_use_of_the_last_result() -> None:
+    """A slow reader of one result on its stream, the next replay on another stream: the reader sees its own values."""
+    weight = mixer()
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return x * 3
+
+    inputs = [rand(SIZE, SIZE, seed=i) for i in range(6)]
+    expected = [slow(eager(f, x), weight) for x in inputs]
+    for x in inputs[:3]:
+        f(x)
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    found = []
+    for i, x in enumerate(inputs):
+        with torch.cuda.stream((one, two)[i % 2]):
+            found.append(slow(f(x), weight))
+    torch.cuda.synchronize()
+    same(found, expected)
+
+
+def test_chain_over_two_streams() -> None:
+    """``g(f(x))`` with ``f`` on one stream and ``g`` on another that waits for it, and back."""
+    weight = mixer()
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return slow(x, weight, 10)
+
+    @capture
+    def g(x: Tensor) -> Tensor:
+        return x - 1
+
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    for i in range(7):
+        mark_step_begin()
+        x = rand(SIZE, SIZE, seed=i)
+        expected = eager(g, eager(g, eager(f, x)))
+        torch.cuda.synchronize()
+        with torch.cuda.stream(one):
+            y = f(x)
+        two.wait_stream(one)
+        with torch.cuda.stream(two):
+            z = g(y)
+        one.wait_stream(two)
+        with torch.cuda.stream(one):
+            w = g(z)
+        torch.cuda.synchronize()
+        same(w, expected)
+        same(z, eager(g, y))
+
+
+def test_written_state_over_streams() -> None:
+    """A state tensor that the body updates, called from streams that wait for each other through events."""
+    state, twin = torch.zeros(SIZE, device=DEVICE), torch.zeros(SIZE, device=DEVICE)
+
+    @capture
+    def f(x: Tensor, state: Tensor) -> Tensor:
+        state.mul_(0.5).add_(x)
+        return state * 2
+
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    before = torch.cuda.current_stream()
+    results, expected = [], []
+    for i in range(9):
+        x = rand(SIZE, seed=i)
+        stream = streams[i % 3]
+        stream.wait_stream(before)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            results.append(f(x, state))
+        before = stream
+        expected.append(eager(f, x, twin))
+        torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    same(results, expected)
+    same(state, twin)
+
+
+def test_row_165_call_from_a_side_stream() -> None:
+    """Arguments computed slowly on the caller's stream, the result used on it: ordered in every phase."""
+    weight = mixer()
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return slow(x, weight, 5)
+
+    stream = torch.cuda.Stream()
+    for i in range(6):
+        start = rand(SIZE, SIZE, seed=i)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            x = slow(start, weight, 100)
+            out = f(x) * 3
+        stream.synchronize()
+        same(out, eager(f, slow(start, weight, 100)) * 3)
+    assert counts(f) == (1, 1, 4, 0)
+
+
+# --------------------------------------------------------------------------------------------------- the body's streams
+
+
+def test_row_166_side_stream_in_the_body() -> None:
+    """A side stream forked from the current one and joined: recorded, its memory is right over many calls."""
+    side = torch.cuda.Stream()
+    weight = mixer(256)
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = slow(x, weight, 5)
+        z = x * 2
+        torch.cuda.current_stream().wait_stream(side)
+        return y + z
+
+    for i in range(8):
+        x = rand(256, 256, seed=i)
+        same(f(x), slow(x, weight, 5) + x * 2)
+    assert counts(f) == (1, 1, 6, 0)
+
+
+def test_side_stream_joined_through_events() -> None:
+    """Fork and join by events, a stream made in the body, and allocations on both sides."""
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        side = torch.cuda.Stream()
+        begin, end = torch.cuda.Event(), torch.cuda.Event()
+        begin.record()
+        with torch.cuda.stream(side):
+            side.wait_event(begin)
+            y = (x + 1) * 2
+            end.record()
+        z = torch.tanh(x)
+        end.wait()
+        return y * z
+
+    for i in range(6):
+        x = rand(64, 64, seed=i)
+        same(f(x), ((x + 1) * 2) * torch.tanh(x))
+
+
+@may_fall_back
+def test_record_stream_in_the_body() -> None:
+    """``record_stream`` on a tensor of the body."""
+    side = torch.cuda.Stream()
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        y = x + 1
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            z = y * 2
+            y.record_stream(side)
+        del y
+        w = torch.full_like(x, 5.0)
+        torch.cuda.current_stream().wait_stream(side)
+        return z + w
+
+    for i in range(8):
+        x = rand(64, 64, seed=i)
+        same(f(x), (x + 1) * 2 + 5.0)
+    healthy()
+
+
+@may_fall_back
+def test_unjoined_fork() -> None:
+    """A side stream that the body forks and leaves for the caller to join."""
+    side = torch.cuda.Stream()
+
+    @capture
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x * 2
+        return x + 1, y
+
+    for i in range(6):
+        x = rand(64, 64, seed=i)
+        z, y = f(x)
+        torch.cuda.current_stream().wait_stream(side)
+        same((z, y), (x + 1, x * 2))
+        torch.cuda.synchronize()
+    healthy()
+
+
+@may_fall_back
+@pytest.mark.parametrize("which", ["side", "default", "event"])
+def test_work_that_never_forked(which: str) -> None:
+    """Work on a stream that is not part of a capture happens at every call, whatever is recorded."""
+    stream = torch.cuda.default_stream() if which == "default" else torch.cuda.Stream()
+    source, sink = torch.zeros(64, device=DEVICE), torch.zeros(64, device=DEVICE)
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        y = x + 1
+        with torch.cuda.stream(stream):
+            sink.copy_(source * 3)
+            if which == "event":
+                torch.cuda.Event().record()
+        return y * 2
+
+    for i in range(6):
+        source.fill_(float(i))
+        x = rand(64, seed=i)
+        torch.cuda.synchronize()
+        y = f(x)
+        torch.cuda.synchronize()
+        same(y, (x + 1) * 2)
+        same(sink, torch.full((64,), i * 3.0, device=DEVICE))
+    healthy()
+
+
+@may_fall_back
+@pytest.mark.parametrize("caller", ["default", "side"])
+def test_default_stream_in_the_body(caller: str) -> None:
+    """A body that enters the default stream, called on it and from another one."""
+    stream = torch.cuda.default_stream() if caller == "default" else torch.cuda.Stream()
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            y = x * 2
+        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+        return y + 1
+
+    for i in range(6):
+        x = rand(64, seed=i)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            y = f(x)
+        torch.cuda.synchronize()
+        same(y, x * 2 + 1)
+    healthy()
+
+
+# -------------------------------------------------------------------------------------------------- beside other work
+
+
+def test_record_stream_and_copies_to_the_host() -> None:
+    """Results copied to pinned memory on a side stream, given up with ``record_stream`` while replays go on."""
+    size = 16 << 20
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return x * 2
+
+    inputs = [rand(1, seed=i).expand(size).contiguous() for i in range(3)]
+    side = torch.cuda.Stream()
+    targets = [torch.empty(size, pin_memory=True) for _ in range(4)]
+    for x in inputs:
+        f(x)
+    torch.cuda.synchronize()
+    for i, target in enumerate(targets):
+        y = f(inputs[i % 3])
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            target.copy_(y, non_blocking=True)
+        y.record_stream(side)
+        del y
+    torch.cuda.synchronize()
+    for i, target in enumerate(targets):
+        same(target, (inputs[i % 3] * 2).cpu())
+
+
+def in_threads(work: Callable[[int], None], number: int = 3) -> None:
+    """Run ``work(0)``, ``work(1)`` ... at once; the first error is raised here."""
+    barrier = threading.Barrier(number)
+    errors: list[BaseException] = []
+
+    def run(index: int) -> None:
+        try:
+            with torch.no_grad(), config.patch(cache=False):
+                barrier.wait(timeout=60)
+                work(index)
+        except BaseException as error:  # noqa: BLE001 - raised by the main thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("own_streams", [False, True], ids=["one stream", "own streams"])
+def test_row_164_threads_at_once(own_streams: bool) -> None:
+    """Three threads call two functions at once, fifty times each: right results, each from its own recordings."""
+    weight = rand(64, 64)
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return torch.tanh(x @ weight) + x
+
+    @capture
+    def g(x: Tensor) -> Tensor:
+        return x.softmax(0) * 2
+
+    inputs = [[rand(64, 64, seed=1000 * n + i) for i in range(50)] for n in range(3)]
+    expected = [[eager(g, eager(f, x)) for x in xs] for xs in inputs]
+    torch.cuda.synchronize()
+
+    def work(index: int) -> None:
+        stream = torch.cuda.Stream() if own_streams else torch.cuda.current_stream()
+        with torch.cuda.stream(stream):
+            found = [g(f(x)) for x in inputs[index]]
+            stream.synchronize()
+            same(found, expected[index])
+
+    in_threads(work)
+    assert recordings(f).replays > 100
+
+
+@pytest.mark.parametrize("what", ["allocate", "new streams", "synchronize a stream", "synchronize", "pin", "copy"])
+def test_other_thread_works_while_we_record(what: str) -> None:
+    """A thread that allocates, waits and copies all the time, while many functions are recorded: nobody fails."""
+    stop = threading.Event()
+    values = torch.ones(1 << 16)
+
+    def once(stream: torch.cuda.Stream) -> None:
+        if what == "allocate":
+            kept = [torch.empty((3 << 20) + 4096 * i, device=DEVICE) for i in range(8)]
+            del kept
+            torch.cuda.empty_cache()
+        elif what == "new streams":
+            torch.cuda.Stream().synchronize()
+            torch.cuda.Event().record(stream)
+        elif what == "synchronize a stream":
+            (torch.ones(1 << 16, device=DEVICE) * 2).sum()
+            stream.synchronize()
+        elif what == "synchronize":
+            torch.cuda.synchronize()
+        elif what == "pin":
+            values.pin_memory()
+        else:
+            assert (values.to(DEVICE) * 2).sum().item() == 2 << 16
+
+    def other() -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            while not stop.is_set():
+                once(stream)
+
+    def record() -> None:
+        try:
+            for n in range(12):
+                f = capture(lambda x, n=n: torch.tanh(x * n) + x.sum())
+                for i in range(3):
+                    x = rand(64, 64, seed=i)
+                    same(f(x), eager(f, x))
+                assert recordings(f).recordings == 1
+        finally:
+            stop.set()
+
+    in_threads(lambda index: other() if index else record(), 2)
+    healthy()
+
+
+# ----------------------------------------------------------------------------------------------- captures inside others
+
+
+@pytest.mark.parametrize("first", ["cold", "recorded"])
+def test_row_186_inside_a_capture_of_the_user(first: str) -> None:
+    """Under the caller's own ``torch.cuda.graph`` the body is inlined, with or without recordings of its own."""
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return torch.tanh(x) * 2 + 1
+
+    x = rand(64)
+    if first == "recorded":
+        for i in range(3):
+            f(rand(64, seed=i))
+    before = counts(f)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = f(x + 1) * 3
+    assert counts(f)[1:3] == before[1:3]
+    for i in range(4):
+        x.copy_(rand(64, seed=i))
+        graph.replay()
+        same(y, (torch.tanh(x + 1) * 2 + 1) * 3)
+        z = f(x)
+        same(z, eager(f, x))
+        same(y, (torch.tanh(x + 1) * 2 + 1) * 3)
+
+
+def test_row_185_captured_in_captured() -> None:
+    """The inner function becomes part of the outer recording and keeps recordings of its own."""
+
+    @capture
+    def inner(x: Tensor) -> Tensor:
+        return x * 2
+
+    @capture
+    def outer(x: Tensor) -> Tensor:
+        return inner(x + 1) + inner(x)
+
+    for i in range(6):
+        x = rand(64, seed=i)
+        same(outer(x), (x + 1) * 2 + x * 2)
+        same(inner(x), x * 2)
+    assert recordings(outer).recordings == recordings(inner).recordings == 1
+    assert recordings(outer).replays == recordings(inner).replays == 4
+
+
+def test_row_059_one_stream_for_the_whole_pool() -> None:
+    """Functions recorded from several streams of the caller share memory: their pool is no larger than on one."""
+
+    def run(streams: list[Any]) -> int:
+        functions = [capture(lambda x, n=n: (x + n) * 2 - x) for n in range(4)]
+        for i in range(4):
+            x = rand(1 << 20, seed=i)
+            torch.cuda.synchronize()
+            for n, function in enumerate(functions):
+                with torch.cuda.stream(streams[n % len(streams)]):
+                    y = function(x)
+                    torch.cuda.current_stream().synchronize()
+                    same(y, (x + n) * 2 - x)
+                    del y
+        return max(recordings(function).pool_bytes for function in functions)
+
+    alone = run([torch.cuda.current_stream()])
+    assert run([torch.cuda.Stream() for _ in range(4)]) <= alone * 2
+
+
+def test_outputs_of_one_call_are_apart() -> None:
+    """Results of a body with side streams lie on memory of their own."""
+    side = torch.cuda.Stream()
+
+    @capture
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x * 2
+        z = x * 3
+        torch.cuda.current_stream().wait_stream(side)
+        return y, z
+
+    held = []
+    for i in range(6):
+        x = rand(256, seed=i)
+        y, z = f(x)
+        assert storage_of(y) != storage_of(z)
+        held.append((x, y, z))
+        for x, y, z in held:
+            same((y, z), (x * 2, x * 3))

@@ -1,0 +1,169 @@
+"""The time log: what is timed, with how many bytes, and that it shows in profiler traces."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from capture import Event, _events, _profile, _step, _tree, capture, config, mark_step_begin, recordings, warmup
+from capture._events import EventKind, Log, parse_logs
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_step._counter, "begun", 0)
+    _tree.forget_trees()
+    with torch.no_grad(), config.patch(cache=False):
+        yield
+
+
+def ranges(run: profile) -> list[str]:
+    """Names of our ranges in a trace, in the order of their begin."""
+    events: Any = run.events()
+    return [one.name for one in sorted(events, key=lambda e: e.time_range.start) if one.name.startswith("capture::")]
+
+
+def body(x: Tensor) -> Tensor:
+    return torch.relu(x) * 2 + 1
+
+
+@pytest.mark.parametrize("kind", get_args(EventKind))
+def test_every_kind_can_be_printed(kind: EventKind) -> None:
+    assert parse_logs("all")[kind] == logging.INFO
+
+
+@pytest.mark.parametrize(
+    ("word", "kinds"), [("recordings", {"create", "instantiate", "record"}), ("runtime", {"restore"})]
+)
+def test_the_engines_events_have_their_words(word: str, kinds: set[str]) -> None:
+    assert kinds <= set(parse_logs(word))
+
+
+def test_a_timed_block_has_time_bytes_and_detail() -> None:
+    log = Log("f")
+    with log.timed("instantiate", "graph 1", nbytes=5):
+        pass
+    with log.timed("create") as timed:
+        timed.nbytes, timed.detail = 7, "3 nodes"
+    with pytest.raises(LookupError), log.timed("restore", "half", nbytes=9):
+        raise LookupError
+    assert [(one.kind, one.function, one.detail, one.nbytes) for one in log.events] == [
+        ("instantiate", "f", "graph 1", 5),
+        ("create", "f", "3 nodes", 7),
+        ("restore", "f", "half", 9),
+    ]
+    assert all(one.ms > 0 and one.at > 0 for one in log.events)
+
+
+def test_events_are_printed_with_time_and_bytes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_events, "_levels", parse_logs("recordings"))
+    log = Log("f")
+    with caplog.at_level(logging.INFO, logger="capture"):
+        with log.timed("create", "3 nodes", nbytes=1500):
+            pass
+        log.add("rebind", "x")
+        log.add("restore", "not asked for")
+    first, second = caplog.messages
+    assert first.startswith("create f: 3 nodes (")
+    assert first.endswith(" ms, 1500 bytes)")
+    assert second == "rebind f: x (0.00 ms)"
+
+
+def test_the_log_is_handed_out_frozen_and_in_order() -> None:
+    captured = capture(body)
+    for _ in range(3):
+        captured(torch.ones(2))
+    events = recordings(captured).events
+    assert [type(one) for one in events] == [Event] * len(events)
+    assert [one.kind for one in events] == ["observe", "plan", "record"] or [one.kind for one in events] == [
+        "observe",
+        "record",
+    ]
+    assert [one.at for one in events] == sorted(one.at for one in events)
+    with pytest.raises(AttributeError):
+        events[0].ms = 1.0  # type: ignore[misc]
+
+
+def test_timed_blocks_and_recordings_are_ranges_in_a_trace() -> None:
+    captured = capture(body, name="my.module.fn", warmup=2)
+    other = capture(body, name="other")
+    with profile(activities=[ProfilerActivity.CPU]) as run:
+        for _ in range(2):
+            for _ in range(4):
+                mark_step_begin()
+                captured(torch.ones(2))
+            warmup(other)(torch.ones(3))
+    names = ranges(run)
+    assert names == [
+        "capture::observe my.module.fn",
+        "capture::warm-up my.module.fn",
+        "capture::record my.module.fn",
+        "capture::observe other",
+        "capture::checkpoint other",
+        "capture::record other",
+    ]
+
+
+def test_a_range_closes_when_the_body_raises() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise LookupError
+
+    captured = capture(fails, name="fails")
+    with profile(activities=[ProfilerActivity.CPU]) as run:
+        with pytest.raises(LookupError):
+            captured(torch.ones(2))
+        torch.ones(3) + 1
+    events: Any = run.events()
+    (ours,) = [one for one in events if one.name == "capture::observe fails"]
+    (add,) = [one for one in events if one.name == "aten::add"]
+    assert ours.time_range.end <= add.time_range.start
+
+
+def test_a_replay_is_no_range() -> None:
+    captured = capture(body)
+    for _ in range(3):
+        captured(torch.ones(2))
+    with profile(activities=[ProfilerActivity.CPU]) as run:
+        captured(torch.ones(2))
+    assert ranges(run) == []
+
+
+def test_values_are_the_same_under_a_profiler() -> None:
+    captured = capture(body)
+    with profile(activities=[ProfilerActivity.CPU]):
+        for seed in range(5):
+            x = torch.randn(3, generator=torch.Generator().manual_seed(seed))
+            assert torch.equal(captured(x), body(x))
+    assert (recordings(captured).recordings, recordings(captured).replays) == (1, 3)
+
+
+def test_ranges_are_entered_only_while_a_profiler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[str] = []
+
+    def noting(name: str) -> AbstractContextManager[None]:
+        entered.append(name)
+        return nullcontext()
+
+    for running in (False, True):
+        monkeypatch.setattr(_events, "_trace", _events.Trace(is_running=lambda running=running: running, enter=noting))  # type: ignore[misc]
+        with Log("f").timed("create"), Log("f").range("record"):
+            pass
+    assert entered == ["capture::create f", "capture::record f"]
+
+
+def test_the_probe_tells_a_running_profiler() -> None:
+    if _profile.is_running is _profile.always:
+        pytest.skip("this torch has no cheap way to know")
+    assert not _profile.is_running()
+    with profile(activities=[ProfilerActivity.CPU]):
+        assert _profile.is_running()
+    assert not _profile.is_running()
