@@ -94,7 +94,7 @@ def memory_of(states: Iterable[Captured]) -> tuple[int, int]:
     states = list(states)
     trees = {id(tree): tree for captured in states for tree in trees_of(captured)}
     nodes = [node for captured in states for entry in captured.entries() for node in entry.nodes]
-    graphs = sum(getattr(node.recording, "graph_bytes", 0) for node in nodes)
+    graphs = sum(node.recording.graph_bytes for node in nodes if node.recording is not None)
     return sum(tree.pool.reserved_bytes() for tree in trees.values()), graphs
 
 

@@ -304,6 +304,12 @@ class Watched:
     """Generators as they were before, where they may have to be put back."""
     values: tuple[Any, ...] = ()
 
+    def forget(self) -> None:
+        """Drop what the run made; frames of an error would keep it alive."""
+        self.result = self.error = None
+        self.values, self.arguments, self.changed = (), [], []
+        self.watch.notes = Notes()
+
 
 _active: list[Watch] = []
 

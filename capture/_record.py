@@ -220,8 +220,10 @@ def _run_instead(
     """Only the body's Python has run: undo that, and run the body as a plain call."""
     if recorded.recording is not None:
         recorded.recording.release()
-    error = recorded.watched.error if recorded.watched is not None else None
+    raised = recorded.watched is not None and recorded.watched.error is not None and not recorded.stopped
     _undo(recorded)
+    if recorded.watched is not None:
+        recorded.watched.forget()
     if recorded.transient:
         captured.log.add("drop", reason)
         entry.differing_runs += 1
@@ -231,7 +233,7 @@ def _run_instead(
         captured.log.add("drop", reason)
         _planning.forget_stored(entry)
         return None if undo else _planning.observe(captured, entry, call, tree)
-    if error is not None and not recorded.stopped and not undo:  # eager's own error, if it raises one, comes first
+    if raised and not undo:  # eager's own error, if it raises one, comes first
         result = captured.run_eagerly(call, reason)
         _planning.replace(captured, entry, facts, plan, reason)
         return result

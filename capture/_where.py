@@ -26,6 +26,18 @@ def here() -> Where | None:
     return None
 
 
+def of_error(error: BaseException) -> Where | None:
+    """The innermost frame of the user's that an exception passed through."""
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(_OWN) and not code.co_filename.startswith("<capture"):
+            found = _of(code, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
 def stack_level() -> int:
     """Level of the user's line, for ``warnings.warn`` called by the caller of this function."""
     frame: types.FrameType | None = sys._getframe(1)

@@ -1,10 +1,19 @@
-"""Names of parametrised cases that are the same in every process, as pytest-xdist needs them."""
+"""The device of the suite, and names of parametrised cases that are the same in every process, as xdist needs them.
+
+``CAPTURE_TEST_DEVICE=cuda`` runs every test that names no device on the GPU (``make test-gpu``).
+"""
 
 from __future__ import annotations
 
 import re
 
 import pytest
+import torch
+
+from tests.device import DEVICE
+
+if DEVICE.type != "cpu":
+    torch.set_default_device(DEVICE)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

@@ -37,6 +37,7 @@ from capture import (
     reset,
     warmup,
 )  # fmt: skip
+from tests.device import DEVICE, rng_state, set_rng_state
 
 C = TypeVar("C")
 KNOWN: frozenset[str] = frozenset()
@@ -75,7 +76,7 @@ class Record:
 
 
 # --------------------------------------------------------------------------------------------------------------- worlds
-BANK = torch.randn(4096, generator=torch.Generator().manual_seed(7))
+BANK = torch.randn(4096, generator=torch.Generator(DEVICE).manual_seed(7))
 
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -108,7 +109,7 @@ class World:
     decorated: list[Any] = field(factory=list)
     held: list[Any] = field(factory=list)
     scratch: list[tuple[str, Any]] = field(factory=list)
-    rng: Tensor = field(factory=lambda: torch.Generator().manual_seed(3).get_state())
+    rng: Tensor = field(factory=lambda: torch.Generator(DEVICE).manual_seed(3).get_state())
     gradients: int = 0
     """0: ``no_grad``, 1: inference mode, 2: gradients are recorded."""
     autocast: bool = False
@@ -136,7 +137,7 @@ class World:
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
         """This world's generator state and modes, for one action."""
-        torch.set_rng_state(self.rng)
+        set_rng_state(self.rng)
         torch.set_default_dtype(self.default)
         with (
             (torch.no_grad, torch.inference_mode, torch.enable_grad)[self.gradients](),
@@ -144,7 +145,7 @@ class World:
         ):
             yield
         torch.set_default_dtype(torch.float32)
-        self.rng = torch.get_rng_state()
+        self.rng = rng_state()
 
 
 Build = Callable[[World], Any]
@@ -587,7 +588,7 @@ def explicit_draws(w: World) -> Any:
 
 @entry("m")
 def own_generator(w: World) -> Any:
-    box = w.watch("own_generator", Box(generator=torch.Generator().manual_seed(5)))
+    box = w.watch("own_generator", Box(generator=torch.Generator(DEVICE).manual_seed(5)))
     return w.capture(lambda x: x + torch.rand(4, 4, generator=box.generator))
 
 
@@ -1365,7 +1366,7 @@ def build(captured: bool, cast: tuple[int, ...], bodies: tuple[Body, ...] = ()) 
     world.statics = [fresh((4, 4), seed=4), fresh((4, 4), seed=5)]
     world.statics.append(world.statics[0].t())
     world.caches = [{"k": fresh((4, 4), seed=i), "v": fresh((4, 4), seed=i + 9)} for i in (6, 7)]
-    world.generators = [torch.Generator().manual_seed(i) for i in (1, 2)]
+    world.generators = [torch.Generator(DEVICE).manual_seed(i) for i in (1, 2)]
     for index in cast:
         one = CATALOGUE[NAMES[index % len(NAMES)]]
         if one.name not in KNOWN:
@@ -1408,7 +1409,7 @@ class Runner:
         _tree.forget_trees()
         _step._counter.begun = 0
         program = self._program
-        state = torch.get_rng_state()
+        state = rng_state()
         try:
             with (
                 warnings.catch_warnings(),
@@ -1423,7 +1424,7 @@ class Runner:
         except Mismatch as error:
             raise Mismatch(f"{error}\n{program!r}\n  " + "\n  ".join(self._log)) from error
         finally:
-            torch.set_rng_state(state)
+            set_rng_state(state)
 
     def _run(self) -> None:
         program = self._program

@@ -16,6 +16,7 @@ from capture._tree import Node, Tree, forget_trees, tree_for, walk
 from capture.backends import Block, backend_for
 from capture.backends.arena import Arena
 from capture.backends.tape import Tape
+from tests.device import DEVICE
 
 _ran: list[str] = []
 ran = _ran.append
@@ -50,7 +51,7 @@ def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def rand(*shape: int, seed: int = 0) -> torch.Tensor:
     """Values that follow from the seed; no draw from the default generator."""
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) - 0.5
+    return torch.rand(shape, generator=torch.Generator(DEVICE).manual_seed(seed)) - 0.5
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -93,8 +94,8 @@ def counts(function: Any) -> tuple[int, int, int, int]:
 
 
 def tree() -> Tree:
-    """This thread's tree on the CPU engine."""
-    backend = backend_for(torch.device("cpu"))
+    """This thread's tree on the engine of the suite's device."""
+    backend = backend_for(torch.empty(0).device)
     assert backend is not None
     return tree_for(backend)
 

@@ -28,6 +28,7 @@ from capture import (
     recordings,
     step,
 )
+from tests.device import DEVICE
 
 
 @pytest.fixture(autouse=True, params=["swap", "no-swap"])
@@ -54,7 +55,7 @@ def bits(value: Any) -> Any:
 
 
 def x_of(seed: int = 0, *shape: int) -> Tensor:
-    return torch.randn(shape or (3, 4), generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape or (3, 4), generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
 def f_eager(x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from capture import AnnotationError, _step, _tree, capture, config, explain, plans, recordings, release, report, reset
 from capture._decorate import captured_states
+from tests.device import DEVICE
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def bits(tensor: Tensor) -> tuple[object, ...]:
 def check_replays(captured: Callable[..., Tensor], eager: Callable[..., Tensor], *, rest: tuple[Any, ...] = ()) -> None:
     """Five calls agree with eager; the body ran twice, the other three were replays of one recording."""
     for seed in range(5):
-        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+        x = torch.randn(3, 4, generator=torch.Generator(DEVICE).manual_seed(seed))
         assert bits(captured(x, *rest)) == bits(eager(x, *rest))
     seen = recordings(captured)
     assert (seen.observations, seen.recordings, seen.replays, seen.body_runs) == (1, 1, 3, 2)

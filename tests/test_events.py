@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from capture import Event, _events, _profile, _step, _tree, capture, config, mark_step_begin, recordings, warmup
 from capture._events import EventKind, Log, parse_logs
+from tests.device import DEVICE
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +142,7 @@ def test_values_are_the_same_under_a_profiler() -> None:
     captured = capture(body)
     with profile(activities=[ProfilerActivity.CPU]):
         for seed in range(5):
-            x = torch.randn(3, generator=torch.Generator().manual_seed(seed))
+            x = torch.randn(3, generator=torch.Generator(DEVICE).manual_seed(seed))
             assert torch.equal(captured(x), body(x))
     assert (recordings(captured).recordings, recordings(captured).replays) == (1, 3)
 

@@ -26,6 +26,7 @@ from capture import (
     recordings,
     warmup,
 )
+from tests.device import DEVICE, rng_state
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ def bits(value: Any) -> Any:
 
 
 def x_of(seed: int = 0, *shape: int) -> Tensor:
-    return torch.randn(shape or (3, 4), generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape or (3, 4), generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
 class Trouble(Exception):
@@ -109,7 +110,7 @@ def run(net: Failing, seed: int) -> tuple[Any, BaseException | None, Any]:
         result = bits(net(x, y))
     except BaseException as raised:  # noqa: BLE001 - compared by the tests
         error = raised
-    return result, error, (bits([x, y]), bits(torch.get_rng_state()), net.state())
+    return result, error, (bits([x, y]), bits(rng_state()), net.state())
 
 
 PHASES = {
@@ -305,13 +306,13 @@ def test_fallback_error_raises_with_the_findings_and_undoes_the_run() -> None:
     for _ in range(3):
         x = x_of(1)
         torch.manual_seed(4)
-        before = torch.get_rng_state()
+        before = rng_state()
         with pytest.raises(UncapturableError, match="CG201") as raised:
             captured(x)
         assert [finding.code for finding in raised.value.findings] == ["CG201"]
         assert "x.sum().item()" in str(raised.value)
         assert bits(x) == bits(x_of(1))
-        assert bits(torch.get_rng_state()) == bits(before)
+        assert bits(rng_state()) == bits(before)
 
 
 def test_fallback_error_undoes_python_state() -> None:
@@ -375,10 +376,10 @@ def test_rng_graphsafe_records_and_draws_like_eager() -> None:
     captured = capture(drawing)
     torch.manual_seed(1)
     got = [bits(captured(x_of(seed))) for seed in range(6)]
-    after = torch.get_rng_state()
+    after = rng_state()
     torch.manual_seed(1)
     assert got == [bits(drawing(x_of(seed))) for seed in range(6)]
-    assert bits(after) == bits(torch.get_rng_state())
+    assert bits(after) == bits(rng_state())
     assert len({str(one) for one in got}) == 6
     assert recordings(captured).recordings == 1
 
@@ -406,12 +407,12 @@ def test_rng_forbid_raises_and_draws_nothing() -> None:
     for _ in range(3):
         x = x_of(1)
         torch.manual_seed(4)
-        before = torch.get_rng_state()
+        before = rng_state()
         with pytest.raises(UncapturableError, match="CG301") as raised:
             captured(x)
         assert raised.value.findings[0].code == "CG301"
         assert bits(x) == bits(x_of(1))
-        assert bits(torch.get_rng_state()) == bits(before)
+        assert bits(rng_state()) == bits(before)
 
 
 # ------------------------------------------------------------------------------------------------------------ limits

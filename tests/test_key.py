@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import CaptureWarning, _step, _tree, capture, config, recordings
+from tests.device import DEVICE
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ def check_same(
 
 
 def x_of(seed: int = 0, *shape: int) -> Tensor:
-    return torch.randn(shape or (3, 4), generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape or (3, 4), generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
 # ------------------------------------------------------------------------------------------------- one call, one key

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, explain, recordings, warmup
+from tests.device import DEVICE
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 CALLS = 6
@@ -298,7 +299,7 @@ def test_an_argument_may_share_memory_with_an_implicit_input(
 @pytest.mark.parametrize("offset", [1, 2, 4, 8])
 def test_a_misaligned_input_gives_eagers_bits(offset: int) -> None:
     """Kernels may add in another order where the data is aligned differently, staging buffers included."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(DEVICE).manual_seed(0)
     weight = torch.randn(4, 4, generator=generator)
     captured = capture(lambda x: nn.functional.linear(x, weight, weight[0]))
     for _ in range(40):

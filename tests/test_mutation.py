@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import CaptureWarning, _step, _tree, capture, config, mark_step_begin, plans, recordings, warmup
+from tests.device import DEVICE, rng_state
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def bits(value: Any) -> Any:
 
 
 def x_of(seed: int = 0, *shape: int) -> Tensor:
-    return torch.randn(shape or (3, 4), generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape or (3, 4), generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
 Arguments = tuple[Any, ...]
@@ -154,11 +155,11 @@ def test_every_kind_of_write(name: str, static: list[str]) -> None:
     for seed in range(6):
         torch.manual_seed(seed)
         got = captured(*mine)
-        state = torch.get_rng_state()
+        state = rng_state()
         torch.manual_seed(seed)
         assert bits(got) == bits(body(*theirs))
         assert bits(list(mine)) == bits(list(theirs))
-        assert bits(state) == bits(torch.get_rng_state())
+        assert bits(state) == bits(rng_state())
     assert recordings(captured).recordings == 1
 
 

@@ -30,6 +30,7 @@ from capture import (
     report,
     warmup,
 )
+from tests.device import DEVICE, default_generator, rng_state
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def bits(value: Any) -> Any:
 
 
 def x_of(seed: int = 0, *shape: int) -> Tensor:
-    return torch.randn(shape or (3, 4), generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape or (3, 4), generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
 def codes(explanation: Explanation, least: Any = "note") -> list[str]:
@@ -318,11 +319,11 @@ def test_operators_are_recorded_and_give_eagers_bits(name: str, mode: Callable[[
     with mode(), config.patch(poison=True):
         for seed in range(6):
             torch.manual_seed(seed)
-            got, state = captured(x_of(seed)), bits(torch.get_rng_state())
+            got, state = captured(x_of(seed)), bits(rng_state())
             torch.manual_seed(seed)
             expected = body(x_of(seed))
             assert bits(got) == bits(expected)
-            assert state == bits(torch.get_rng_state())
+            assert state == bits(rng_state())
             kept.append((got, bits(expected)))
         for got, wanted in kept:
             assert bits(got) == wanted
@@ -637,7 +638,7 @@ class Messy(nn.Module):
         self.table: dict[str, Any] = {"a": torch.zeros(4)}
         self.items: list[Any] = [1, 2]
         self.count = 0
-        self.generator = torch.Generator().manual_seed(3)
+        self.generator = torch.Generator(DEVICE).manual_seed(3)
 
     @override
     def forward(self, x: Tensor, own: torch.Generator) -> Tensor:
@@ -665,7 +666,7 @@ class Tidy(Messy):
 
 
 def everything(net: Messy, x: Tensor, own: torch.Generator) -> Any:
-    generators = [bits(one.get_state()) for one in (own, net.generator, torch.default_generator)]
+    generators = [bits(one.get_state()) for one in (own, net.generator, default_generator)]
     members = {name: bits(value) for name, value in vars(net).items() if isinstance(value, Tensor)}
     weights = [bits(value) for value in net.state_dict().values()]
     table = {name: bits(value) for name, value in net.table.items()}
@@ -673,7 +674,7 @@ def everything(net: Messy, x: Tensor, own: torch.Generator) -> Any:
 
 
 def test_explain_changes_nothing() -> None:
-    net, x, own = Messy(), x_of(1), torch.Generator().manual_seed(7)
+    net, x, own = Messy(), x_of(1), torch.Generator(DEVICE).manual_seed(7)
     held = (net.h, net.table, net.items, net.table["a"])
     before = everything(net, x, own)
     explanation = explain(net)(x, own)
@@ -701,7 +702,7 @@ def test_explain_changes_nothing_when_the_body_raises() -> None:
             super().forward(x, own)
             raise LookupError("after everything")
 
-    net, x, own = Failing(), x_of(1), torch.Generator().manual_seed(7)
+    net, x, own = Failing(), x_of(1), torch.Generator(DEVICE).manual_seed(7)
     before = everything(net, x, own)
     with pytest.raises(LookupError, match="after everything"):
         explain(net)(x, own)
@@ -709,7 +710,7 @@ def test_explain_changes_nothing_when_the_body_raises() -> None:
 
 
 def test_explain_prints_outcome_inputs_and_reasons() -> None:
-    text = str(explain(Tidy())(x_of(1), torch.Generator()))
+    text = str(explain(Tidy())(x_of(1), torch.Generator(DEVICE)))
     assert "record" in text.splitlines()[0]
     for word in ("inputs", "outputs", "effects", "copy-back", "static", "self.norm.weight", "x", "CG102", "self.h"):
         assert word in text
@@ -717,8 +718,8 @@ def test_explain_prints_outcome_inputs_and_reasons() -> None:
 
 
 def test_warmup_changes_nothing_and_brings_to_replay() -> None:
-    net, x, own = Tidy(), x_of(1), torch.Generator().manual_seed(7)
-    twin, twin_own = copy.deepcopy(net), torch.Generator().manual_seed(7)
+    net, x, own = Tidy(), x_of(1), torch.Generator(DEVICE).manual_seed(7)
+    twin, twin_own = copy.deepcopy(net), torch.Generator(DEVICE).manual_seed(7)
     twin.generator.set_state(net.generator.get_state())
     capture(net)
     torch.manual_seed(11)
@@ -768,12 +769,12 @@ def test_draws_advance_like_eagers(rng_used: str) -> None:
 
     captured = capture(body)
     for seed in range(6):
-        mine = torch.Generator().manual_seed(seed) if rng_used == "own" else None
-        theirs = torch.Generator().manual_seed(seed) if rng_used == "own" else None
+        mine = torch.Generator(DEVICE).manual_seed(seed) if rng_used == "own" else None
+        theirs = torch.Generator(DEVICE).manual_seed(seed) if rng_used == "own" else None
         torch.manual_seed(seed)
         got = [bits(captured(x_of(seed), mine)) for _ in range(2)]
-        after = bits((mine or torch.default_generator).get_state())
+        after = bits((mine or default_generator).get_state())
         torch.manual_seed(seed)
         assert got == [bits(body(x_of(seed), theirs)) for _ in range(2)]
-        assert after == bits((theirs or torch.default_generator).get_state())
+        assert after == bits((theirs or default_generator).get_state())
     assert recordings(captured).recordings == 1

@@ -222,18 +222,18 @@ def test_row_182_exception_while_recording() -> None:
     held, expected = [], []
     for i in range(5):
         mark_step_begin()
-        before = torch.get_rng_state()
+        before = rng_state()
         x = rand(4, seed=i)
         expected.append(x * torch.rand(4) + 1)
-        after = torch.get_rng_state()
-        torch.set_rng_state(before)
+        after = rng_state()
+        set_rng_state(before)
         if i == 1:
             with pytest.raises(Oops):
                 f(x)
             held.append(expected[1])
         else:
             held.append(f(x))
-        assert torch.equal(torch.get_rng_state(), after)
+        assert torch.equal(rng_state(), after)
         mark_step_begin()
         same(neighbour(x), x + 1)
         same(held, expected)
@@ -282,6 +282,7 @@ loaded = load_plans(folder) if mode == "load" else None
 x, table = torch.ones(4, 4), torch.eye(4)
 results = [f(x, table)[0].tolist() for _ in range(3)]
 import warnings
+from tests.device import rng_state, set_rng_state
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     unfit(x)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import UncapturableError, capture, mark_step_begin, recordings
+from tests.device import DEVICE
 from tests.rows import counts, descendants, eager, kids, ran, rand, roots, same, source, times, total, warned
 from tests.rows import fresh as fresh
 
@@ -157,7 +158,9 @@ def test_row_123_storage_of_a_parameter_written_through_data() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(rand(4, 4) + 2)
-            self.register_buffer("mask", torch.rand(4, 4, generator=torch.Generator().manual_seed(3)).round() + 0.5)
+            self.register_buffer(
+                "mask", torch.rand(4, 4, generator=torch.Generator(DEVICE).manual_seed(3)).round() + 0.5
+            )
 
         @override
         def forward(self, x: Tensor) -> Tensor:

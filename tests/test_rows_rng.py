@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from capture import capture
+from tests.device import DEVICE, rng_state
 from tests.rows import counts, eager, rand, same
 from tests.rows import fresh as fresh
 
@@ -39,14 +40,14 @@ def test_row_151_generator_argument() -> None:
     def f(x: Tensor, generator: torch.Generator) -> Tensor:
         return x + torch.rand(4, generator=generator)
 
-    ours = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
-    theirs = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
-    before = torch.get_rng_state()
+    ours = [torch.Generator(DEVICE).manual_seed(seed) for seed in (1, 2)]
+    theirs = [torch.Generator(DEVICE).manual_seed(seed) for seed in (1, 2)]
+    before = rng_state()
     for i in range(8):
         x = rand(4, seed=i)
         same(f(x, ours[i // 2 % 2]), eager(f, x, theirs[i // 2 % 2]))
         same([one.get_state() for one in ours], [one.get_state() for one in theirs])
-    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(before, rng_state())
     assert counts(f) == (1, 1, 6, 0)
 
 
@@ -61,8 +62,8 @@ def test_row_152_recording_takes_no_extra_draws() -> None:
     states, values = [], []
     for i in range(5):
         values.append(f(rand(4, seed=i)))
-        states.append(torch.get_rng_state())
+        states.append(rng_state())
     torch.manual_seed(3)
     for i in range(5):
         same(values[i], eager(f, rand(4, seed=i)))
-        assert torch.equal(states[i], torch.get_rng_state()), i
+        assert torch.equal(states[i], rng_state()), i

@@ -201,6 +201,7 @@ from pathlib import Path
 from attrs import evolve
 from capture import _store
 from capture._plan import loads
+from tests.device import DEVICE
 
 directory, source = Path(sys.argv[1]), Path(sys.argv[2])
 base = loads(source.read_text())
@@ -495,7 +496,7 @@ def test_the_name_is_that_of_before_the_first_run(directory: Path) -> None:
         lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
         lambda: object.__new__(type("Opaque", (), {})),
         lambda: ByValue(object()),
-        lambda: torch.Generator(),
+        lambda: torch.Generator(DEVICE),
     ],
 )
 def test_objects_of_one_kind_share_a_file(directory: Path, make: Callable[[], object]) -> None:

@@ -32,6 +32,7 @@ from capture import (
     warmup,
 )
 from capture._decorate import captured_states
+from tests.device import DEVICE, default_generator
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def x_of(rows: int, seed: int = 0) -> Tensor:
-    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(rows, 4, generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
 def body(x: Tensor, scale: float = 2.0, *, shift: Tensor | None = None) -> Tensor:
@@ -234,14 +235,14 @@ def everything(net: Messy, xs: list[Tensor], own: torch.Generator) -> list[Tenso
         net.table["a"],
         *xs,
         own.get_state(),
-        torch.default_generator.get_state(),
+        default_generator.get_state(),
     ]
     return [value.clone() for value in values]
 
 
 def test_no_trace_is_left() -> None:
-    net, own, xs = Messy(), torch.Generator().manual_seed(7), [x_of(rows) for rows in (2, 8, 3)]
-    twin, twin_own = copy.deepcopy(net), torch.Generator().manual_seed(7)
+    net, own, xs = Messy(), torch.Generator(DEVICE).manual_seed(7), [x_of(rows) for rows in (2, 8, 3)]
+    twin, twin_own = copy.deepcopy(net), torch.Generator(DEVICE).manual_seed(7)
     capture(net)
     held, before = (net.h, net.table["a"]), everything(net, xs, own)
     result = warmup(net).cases([(x, own) for x in xs])

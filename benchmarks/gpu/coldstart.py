@@ -44,7 +44,7 @@ def measure(setting: Setting) -> Outcome:
         _child("shapes", setting, warm)
         shapes = [_child("shapes", setting, warm) for _ in range(setting.processes)]
     wrong = _mistakes(found, shapes, setting)
-    rows = [("process", "plans loaded", "observations", "recordings", "eager calls", "tokens")]
+    rows: list[tuple[str, ...]] = [("process", "plans loaded", "observations", "recordings", "eager calls", "tokens")]
     rows += [
         (name, *(str(one.get(part, "")) for part in ("plans_loaded", "observations", "recordings", "eager_calls")),
          str(one.get("tokens", "")))

@@ -92,7 +92,7 @@ def measure(setting: Setting) -> Outcome:
 def allow_recompiles() -> None:
     """One compiled code object serves 16 layers and several caches; the default limit of 8 would stop it silently."""
     dynamo: Any = torch._dynamo
-    dynamo.config.recompile_limit = 128
+    dynamo.config.recompile_limit = 64
 
 
 def _rounds(sessions: dict[str, Session], setting: Setting) -> dict[str, list[float]]:

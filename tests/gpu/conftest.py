@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,15 @@ import torch
 from capture import _step, config, reset
 from capture._tree import forget_trees
 from tests.gpu.support import ON_CUDA, forget_runs
+
+
+@pytest.fixture(autouse=True, scope="package")
+def small_heap() -> Iterator[None]:
+    """What the imports made is not looked at again: a collection before each recording would take most of the time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capture import capture, recordings
+from capture import capture, mark_step_begin, recordings
 
 DEVICE = torch.device(os.environ.get("CAPTURE_TEST_DEVICE", "cuda"))
 ON_CUDA = DEVICE.type == "cuda"
@@ -148,7 +148,7 @@ def allocated() -> int:
 
 
 def healthy() -> None:
-    """Draws, generator states and new recordings work."""
+    """Draws, generator states and new recordings work. Marks a step: from here on only marks end one."""
     torch.rand(2, device=DEVICE)
     rng_state()
 
@@ -157,7 +157,10 @@ def healthy() -> None:
         return torch.tanh(x * 2) + torch.rand_like(x)
 
     torch.manual_seed(11)
-    ours = [probe(rand(4, 4, seed=i)) for i in range(4)]
+    ours = []
+    for i in range(4):
+        mark_step_begin()
+        ours.append(probe(rand(4, 4, seed=i)))
     torch.manual_seed(11)
     same(ours, [eager(probe, rand(4, 4, seed=i)) for i in range(4)])
     assert counts(probe)[1:] == (1, 2, 0)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import capture, mark_step_begin
-from tests.gpu.support import DEVICE, healthy, may_fall_back, needs_cuda, needs_gpu, rand, same
+from tests.gpu.support import DEVICE, healthy, needs_cuda, needs_gpu, rand, same
 
-pytestmark = [needs_gpu, may_fall_back]
+pytestmark = [needs_gpu, pytest.mark.filterwarnings("ignore")]  # compilers warn about small grids and more
 
 SIZE = 1000
 BLOCK_SIZE = 256
@@ -75,13 +75,18 @@ def cupy_arrays(*tensors: Tensor, dlpack: bool) -> list[Any]:
     return [cupy.asarray(tensor.detach()) for tensor in tensors]
 
 
+def torchs_stream(cupy: Any) -> Any:
+    """Torch's current stream, for CuPy."""
+    handle = torch.cuda.current_stream().cuda_stream
+    return cupy.cuda.ExternalStream(handle) if handle else cupy.cuda.Stream.null
+
+
 def by_cupy(x: Tensor, w: Tensor, out: Tensor, *, dlpack: bool = False, follow: bool = True) -> None:
     """The kernel in CUDA C through CuPy, on torch's current stream or on CuPy's own."""
     cupy = importlib.import_module("cupy")
     if _cupy_kernel.value is None:
         _cupy_kernel.value = cupy.RawKernel(CUDA_SOURCE, "scale")
-    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream) if follow else cupy.cuda.Stream.null
-    with stream:
+    with torchs_stream(cupy) if follow else cupy.cuda.Stream.null:
         arrays = cupy_arrays(x, w, out, dlpack=dlpack)
         _cupy_kernel.value((blocks(),), (BLOCK_SIZE,), (*arrays, cupy.int32(SIZE)))
 
@@ -89,7 +94,7 @@ def by_cupy(x: Tensor, w: Tensor, out: Tensor, *, dlpack: bool = False, follow: 
 def by_cupy_elementwise(x: Tensor, w: Tensor, out: Tensor) -> None:
     """CuPy's own operators on torch's memory, with memory of CuPy's in between."""
     cupy = importlib.import_module("cupy")
-    with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+    with torchs_stream(cupy):
         a, b, c = cupy_arrays(x, w, out, dlpack=False)
         c[...] = a * 2 + b
 
@@ -105,7 +110,8 @@ def by_numba(x: Tensor, w: Tensor, out: Tensor, *, follow: bool = True) -> None:
                 out[i] = x[i] * 2 + w[i]
 
         _numba_kernel.value = cuda.jit(scale)
-    stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream) if follow else 0
+    handle = torch.cuda.current_stream().cuda_stream
+    stream = cuda.external_stream(handle) if follow and handle else 0
     arrays = [cuda.as_cuda_array(tensor.detach()) for tensor in (x, w, out)]
     _numba_kernel.value[blocks(), BLOCK_SIZE, stream](*arrays)
 
@@ -214,7 +220,7 @@ def test_foreign_kernel_first_compiled_while_recording() -> None:
 
     for i in range(5):
         x = rand(SIZE, seed=i)
-        same(f(x), (x * 3).float() if len(runs) != 2 else (x.double() * 3).float())
+        same(f(x), x * 3)  # rounded once, in either type
     healthy()
 
 

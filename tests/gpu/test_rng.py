@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from capture import capture, mark_step_begin, warmup
+from tests.gpu.draws import DEFAULT_ONLY, DRAWS
 from tests.gpu.support import (
     DEVICE,
     ON_CUDA,
@@ -26,36 +27,6 @@ from tests.gpu.support import (
 )
 
 pytestmark = needs_gpu
-
-Draw = Callable[[Tensor, Any], Tensor]
-
-DRAWS: dict[str, Draw] = {
-    "rand": lambda x, g: x + torch.rand(x.shape, generator=g, device=x.device),
-    "randn": lambda x, g: x + torch.randn(x.shape, generator=g, device=x.device),
-    "randint": lambda x, g: x + torch.randint(0, 1000, x.shape, generator=g, device=x.device),
-    "bernoulli": lambda x, g: x + torch.bernoulli(torch.full_like(x, 0.5), generator=g),
-    "bernoulli_": lambda x, g: x + torch.empty_like(x).bernoulli_(0.3, generator=g),
-    "exponential_": lambda x, g: x + torch.empty_like(x).exponential_(2.0, generator=g),
-    "normal_": lambda x, g: x + torch.empty_like(x).normal_(1.0, 3.0, generator=g),
-    "uniform_": lambda x, g: x + torch.empty_like(x).uniform_(-1, 1, generator=g),
-    "normal": lambda x, g: torch.normal(x, torch.ones_like(x), generator=g),
-    "multinomial": lambda x, g: torch.multinomial((x + 1).flatten(), 3, generator=g) * 1.5,
-    "multinomial replaced": lambda x, g: torch.multinomial((x + 1).flatten(), 9, replacement=True, generator=g) * 1.5,
-    "randperm": lambda x, g: torch.randperm(x.numel(), generator=g, device=x.device) + x.flatten(),
-    "several": lambda x, g: (
-        torch.rand(7, generator=g, device=x.device).sum()
-        + torch.randn(x.shape, generator=g, device=x.device)
-        + torch.empty(3, 4, device=x.device).exponential_(generator=g)
-    ),
-}
-DEFAULT_ONLY: dict[str, Draw] = {
-    "dropout": lambda x, g: functional.dropout(x, 0.5),
-    "dropout twice": lambda x, g: functional.dropout(functional.dropout(x, 0.3), 0.2) + functional.dropout(x, 0.9),
-    "feature dropout": lambda x, g: functional.dropout2d(x.view(1, 3, 2, 2), 0.5).flatten(),
-    "rand_like": lambda x, g: torch.rand_like(x) + torch.randn_like(x) * torch.randint_like(x, 9),
-    "rrelu": lambda x, g: functional.rrelu(x, training=True),
-    "large": lambda x, g: torch.rand(513, 1025, device=x.device) + x.sum(),
-}
 
 
 def play(function: Callable[[Tensor], Any], script: str, draw: Callable[[], Tensor]) -> list[Any]:
@@ -112,145 +83,6 @@ def test_draws_are_replayed() -> None:
     for i in range(6):
         f(rand(3, 4, seed=i))
     assert counts(f) == (1, 1, 4, 0)
-
-
-@may_fall_back
-@pytest.mark.parametrize("name", DRAWS)
-def test_explicit_generator(name: str) -> None:
-    """A generator given as an argument advances as in eager, through seeds and states; the default one does not."""
-    body = DRAWS[name]
-
-    @capture
-    def f(x: Tensor, g: Generator) -> Tensor:
-        return body(x, g)
-
-    ours, theirs = generator(1), generator(1)
-    before = rng_state()
-    saved = ours.get_state()
-    for i, what in enumerate("ccccscc3ccbcc7cbc"):
-        if what == "s":
-            saved = ours.get_state()
-        for g in (ours, theirs):
-            if what == "b":
-                g.set_state(saved)
-            elif what.isdigit():
-                g.manual_seed(int(what))
-        if what == "c":
-            x = rand(3, 4, seed=i)
-            same(f(x, ours), eager(f, x, theirs))
-        same(ours.get_state(), theirs.get_state())
-    same(rng_state(), before)
-
-
-@may_fall_back
-def test_several_generators() -> None:
-    """Two explicit generators and the default one in one body: each has its own sequence."""
-
-    @capture
-    def f(x: Tensor, a: Generator, b: Generator) -> Tensor:
-        first = torch.rand(4, generator=a, device=x.device)
-        second = torch.randn(4, generator=b, device=x.device)
-        return x + first * second + torch.rand_like(x) + torch.rand(4, generator=a, device=x.device)
-
-    ours, theirs = [generator(1), generator(2)], [generator(1), generator(2)]
-    torch.manual_seed(0)
-    start = rng_state()
-    values = [f(rand(4, seed=i), *ours) for i in range(7)]
-    end = rng_state()
-    torch.cuda.set_rng_state(start, DEVICE) if ON_CUDA else torch.set_rng_state(start)
-    same(values, [eager(f, rand(4, seed=i), *theirs) for i in range(7)])
-    same([g.get_state() for g in ours], [g.get_state() for g in theirs])
-    same(rng_state(), end)
-
-
-@may_fall_back
-@pytest.mark.parametrize("life", ["alternating", "a new one each call", "a new one, the old ones kept"])
-def test_another_generator_object(life: str) -> None:
-    """Another generator object at a call: the draws come from it, and no other moves."""
-
-    @capture
-    def f(x: Tensor, g: Generator) -> Tensor:
-        return x + torch.rand(4, generator=g, device=x.device)
-
-    kept = [(generator(seed), generator(seed)) for seed in (1, 2, 3)]
-    for i in range(12):
-        if life == "alternating":
-            ours, theirs = kept[i // 2 % 3]
-        else:
-            ours, theirs = generator(i), generator(i)
-        if life.endswith("kept"):
-            kept.append((ours, theirs))
-        x = rand(4, seed=i)
-        same(f(x, ours), eager(f, x, theirs))
-        same(ours.get_state(), theirs.get_state())
-        for one, other in kept:
-            same(one.get_state(), other.get_state())
-
-
-@may_fall_back
-def test_one_generator_under_two_names() -> None:
-    """The same generator as both arguments, later two different ones: one sequence, then two."""
-
-    @capture
-    def f(x: Tensor, a: Generator, b: Generator) -> Tensor:
-        return x + torch.rand(4, generator=a, device=x.device) * torch.rand(4, generator=b, device=x.device)
-
-    one, two = generator(1), generator(2)
-    other, another = generator(1), generator(2)
-    for i in range(10):
-        x = rand(4, seed=i)
-        pairs = ((one, one), (other, other)) if i // 2 % 2 == 0 else ((one, two), (other, another))
-        same(f(x, *pairs[0]), eager(f, x, *pairs[1]))
-        same([one.get_state(), two.get_state()], [other.get_state(), another.get_state()])
-
-
-@may_fall_back
-def test_generator_from_a_closure_and_an_attribute() -> None:
-    """A generator the body finds by itself, and its replacement by another object."""
-
-    class Noise:
-        def __init__(self, seed: int) -> None:
-            self.generator = generator(seed)
-
-    def make(seed: int) -> tuple[Callable[[Tensor], Tensor], tuple[Noise, Generator]]:
-        noise, inside = Noise(seed), generator(seed + 1)
-
-        def f(x: Tensor) -> Tensor:
-            first = torch.rand(4, generator=noise.generator, device=x.device)
-            return x + first * torch.rand(4, generator=inside, device=x.device)
-
-        return f, (noise, inside)
-
-    body, ours = make(5)
-    reference, theirs = make(5)
-    f = capture(body)
-    for i in range(12):
-        if i in (5, 9):
-            for noise in (ours[0], theirs[0]):
-                noise.generator = generator(i)
-        if i == 7:
-            for g in (ours[1], theirs[1]):
-                g.manual_seed(3)
-        x = rand(4, seed=i)
-        same(f(x), reference(x))
-
-
-@may_fall_back
-def test_states_exchanged_between_generators() -> None:
-    """``a.set_state(b.get_state())`` between calls, with the captured function drawing from ``a``."""
-
-    @capture
-    def f(x: Tensor, g: Generator) -> Tensor:
-        return x + torch.randn(4, generator=g, device=x.device)
-
-    ours, theirs, spare = generator(1), generator(1), generator(9)
-    for i in range(8):
-        x = rand(4, seed=i)
-        same(f(x, ours), eager(f, x, theirs))
-        torch.rand(i + 1, generator=spare, device=DEVICE)
-        for g in (ours, theirs) if i % 3 == 1 else ():
-            g.set_state(spare.get_state())
-        same(torch.rand(3, generator=ours, device=DEVICE), torch.rand(3, generator=theirs, device=DEVICE))
 
 
 @may_fall_back

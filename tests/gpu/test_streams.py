@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from capture import capture, config, mark_step_begin, recordings
+from capture import capture, mark_step_begin, recordings
 from tests.gpu.support import DEVICE, counts, eager, healthy, may_fall_back, needs_cuda, rand, same, storage_of
 
 pytestmark = needs_cuda
@@ -336,149 +334,6 @@ def test_record_stream_and_copies_to_the_host() -> None:
     torch.cuda.synchronize()
     for i, target in enumerate(targets):
         same(target, (inputs[i % 3] * 2).cpu())
-
-
-def in_threads(work: Callable[[int], None], number: int = 3) -> None:
-    """Run ``work(0)``, ``work(1)`` ... at once; the first error is raised here."""
-    barrier = threading.Barrier(number)
-    errors: list[BaseException] = []
-
-    def run(index: int) -> None:
-        try:
-            with torch.no_grad(), config.patch(cache=False):
-                barrier.wait(timeout=60)
-                work(index)
-        except BaseException as error:  # noqa: BLE001 - raised by the main thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-@pytest.mark.parametrize("own_streams", [False, True], ids=["one stream", "own streams"])
-def test_row_164_threads_at_once(own_streams: bool) -> None:
-    """Three threads call two functions at once, fifty times each: right results, each from its own recordings."""
-    weight = rand(64, 64)
-
-    @capture
-    def f(x: Tensor) -> Tensor:
-        return torch.tanh(x @ weight) + x
-
-    @capture
-    def g(x: Tensor) -> Tensor:
-        return x.softmax(0) * 2
-
-    inputs = [[rand(64, 64, seed=1000 * n + i) for i in range(50)] for n in range(3)]
-    expected = [[eager(g, eager(f, x)) for x in xs] for xs in inputs]
-    torch.cuda.synchronize()
-
-    def work(index: int) -> None:
-        stream = torch.cuda.Stream() if own_streams else torch.cuda.current_stream()
-        with torch.cuda.stream(stream):
-            found = [g(f(x)) for x in inputs[index]]
-            stream.synchronize()
-            same(found, expected[index])
-
-    in_threads(work)
-    assert recordings(f).replays > 100
-
-
-@pytest.mark.parametrize("what", ["allocate", "new streams", "synchronize a stream", "synchronize", "pin", "copy"])
-def test_other_thread_works_while_we_record(what: str) -> None:
-    """A thread that allocates, waits and copies all the time, while many functions are recorded: nobody fails."""
-    stop = threading.Event()
-    values = torch.ones(1 << 16)
-
-    def once(stream: torch.cuda.Stream) -> None:
-        if what == "allocate":
-            kept = [torch.empty((3 << 20) + 4096 * i, device=DEVICE) for i in range(8)]
-            del kept
-            torch.cuda.empty_cache()
-        elif what == "new streams":
-            torch.cuda.Stream().synchronize()
-            torch.cuda.Event().record(stream)
-        elif what == "synchronize a stream":
-            (torch.ones(1 << 16, device=DEVICE) * 2).sum()
-            stream.synchronize()
-        elif what == "synchronize":
-            torch.cuda.synchronize()
-        elif what == "pin":
-            values.pin_memory()
-        else:
-            assert (values.to(DEVICE) * 2).sum().item() == 2 << 16
-
-    def other() -> None:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            while not stop.is_set():
-                once(stream)
-
-    def record() -> None:
-        try:
-            for n in range(12):
-                f = capture(lambda x, n=n: torch.tanh(x * n) + x.sum())
-                for i in range(3):
-                    x = rand(64, 64, seed=i)
-                    same(f(x), eager(f, x))
-                assert recordings(f).recordings == 1
-        finally:
-            stop.set()
-
-    in_threads(lambda index: other() if index else record(), 2)
-    healthy()
-
-
-# ----------------------------------------------------------------------------------------------- captures inside others
-
-
-@pytest.mark.parametrize("first", ["cold", "recorded"])
-def test_row_186_inside_a_capture_of_the_user(first: str) -> None:
-    """Under the caller's own ``torch.cuda.graph`` the body is inlined, with or without recordings of its own."""
-
-    @capture
-    def f(x: Tensor) -> Tensor:
-        return torch.tanh(x) * 2 + 1
-
-    x = rand(64)
-    if first == "recorded":
-        for i in range(3):
-            f(rand(64, seed=i))
-    before = counts(f)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = f(x + 1) * 3
-    assert counts(f)[1:3] == before[1:3]
-    for i in range(4):
-        x.copy_(rand(64, seed=i))
-        graph.replay()
-        same(y, (torch.tanh(x + 1) * 2 + 1) * 3)
-        z = f(x)
-        same(z, eager(f, x))
-        same(y, (torch.tanh(x + 1) * 2 + 1) * 3)
-
-
-def test_row_185_captured_in_captured() -> None:
-    """The inner function becomes part of the outer recording and keeps recordings of its own."""
-
-    @capture
-    def inner(x: Tensor) -> Tensor:
-        return x * 2
-
-    @capture
-    def outer(x: Tensor) -> Tensor:
-        return inner(x + 1) + inner(x)
-
-    for i in range(6):
-        x = rand(64, seed=i)
-        same(outer(x), (x + 1) * 2 + x * 2)
-        same(inner(x), x * 2)
-    assert recordings(outer).recordings == recordings(inner).recordings == 1
-    assert recordings(outer).replays == recordings(inner).replays == 4
 
 
 def test_row_059_one_stream_for_the_whole_pool() -> None:

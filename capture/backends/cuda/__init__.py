@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from capture import _state
+from capture import _state, _where
 from capture._call import Call
 from capture._describe import Described, KeptLeaf, describe
 from capture._observe import Watched, run_watched
@@ -52,11 +52,12 @@ class CudaBackend:
             with capture.running():
                 staging = stage(pool, call, [one for one in inputs if self._is_here(call.leaves[one.position])])
                 watched = run_watched(call, recorder, call.substitute(staging.replacements))
-        except (RuntimeError, torch.OutOfMemoryError) as error:
+        except RuntimeError as error:
             failure = f"{type(error).__name__} before the body ran: {error}".partition("\n")[0]
         failure = failure or _failure(capture, recorder, watched)
         if failure is not None or watched is None or watched.error is not None:
             failure = failure or "the capture failed"
+            pool.abandon()
             stopped = watched is not None and isinstance(watched.error, RefusedError)
             memory = "OutOfMemoryError" in failure
             return Recorded(watched, None, None, failure, executed=False, stopped=stopped, transient=memory)
@@ -88,9 +89,16 @@ class CudaBackend:
         layout = pool.settle(list(storages.values())) if failure is None else None
         if layout is None:
             failure = failure or "a tensor that the body made is kept where nobody is known to keep it"
+            pool.abandon()
             return Recorded(watched, described, None, failure, executed=False)
         recording = CudaRecording(pool, capture, Feed(staging, recorder.twins()), recorder.constants(), generators)
-        recording.prepare(watched, described)
+        try:
+            recording.prepare(watched, described)
+        except RuntimeError as error:
+            failure = f"{type(error).__name__} while instantiating: {error}".partition("\n")[0]
+            return Recorded(
+                watched, described, None, failure, executed=False, transient=isinstance(error, torch.OutOfMemoryError)
+            )
         blocks = tuple(_block(leaf) for leaf in kept)
         return Recorded(watched, described, recording, None, blocks, executed=False, layout=layout)
 
@@ -100,7 +108,9 @@ def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> s
     if isinstance(error, RefusedError):
         return str(error)
     if error is not None:
-        return f"the body raised {type(error).__name__} while capturing: {error}".partition("\n")[0]
+        where = _where.of_error(error)
+        text = f"the body raised {type(error).__name__} while capturing: {error}".partition("\n")[0]
+        return f"{text} ({where})" if where is not None else text
     return capture.error or recorder.unexplained()
 
 

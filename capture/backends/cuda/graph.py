@@ -44,17 +44,26 @@ class Capture:
             for generator in self._generators:
                 self.graph.register_generator_state(generator)
             _torch_private.clear_workspaces() if pool.shared else None
+            pool.is_capturing = True
             gc.disable()  # a collection may free graphs and events, which no capture survives
             try:
-                self.graph.capture_begin(pool=pool.id, capture_error_mode=self._mode)
+                self._begin()
                 try:
                     yield
                 finally:
                     self._end()
             finally:
+                pool.is_capturing = False
                 if collecting:
                     gc.enable()
                 _torch_private.clear_workspaces() if pool.shared else None
+
+    def _begin(self) -> None:
+        try:
+            self.graph.capture_begin(pool=self._pool.id, capture_error_mode=self._mode)
+        except RuntimeError:
+            self._recover()
+            raise
 
     def _end(self) -> None:
         try:
@@ -69,6 +78,7 @@ class Capture:
     def _recover(self) -> None:
         """torch keeps the dead capture's route into the pool, and generators stay in their capture mode."""
         pool = self._pool
+        pool.is_broken = True
         _torch_private.end_failed_capture(pool.index, pool.id)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         for generator in self._generators:

@@ -49,10 +49,14 @@ class CudaPool:
         self._anchors: list[torch.cuda.CUDAGraph] = []
         self._taken: frozenset[Address] = frozenset()
         self._segments: list[tuple[Address, Address]] = []
+        self._grew = True
+        self.is_capturing = False
         self._owned: list[torch.UntypedStorage] = []
         """Without a shared pool: what holds the memory of outputs. Freed, it would belong to nobody."""
         self.ran_on: int | None = None
         """Handle of the stream that the last replay ran on."""
+        self.is_broken = False
+        """A capture ended in an error of the driver: torch takes no further capture into this pool (2.11)."""
 
     def open(self) -> None:
         """Keep the pool alive by an empty graph, also while no recording uses it. Needs no capture under way."""
@@ -101,6 +105,7 @@ class CudaPool:
             if storage.nbytes():
                 _torch_private.disown(storage)
         self._free_taken()
+        self._grew = True
         return layout
 
     def give_back(self, storage: torch.UntypedStorage) -> None:
@@ -112,6 +117,7 @@ class CudaPool:
 
     def abandon(self) -> None:
         """A recording came to nothing: give back what was taken for it."""
+        self._grew = True
         self._free_taken()
 
     def _free_taken(self) -> None:
@@ -121,6 +127,8 @@ class CudaPool:
 
     def is_tidy(self) -> bool:
         """Nothing is taken, as it must be between recordings."""
+        if self.is_broken:
+            return False
         return not self.shared or not self._anchors or self._holds(frozenset())
 
     def _holds(self, addresses: frozenset[Address]) -> bool:
@@ -166,8 +174,9 @@ class CudaPool:
 
     def _look_again(self) -> bool:
         """Recordings may have brought new memory into the pool."""
-        if not self.shared or not self._anchors:
+        if not self.shared or not self._anchors or not (self._grew or self.is_capturing):
             return False
+        self._grew = False
         found = [(begin, begin + nbytes) for begin, nbytes in _torch_private.pool_segments(self.id)]
         changed, self._segments = found != self._segments, found
         return changed

@@ -1,0 +1,164 @@
+"""Generators given explicitly: one, several, another one at each call, found by the body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from capture import capture
+from tests.gpu.draws import DRAWS
+from tests.gpu.support import (
+    DEVICE,
+    ON_CUDA,
+    eager,
+    generator,
+    may_fall_back,
+    needs_gpu,
+    rand,
+    rng_state,
+    same,
+)
+
+pytestmark = needs_gpu
+
+
+@may_fall_back
+@pytest.mark.parametrize("name", DRAWS)
+def test_explicit_generator(name: str) -> None:
+    """A generator given as an argument advances as in eager, through seeds and states; the default one does not."""
+    body = DRAWS[name]
+
+    @capture
+    def f(x: Tensor, g: Generator) -> Tensor:
+        return body(x, g)
+
+    ours, theirs = generator(1), generator(1)
+    before = rng_state()
+    saved = ours.get_state()
+    for i, what in enumerate("ccccscc3ccbcc7cbc"):
+        if what == "s":
+            saved = ours.get_state()
+        for g in (ours, theirs):
+            if what == "b":
+                g.set_state(saved)
+            elif what.isdigit():
+                g.manual_seed(int(what))
+        if what == "c":
+            x = rand(3, 4, seed=i)
+            same(f(x, ours), eager(f, x, theirs))
+        same(ours.get_state(), theirs.get_state())
+    same(rng_state(), before)
+
+
+@may_fall_back
+def test_several_generators() -> None:
+    """Two explicit generators and the default one in one body: each has its own sequence."""
+
+    @capture
+    def f(x: Tensor, a: Generator, b: Generator) -> Tensor:
+        first = torch.rand(4, generator=a, device=x.device)
+        second = torch.randn(4, generator=b, device=x.device)
+        return x + first * second + torch.rand_like(x) + torch.rand(4, generator=a, device=x.device)
+
+    ours, theirs = [generator(1), generator(2)], [generator(1), generator(2)]
+    torch.manual_seed(0)
+    start = rng_state()
+    values = [f(rand(4, seed=i), *ours) for i in range(7)]
+    end = rng_state()
+    torch.cuda.set_rng_state(start, DEVICE) if ON_CUDA else torch.set_rng_state(start)
+    same(values, [eager(f, rand(4, seed=i), *theirs) for i in range(7)])
+    same([g.get_state() for g in ours], [g.get_state() for g in theirs])
+    same(rng_state(), end)
+
+
+@may_fall_back
+@pytest.mark.parametrize("life", ["alternating", "a new one each call", "a new one, the old ones kept"])
+def test_another_generator_object(life: str) -> None:
+    """Another generator object at a call: the draws come from it, and no other moves."""
+
+    @capture
+    def f(x: Tensor, g: Generator) -> Tensor:
+        return x + torch.rand(4, generator=g, device=x.device)
+
+    kept = [(generator(seed), generator(seed)) for seed in (1, 2, 3)]
+    for i in range(12):
+        if life == "alternating":
+            ours, theirs = kept[i // 2 % 3]
+        else:
+            ours, theirs = generator(i), generator(i)
+        if life.endswith("kept"):
+            kept.append((ours, theirs))
+        x = rand(4, seed=i)
+        same(f(x, ours), eager(f, x, theirs))
+        same(ours.get_state(), theirs.get_state())
+        for one, other in kept:
+            same(one.get_state(), other.get_state())
+
+
+@may_fall_back
+def test_one_generator_under_two_names() -> None:
+    """The same generator as both arguments, later two different ones: one sequence, then two."""
+
+    @capture
+    def f(x: Tensor, a: Generator, b: Generator) -> Tensor:
+        return x + torch.rand(4, generator=a, device=x.device) * torch.rand(4, generator=b, device=x.device)
+
+    one, two = generator(1), generator(2)
+    other, another = generator(1), generator(2)
+    for i in range(10):
+        x = rand(4, seed=i)
+        pairs = ((one, one), (other, other)) if i // 2 % 2 == 0 else ((one, two), (other, another))
+        same(f(x, *pairs[0]), eager(f, x, *pairs[1]))
+        same([one.get_state(), two.get_state()], [other.get_state(), another.get_state()])
+
+
+@may_fall_back
+def test_generator_from_a_closure_and_an_attribute() -> None:
+    """A generator the body finds by itself, and its replacement by another object."""
+
+    class Noise:
+        def __init__(self, seed: int) -> None:
+            self.generator = generator(seed)
+
+    def make(seed: int) -> tuple[Callable[[Tensor], Tensor], tuple[Noise, Generator]]:
+        noise, inside = Noise(seed), generator(seed + 1)
+
+        def f(x: Tensor) -> Tensor:
+            first = torch.rand(4, generator=noise.generator, device=x.device)
+            return x + first * torch.rand(4, generator=inside, device=x.device)
+
+        return f, (noise, inside)
+
+    body, ours = make(5)
+    reference, theirs = make(5)
+    f = capture(body)
+    for i in range(12):
+        if i in (5, 9):
+            for noise in (ours[0], theirs[0]):
+                noise.generator = generator(i)
+        if i == 7:
+            for g in (ours[1], theirs[1]):
+                g.manual_seed(3)
+        x = rand(4, seed=i)
+        same(f(x), reference(x))
+
+
+@may_fall_back
+def test_states_exchanged_between_generators() -> None:
+    """``a.set_state(b.get_state())`` between calls, with the captured function drawing from ``a``."""
+
+    @capture
+    def f(x: Tensor, g: Generator) -> Tensor:
+        return x + torch.randn(4, generator=g, device=x.device)
+
+    ours, theirs, spare = generator(1), generator(1), generator(9)
+    for i in range(8):
+        x = rand(4, seed=i)
+        same(f(x, ours), eager(f, x, theirs))
+        torch.rand(i + 1, generator=spare, device=DEVICE)
+        for g in (ours, theirs) if i % 3 == 1 else ():
+            g.set_state(spare.get_state())
+        same(torch.rand(3, generator=ours, device=DEVICE), torch.rand(3, generator=theirs, device=DEVICE))
