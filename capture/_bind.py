@@ -140,8 +140,9 @@ def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
 
 
 def _generator_key(generator: torch.Generator, leaves: list[Leaf]) -> Any:
+    same = next((i for i, leaf in enumerate(leaves) if leaf is generator), len(leaves))
     leaves.append(generator)
-    return ("generator", generator.device)
+    return ("generator", generator.device, same)
 
 
 def _same(value: Any, leaves: list[Leaf]) -> Any:

@@ -27,9 +27,10 @@ from capture._facts import (
     PlaceholderInfo,
     SubclassLeaf,
 )  # fmt: skip
-from capture._observe import External, Watched, escapes, result_leaves
+from capture._notes import External
+from capture._observe import Watched, escapes, result_leaves
 from capture._state import Change, Place
-from capture._tensors import span_bytes, tensor_info
+from capture._tensors import alias_groups, tensor_info
 from capture._torch_private import storage_use_count, use_count
 
 _OWNERS: dict[str, Owner] = {
@@ -81,6 +82,8 @@ class Described:
     implicit: list[Implicit] = field(factory=list)
     outputs: list[KeptLeaf] = field(factory=list)
     effects: list[KeptEffect] = field(factory=list)
+    guarded: list[Implicit] = field(factory=list)
+    """Tensors that the body can reach and that kernels which cannot be seen may use: they must not move either."""
 
 
 def describe(watched: Watched, *, runs: int = 1) -> Described:
@@ -300,30 +303,6 @@ def _placeholders(
         )
         for (path, tensor, external, owner, one), group in zip(tensors, groups, strict=True)
     ]
-
-
-def alias_groups(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """Number of the group of tensors whose memory overlaps, None for a tensor that shares with nobody."""
-    spans = []
-    for position, tensor in enumerate(tensors):
-        if tensor.layout is torch.strided and not tensor.is_nested and tensor.numel():
-            begin = tensor.data_ptr()
-            spans.append((str(tensor.device), begin, begin + span_bytes(tensor), position))
-    spans.sort()
-    groups: list[int | None] = [None] * len(tensors)
-    number = -1
-    device, end, last = "", -1, -1
-    for this, begin, stop, position in spans:
-        if this == device and begin < end:
-            if groups[last] is None:
-                number += 1
-                groups[last] = number
-            groups[position] = groups[last]
-            end = max(end, stop)
-        else:
-            device, end = this, stop
-        last = position
-    return groups
 
 
 def _gradients(watched: Watched, classify: _Classifier) -> list[GradientUse]:

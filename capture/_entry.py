@@ -16,6 +16,7 @@ from capture.backends import Backend
 
 Phase = Literal["cold", "warm", "ready", "eager"]
 _numbers = itertools.count(1)
+MOVES = 2  # times that a static tensor moves until an engine that cannot bind it anew copies it in every call
 RETRIES = 2  # runs that differ from the one before until a function counts as one that always differs
 
 
@@ -36,6 +37,8 @@ class Entry:
     """False once a plan from disk did not hold."""
     shares_memory: bool = False
     """Two arguments lie on the same memory."""
+    moves: dict[str, int] = field(factory=dict)
+    """How often static tensors, by path, made the engine record again at another address."""
     nodes: list[Node] = field(factory=list)
     overlapping: Entry | None = None
     """For calls with an argument that shares memory with Python state, where either is written."""

@@ -272,6 +272,8 @@ class Facts:
     limit: LimitReached | None = None
     verification: Verification | None = None
     borrowed_use: BorrowedUse | None = None
+    unseen: tuple[Where | None, ...] = ()
+    """Lines near which kernels were launched that no operator told of."""
     refused: str | None = None
     """Why the engine gave a recording run up."""
     backend_missing: str | None = None

@@ -15,18 +15,29 @@ from typing import Any
 import torch
 
 _NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__")
+_EXPORTS = ("__dlpack__", "__cuda_array_interface__")
 
 
 @contextmanager
-def host_reads(note: Callable[[str], None]) -> Iterator[None]:
-    """Call ``note(name)`` before each host read in this thread, for the length of the block."""
+def host_reads(note: Callable[[str], None], exported: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Call ``note(name)`` before each host read in this thread, for the length of the block, and ``exported(tensor)``
+    before a device tensor is handed to another library."""
     thread = threading.get_ident()
+    interface: Any = torch.Tensor.__cuda_array_interface__
+
+    def read_interface(tensor: torch.Tensor) -> Any:
+        if threading.get_ident() == thread:
+            exported(tensor)
+        return interface.fget(tensor)
+
+    torch.Tensor.__cuda_array_interface__ = property(read_interface)  # type: ignore[assignment, method-assign]
     saved = {name: torch.Tensor.__dict__.get(name) for name in _NAMES}
     for name in _NAMES:
-        setattr(torch.Tensor, name, _wrapper(name, getattr(torch.Tensor, name), note, thread))
+        setattr(torch.Tensor, name, _wrapper(name, getattr(torch.Tensor, name), note, exported, thread))
     try:
         yield
     finally:
+        torch.Tensor.__cuda_array_interface__ = interface  # type: ignore[method-assign]
         for name, original in saved.items():
             if original is None:
                 delattr(torch.Tensor, name)
@@ -55,10 +66,14 @@ def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
         torch.set_autocast_enabled = original
 
 
-def _wrapper(name: str, original: Any, note: Callable[[str], None], thread: int) -> Any:
+def _wrapper(
+    name: str, original: Any, note: Callable[[str], None], exported: Callable[[torch.Tensor], None], thread: int
+) -> Any:
     @functools.wraps(original)
     def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
+        if threading.get_ident() == thread and name in _EXPORTS and tensor.device.type != "cpu":
+            exported(tensor)
+        elif threading.get_ident() == thread:
             note(name)
         return original(tensor, *args, **kwargs)
 

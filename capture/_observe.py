@@ -20,58 +20,19 @@ from typing_extensions import override
 
 from capture import _containers, _state, _where
 from capture._call import Call
-from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutation, MutationEvidence, TensorInfo, Where
+from capture._constants import constants_on_host
+from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence
+from capture._generators import default_generator, default_generators
 from capture._host_reads import autocast_switches, host_reads
+from capture._notes import External, Notes, Produced, scalars_of
 from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
-from capture._tensors import digest, tensor_info
-from capture._torch_private import TorchDispatchMode, autocast_inside, generator_id
+from capture._syncs import device_syncs
+from capture._tensors import tensor_info
+from capture._torch_private import TorchDispatchMode, autocast_inside, generator_id, hide_from_compiler
 
 _DETACHING = {"detach", "alias", "detach_"}
-
-
-@define
-class External:
-    """Memory the body used but did not make."""
-
-    tensor: torch.Tensor
-    storage: torch.UntypedStorage
-    first_use: Where | None
-    mutation: Mutation | None = None
-
-
-@define
-class Produced:
-    """Memory an operator of the body made; the reference dies with the memory."""
-
-    storage: weakref.ref[torch.UntypedStorage]
-    info: TensorInfo
-    op: str
-    where: Where | None
-
-
-@define(eq=False)
-class Notes:
-    """What a watch wrote down, in order of time."""
-
-    externals: dict[int, External] = field(factory=dict)
-    produced: dict[int, Produced] = field(factory=dict)
-    syncs: dict[tuple[str, int, bool], HostSync] = field(factory=dict)
-    work: list[HostWork] = field(factory=list)
-    cpu_work: list[HostWork] = field(factory=list)
-    draws: dict[tuple[str, str, Where | None], Draw] = field(factory=dict)
-    gradients: dict[tuple[int, str], GradientUse] = field(factory=dict)
-    inlined: list[Inlined] = field(factory=list)
-    devices: set[str] = field(factory=set)
-    sequence: list[str] = field(factory=list)
-    scalars: list[tuple[str, ...]] = field(factory=list)
-    lines: list[Where | None] = field(factory=list)
-    num_ops: int = 0
-    objects: set[int] = field(factory=set)
-    """``id`` of the tensor objects that operators got, while the caller or the snapshot keeps them alive."""
-    undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
-    reshaped: list[tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int, ...]]] = field(factory=list)
-    """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""
+_SEEDING = "seeding a generator, or setting its state,"
 
 
 capture_lock = threading.RLock()
@@ -92,6 +53,9 @@ class Watch(TorchDispatchMode):
         self.keep_undo = undo
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
+        self._drawn: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+        """Generators by ``generator_id``, with the state the last draw left."""
+        self._operator: str | None = "code outside of operators"
         self.arguments: set[int] = set()
         """``id`` of the storages of the leaves the body was given."""
         self.autocast: dict[str, bool] = {}
@@ -105,6 +69,20 @@ class Watch(TorchDispatchMode):
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
         """The run begins: the state before it is noted, and these are the leaves the body gets."""
         self.arguments = {id(_storage(leaf)) for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
+        generators = [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
+        generators += [place.get() for place in self.before.generators.values()]
+        for generator in (*default_generators(), *generators):
+            self._drawn[generator_id(generator)] = (generator, generator.get_state())
+
+    def end(self) -> None:
+        """The run is over. A generator that stands elsewhere than its draws left it was seeded or set by the body."""
+        for generator, state in self._drawn.values():
+            if not torch.equal(state, generator.get_state()):
+                self._note_seeding()
+
+    def _note_seeding(self) -> None:
+        if not any(one.op == _SEEDING for one in self.notes.work):
+            self.notes.work.append(HostWork(op=_SEEDING, kind="unsafe", where=_where.here()))
 
     def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator; a recorder replaces this."""
@@ -128,8 +106,10 @@ class Watch(TorchDispatchMode):
         self._see_host(known, args, kwargs, inputs)
         self._see_writes(known, args, kwargs)
         states = self._states(kwargs, inputs) if known.draws else None
-        if known.casts_inside and any(self.autocast.values()):
-            with autocast_inside():
+        self._operator = known.name if _on_one_device(inputs, kwargs) else None  # copies are looked at elsewhere
+        casting = [kind for kind, on in self.autocast.items() if on] if known.casts_inside else []
+        if casting:
+            with autocast_inside(casting):
                 result = self.execute(op, args, kwargs)
         else:
             result = self.execute(op, args, kwargs)
@@ -140,7 +120,7 @@ class Watch(TorchDispatchMode):
             made = self._see_output(tensor, known, set() if lifted else input_storages) or made
         notes.num_ops += made or bool(known.writes)
         notes.sequence.append(known.name)
-        notes.scalars.append(_scalars(known, args, kwargs, constant=self._made_constant(known, inputs)))
+        notes.scalars.append(scalars_of(known, args, kwargs, constant=self._made_constant(known, inputs)))
         notes.lines.append(_where.here())
         return result
 
@@ -176,12 +156,20 @@ class Watch(TorchDispatchMode):
         crossing = len(devices) > 1 or (
             target is not None and bool(devices) and torch.device(target).type not in devices
         )
-        if "cpu" in devices and not crossing and any(tensor.dim() for tensor in inputs):
+        on_cpu = [one for one in inputs if one.device.type == "cpu" and one.dim() and not self._is_constant(one)]
+        if on_cpu and not crossing:
             self.notes.cpu_work.append(HostWork(op=op.name, kind="compute", where=_where.here()))
         elif crossing and op.base in ("_to_copy", "copy_", "copy"):
             onto = torch.device(target) if target is not None else inputs[0].device
             if onto.type == "cpu":  # the other way round the engine keeps a copy on the device up to date
-                self.notes.cpu_work.append(HostWork(op=op.name, kind="copy", where=_where.here()))
+                self.note_sync(op.name)
+
+    def note_export(self, tensor: torch.Tensor) -> None:
+        """A device tensor is handed to another library, whose kernels no operator tells of."""
+
+    def device_syncs(self) -> contextlib.AbstractContextManager[None]:
+        """Look for syncs that no schema tells of."""
+        return device_syncs(self.note_sync, lambda: self._operator)
 
     def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
         """Note a host read, once a line."""
@@ -204,6 +192,10 @@ class Watch(TorchDispatchMode):
         made_here = op.base.startswith("lift") or (op.base == "_to_copy" and not self._is_known(inputs[0]))
         return inputs[0] if made_here and inputs and inputs[0].device.type == "cpu" else None
 
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        """Made by the body itself of what it knows, as far as operators tell."""
+        return self.made(tensor) or not self._is_known(tensor)
+
     def _is_known(self, tensor: torch.Tensor) -> bool:
         storage = _storage(tensor)
         return id(storage) in self.arguments or self.made(tensor) or bool(self.before.tensors.get(id(storage)))
@@ -215,12 +207,18 @@ class Watch(TorchDispatchMode):
         if generator is None:
             device = kwargs.get("device") or (inputs[0].device if inputs else "cpu")
             generator = default_generator(torch.device(device))
-        return generator, generator.get_state()
+        state = generator.get_state()
+        known = self._drawn.get(generator_id(generator))
+        if known is not None and not torch.equal(known[1], state):
+            self._note_seeding()
+        return generator, state
 
     def _see_draws(self, op: Traits, before: tuple[torch.Generator, torch.Tensor], kwargs: dict[str, Any]) -> None:
         generator, state = before
-        if torch.equal(state, generator.get_state()):
+        now = generator.get_state()
+        if torch.equal(state, now):
             return
+        self._drawn[generator_id(generator)] = (generator, now)
         name = "default" if kwargs.get("generator") is None else self.generators.get(generator_id(generator), "unknown")
         where = _where.here()
         key = (name, op.name, where)
@@ -246,19 +244,11 @@ class Watch(TorchDispatchMode):
         return {key: produced for key, produced in self.notes.produced.items() if produced.storage() is not None}
 
 
-def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that draws on a device use by default."""
-    if device.type != "cuda":
-        return torch.default_generator
-    index: int | None = device.index  # None for "cuda" alone, whatever the stub says
-    index = torch.cuda.current_device() if index is None else index
-    return torch.cuda.default_generators[index]
-
-
-def default_generators() -> list[torch.Generator]:
-    """Default generators of all devices in use."""
-    devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    return [torch.default_generator, *devices]
+def _on_one_device(inputs: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    kinds = {tensor.device.type for tensor in inputs}
+    if kwargs.get("device") is not None:
+        kinds.add(torch.device(kwargs["device"]).type)
+    return len(kinds) < 2
 
 
 def _storage(tensor: torch.Tensor) -> Any:
@@ -267,24 +257,6 @@ def _storage(tensor: torch.Tensor) -> Any:
         return tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
         return tensor
-
-
-def _scalars(
-    op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], *, constant: torch.Tensor | None
-) -> tuple[str, ...]:
-    values: tuple[str, ...] = ()
-    if constant is not None:
-        values = (f"{constant.dtype}{tuple(constant.shape)} {digest(constant)}",)
-    named = [] if op.base.startswith("lift") else [*enumerate(args), *kwargs.items()]
-    return values + tuple(f"{name}={_scalar(value)}" for name, value in named if not isinstance(value, torch.Tensor))
-
-
-def _scalar(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return "tensor"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_scalar, value))}]"
-    return type(value).__name__ if isinstance(value, torch.Generator) else repr(value)
 
 
 @define(eq=False)
@@ -330,6 +302,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
     watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
     watch.generators.update({key: place.path for key, place in before.generators.items()})
     watched = Watched(call, watch, before, arguments, values=values)
+    hide_from_compiler()
     watched.versions = list(_versions(arguments, before))
     watch.begin(arguments)
     if watch.keep_undo:
@@ -338,12 +311,20 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
         watched.states = [(generator, generator.get_state()) for generator in generators]
     _active.append(watch)
     try:
-        with host_reads(watch.note_sync), autocast_switches(watch.autocast), _no_autocast_cache(), watch:
+        with contextlib.ExitStack() as around:
+            around.enter_context(host_reads(watch.note_sync, watch.note_export))
+            around.enter_context(watch.device_syncs())
+            around.enter_context(constants_on_host())
+            around.enter_context(autocast_switches(watch.autocast))
+            around.enter_context(_no_autocast_cache())
+            around.enter_context(watch)
             watched.result = call.run(values)
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
         watched.error = error
     finally:
         _active.remove(watch)
+    if watched.error is None:
+        watch.end()
     _count_writes(watched)
     watched.changed = _state.changes(before)
     return watched

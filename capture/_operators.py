@@ -64,7 +64,8 @@ def traits(op: Operator) -> Traits:
         if argument.alias_info is not None and argument.alias_info.is_write:
             writes.append(argument.name if argument.kwarg_only else index)
     tags = op.tags
-    python_result = any(str(result.type) in ("number", "bool", "int", "float", "Scalar") for result in schema.returns)
+    kinds = [str(result.type) for result in schema.returns]  # numbers beside tensors, as in attention, are sizes
+    python_result = bool(kinds) and all(kind in ("number", "bool", "int", "float", "Scalar") for kind in kinds)
     metadata = base in _METADATA or base.startswith("sym_")
     dynamic = torch.Tag.dynamic_output_shape in tags and base not in _BOOLEAN_INDEXING
     return Traits(

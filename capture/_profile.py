@@ -5,19 +5,9 @@ Beside ``record_function``, which is public, one needs to know cheaply whether a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch.profiler
 
-from capture import _torch_private
 from capture._events import Trace
+from capture._torch_private import is_profiling
 
-
-def always() -> bool:
-    """Without the probe every range is entered: 11 us each, on blocks that take milliseconds. Replays have none."""
-    return True
-
-
-is_running: Callable[[], bool] = getattr(_torch_private, "is_profiling", always)
-
-TRACE = Trace(is_running=is_running, enter=torch.profiler.record_function)
+TRACE = Trace(is_running=is_profiling, enter=torch.profiler.record_function)

@@ -7,25 +7,26 @@ put where staged ones were, and what lies in the pool is moved out of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import evolve
 
-from capture import _checks, _observe, _planning, _state, _tensors, _where
+from capture import _checks, _instead, _observe, _planning, _state, _tensors, _where
 from capture._call import Call
 from capture._compile import compile_plan
-from capture._containers import is_container
-from capture._describe import Described, alias_groups
-from capture._entry import RETRIES, Entry
+from capture._describe import Described
+from capture._entry import MOVES, Entry
 from capture._facts import Facts, Moved
 from capture._findings import Policy
-from capture._outputs import OutputPlan, plan_outputs
+from capture._outputs import OutputPlan
 from capture._plan import CapturePlan
 from capture._repeat import any_overlap
+from capture._results import named, own_values, plan_recorded
+from capture._tensors import alias_groups
 from capture._tree import Node, Pattern, Tree
-from capture.backends import Input, Pool, Recorded
+from capture.backends import Input, Recorded
 
 if TYPE_CHECKING:
     from capture._runtime import Captured
@@ -55,9 +56,12 @@ def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...
     )
 
 
-def inputs_for(call: Call, plan: CapturePlan | None, tree: Tree, pattern: Pattern) -> list[Input]:
+def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[Input]:
     """How each leaf reaches the body. Without a plan every argument may turn out to be written."""
+    plan = entry.plan
+    often = {path for path, times in entry.moves.items() if times >= MOVES}
     policies = {one.path: one.policy for one in plan.placeholders} if plan is not None else {}
+    mutated = {one.path for one in plan.placeholders if one.mutated} if plan is not None else set()
     tensors = [leaf if isinstance(leaf, torch.Tensor) else torch.empty(0) for leaf in call.leaves]
     groups = alias_groups(tensors)
     inputs = []
@@ -65,12 +69,25 @@ def inputs_for(call: Call, plan: CapturePlan | None, tree: Tree, pattern: Patter
         managed = pattern[position]
         if managed is not None:
             inputs.append(Input(position=position, how="managed", managed=tree.block_of(managed)))
-        elif not isinstance(leaf, torch.Tensor) or policies.get(path) is Policy.STATIC or call.is_static(path):
+        elif not isinstance(leaf, torch.Tensor) or (
+            path not in often and (policies.get(path) is Policy.STATIC or call.is_static(path))
+        ):
             inputs.append(Input(position=position, how="static"))
         else:
-            back = policies.get(path, Policy.COPY_BACK) is Policy.COPY_BACK
+            back = policies.get(path, Policy.COPY_BACK) is Policy.COPY_BACK or path in mutated
             inputs.append(Input(position=position, how="copy-back" if back else "copy", group=groups[position]))
     return inputs
+
+
+def moving_paths(entry: Entry) -> frozenset[str]:
+    """Implicit inputs that are another tensor in almost every call: those the body itself gives a new value, and
+    those that moved often. An engine that cannot bind them anew copies them."""
+    if entry.plan is None:
+        return frozenset(entry.moves)
+    effects = {effect.path for effect in entry.plan.effects}
+    often = {path for path, times in entry.moves.items() if times >= MOVES}
+    placeholders = [one for one in entry.plan.placeholders if one.kind == "implicit" and not one.mutated]
+    return frozenset(one.path for one in placeholders if one.path in effects or one.path in often)
 
 
 def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
@@ -102,29 +119,33 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
 
 
 def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool) -> Any:
-    inputs = inputs_for(call, entry.plan, tree, pattern)
+    inputs = inputs_for(call, entry, tree, pattern)
     counters = captured.log.counters
     counters.body_runs += 1
     begin = time.perf_counter()
     with _observe.capture_lock:
         tree.before_recording(captured.log)
-        recorded = tree.backend.record(tree.pool, call, inputs, undo=undo, warm=entry.facts is not None)
+        with captured.log.range("record"):
+            recorded = tree.backend.record(
+                tree.pool, call, inputs, undo=undo, warm=entry.facts is not None, moving=moving_paths(entry)
+            )
     if recorded.described is None:
-        return _without_facts(captured, entry, call, tree, recorded, undo=undo)
+        return _instead.without_facts(captured, entry, call, tree, recorded, undo=undo)
     facts, plan = _facts_and_plan(captured, entry, recorded)
     written = _written(call, inputs, facts)
     if recorded.executed:
         count_writes(written, call.leaves)
-    if not _expel_state(tree, recorded.described):
+    copied = recorded.recording.copied_paths if recorded.recording is not None else frozenset()
+    if not _expel_state(tree, recorded.described, copied):
         facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")
         plan = compile_plan(captured.annotation, facts)
     if recorded.recording is None or plan.outcome != "record" or not _as_planned(entry.plan, plan):
-        return _refused(captured, entry, call, tree, recorded, facts, plan, undo=undo)
+        return _instead.refused(captured, entry, call, tree, recorded, facts, plan, undo=undo)
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
     captured.note_findings(plan)
     if entry.plan_is_new:
         _planning.save(captured, entry)
-    outputs = _plan_outputs(captured, recorded, tree.pool)
+    outputs = plan_recorded(captured, entry, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
     node.written = written
     result = _result(captured, call, tree, node, recorded, undo=undo)
@@ -136,16 +157,13 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
         "record", f"{plan.num_ops} operators, depth {len(tree.path)}", ms=ms, nbytes=tree.pool.reserved_bytes()
     )
     if undo:
-        _undo(recorded)
+        _instead.undo_run(recorded)
     return result
 
 
-def _named(captured: Captured, call: Call) -> Callable[[], dict[str, Any]]:
-    return lambda: {**call.named_values(), "self": captured.receiver}
-
-
-def _expel_state(tree: Tree, described: Described) -> bool:
-    return all(tree.expel(one.owners[0][1]) for one in described.implicit if one.owners)
+def _expel_state(tree: Tree, described: Described, copied: frozenset[str]) -> bool:
+    owned = [one for one in described.implicit if one.owners and one.path not in copied]
+    return all(tree.expel(one.owners[0][1]) for one in owned)
 
 
 def _result(captured: Captured, call: Call, tree: Tree, node: Node, recorded: Recorded, *, undo: bool) -> Any:
@@ -154,91 +172,8 @@ def _result(captured: Captured, call: Call, tree: Tree, node: Node, recorded: Re
     assert outputs is not None
     assert described is not None
     if not recorded.executed:
-        return None if undo else captured.run_recording(node, tree, call)
-    return outputs.finish(outputs.adopt(_own_values(outputs, call, described)), _named(captured, call))
-
-
-def _own_values(outputs: OutputPlan, call: Call, described: Described) -> list[Any]:
-    owners = {one.path: one.owners[0][1] for one in described.implicit if one.owners}
-    return outputs.own_values(_kept_values(described), call.leaves, owners.__getitem__)
-
-
-def _undo(recorded: Recorded) -> None:
-    watched = recorded.watched
-    if watched is not None and recorded.executed:
-        _observe.undo(watched)
-    elif watched is not None:
-        _state.restore(watched.before, watched.changed)
-
-
-def _refused(
-    captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, facts: Facts, plan: CapturePlan, *,
-    undo: bool,
-) -> Any:  # fmt: skip
-    """The run is no recording, or not the one that was planned."""
-    reason = facts.refused or recorded.failure or "the recording run differs from the plan"
-    if not recorded.executed:
-        return _run_instead(captured, entry, call, tree, recorded, facts, plan, reason, undo=undo)
-    assert recorded.described is not None
-    outputs = _plan_outputs(captured, recorded, tree.pool)
-    values = _own_values(outputs, call, recorded.described)
-    _leave_pool(tree, recorded)
-    result = outputs.finish(values, _named(captured, call))
-    if undo:
-        _undo(recorded)
-    _planning.replace(captured, entry, facts, plan, reason)
-    return result
-
-
-def _without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, *, undo: bool) -> Any:
-    """The body raised, or was stopped."""
-    watched = recorded.watched
-    error = watched.error if watched is not None else None
-    if recorded.executed or (error is not None and not isinstance(error, Exception) and not recorded.stopped):
-        assert watched is not None
-        assert error is not None
-        if recorded.executed:
-            _leave_pool(tree, recorded)
-            _settle_effects(call, recorded)
-        if undo or not recorded.executed:
-            _undo(recorded)
-        raise error
-    facts = entry.facts or captured.bare_facts()
-    if watched is not None and watched.watch.notes.syncs:
-        facts = evolve(facts, host_syncs=tuple(watched.watch.notes.syncs.values()))
-    else:
-        facts = evolve(facts, refused=recorded.failure)
-    plan = compile_plan(captured.annotation, facts)
-    reason = recorded.failure or "the capture failed"
-    return _run_instead(captured, entry, call, tree, recorded, facts, plan, reason, undo=undo)
-
-
-def _run_instead(
-    captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, facts: Facts, plan: CapturePlan,
-    reason: str, *, undo: bool,
-) -> Any:  # fmt: skip
-    """Only the body's Python has run: undo that, and run the body as a plain call."""
-    if recorded.recording is not None:
-        recorded.recording.release()
-    raised = recorded.watched is not None and recorded.watched.error is not None and not recorded.stopped
-    _undo(recorded)
-    if recorded.watched is not None:
-        recorded.watched.forget()
-    if recorded.transient:
-        captured.log.add("drop", reason)
-        entry.differing_runs += 1
-        entry.phase = "eager" if entry.differing_runs > RETRIES else entry.phase
-        return None if undo else captured.run_eagerly(call, reason)
-    if entry.facts is None:  # recorded straight away, without a watched run
-        captured.log.add("drop", reason)
-        _planning.forget_stored(entry)
-        return None if undo else _planning.observe(captured, entry, call, tree)
-    if raised and not undo:  # eager's own error, if it raises one, comes first
-        result = captured.run_eagerly(call, reason)
-        _planning.replace(captured, entry, facts, plan, reason)
-        return result
-    _planning.replace(captured, entry, facts, plan, reason)
-    return None if undo else captured.run_eagerly(call, reason)
+        return None if undo else _first_replay(captured, node, tree, call)
+    return outputs.finish(outputs.adopt(own_values(outputs, call, described)), named(captured, call))
 
 
 def _facts_and_plan(captured: Captured, entry: Entry, recorded: Recorded) -> tuple[Facts, CapturePlan]:
@@ -270,22 +205,14 @@ def _as_planned(expected: CapturePlan | None, found: CapturePlan) -> bool:
     return decisions(expected) == decisions(found)
 
 
-def _kept_values(described: Described) -> list[Any]:
-    return [
-        leaf.value for leaf in (*described.outputs, *(one for effect in described.effects for one in effect.leaves))
-    ]
-
-
-def _plan_outputs(captured: Captured, recorded: Recorded, pool: Pool) -> OutputPlan:
-    described, watched = recorded.described, recorded.watched
-    assert described is not None
-    assert watched is not None
-    owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
-    own = {id(value): place for place, value in watched.before.places.values() if is_container(value)}
-    return plan_outputs(
-        captured.annotation.outputs, watched.result, described.outputs, described.effects, recorded.blocks,
-        watched.arguments, owners.__getitem__, pool, own,
-    )  # fmt: skip
+def _first_replay(captured: Captured, node: Node, tree: Tree, call: Call) -> Any:
+    """What makes a call happen that was only captured so far."""
+    recording, outputs = node.recording, node.outputs
+    assert recording is not None
+    assert outputs is not None
+    recording.replay(call.leaves)
+    count_writes(node.written, call.leaves)
+    return outputs.build(tree.pool, call.leaves, node.statics.__getitem__, named(captured, call))
 
 
 def _node(
@@ -304,8 +231,9 @@ def _node(
     replaced = {effect.change.place.path for effect in described.effects}
     mutated = _mutated(described.facts)
     copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
-    checker = _checks.make_checker(watched.before, described.implicit, static, replaced, call.leaves, copied, mutated)
-    statics = {one.path: one.owners[0][1] for one in described.implicit}
+    followed = [*described.implicit, *described.guarded]
+    checker = _checks.make_checker(watched.before, followed, static, replaced, call.leaves, copied, mutated)
+    statics = {one.path: one.owners[0][1] for one in followed}
     return Node(
         function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,
         outputs=outputs, check=checker.function, checker=checker, statics=statics,
@@ -331,40 +259,25 @@ def count_writes(positions: Sequence[int], leaves: Sequence[Any]) -> None:
             torch.autograd.graph.increment_version(leaves[position])
 
 
-def _leave_pool(tree: Tree, recorded: Recorded) -> None:
-    """Move everything that a refused run made, and that is still used, out of the pool."""
-    assert recorded.watched is not None
-    for produced in recorded.watched.watch.alive().values():
-        storage = produced.storage()
-        if storage is not None and tree.pool.find(storage.data_ptr()) and not tree.pool.evacuate(storage):
-            tree.retire()
-            return
-    tree.pool_is_at = None
+def rebind(entry: Entry, node: Node, leaves: Sequence[Any]) -> tuple[Moved, ...] | None:
+    """Point a recording at static tensors that moved, or drop it so that it is recorded at their new addresses.
 
-
-def _settle_effects(call: Call, recorded: Recorded) -> None:
-    """A body that raised may have kept staged inputs on attributes: put the caller's tensors there."""
-    assert recorded.watched is not None
-    staged = {id(leaf): position for position, (_, leaf) in enumerate(recorded.watched.arguments)}
-    for change in recorded.watched.changed:
-        if not change.container and id(change.after) in staged:
-            change.place.set(call.leaves[staged[id(change.after)]])
-
-
-def rebind(node: Node, leaves: Sequence[Any]) -> tuple[Moved, ...] | None:
-    """Point a recording at static tensors that moved. None if they are not of the same kind any more."""
+    None if they are not of the same kind any more.
+    """
     checker = node.checker
     current = checker.current()
     if current is None or node.recording is None:
         return None
-    moved = []
+    moved: list[Moved] = []
     tensors: dict[str, torch.Tensor] = {}
     for path, tensor in current.items():
         old = node.statics[path]
         at = checker.address_of(path)
         if tensor is old and tensor.data_ptr() == at:
             continue
-        if not checker.same_kind(path, tensor) or node.tree is None or not node.tree.expel(tensor):
+        if not checker.same_kind(path, tensor) or node.tree is None:
+            return None
+        if path not in node.recording.copied_paths and not node.tree.expel(tensor):
             return None
         moved.append(Moved(path=path, before_addr=at, after_addr=tensor.data_ptr(), where=_where.here()))
         tensors[path] = tensor
@@ -375,8 +288,15 @@ def rebind(node: Node, leaves: Sequence[Any]) -> tuple[Moved, ...] | None:
                 Moved(path=path, before_addr=checker.scope[name], after_addr=tensor.data_ptr(), where=_where.here())
             )
             tensors[path] = tensor
-    if not moved or not node.recording.rebind(tensors):
+    if not moved:
         return None
+    if not node.recording.rebind(tensors):
+        for path in tensors:
+            entry.moves[path] = entry.moves.get(path, 0) + 1
+        assert node.tree is not None
+        node.tree.forget(node)
+        entry.nodes.remove(node)
+        return tuple(moved)
     node.statics.update({path: tensor for path, tensor in tensors.items() if path in current})
     checker.settle_now(node.statics, leaves)
     if checker.function(leaves) not in (_checks.OK, _checks.OVERLAPS):

@@ -69,6 +69,8 @@ class Captured(Remarks):
         self.number = next(_numbers)
         self.families: dict[Key, Family] = {}
         self.unsettled: dict[tuple[str, str | None], int] = {}
+        self.copied_entries: set[int] = set()
+        """Numbers of entries whose outputs are copied, as they are kept in a way that they cannot be moved."""
         self.hopeless: CapturePlan | None = None
         """Set once every call changes what its own key is made of: new keys then run eagerly at once."""
         self._named = named
@@ -312,22 +314,16 @@ class Captured(Remarks):
         self.log.counters.replays += 1
         return result
 
-    def run_recording(self, node: Node, tree: Tree, call: Call) -> Any:
-        """The first replay of a recording, which makes the recorded call happen."""
-        recording, outputs = node.recording, node.outputs
-        assert recording is not None
-        assert outputs is not None
-        recording.replay(call.leaves)
-        _record.count_writes(node.written, call.leaves)
-        named = functools.partial(self._named_values, call.values, list(call.leaves))
-        return outputs.build(tree.pool, call.leaves, node.statics.__getitem__, named)
-
     def _named_values(self, values: tuple[Any, ...], leaves: list[Leaf]) -> dict[str, Any]:
         return {**self.call(values, leaves).named_values(), "self": self.receiver}
 
     def _state_moved(self, entry: Entry, node: Node, values: tuple[Any, ...], leaves: list[Leaf], tree: Tree) -> Any:
         """A static tensor moved: bind it anew. Anything else changed: forget what was recorded and look again."""
-        moved = _record.rebind(node, leaves)
+        moved = _record.rebind(entry, node, leaves)
+        if moved is not None and node.tree is None:
+            self.log.add("miss", ", ".join(f"{m.path} {m.before_addr:#x} -> {m.after_addr:#x}" for m in moved))
+            self.note_findings(compile_plan(self.annotation, self.bare_facts(moved=moved)))
+            return self._ready(entry, values, leaves)
         if moved is not None:
             self.log.counters.rebinds += 1
             if any(("CG101", one.path) not in self.findings for one in moved):

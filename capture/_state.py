@@ -189,7 +189,8 @@ def _members(found: Snapshot, place: Place, value: Any) -> list[Place]:
         found.modules.append(value)
         return _module_places(value, place)
     if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-        return _container_places(found, place, value)
+        members = _container_places(found, place, value)
+        return members + (_attribute_places(found, place, value) if getattr(value, "__dict__", None) else [])
     if isinstance(value, types.FunctionType):
         return [] if _closed_package(value.__module__) else _function_places(value, place)
     if isinstance(value, types.MethodType):
@@ -284,7 +285,7 @@ def _same_members(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
 
 def restore(before: Snapshot, changed: list[Change]) -> None:
     """Put every changed place and every container's members back as the snapshot saw them."""
-    for change in changed:
+    for change in sorted(changed, key=lambda one: not one.container):  # members exist again before they are set
         if change.container:
             _restore_members(before, change)
         elif change.before is MISSING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 
@@ -52,3 +53,27 @@ def digest(tensor: torch.Tensor) -> str:
     """Follows from the tensor's values; read from the storage, since reads of tensors are watched."""
     data = bytes(tensor.detach().clone(memory_format=torch.contiguous_format).untyped_storage().tolist())
     return hashlib.sha256(data).hexdigest()[:16]
+
+
+def alias_groups(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """Number of the group of tensors whose memory overlaps, None for a tensor that shares with nobody."""
+    spans = []
+    for position, tensor in enumerate(tensors):
+        if tensor.layout is torch.strided and not tensor.is_nested and tensor.numel():
+            begin = tensor.data_ptr()
+            spans.append((str(tensor.device), begin, begin + span_bytes(tensor), position))
+    spans.sort()
+    groups: list[int | None] = [None] * len(tensors)
+    number = -1
+    device, end, last = "", -1, -1
+    for this, begin, stop, position in spans:
+        if this == device and begin < end:
+            if groups[last] is None:
+                number += 1
+                groups[last] = number
+            groups[position] = groups[last]
+            end = max(end, stop)
+        else:
+            device, end = this, stop
+        last = position
+    return groups

@@ -161,6 +161,7 @@ class Tree:
                 if node.outputs.policy == "borrow" and reason in ("step", "again") and self._invalidate(node, number):
                     continue
                 if not self._move_out(node, number, storage):
+                    self._copy_from_now_on(node)
                     return False
         self._end()
         return True
@@ -198,6 +199,17 @@ class Tree:
         outputs.live[number] = None
         log.counters.evacuations += 1
         return True
+
+    def _copy_from_now_on(self, node: Node) -> None:
+        """An output that is kept in a way that it cannot be moved will be kept like that again: hand out copies, as
+        the path would grow with every step."""
+        outputs, log = node.outputs, node.log
+        assert outputs is not None
+        assert log is not None
+        if outputs.policy == "preserve":
+            outputs.policy = "clone"
+            node.function.copied_entries.add(node.key[0])
+            log.add("step", "an output is kept that cannot leave the pool; its function hands out copies from now on")
 
     def _move_tensors(self, outputs: OutputPlan, number: int) -> bool:
         tensors = [tensor for reference in outputs.tensors[number] if (tensor := reference()) is not None]
@@ -361,4 +373,6 @@ def trees_of(function: Any) -> list[Tree]:
 
 def forget_trees() -> None:
     """Start over in this thread."""
+    for tree in _trees.by_backend.values():
+        tree.pool.keep_for([storage for _, storage in tree.live_blocks()])
     _trees.by_backend.clear()

@@ -17,6 +17,7 @@ from capture._call import Call
 from capture._compile import compile_plan
 from capture._entry import Entry
 from capture._facts import Verification
+from capture._generators import default_generators
 from capture._outputs import EffectSlot
 from capture._tree import Node, Tree
 
@@ -59,7 +60,7 @@ def _state(entry: Entry, node: Node, call: Call, named: Callable[[], dict[str, A
         if one.mutated and isinstance(tensor, torch.Tensor):
             found.tensors.append((one.path, tensor, tensor.untyped_storage().clone()))
     found.places = [(slot, slot.at(named).get()) for slot in node.outputs.effects]
-    generators = [*_observe.default_generators(), *(leaf for leaf in call.leaves if isinstance(leaf, torch.Generator))]
+    generators = [*default_generators(), *(leaf for leaf in call.leaves if isinstance(leaf, torch.Generator))]
     found.generators = [(generator, generator.get_state()) for generator in (*generators, *node.generators)]
     return found
 

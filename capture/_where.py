@@ -6,12 +6,17 @@ import linecache
 import os
 import sys
 import types
+import warnings
 
 import torch
 
 from capture._facts import Where
 
-_OWN = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+_OWN = (
+    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    os.path.abspath(warnings.__file__),
+)
 _cache: dict[tuple[types.CodeType, int], Where] = {}
 
 

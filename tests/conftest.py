@@ -8,12 +8,10 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 
-from tests.device import DEVICE
+from tests.device import use_device
 
-if DEVICE.type != "cpu":
-    torch.set_default_device(DEVICE)
+use_device()
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

@@ -141,7 +141,7 @@ class World:
         torch.set_default_dtype(self.default)
         with (
             (torch.no_grad, torch.inference_mode, torch.enable_grad)[self.gradients](),
-            torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast),
+            torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=self.autocast),
         ):
             yield
         torch.set_default_dtype(torch.float32)

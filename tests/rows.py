@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -16,8 +16,9 @@ from capture._tree import Node, Tree, forget_trees, tree_for, walk
 from capture.backends import Block, backend_for
 from capture.backends.arena import Arena
 from capture.backends.tape import Tape
-from tests.device import DEVICE
+from tests.device import DEVICE, REBINDS
 
+Value = TypeVar("Value")
 _ran: list[str] = []
 ran = _ran.append
 """Called by bodies to be counted. A builtin method, so that no watch takes the count for a side effect."""
@@ -39,6 +40,19 @@ def fresh() -> Iterator[None]:
 def times(name: str) -> int:
     """How often bodies called ``ran(name)``."""
     return _ran.count(name)
+
+
+def noted(values: Iterable[Value], used: list[Value]) -> Callable[[], Value]:
+    """Gives one value a call and notes it. A builtin method, so that no watch takes it for a side effect.
+
+    The last one used is what the result of a call was made with: a run that came to nothing may have used one before.
+    """
+
+    def note(value: Value) -> Value:
+        used.append(value)
+        return value
+
+    return map(note, values).__next__
 
 
 def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -93,6 +107,13 @@ def counts(function: Any) -> tuple[int, int, int, int]:
     return now.observations, now.recordings, now.replays, now.eager_calls
 
 
+def followed(function: Any, moves: int) -> None:
+    """Static tensors moved in ``moves`` calls: the recording was bound anew each time; or there are more recordings."""
+    now = recordings(function)
+    assert now.rebinds == (moves if REBINDS else 0)
+    assert now.recordings == 1 if REBINDS else 2 <= now.recordings <= moves + 1
+
+
 def tree() -> Tree:
     """This thread's tree on the engine of the suite's device."""
     backend = backend_for(torch.empty(0).device)
@@ -121,16 +142,29 @@ def total() -> int:
 
 
 def taken() -> set[Block]:
-    """Blocks that the pool will not give away now."""
+    """Blocks that the pool will not give away now. Where nothing is taken between recordings: what the next one takes
+    first, the blocks of live outputs."""
     pool = tree().pool
-    assert isinstance(pool, Arena)
-    return pool.live_blocks()
+    if isinstance(pool, Arena):
+        return pool.live_blocks()
+    assert pool.is_tidy()
+    return {block for block, _ in tree().live_blocks()}
 
 
-def source(node: Node) -> str:
-    """The generated replay of a recording."""
-    assert isinstance(node.recording, Tape)
-    return node.recording.source
+def copies_in(node: Node) -> int:
+    """Inputs that a recording copies before it runs."""
+    if isinstance(node.recording, Tape):
+        return sum("copy_(t[" in line or "span(t, " in line for line in node.recording.source.splitlines())
+    staging = node.recording._feed.staging  # type: ignore[union-attr] # a CUDA recording
+    return int(len(staging.singles) + sum(len(group.members) for group in staging.groups))
+
+
+def copies_back(node: Node) -> int:
+    """Inputs that a recording copies to the caller's tensors after it ran."""
+    if isinstance(node.recording, Tape):
+        return sum(line.strip().startswith("t[") for line in node.recording.source.splitlines())
+    staging = node.recording._feed.staging  # type: ignore[union-attr] # a CUDA recording
+    return int(sum(one.back for one in staging.singles) + sum(len(one.members) for one in staging.groups if one.back))
 
 
 def results(node: Node) -> OutputPlan:

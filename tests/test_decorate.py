@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from capture import AnnotationError, _step, _tree, capture, config, explain, plans, recordings, release, report, reset
 from capture._decorate import captured_states
-from tests.device import DEVICE
+from tests.device import DEVICE, use_device
 
 
 @pytest.fixture(autouse=True)
@@ -680,6 +680,7 @@ def test_threads_get_right_results_at_once() -> None:
 
     def work(number: int) -> None:
         try:
+            use_device()
             with torch.no_grad(), config.patch(cache=False):
                 barrier.wait()
                 for index in range(60):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from capture import Event, _events, _profile, _step, _tree, capture, config, mark_step_begin, recordings, warmup
+from capture import Event, _events, _step, _torch_private, _tree, capture, config, mark_step_begin, recordings, warmup
 from capture._events import EventKind, Log, parse_logs
-from tests.device import DEVICE
+from tests.device import DEVICE, EXECUTES
 
 
 @pytest.fixture(autouse=True)
@@ -85,10 +85,8 @@ def test_the_log_is_handed_out_frozen_and_in_order() -> None:
         captured(torch.ones(2))
     events = recordings(captured).events
     assert [type(one) for one in events] == [Event] * len(events)
-    assert [one.kind for one in events] == ["observe", "plan", "record"] or [one.kind for one in events] == [
-        "observe",
-        "record",
-    ]
+    kinds = [one.kind for one in events if EXECUTES or one.kind != "checkpoint"]  # CUDA lays the pool out each time
+    assert kinds in (["observe", "plan", "record"], ["observe", "record"])
     assert [one.at for one in events] == sorted(one.at for one in events)
     with pytest.raises(AttributeError):
         events[0].ms = 1.0  # type: ignore[misc]
@@ -104,6 +102,8 @@ def test_timed_blocks_and_recordings_are_ranges_in_a_trace() -> None:
                 captured(torch.ones(2))
             warmup(other)(torch.ones(3))
     names = ranges(run)
+    if not EXECUTES:  # CUDA lays the pool out before each recording
+        names.remove("capture::checkpoint my.module.fn")
     assert names == [
         "capture::observe my.module.fn",
         "capture::warm-up my.module.fn",
@@ -162,9 +162,7 @@ def test_ranges_are_entered_only_while_a_profiler_runs(monkeypatch: pytest.Monke
 
 
 def test_the_probe_tells_a_running_profiler() -> None:
-    if _profile.is_running is _profile.always:
-        pytest.skip("this torch has no cheap way to know")
-    assert not _profile.is_running()
+    assert not _torch_private.is_profiling()
     with profile(activities=[ProfilerActivity.CPU]):
-        assert _profile.is_running()
-    assert not _profile.is_running()
+        assert _torch_private.is_profiling()
+    assert not _torch_private.is_profiling()

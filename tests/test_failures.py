@@ -26,7 +26,8 @@ from capture import (
     recordings,
     warmup,
 )
-from tests.device import DEVICE, rng_state
+from tests.device import DEVICE, EXECUTES, rng_state
+from tests.rows import noted
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +58,10 @@ class Trouble(Exception):
 
 
 class Failing(nn.Module):
-    """Mutates, draws and keeps a tensor, and raises in the middle on the calls named by ``fail_on``.
+    """Mutates, draws and keeps a tensor, and raises in the middle if it runs in the calls named by ``fail_on``.
 
-    What decides is hidden from the key: the body itself names nothing that changes.
+    An engine may run the body more than once in a call. What decides is hidden from the key: the body itself names
+    nothing that changes.
     """
 
     def __init__(self, fail_on: set[int], error: BaseException | None = None) -> None:
@@ -87,8 +89,9 @@ class Failing(nn.Module):
 
 
 class Gate:
-    """Counts the body's runs outside of what a snapshot reaches, by module."""
+    """Counts calls, and the body's runs, outside of what a snapshot reaches, by module."""
 
+    calls: ClassVar[weakref.WeakKeyDictionary[nn.Module, int]] = weakref.WeakKeyDictionary()
     runs: ClassVar[weakref.WeakKeyDictionary[nn.Module, int]] = weakref.WeakKeyDictionary()
 
     def __init__(self, fail_on: set[int], error: BaseException | None) -> None:
@@ -97,8 +100,15 @@ class Gate:
 
     def check(self, module: nn.Module) -> None:
         Gate.runs[module] = Gate.runs.get(module, 0) + 1
-        if Gate.runs[module] in self.fail_on:
+        if Gate.calls[module] in self.fail_on:
             raise self.error
+
+
+def called(net: Failing, x: Tensor, y: Tensor) -> Tensor:
+    """One more call."""
+    Gate.calls[net] = Gate.calls.get(net, 0) + 1
+    result: Tensor = net(x, y)
+    return result
 
 
 def run(net: Failing, seed: int) -> tuple[Any, BaseException | None, Any]:
@@ -107,7 +117,7 @@ def run(net: Failing, seed: int) -> tuple[Any, BaseException | None, Any]:
     torch.manual_seed(seed)
     result, error = None, None
     try:
-        result = bits(net(x, y))
+        result = bits(called(net, x, y))
     except BaseException as raised:  # noqa: BLE001 - compared by the tests
         error = raised
     return result, error, (bits([x, y]), bits(rng_state()), net.state())
@@ -125,7 +135,7 @@ PHASES = {
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_body_that_raises_leaves_what_eager_leaves(phase: str) -> None:
-    """The twin fails at the same run of its body; both leave the same tensors, state and generators behind."""
+    """The twin fails in the same call, if the body ran in it; both leave the same tensors, state and generators."""
     net = Failing(PHASES[phase])
     twin = copy.deepcopy(net)
     object.__setattr__(twin, "gate", Gate(set(), None))
@@ -133,9 +143,8 @@ def test_a_body_that_raises_leaves_what_eager_leaves(phase: str) -> None:
     for seed in range(10):
         runs = Gate.runs.get(net, 0)
         got, error, left = run(net, seed)
-        failed = Gate.runs[net] > runs and Gate.runs[net] in PHASES[phase]
-        twin_runs = Gate.runs.get(twin, 0)
-        twin.gate.fail_on = frozenset([twin_runs + 1]) if failed else frozenset()
+        failed = Gate.runs[net] > runs and Gate.calls[net] in PHASES[phase]
+        twin.gate.fail_on = frozenset([Gate.calls[net]]) if failed else frozenset()
         expected, expected_error, expected_left = run(twin, seed)
         assert (error is None) == (not failed)
         assert type(error) is type(expected_error)
@@ -168,10 +177,40 @@ def test_the_very_exception_comes_out(error: BaseException, phase: int) -> None:
 def test_the_traceback_shows_the_users_line(phase: int) -> None:
     net = capture(Failing({phase}))
     with pytest.raises(Trouble) as raised:
-        [net(x_of(seed), x_of(seed)) for seed in range(3)]
+        [called(net, x_of(seed), x_of(seed)) for seed in range(3)]
     names = [entry.name for entry in raised.traceback]
     assert "forward" in names
     assert names[-1] == "check"
+
+
+@pytest.mark.filterwarnings("ignore:CG904")  # where the recording run is not the call, that it raised is said
+def test_a_raise_in_the_recording_run_alone() -> None:
+    """It comes out where that run is the call. Else nothing has happened yet, and the call is eager's."""
+    used: list[bool] = []
+    hidden = {"raises": noted([False, True, *[False] * 20], used)}
+
+    def helper() -> None:
+        if hidden["raises"]():
+            raise Trouble("once")
+
+    def body(x: Tensor) -> Tensor:
+        x.add_(1)
+        helper()
+        return torch.tanh(x) * 2
+
+    captured = capture(body)
+    for seed in range(8):
+        mine, theirs = x_of(seed), x_of(seed).add_(1)
+        if seed == 1 and EXECUTES:
+            with pytest.raises(Trouble, match="once"):
+                captured(mine)
+        else:
+            assert bits(captured(mine)) == bits(torch.tanh(theirs) * 2)
+        assert bits(mine) == bits(theirs)
+        assert len(used) > 1 or seed == 0
+    if EXECUTES:
+        assert len(used) == 3
+        assert recordings(captured).recordings == 1
 
 
 def test_torchs_own_errors_come_out_unchanged() -> None:
@@ -484,23 +523,26 @@ def test_200_failing_recordings_do_not_grow_the_pool() -> None:
 
 def test_200_refused_recordings_do_not_grow_the_pool() -> None:
     """Functions that differ on every run give back what their recordings took, kept outputs included."""
-    numbers = iter(range(10_000))
-    nexts = {"next": numbers.__next__}
+    used: list[int] = []
+    nexts = {"next": noted(range(10_000), used)}
 
     def make() -> Callable[[Tensor], Tensor]:
         hidden = (nexts,) * 20
         return capture(lambda x: (torch.cat([x] * 64) * hidden[3]["next"]()).sum(0) + 1)
 
-    sizes, kept = [], []
+    sizes, kept, numbers = [], [], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         for index in range(60):
             captured = make()
-            kept.extend([captured(x_of(seed)) for seed in range(4)])
+            for seed in range(4):
+                kept.append(captured(x_of(seed)))
+                numbers.append(used[-1])
             sizes.append(sum(tree.pool.reserved_bytes() for tree in _tree._trees.by_backend.values()))
             assert recordings(captured).replays == 0, index
     assert sizes[-1] <= sizes[10]
-    expected = [((torch.cat([x_of(number % 4)] * 64) * number).sum(0) + 1) for number in range(240)]
+    assert numbers == list(range(240)) or not EXECUTES
+    expected = [(torch.cat([x_of(call % 4)] * 64) * number).sum(0) + 1 for call, number in enumerate(numbers)]
     assert [bits(one) for one in kept] == [bits(one) for one in expected]
 
 

@@ -14,10 +14,17 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from tests import machine
+from tests.device import MOVES_HELD, REBINDS
 
 PARTS = 8
 EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "4000"))
 FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
+LEAST_SHARE = 0.25 if MOVES_HELD and REBINDS else 0.2 if REBINDS else 0.05
+"""Of the calls, replays. What cannot leave the pool or be bound anew is recorded again, and compared as well."""
+ENOUGH = 60 if MOVES_HELD and REBINDS else 250
+"""Calls of a function after which one should have been a replay."""
+NEVER = frozenset() if MOVES_HELD else frozenset({"last_kept", "concatenating"})
+"""Their state holds a view of what the last call made: each recording lies under the one before."""
 
 steps = st.tuples(
     st.integers(0, len(machine.DECK) - 1), st.integers(0, 4), st.integers(0, 16**4 - 1), st.integers(0, 63)
@@ -56,10 +63,10 @@ def test_random_programs_equal_their_eager_twins(part: int) -> None:
         one()
     finally:
         gc.unfreeze()
-    assert tally.share() > 0.25, f"only {tally.share():.0%} of the calls were replays"
+    assert tally.share() > LEAST_SHARE, f"only {tally.share():.0%} of the calls were replays"
     never = [
         name
         for name, calls in tally.calls.items()
-        if calls > 60 and not tally.replays[name] and not machine.CATALOGUE[name].eager
+        if calls > ENOUGH and not tally.replays[name] and not machine.CATALOGUE[name].eager and name not in NEVER
     ]
-    assert not never, f"never replayed: {never}"
+    assert not never, f"never replayed: {[(name, tally.calls[name]) for name in never]}"

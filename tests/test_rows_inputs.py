@@ -9,7 +9,23 @@ from typing_extensions import override
 
 from capture import AnnotationError, capture, mark_step_begin, plans, recordings
 from capture._findings import Policy
-from tests.rows import any_live, counts, descendants, eager, kids, ran, rand, roots, same, source, times, total, warned
+from tests.device import REBINDS
+from tests.rows import (
+    any_live,
+    copies_in,
+    counts,
+    descendants,
+    eager,
+    followed,
+    kids,
+    ran,
+    rand,
+    roots,
+    same,
+    times,
+    total,
+    warned,
+)
 from tests.rows import fresh as fresh
 
 
@@ -59,7 +75,7 @@ def test_row_069_static_and_implicit_inputs_are_not_copied() -> None:
             x = rand(2, 4, seed=i)
             same(f(x, table), x @ table)
             same(net(x), x @ net.weight)
-    assert [source(node).count("copy_(t[") for node in roots()] == [1, 1]
+    assert [copies_in(node) for node in roots()] == [1, 1]
     for function, path in ((f, "table"), (net, "self.weight")):
         policies = {one.path: one.policy for one in plans(function)[0].placeholders}
         assert policies[path] is Policy.STATIC
@@ -77,8 +93,7 @@ def test_row_070_moved_static_is_rebound() -> None:
     for i, p in enumerate((p1, p1, p1, p2, p2, p1, p2)):
         x = rand(4, seed=i + 10)
         same(f(x, p), x * p)
-    assert counts(f)[1] == 1
-    assert recordings(f).rebinds == 3
+    followed(f, 3)
 
 
 @torch.no_grad()
@@ -90,8 +105,7 @@ def test_row_071_replaced_parameter_is_rebound() -> None:
         net.weight = weight
         x = rand(2, 4, seed=i)
         same(net(x), x @ weight)
-    assert counts(net)[1] == 1
-    assert recordings(net).rebinds == 2
+    followed(net, 2)
 
 
 @torch.no_grad()
@@ -129,8 +143,7 @@ def test_row_072_replaced_buffer_is_rebound() -> None:
                 module.register_buffer("running_var", rand(4, seed=21) + 1)
         x = rand(3, 4, seed=i)
         same(norm(x), twin(x))
-    assert counts(norm)[1] == 1
-    assert recordings(norm).rebinds == 1
+    followed(norm, 1)
 
 
 @torch.no_grad()
@@ -170,8 +183,10 @@ def test_row_074_static_change_in_a_child_rebinds_the_child() -> None:
         z = second(y)
         same((y, z), (x @ first.weight, x @ first.weight @ second.weight))
         del y, z
-    assert descendants() == [1]
-    assert (recordings(first).rebinds, recordings(second).rebinds) == (0, 2)
+    followed(second, 2)
+    assert (recordings(first).recordings, recordings(first).rebinds) == (1, 0)
+    if REBINDS:
+        assert descendants() == [1]
 
 
 @torch.no_grad()
@@ -186,10 +201,13 @@ def test_row_075_static_change_in_the_parent_rebinds_the_parent() -> None:
         z = second(y)
         same((y, z), (x @ first.weight, x @ first.weight @ second.weight))
         del y, z
-    assert descendants() == [1]
-    assert (recordings(first).rebinds, recordings(second).rebinds) == (2, 0)
+    followed(first, 2)
+    if REBINDS:
+        assert descendants() == [1]
+        assert (recordings(second).recordings, recordings(second).rebinds) == (1, 0)
 
 
+@pytest.mark.filterwarnings("ignore:CG901")  # an engine that cannot bind anew; where it can there is no eager call
 def test_row_076_static_churn_never_counts_toward_the_limit() -> None:
     """A static tensor that is another one at every call: no limit, no warning, no eager call."""
 
@@ -201,8 +219,9 @@ def test_row_076_static_churn_never_counts_toward_the_limit() -> None:
     for i in range(20):
         x = rand(4, seed=i + 50)
         same(f(x, weights[i % 5]), x + weights[i % 5])
-    assert counts(f) == (1, 1, 18, 0)
-    assert recordings(f).rebinds == 18
+    followed(f, 18)
+    if REBINDS:
+        assert counts(f) == (1, 1, 18, 0)
 
 
 def test_row_077_static_activation_beside_changing_inputs() -> None:
@@ -249,7 +268,10 @@ def test_row_079_reasons_name_the_input_and_both_addresses() -> None:
 
     p1, p2 = rand(4, seed=1), rand(4, seed=2)
     for p in (p1, p1, p2):
-        f(rand(4), p)
+        same(f(rand(4), p), rand(4) * p)
+    if not REBINDS:
+        assert recordings(f).rebinds == 0
+        return
     (event,) = [one for one in recordings(f).events if one.kind == "rebind"]
     for part in ("p", hex(p1.data_ptr()), hex(p2.data_ptr())):
         assert part in event.detail
@@ -370,8 +392,7 @@ def test_row_089_managed_input_is_neither_copied_nor_kept_alive() -> None:
         del z
     (parent,) = roots()
     (child,) = kids(parent)
-    assert "copy_(t[" in source(parent)
-    assert "copy_(t[" not in source(child)
+    assert (copies_in(parent), copies_in(child)) == (1, 0)
 
 
 def test_row_095_options_belong_to_the_function() -> None:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from capture import capture, mark_step_begin, recordings
 from capture.backends import Block
+from capture.backends.arena import Arena
 from tests.rows import (
     any_live,
+    copies_in,
     counts,
     descendants,
     kids,
@@ -21,7 +23,6 @@ from tests.rows import (
     results,
     roots,
     same,
-    source,
     taken,
     times,
     total,
@@ -88,7 +89,9 @@ def test_row_041_replay_takes_no_memory() -> None:
     record_independently(pair)
     before, size = taken(), tree().pool.reserved_bytes()
     held = pair(rand(8, seed=5))
-    assert (taken(), tree().pool.reserved_bytes()) == (before, size)
+    (node,) = roots()
+    live = {group.block for group in results(node).groups} if tree().pool.free_between_recordings else before
+    assert (taken(), tree().pool.reserved_bytes()) == (live, size)
     same(held, (rand(8, seed=5) + 1, rand(8, seed=5) * 10))
     del held
     pair(rand(8, seed=6))
@@ -146,7 +149,10 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> list[list[Block]]:
     def spy(layout: object, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         kept.append([block for block, _ in live])
         restore(layout, live)
-        assert taken() == {block for block, _ in live}
+        if isinstance(pool, Arena):
+            assert taken() == {block for block, _ in live}
+        else:
+            assert pool._taken == {block.address for block, _ in live}  # type: ignore[attr-defined] # CUDA
 
     monkeypatch.setattr(pool, "restore", spy)
     return kept
@@ -182,6 +188,9 @@ def test_row_046_aliased_dead_outputs_are_freed_once(monkeypatch: pytest.MonkeyP
         del one
     (node,) = roots()
     assert len(results(node).groups) == 1
+    if tree().pool.free_between_recordings:  # each recording restores: ``g`` with nothing of ``shared`` alive
+        assert len(kept.pop()) == 1
+        assert recordings(g).recordings == 1
     assert kept == [[results(node).groups[0].block]]
 
 
@@ -368,8 +377,7 @@ def test_row_064_input_from_outside_the_pool_is_another_child() -> None:
     same(g(y), g_of(f_of(rand(8, seed=4))))
     assert times("g") == bodies
     inner, outer = kids(roots()[0])
-    assert "copy_(t[" not in source(inner)
-    assert "copy_(t[" in source(outer)
+    assert (copies_in(inner), copies_in(outer)) == (0, 1)
 
 
 def test_row_065_returning_to_a_branch_replays_it() -> None:

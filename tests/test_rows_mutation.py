@@ -10,8 +10,23 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import UncapturableError, capture, mark_step_begin, recordings
-from tests.device import DEVICE
-from tests.rows import counts, descendants, eager, kids, ran, rand, roots, same, source, times, total, warned
+from tests.device import DEVICE, REBINDS
+from tests.rows import (
+    copies_back,
+    copies_in,
+    counts,
+    descendants,
+    eager,
+    followed,
+    kids,
+    ran,
+    rand,
+    roots,
+    same,
+    times,
+    total,
+    warned,
+)
 from tests.rows import fresh as fresh
 
 
@@ -98,8 +113,7 @@ def test_row_119_mutated_managed_input_is_recorded() -> None:
         same((y, z), (x + 1 + 2, (x + 1 + 2) * 3))
     (parent,) = roots()
     (child,) = kids(parent)
-    assert "copy_(t[" not in source(child)
-    assert not any(line.strip().startswith("t[") for line in source(child).splitlines())
+    assert (copies_in(child), copies_back(child)) == (0, 0)
     assert counts(mutate) == (1, 1, 3, 0)
 
 
@@ -250,8 +264,8 @@ def test_row_127_static_moves_while_a_buffer_is_mutated() -> None:
         x = rand(4, seed=i)
         same(net(x), twin(x))
         same(net.count, twin.count)
-    assert counts(net) == (1, 1, 7, 0)
-    assert recordings(net).rebinds == 2
+    followed(net, 2)
+    assert counts(net) == (1, 1, 7, 0) if REBINDS else counts(net)[2] >= 3
 
 
 def test_row_128_or_error_mode_raises_instead_of_falling_back() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings
+from tests.device import DEVICE, MOVES_HELD
 from tests.rows import any_live, counts, eager, kids, ran, rand, results, roots, same, times, total, warned
 from tests.rows import fresh as fresh
 
@@ -177,7 +178,7 @@ def test_row_104_geometry_and_dtype_are_eagers() -> None:
         for name in expected:
             same(actual[name], expected[name])
             assert actual[name].storage_offset() == expected[name].storage_offset(), name
-    assert counts(f) == (1, 1, 2, 0)
+    assert counts(f) == (1, 1, 2, 0) if MOVES_HELD else sum(counts(f)) == 4
 
 
 def test_row_106_none_and_ints_pass_through() -> None:
@@ -280,7 +281,7 @@ def test_row_112_autocast_caches_no_cast() -> None:
 
     for i in range(6):
         x = rand(4, 4, seed=i)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
             product, out = f(x)
             same((product, out), (x @ weight.clone(), x * 2))
             same(out @ x, (x * 2) @ x)

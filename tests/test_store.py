@@ -25,6 +25,7 @@ from capture._decorate import captured_states
 from capture._errors import CaptureWarning
 from capture._plan import CapturePlan, PlanError, dumps, loads
 from capture._runtime import Captured
+from tests.device import DEVICE
 
 ROOT = Path(__file__).resolve().parents[1]
 Body = Callable[..., torch.Tensor]
@@ -201,7 +202,6 @@ from pathlib import Path
 from attrs import evolve
 from capture import _store
 from capture._plan import loads
-from tests.device import DEVICE
 
 directory, source = Path(sys.argv[1]), Path(sys.argv[2])
 base = loads(source.read_text())

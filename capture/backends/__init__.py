@@ -84,6 +84,8 @@ class Recording(Protocol):
     num_ops: int
     graph_bytes: int
     """Device memory that the graph itself takes, beside the pool; 0 on the CPU."""
+    copied_paths: frozenset[str]
+    """Tensors of Python state that are copied before every replay."""
     replay: Callable[[Sequence[Any]], None]
     """Copy the copied inputs in, run, copy mutated ones back. Called with this call's leaves, as in ``Input``."""
 
@@ -166,10 +168,12 @@ class Backend(Protocol):
         """An empty pool."""
 
     def record(
-        self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True
-    ) -> Recorded:
+        self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
+        moving: frozenset[str] = frozenset(),
+    ) -> Recorded:  # fmt: skip
         """Run the body of ``call`` once, in the pool, as a recording. ``undo``: keep what ``_observe.undo`` needs
         and leave the caller's mutated arguments alone. ``warm``: the body ran eagerly before in this process.
+        ``moving``: paths of tensors in Python state that are others in the next call.
 
         If ``executed``, the run is the call: its effects on the caller's tensors, generators and Python state have
         happened afterwards, once, and its result is in the returned ``Watched``, also where ``recording`` is None.
@@ -194,7 +198,10 @@ def register(device_type: str, factory: Callable[[torch.device], Backend]) -> No
 
 
 def backend_for(device: torch.device) -> Backend | None:
-    """The engine for a device, or None."""
+    """The engine for a device, or None. A device without a number is the current one."""
+    index: int | None = device.index  # whatever the stub says
+    if device.type == "cuda" and index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     name = str(device)
     if name not in _made:
         factory = _backends.get(device.type)

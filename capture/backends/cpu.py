@@ -43,10 +43,11 @@ class CpuBackend:
         return Arena()
 
     def record(
-        self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True
-    ) -> Recorded:
+        self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
+        moving: frozenset[str] = frozenset(),
+    ) -> Recorded:  # fmt: skip
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""
-        del warm
+        del warm, moving
         tape = Tape(pool)
         staged = _Staged(pool, tape, call, inputs)
         recorder = Recorder(pool, tape, undo=undo)

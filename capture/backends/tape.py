@@ -73,6 +73,7 @@ class Tape:
         self.scope: dict[str, Any] = {}
         self.num_ops = 0
         self.graph_bytes = 0
+        self.copied_paths: frozenset[str] = frozenset()
         self.source = ""
         self.replay: Callable[[Sequence[Any]], None] = _released
 

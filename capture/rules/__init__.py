@@ -26,6 +26,7 @@ from capture.rules.cg203_several_devices import RULE as CG203
 from capture.rules.cg204_python_state_changed import RULE as CG204
 from capture.rules.cg205_python_value_drifts import RULE as CG205
 from capture.rules.cg206_operators_differ import RULE as CG206
+from capture.rules.cg207_unseen_kernel import RULE as CG207
 from capture.rules.cg301_random_draws import RULE as CG301
 from capture.rules.cg401_escaped_tensor import RULE as CG401
 from capture.rules.cg402_tensor_effect import RULE as CG402
@@ -57,6 +58,7 @@ RULES: tuple[Rule, ...] = (
     CG204,
     CG205,
     CG206,
+    CG207,
     CG301,
     CG401,
     CG402,

@@ -46,7 +46,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         if work.kind == "unsafe":
             yield RULE.finding(
                 what=f"{work.op} cannot be part of a recording",
-                why="the operator is tagged as unsafe for graphs: it waits for the device or decides on the host",
+                why="it waits for the device or decides on the host, where a replay does nothing",
                 fix=(
                     "use an operator that stays on the device  (no cost)",
                     "move it before or after the captured function  (splits the work in two)",

@@ -164,6 +164,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(runs=2, sequence=("aten.mul.Tensor",))],
     ),
+    "CG207": (
+        [case(unseen=(where(), None))],
+        [case(devices=("cuda:0",))],
+    ),
     "CG301": (
         [
             case(

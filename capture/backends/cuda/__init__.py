@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from capture import _state, _where
 from capture._call import Call
-from capture._describe import Described, KeptLeaf, describe
+from capture._describe import Described, Implicit, KeptLeaf, describe
+from capture._notes import External
 from capture._observe import Watched, run_watched
 from capture._torch_private import generator_id
 from capture.backends import Block, Input, Recorded
@@ -39,14 +41,15 @@ class CudaBackend:
         return CudaPool(self.device)
 
     def record(
-        self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True
-    ) -> Recorded:
+        self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
+        moving: frozenset[str] = frozenset(),
+    ) -> Recorded:  # fmt: skip
         """Capture the body once. With ``undo`` or without: nothing has happened until the graph is replayed."""
         del undo
         pool.open()
         generators = self._generators(call)
         capture = Capture(pool, generators, relaxed=not warm)
-        recorder = Recorder(pool, {generator_id(one) for one in (*generators, self._default())})
+        recorder = Recorder(pool, {generator_id(one) for one in (*generators, self._default())}, moving)
         staging, watched, failure = Staging(), None, None
         try:
             with capture.running():
@@ -59,18 +62,22 @@ class CudaBackend:
             failure = failure or "the capture failed"
             pool.abandon()
             stopped = watched is not None and isinstance(watched.error, RefusedError)
-            memory = "OutOfMemoryError" in failure
-            return Recorded(watched, None, None, failure, executed=False, stopped=stopped, transient=memory)
+            raised = watched is not None and watched.error is not None and not stopped
+            transient = raised or "OutOfMemoryError" in failure
+            return Recorded(watched, None, None, failure, executed=False, stopped=stopped, transient=transient)
         for storage in [*staging.storages(), *(twin.storage for twin in recorder.twins())]:
             pool.give_back(storage)
         described = describe(watched)
-        return self._recorded(pool, capture, recorder, staging, watched, described, generators)
+        if recorder.unseen:
+            self._beware(recorder, watched, described, staging)
+        return self._recorded(pool, capture, recorder, staging, watched, described, inputs)
 
     def _generators(self, call: Call) -> list[torch.Generator]:
         """Generators of this device, beside the default one, that the body may draw from."""
         known = _state.snapshot(_state.roots(call.function, call.receiver, call.named_values())).generators
         found = [*call.leaves, *(place.get() for place in known.values())]
-        return [one for one in found if isinstance(one, torch.Generator) and one.device == self.device]
+        mine = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
+        return [one for one in found if isinstance(one, torch.Generator) and one.device in mine]
 
     def _default(self) -> torch.Generator:
         return torch.cuda.default_generators[int(self.device.index)]
@@ -78,12 +85,28 @@ class CudaBackend:
     def _is_here(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.device
 
+    def _beware(self, recorder: Recorder, watched: Watched, described: Described, staging: Staging) -> None:
+        """Kernels whose memory cannot be seen may read all state the body can reach, and write any argument."""
+        known = {id(one.external.storage) for one in described.implicit} | recorder.arguments
+        replaced = {effect.change.place.path for effect in described.effects}
+        for key, owners in watched.before.tensors.items():
+            place, tensor = owners[0]
+            if key not in known and tensor.device == self.device and tensor.numel() and place.path not in replaced:
+                same = tuple(one for one in owners if one[1] is tensor)
+                external = External(tensor, tensor.untyped_storage(), None)
+                described.guarded.append(Implicit(place.path, same, external))
+        for single in staging.singles:
+            single.back = True
+        for group in staging.groups:
+            group.back = True
+        described.facts = evolve(described.facts, unseen=tuple(dict.fromkeys(recorder.unseen)))
+
     def _recorded(
         self, pool: CudaPool, capture: Capture, recorder: Recorder, staging: Staging, watched: Watched,
-        described: Described, generators: Sequence[torch.Generator],
+        described: Described, inputs: Sequence[Input],
     ) -> Recorded:  # fmt: skip
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
-        failure = _unresolved(kept)
+        failure = _unresolved(kept, recorder)
         fresh = [leaf.value.untyped_storage() for leaf in kept if leaf.kind == "fresh"]
         storages = {id(one): one for one in fresh if one.nbytes() and one.device == self.device}
         layout = pool.settle(list(storages.values())) if failure is None else None
@@ -91,9 +114,11 @@ class CudaBackend:
             failure = failure or "a tensor that the body made is kept where nobody is known to keep it"
             pool.abandon()
             return Recorded(watched, described, None, failure, executed=False)
-        recording = CudaRecording(pool, capture, Feed(staging, recorder.twins()), recorder.constants(), generators)
+        recording = CudaRecording(
+            pool, capture, Feed(staging, recorder.twins()), recorder.constants(), draws=recorder.draws
+        )
         try:
-            recording.prepare(watched, described)
+            recording.prepare(watched, described, {one.position for one in inputs if one.how == "static"})
         except RuntimeError as error:
             failure = f"{type(error).__name__} while instantiating: {error}".partition("\n")[0]
             return Recorded(
@@ -115,16 +140,16 @@ def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> s
 
 
 def _block(leaf: KeptLeaf) -> Block | None:
-    if leaf.kind != "fresh" or not leaf.value.untyped_storage().nbytes():
+    if leaf.kind != "fresh" or not leaf.value.numel():
         return None
     storage = leaf.value.untyped_storage()
     return Block(storage.data_ptr(), storage.nbytes())
 
 
-def _unresolved(kept: Sequence[KeptLeaf]) -> str | None:
+def _unresolved(kept: Sequence[KeptLeaf], recorder: Recorder) -> str | None:
     for leaf in kept:
-        if leaf.kind == "foreign":
+        if leaf.kind == "foreign" or (leaf.kind == "fresh" and leaf.value.numel() and not recorder.made(leaf.value)):
             return f"{leaf.path} was made outside the pool"
-        if leaf.kind == "fresh" and leaf.value.device.type == "cpu" and leaf.value.numel():
-            return f"{leaf.path} is a CPU tensor that the body made"
+        if leaf.kind == "fresh" and leaf.value.device != recorder.device and leaf.value.numel():
+            return f"{leaf.path} is a tensor on {leaf.value.device} that the body made"
     return None

@@ -5,12 +5,21 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from capture import _torch_private
 from capture.backends.cuda.pool import CudaPool
+from capture.backends.cuda.streams import order_draws
+
+_failed: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose capture failed. torch goes on asking them whether a stream is theirs when pinned memory is allocated."""
+_ATTEMPTS = 3  # another thread's sync may end a capture at any moment
+
+
+def _nothing() -> None:
+    """A graph without nodes: the body only made views."""
 
 
 class RefusedError(BaseException):
@@ -31,7 +40,7 @@ class Capture:
         self._pool = pool
         self._mode = "relaxed" if relaxed else "thread_local"
         self._generators = list({_torch_private.generator_id(one): one for one in generators}.values())
-        self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph(keep_graph=True)
         self.error: str | None = None
         self.is_empty = False
 
@@ -40,9 +49,13 @@ class Capture:
         """Everything launched inside the block becomes the graph. What the block raises comes out unchanged."""
         pool = self._pool
         collecting = gc.isenabled()
+        before = torch.cuda.current_stream(pool.device)
         with torch.cuda.device(pool.device), torch.cuda.stream(pool.stream):
+            assert self._graph is not None
             for generator in self._generators:
-                self.graph.register_generator_state(generator)
+                self._graph.register_generator_state(generator)
+            pool.stream.wait_stream(before)
+            order_draws(pool.device)  # a capture begins by writing what replays that draw may be reading
             _torch_private.clear_workspaces() if pool.shared else None
             pool.is_capturing = True
             gc.disable()  # a collection may free graphs and events, which no capture survives
@@ -58,9 +71,25 @@ class Capture:
                     gc.enable()
                 _torch_private.clear_workspaces() if pool.shared else None
 
+        before.wait_stream(pool.stream)
+
+    def launcher(self) -> Callable[[], None]:
+        """What launches the graph on the current stream."""
+        return _nothing if self.is_empty or self._graph is None else self._graph.replay
+
+    def instantiate(self) -> None:
+        """Make the graph ready to launch."""
+        if not self.is_empty and self._graph is not None:
+            self._graph.instantiate()
+
+    def drop(self) -> None:
+        """Destroy the graph, if nobody else holds it. No ``reset``: torch would release the pool twice (2.11)."""
+        self._graph = None
+
     def _begin(self) -> None:
+        assert self._graph is not None
         try:
-            self.graph.capture_begin(pool=self._pool.id, capture_error_mode=self._mode)
+            self._graph.capture_begin(pool=self._pool.id, capture_error_mode=self._mode)
         except RuntimeError:
             self._recover()
             raise
@@ -69,7 +98,8 @@ class Capture:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                self.graph.capture_end()
+                assert self._graph is not None
+                self._graph.capture_end()
             self.is_empty = any("CUDA Graph is empty" in str(one.message) for one in caught)
         except RuntimeError as error:
             self.error = str(error).partition("\n")[0]
@@ -79,11 +109,19 @@ class Capture:
         """torch keeps the dead capture's route into the pool, and generators stay in their capture mode."""
         pool = self._pool
         pool.is_broken = True
+        assert self._graph is not None
+        _failed.append(self._graph)
         _torch_private.end_failed_capture(pool.index, pool.id)
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(RuntimeError):
+                return self._capture_nothing()
+
+    def _capture_nothing(self) -> None:
+        """A capture that ends well takes its generators out of capture mode."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         for generator in self._generators:
             graph.register_generator_state(generator)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             graph.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
-            graph.capture_end()  # a capture that ends well takes its generators out of capture mode
+            graph.capture_end()

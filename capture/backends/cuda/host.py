@@ -1,7 +1,8 @@
-"""Host: CPU tensors that a body uses beside the device.
+"""Host: tensors that a graph cannot read where they are, most of them on the CPU.
 
-A graph reads device memory only. A CPU tensor that comes from outside the body gets a twin on the device, filled
-before every replay; one that the body makes of constants is a constant. All else refuses the recording.
+A CPU tensor that comes from outside the body gets a twin on the device, filled before every replay, and so does a
+device tensor in Python state that is another one in every call. A CPU tensor that the body makes of constants is a
+constant. All else refuses the recording.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _COPIES = frozenset(["_to_copy", "copy_", "copy"])
 class Host:
     """CPU tensors of one recording. ``twins``: what has to be copied before a replay."""
 
-    def __init__(self, pool: CudaPool, arguments: list[tuple[str, Any]], before: Snapshot) -> None:
+    def __init__(
+        self, pool: CudaPool, arguments: list[tuple[str, Any]], before: Snapshot, moving: frozenset[str]
+    ) -> None:
         self._pool = pool
         self._before = before
         self._positions: dict[int, tuple[int, torch.Tensor]] = {}
@@ -44,6 +47,13 @@ class Host:
         self.constant_stream: torch.cuda.Stream | None = None
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._loose: dict[int, torch.Tensor] = {}
+        self._halves: set[torch.dtype] = set()
+        self.moving: dict[int, tuple[str, torch.Tensor]] = {}
+        """Device tensors in Python state that are others in the next call, by ``id`` of their storage."""
+        for path in moving:
+            value = before.places[path][1] if path in before.places else None
+            if isinstance(value, torch.Tensor) and value.device == pool.device:
+                self.moving[id(value.untyped_storage())] = (path, value)
 
     def run(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator of which at least one tensor is on the CPU."""
@@ -53,6 +63,8 @@ class Host:
             return self._on_host(op, known, args, kwargs)
         if known.base in _COPIES:
             return self._copy(op, known, args, kwargs)
+        tensors = tensors_in(args, kwargs)
+        self._halves = {one.dtype for one in tensors if one.dtype in (torch.float16, torch.bfloat16) and one.is_cuda}
         named = {name: self._replace(value, known) for name, value in kwargs.items()}
         return op(*[self._replace(value, known) for value in args], **named)
 
@@ -67,6 +79,22 @@ class Host:
             for tensor in tensors_in((result,), {}):
                 self.note_constant(tensor)
         return result
+
+    def moved(self, value: Any) -> Any:
+        """An operator's argument with tensors that move replaced by their copies in the pool."""
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.moved(member) for member in value])
+        if not isinstance(value, torch.Tensor) or id(value.untyped_storage()) not in self.moving:
+            return value
+        storage = value.untyped_storage()
+        path, owner = self.moving[id(storage)]
+        twin = self.twins.get(id(storage))
+        if twin is None:
+            twin = self.twins[id(storage)] = make_twin(self._pool, path, owner)
+        there = twin.look(value)
+        if there is None:
+            raise RefusedError(f"memory beside {path}, which is another tensor in every call, is read")
+        return there
 
     def note_constant(self, tensor: torch.Tensor) -> None:
         """A CPU tensor that follows from constants of the body."""
@@ -116,7 +144,7 @@ class Host:
             return value
         if self._is_constant(value) and value.dim() == 0:
             return value
-        twin = self._twin(value) if known.base in _SAME_BITS else None
+        twin = self._twin(value) if known.base in _SAME_BITS and self._keeps_bits(value) else None
         there = twin.look(value) if twin is not None else None
         if there is None:
             raise RefusedError(
@@ -124,6 +152,10 @@ class Host:
                 "tensor on the device"
             )
         return there
+
+    def _keeps_bits(self, value: torch.Tensor) -> bool:
+        """A CPU scalar enters a kernel in the precision it computes in, a device scalar in the operands' type."""
+        return not (value.dim() == 0 and self._halves and value.dtype not in self._halves)
 
     def _twin(self, tensor: torch.Tensor) -> Twin | None:
         """The twin of a CPU tensor that came from outside; None for one that nobody is known to own."""

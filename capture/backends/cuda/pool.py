@@ -19,8 +19,8 @@ import torch
 from attrs import frozen
 
 from capture import _torch_private
-from capture._torch_private import CAPABILITIES
 from capture.backends import Address, Block, Geometry, views_of
+from capture.backends.cuda.streams import follow
 from capture.backends.staging import over
 
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
@@ -42,7 +42,7 @@ class CudaPool:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.index = int(device.index)
-        self.shared = CAPABILITIES.pool_checkpoint
+        self.shared = _torch_private.CAPABILITIES.pool_checkpoint
         with torch.cuda.device(device):
             self.stream = torch.cuda.Stream(device)
         self.id = torch.cuda.graph_pool_handle()
@@ -55,6 +55,8 @@ class CudaPool:
         """Without a shared pool: what holds the memory of outputs. Freed, it would belong to nobody."""
         self.ran_on: int | None = None
         """Handle of the stream that the last replay ran on."""
+        self.beside: set[torch.cuda.Stream] = set()
+        """Streams that the caller recorded on outputs (``record_stream``) since the last replay."""
         self.is_broken = False
         """A capture ended in an error of the driver: torch takes no further capture into this pool (2.11)."""
 
@@ -68,6 +70,7 @@ class CudaPool:
             anchor.capture_begin(pool=self.id, capture_error_mode="thread_local")
             anchor.capture_end()
         self._anchors.append(anchor)
+        follow(self)
         if not self.shared:  # a workspace made while capturing would be freed with its graph
             with torch.cuda.stream(self.stream), torch.no_grad(), torch.inference_mode(False):
                 square = torch.zeros(8, 8, device=self.device)
@@ -124,6 +127,10 @@ class CudaPool:
         for address in self._taken:
             _torch_private.free_block(address)
         self._taken = frozenset()
+
+    def is_taken(self, address: Address) -> bool:
+        """A live output of the path that is recorded below begins here."""
+        return address in self._taken
 
     def is_tidy(self) -> bool:
         """Nothing is taken, as it must be between recordings."""
@@ -189,8 +196,10 @@ class CudaPool:
     # ---- order and values
 
     def enter(self) -> None:
-        """Order the current stream after the stream that the last replay ran on."""
+        """Order the current stream after the stream that the last replay ran on, and after those beside it."""
         now = _torch_private.raw_stream(self.index)
+        while self.beside:
+            torch.cuda.current_stream(self.device).wait_stream(self.beside.pop())
         if now == self.ran_on:
             return
         if self.ran_on is not None:
@@ -222,7 +231,7 @@ class CudaPool:
     def evacuate(self, storage: torch.UntypedStorage) -> bool:
         """Swap the storage's memory with a copy outside; needs torch >= 2.13."""
         self.enter()
-        if not CAPABILITIES.swap_data_ptr:
+        if not _torch_private.CAPABILITIES.swap_data_ptr:
             return False
         outside = torch.UntypedStorage(storage.nbytes(), device=self.device)
         outside.copy_(storage, False)

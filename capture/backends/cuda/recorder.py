@@ -6,32 +6,46 @@ shape changes in place. Nothing runs on the device meanwhile, so values must not
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 from typing_extensions import override
 
 from capture import _where
+from capture._facts import Where
 from capture._observe import Watch
 from capture._operators import Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits
 from capture._torch_private import generator_id
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.host import Host
 from capture.backends.cuda.inputs import Twin
+from capture.backends.cuda.nodes import node_counter
 from capture.backends.cuda.pool import CudaPool
 
 
 class Recorder(Watch):
     """A watch whose run is a capture."""
 
-    def __init__(self, pool: CudaPool, registered: set[int]) -> None:
+    def __init__(self, pool: CudaPool, registered: set[int], moving: frozenset[str]) -> None:
         super().__init__()
-        self._pool, self._registered = pool, registered
+        self._pool, self._registered, self._moving = pool, registered, moving
+        self.device = pool.device
         self._host: Host | None = None
+        self._count = node_counter(pool.stream)
+        self._nodes = 0
+        self.unseen: list[Where | None] = []
+        """Lines near which kernels were launched that no operator told of."""
+        self._exports = False
+        """A tensor was handed to another library."""
+        self.draws = False
+        """An operator that draws was captured, or a kernel that may."""
 
     @override
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
-        self._host = Host(self._pool, arguments, self.before)
+        super().begin(arguments)
+        self._nodes = self._count() if self._count is not None else 0
+        self._host = Host(self._pool, arguments, self.before, self._moving)
 
     def twins(self) -> list[Twin]:
         """CPU tensors to be copied before every replay."""
@@ -43,12 +57,33 @@ class Recorder(Watch):
 
     def unexplained(self) -> str | None:
         """Why the run, which raised nothing, cannot be replayed."""
+        if self._exports and not self.unseen:
+            return "a tensor is handed to another library, which launched nothing on the stream that is recorded"
         return self._host.unexplained() if self._host is not None else None
 
     @override
     def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
         super().note_sync(op, data_dependent_shape=data_dependent_shape)
         raise RefusedError(f"{op} waits for the device{_at()}")
+
+    @override
+    def note_export(self, tensor: torch.Tensor) -> None:
+        self._look_for_launches()
+        self._exports = True
+
+    @override
+    def device_syncs(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # a capture stops at a sync by itself
+
+    @override
+    def end(self) -> None:
+        """Generators do not move while capturing, and torch lets none be set."""
+        self._look_for_launches()
+
+    def _look_for_launches(self) -> None:
+        if self._count is not None and self._count() != self._nodes:
+            self.unseen.append(_where.here())
+            self.draws = True
 
     @override
     def _states(self, kwargs: dict[str, Any], inputs: list[torch.Tensor]) -> None:
@@ -60,17 +95,31 @@ class Recorder(Watch):
         """An operator made the tensor's memory, or code that no operator tells of did, in this capture's pool."""
         if super().made(tensor):
             return True
-        return tensor.device.type == "cuda" and bool(tensor.numel()) and self._pool.find(tensor.data_ptr())
+        if tensor.device.type != "cuda" or not tensor.numel():
+            return False
+        storage = tensor.untyped_storage()  # one that a live output lies on was made before
+        return not self._pool.is_taken(storage.data_ptr()) and self._pool.find(storage.data_ptr())
 
     @override
     def is_temporary(self, tensor: torch.Tensor) -> bool:
         """Memory of the pool that no operator announced, such as a compiled function's own."""
-        return not self.before.owners(tensor.untyped_storage()) and self.made(tensor)
+        found = not self.before.owners(tensor.untyped_storage()) and self.made(tensor)
+        if found and self._count is None:
+            self.unseen.append(_where.here())
+        return found
 
     @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator, which launches into the graph."""
+        self._look_for_launches()
+        try:
+            return self._launch(op, args, kwargs)
+        finally:
+            self._nodes = self._count() if self._count is not None else 0
+
+    def _launch(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = traits(op)
+        self.draws = self.draws or known.draws
         tensors = list(tensors_in(args, kwargs))
         self._check(known, args, kwargs, tensors)
         host = self._host
@@ -84,6 +133,9 @@ class Recorder(Watch):
                 return host.run(op, known, args, kwargs)
             except RefusedError as refused:
                 raise RefusedError(f"{refused}{_at()}") from None
+        if host.moving:
+            args = tuple(host.moved(value) for value in args)
+            kwargs = {name: host.moved(value) for name, value in kwargs.items()}
         result = op(*args, **kwargs)
         for tensor in tensors_out(result) if not tensors else ():
             if tensor.device.type == "cpu" and not known.draws:
@@ -102,12 +154,19 @@ class Recorder(Watch):
             reason = f"{known.name} runs on a stream that was not forked from the caller's stream"
         elif known.unsafe:
             reason = f"{known.name} is tagged as unsafe for graphs"
+        elif known.draws and _on_cpu(tensors, kwargs):
+            reason = f"{known.name} draws on the CPU"
         else:
             generator = kwargs.get("generator")
             if generator is not None and generator_id(generator) not in self._registered:
                 reason = f"{known.name} draws from a generator that nobody is known to own"
         if reason is not None:
             raise RefusedError(f"{reason}{_at()}")
+
+
+def _on_cpu(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
+    return device.type == "cpu"
 
 
 def _at() -> str:

@@ -14,6 +14,7 @@ from capture._torch_private import generator_id
 from capture.backends.cuda.graph import Capture
 from capture.backends.cuda.inputs import Feed
 from capture.backends.cuda.pool import CudaPool
+from capture.backends.cuda.streams import order_draws
 
 Step = Callable[[Sequence[Any]], None]
 
@@ -25,33 +26,38 @@ class CudaRecording:
 
     def __init__(
         self, pool: CudaPool, capture: Capture, feed: Feed, constants: list[torch.Tensor],
-        generators: Sequence[torch.Generator],
+        *, draws: bool,
     ) -> None:  # fmt: skip
         self.num_ops = 0
         self.graph_bytes = 0
+        self.copied_paths = frozenset(twin.source for twin in feed.twins if isinstance(twin.source, str))
         self._pool, self._capture, self._feed = pool, capture, feed
         self._constants = constants  # the graph reads them
-        self._generators = list(generators)
+        self._draws = draws
         self._bumps: list[tuple[torch.Tensor, int]] = []
+        self._static_bumps: list[tuple[int, int]] = []
         self._swaps: list[tuple[int, torch.Generator]] = []
         self.replay: Step = _released
 
-    def prepare(self, watched: Watched, described: Described) -> None:
+    def prepare(self, watched: Watched, described: Described, static: set[int]) -> None:
         """Instantiate the graph and write the replay function."""
         self.num_ops = described.facts.num_ops
         before, _ = torch.cuda.mem_get_info(self._pool.device)
-        if not self._capture.is_empty:
-            self._capture.graph.instantiate()
+        self._capture.instantiate()
         after, _ = torch.cuda.mem_get_info(self._pool.device)
         self.graph_bytes = max(before - after, 0)
         self._order_constants()
-        outside = {id(one.external.storage): one.owners for one in described.implicit}
+        arguments = {id(leaf): position for position, (_, leaf) in enumerate(watched.arguments)}
         for tensor, version in watched.versions:
             moved = tensor._version - version
-            if moved > 0 and tensor.device.type == "cuda" and id(tensor.untyped_storage()) in outside:
-                self._bumps.append((tensor, moved))
+            if moved > 0 and tensor.device.type == "cuda":
+                position = arguments.get(id(tensor))
+                if position is None:
+                    self._bumps.append((tensor, moved))
+                elif position in static:
+                    self._static_bumps.append((position, moved))
         for position, leaf in enumerate(watched.call.leaves):
-            if isinstance(leaf, torch.Generator) and leaf.device == self._pool.device:
+            if isinstance(leaf, torch.Generator) and leaf.device.type == "cuda":
                 self._swaps.append((position, leaf))
         self.replay = self._make_replay(grad=torch.is_grad_enabled())
 
@@ -64,16 +70,20 @@ class CudaRecording:
     def _make_replay(self, *, grad: bool) -> Step:
         pool, index = self._pool, self._pool.index
         enter, raw_stream, set_grad = pool.enter, _torch_private.raw_stream, _torch_private.set_grad_enabled
-        launch = _nothing if self._capture.is_empty else self._capture.graph.replay
+        launch = self._capture.launcher()
+        draw = order_draws if self._draws else None
         copy_in, copy_out = self._feed.copier(), self._feed.returner()
         around = self._around_draws() if self._swaps else None
-        bump = self._bump if self._bumps else None
+        bump = self._bump if self._bumps or self._static_bumps else None
+        beside = pool.beside
 
         def plain(leaves: Sequence[Any]) -> None:
-            if raw_stream(index) != pool.ran_on:
+            if beside or raw_stream(index) != pool.ran_on:
                 enter()
             if copy_in is not None:
                 copy_in(leaves)
+            if draw is not None:
+                draw(pool.device)
             launch()
             if copy_out is not None:
                 copy_out(leaves)
@@ -88,7 +98,7 @@ class CudaRecording:
             finally:
                 set_grad(grad)
             if bump is not None:
-                bump()
+                bump(leaves)
 
         return full if grad or around is not None or bump is not None else plain
 
@@ -108,12 +118,13 @@ class CudaRecording:
 
         return around
 
-    def _bump(self) -> None:
+    def _bump(self, leaves: Sequence[Any]) -> None:
         """The graph writes static tensors; autograd must see it on their version counters."""
         if self._first:
             self._first = False  # the capture's own operators counted already
             return
-        for tensor, times in self._bumps:
+        static = [(leaves[position], times) for position, times in self._static_bumps]
+        for tensor, times in (*self._bumps, *static):
             for _ in range(times):
                 torch.autograd.graph.increment_version(tensor)
 
@@ -131,14 +142,9 @@ class CudaRecording:
     def release(self) -> None:
         """Destroy the graph. Launches under way end as they would have."""
         self.replay = _released
-        if not self._capture.is_empty:
-            self._capture.graph.reset()
+        self._capture.drop()
         self._constants = []
         self._bumps, self._swaps = [], []
-
-
-def _nothing() -> None:
-    """A graph without nodes: the body only made views."""
 
 
 def _released(leaves: Sequence[Any]) -> None:

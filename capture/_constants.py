@@ -1,0 +1,66 @@
+"""Constants: ``torch.tensor(..., device="cuda")`` and its like, as a tensor made on the CPU and a copy of it.
+
+torch makes such a tensor in one step that no dispatch mode sees, and that no capture survives. While a body is
+watched it is made in two: the values are seen, and a recorder can keep them on the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_NAMES = ("tensor", "as_tensor", "asarray", "scalar_tensor")
+
+
+@contextmanager
+def constants_on_host() -> Iterator[None]:
+    """Act in this thread, for the length of the block. Without CUDA there is nothing to do."""
+    if not (torch.backends.cuda.is_built() and torch.cuda.is_available()):
+        yield
+        return
+    thread = threading.get_ident()
+    saved = {name: getattr(torch, name) for name in _NAMES}
+    for name, original in saved.items():
+        setattr(torch, name, _wrapper(original, thread))
+    new_tensor = torch.Tensor.new_tensor
+    torch.Tensor.new_tensor = _new_tensor(new_tensor, thread)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for name, original in saved.items():
+            setattr(torch, name, original)
+        torch.Tensor.new_tensor = new_tensor  # type: ignore[method-assign]
+
+
+def _wrapper(original: Callable[..., Any], thread: int) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def make(data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> Any:
+        plain = functools.partial(original, data, *args, requires_grad=requires_grad, **kwargs)
+        if requires_grad is False:
+            plain = functools.partial(original, data, *args, **kwargs)
+        target = torch.get_default_device() if device is None else torch.device(device)
+        elsewhere = isinstance(data, torch.Tensor) or hasattr(data, "__cuda_array_interface__")
+        if elsewhere or target.type != "cuda" or torch.compiler.is_compiling() or threading.get_ident() != thread:
+            return plain() if device is None else plain(device=device)
+        made = original(data, *args, device="cpu", **kwargs).to(target)
+        return made.requires_grad_() if requires_grad else made
+
+    return make
+
+
+def _new_tensor(original: Callable[..., Any], thread: int) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def new_tensor(self: torch.Tensor, data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        target = self.device if device is None else torch.device(device)
+        elsewhere = isinstance(data, torch.Tensor) or args or kwargs.get("requires_grad")
+        if elsewhere or target.type != "cuda" or torch.compiler.is_compiling() or threading.get_ident() != thread:
+            return original(self, data, *args, **kwargs, **({} if device is None else {"device": device}))
+        dtype = kwargs.get("dtype") or self.dtype
+        return torch.tensor(data, dtype=dtype, device=target)
+
+    return new_tensor

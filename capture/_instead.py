@@ -1,0 +1,121 @@
+"""Instead: what happens where a recording run is no recording.
+
+A run that executed stands: what lies in the pool is moved out of it. Of a run that only captured nothing has happened
+but the body's Python, which is undone; then the body runs as a plain call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from capture import _observe, _planning, _state
+from capture._call import Call
+from capture._compile import compile_plan
+from capture._entry import RETRIES, Entry
+from capture._facts import Facts
+from capture._plan import CapturePlan
+from capture._results import named, own_values, plan_recorded
+from capture._tree import Tree
+from capture.backends import Recorded
+
+if TYPE_CHECKING:
+    from capture._runtime import Captured
+
+
+def refused(
+    captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, facts: Facts, plan: CapturePlan, *,
+    undo: bool,
+) -> Any:  # fmt: skip
+    """The run is no recording, or not the one that was planned."""
+    reason = facts.refused or recorded.failure or "the recording run differs from the plan"
+    if not recorded.executed:
+        return _run_instead(captured, entry, call, tree, recorded, facts, plan, reason, undo=undo)
+    assert recorded.described is not None
+    outputs = plan_recorded(captured, entry, recorded, tree.pool)
+    values = own_values(outputs, call, recorded.described)
+    _leave_pool(tree, recorded)
+    result = outputs.finish(values, named(captured, call))
+    if undo:
+        undo_run(recorded)
+    _planning.replace(captured, entry, facts, plan, reason)
+    return result
+
+
+def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, *, undo: bool) -> Any:
+    """The body raised, or was stopped."""
+    watched = recorded.watched
+    error = watched.error if watched is not None else None
+    if recorded.executed or (error is not None and not isinstance(error, Exception) and not recorded.stopped):
+        assert watched is not None
+        assert error is not None
+        if recorded.executed:
+            _leave_pool(tree, recorded)
+            _settle_effects(call, recorded)
+        if undo or not recorded.executed:
+            undo_run(recorded)
+        raise error
+    facts = entry.facts or captured.bare_facts()
+    if watched is not None and watched.watch.notes.syncs:
+        facts = evolve(facts, host_syncs=tuple(watched.watch.notes.syncs.values()))
+    else:
+        facts = evolve(facts, refused=recorded.failure)
+    plan = compile_plan(captured.annotation, facts)
+    reason = recorded.failure or "the capture failed"
+    return _run_instead(captured, entry, call, tree, recorded, facts, plan, reason, undo=undo)
+
+
+def _run_instead(
+    captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, facts: Facts, plan: CapturePlan,
+    reason: str, *, undo: bool,
+) -> Any:  # fmt: skip
+    """Only the body's Python has run: undo that, and run the body as a plain call."""
+    if recorded.recording is not None:
+        recorded.recording.release()
+    raised = recorded.watched is not None and recorded.watched.error is not None and not recorded.stopped
+    undo_run(recorded)
+    if recorded.watched is not None:
+        recorded.watched.forget()
+    if recorded.transient and entry.differing_runs < RETRIES:
+        captured.log.add("drop", reason)
+        entry.differing_runs += 1
+        return None if undo else captured.run_eagerly(call, reason)
+    if entry.facts is None:  # recorded straight away, without a watched run
+        captured.log.add("drop", reason)
+        _planning.forget_stored(entry)
+        return None if undo else _planning.observe(captured, entry, call, tree)
+    if raised and not undo:  # eager's own error, if it raises one, comes first
+        result = captured.run_eagerly(call, reason)
+        _planning.replace(captured, entry, facts, plan, reason)
+        return result
+    _planning.replace(captured, entry, facts, plan, reason)
+    return None if undo else captured.run_eagerly(call, reason)
+
+
+def undo_run(recorded: Recorded) -> None:
+    watched = recorded.watched
+    if watched is not None and recorded.executed:
+        _observe.undo(watched)
+    elif watched is not None:
+        _state.restore(watched.before, watched.changed)
+
+
+def _leave_pool(tree: Tree, recorded: Recorded) -> None:
+    """Move everything that a refused run made, and that is still used, out of the pool."""
+    assert recorded.watched is not None
+    for produced in recorded.watched.watch.alive().values():
+        storage = produced.storage()
+        if storage is not None and tree.pool.find(storage.data_ptr()) and not tree.pool.evacuate(storage):
+            tree.retire()
+            return
+    tree.pool_is_at = None
+
+
+def _settle_effects(call: Call, recorded: Recorded) -> None:
+    """A body that raised may have kept staged inputs on attributes: put the caller's tensors there."""
+    assert recorded.watched is not None
+    staged = {id(leaf): position for position, (_, leaf) in enumerate(recorded.watched.arguments)}
+    for change in recorded.watched.changed:
+        if not change.container and id(change.after) in staged:
+            change.place.set(call.leaves[staged[id(change.after)]])

@@ -1,0 +1,76 @@
+"""Notes: what a watch writes down while a body runs."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutation, TensorInfo, Where
+from capture._operators import Traits
+from capture._tensors import digest
+
+
+@define
+class External:
+    """Memory the body used but did not make."""
+
+    tensor: torch.Tensor
+    storage: torch.UntypedStorage
+    first_use: Where | None
+    mutation: Mutation | None = None
+
+
+@define
+class Produced:
+    """Memory an operator of the body made; the reference dies with the memory."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    info: TensorInfo
+    op: str
+    where: Where | None
+
+
+@define(eq=False)
+class Notes:
+    """What a watch wrote down, in order of time."""
+
+    externals: dict[int, External] = field(factory=dict)
+    produced: dict[int, Produced] = field(factory=dict)
+    syncs: dict[tuple[str, int, bool], HostSync] = field(factory=dict)
+    work: list[HostWork] = field(factory=list)
+    cpu_work: list[HostWork] = field(factory=list)
+    draws: dict[tuple[str, str, Where | None], Draw] = field(factory=dict)
+    gradients: dict[tuple[int, str], GradientUse] = field(factory=dict)
+    inlined: list[Inlined] = field(factory=list)
+    devices: set[str] = field(factory=set)
+    sequence: list[str] = field(factory=list)
+    scalars: list[tuple[str, ...]] = field(factory=list)
+    lines: list[Where | None] = field(factory=list)
+    num_ops: int = 0
+    objects: set[int] = field(factory=set)
+    """``id`` of the tensor objects that operators got, while the caller or the snapshot keeps them alive."""
+    undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
+    reshaped: list[tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int, ...]]] = field(factory=list)
+    """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""
+
+
+def scalars_of(
+    op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], *, constant: torch.Tensor | None
+) -> tuple[str, ...]:
+    """Arguments of an operator that are no tensors, as text; ``constant``: a tensor that the body made of numbers."""
+    values: tuple[str, ...] = ()
+    if constant is not None:
+        values = (f"{constant.dtype}{tuple(constant.shape)} {digest(constant)}",)
+    named = [] if op.base.startswith("lift") else [*enumerate(args), *kwargs.items()]
+    return values + tuple(f"{name}={_scalar(value)}" for name, value in named if not isinstance(value, torch.Tensor))
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_scalar, value))}]"
+    return type(value).__name__ if isinstance(value, torch.Generator) else repr(value)

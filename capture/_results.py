@@ -1,0 +1,46 @@
+"""Results: the outputs of a recording run, as its plan builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from capture._call import Call
+from capture._containers import is_container
+from capture._describe import Described
+from capture._entry import Entry
+from capture._outputs import OutputPlan, plan_outputs
+from capture.backends import Pool, Recorded
+
+if TYPE_CHECKING:
+    from capture._runtime import Captured
+
+
+def named(captured: Captured, call: Call) -> Callable[[], dict[str, Any]]:
+    return lambda: {**call.named_values(), "self": captured.receiver}
+
+
+def own_values(outputs: OutputPlan, call: Call, described: Described) -> list[Any]:
+    owners = {one.path: one.owners[0][1] for one in described.implicit if one.owners}
+    return outputs.own_values(_kept_values(described), call.leaves, owners.__getitem__)
+
+
+def _kept_values(described: Described) -> list[Any]:
+    return [
+        leaf.value for leaf in (*described.outputs, *(one for effect in described.effects for one in effect.leaves))
+    ]
+
+
+def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Pool) -> OutputPlan:
+    """How the outputs of this recording are built."""
+    policy = captured.annotation.outputs
+    policy = "clone" if policy == "preserve" and entry.number in captured.copied_entries else policy
+    described, watched = recorded.described, recorded.watched
+    assert described is not None
+    assert watched is not None
+    owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
+    own = {id(value): place for place, value in watched.before.places.values() if is_container(value)}
+    return plan_outputs(
+        policy, watched.result, described.outputs, described.effects, recorded.blocks,
+        watched.arguments, owners.__getitem__, pool, own,
+    )  # fmt: skip
