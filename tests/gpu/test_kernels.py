@@ -23,7 +23,6 @@ pytestmark = [needs_gpu, pytest.mark.filterwarnings("ignore")]  # compilers warn
 SIZE = 1000
 BLOCK_SIZE = 256
 
-constexpr = Any  # the annotation that Triton looks for, by its name
 triton: Any = None
 tl: Any = None
 if importlib.util.find_spec("triton") is not None:
@@ -31,7 +30,7 @@ if importlib.util.find_spec("triton") is not None:
     tl = importlib.import_module("triton.language")
 
 
-def _scale_source(x, w, out, n, BLOCK: constexpr):  # type: ignore[no-untyped-def]
+def _scale_source(x, w, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
     tl.store(out + at, tl.load(x + at, mask=mask) * 2 + tl.load(w + at, mask=mask), mask=mask)
@@ -45,6 +44,16 @@ extern "C" __global__ void scale(const float* x, const float* w, float* out, int
     if (i < n) out[i] = x[i] * 2 + w[i];
 }
 """
+
+
+def works(package: str) -> None:
+    """Skip where a package is missing, or does not get on with the NumPy that is installed."""
+    pytest.importorskip(package)
+    if package == "numba":
+        try:
+            importlib.import_module("numba.cuda").as_cuda_array(torch.zeros(1, device=DEVICE))
+        except AttributeError as error:
+            pytest.skip(f"numba does not work here: {error}")
 
 
 class Cell:
@@ -171,7 +180,7 @@ def changing(net: Any, weight_of: Callable[[], nn.Parameter], calls: int = 14) -
 def test_foreign_kernels(name: str, allocate: str) -> None:
     """The kernel's result is that of this call's input and of the weight as it is now."""
     package, kernel = KERNELS[name]
-    pytest.importorskip(package)
+    works(package)
     net = capture(Scaled(kernel, allocate))
     changing(net, lambda: net.weight)
     healthy()
@@ -182,7 +191,7 @@ def test_foreign_kernels(name: str, allocate: str) -> None:
 def test_foreign_kernels_on_an_argument(name: str) -> None:
     """The kernel writes an argument of the captured function: the caller's tensor has eager's values."""
     package, kernel = KERNELS[name]
-    pytest.importorskip(package)
+    works(package)
     weight = rand(SIZE, seed=1)
 
     @capture
@@ -247,7 +256,7 @@ def test_compiled_function_in_the_body() -> None:
         if i == 6:
             net.weight = nn.Parameter(rand(SIZE, seed=46))
         x = rand(SIZE, seed=i)
-        same(net(x), (torch.relu((x + 1) * 2 + net.weight) - 0.5) * 3)
+        same(net(x), inner(x + 1, net.weight) * 3)  # compiled code may fuse a product and a sum
     healthy()
 
 
