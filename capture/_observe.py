@@ -107,7 +107,7 @@ class Watch(TorchDispatchMode):
         self._see_writes(known, args, kwargs)
         states = self._states(kwargs, inputs) if known.draws else None
         self._operator = known.name if _on_one_device(inputs, kwargs) else None  # copies are looked at elsewhere
-        casting = [kind for kind, on in self.autocast.items() if on] if known.casts_inside else []
+        casting = [kind for kind in known.casts_inside if self.autocast.get(kind)]
         if casting:
             with autocast_inside(casting):
                 result = self.execute(op, args, kwargs)
@@ -169,7 +169,12 @@ class Watch(TorchDispatchMode):
 
     def device_syncs(self) -> contextlib.AbstractContextManager[None]:
         """Look for syncs that no schema tells of."""
-        return device_syncs(self.note_sync, lambda: self._operator)
+        return device_syncs(self._note_device_sync, lambda: self._operator)
+
+    def _note_device_sync(self, op: str) -> None:
+        where = _where.here()  # an operator that reads values was noted for its line before it ran
+        if where is None or not any(at[:2] == (where.file, where.line) for at in self.notes.syncs):
+            self.note_sync(op)
 
     def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
         """Note a host read, once a line."""

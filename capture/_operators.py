@@ -28,7 +28,11 @@ _HOST_CHECKS = {"_linalg_check_errors", "_assert_scalar", "_local_scalar_dense",
 _BOOLEAN_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 # Kernels that call operators which autocast would cast; all others are below autocast when a mode sees them.
 # Found by comparing torch.nn's modules under a mode with plain eager (torch 2.13).
-_CASTING_INSIDE = {"_trilinear", "_transformer_encoder_layer_fwd", "_native_multi_head_attention"}
+_CASTING_INSIDE: dict[str, tuple[str, ...]] = {
+    "_trilinear": ("cpu",),  # on CUDA autocast knows bilinear itself
+    "_transformer_encoder_layer_fwd": ("cpu", "cuda"),
+    "_native_multi_head_attention": ("cpu", "cuda"),
+}
 _DRAW_NAMES = {"bernoulli", "multinomial", "normal", "rand", "randn", "randint", "randperm", "rrelu_with_noise"}
 
 
@@ -48,7 +52,8 @@ class Traits:
     reads_host: bool
     data_dependent_shape: bool
     unsafe: bool
-    casts_inside: bool
+    casts_inside: tuple[str, ...]
+    """Device types for which autocast acts on what the kernel calls."""
     metadata: Literal["no", "view", "storage"]
     """Changes its own argument's sizes and strides, or its storage."""
 
@@ -79,7 +84,7 @@ def traits(op: Operator) -> Traits:
         and (python_result or base in _HOST_CHECKS or (torch.Tag.data_dependent_output in tags and not dynamic)),
         data_dependent_shape=dynamic,
         metadata=_metadata_change(base, tags),
-        casts_inside=base in _CASTING_INSIDE,
+        casts_inside=_CASTING_INSIDE.get(base, ()),
         unsafe=torch.Tag.cudagraph_unsafe in tags if hasattr(torch.Tag, "cudagraph_unsafe") else False,
     )
 

@@ -86,8 +86,10 @@ def moving_paths(entry: Entry) -> frozenset[str]:
         return frozenset(entry.moves)
     effects = {effect.path for effect in entry.plan.effects}
     often = {path for path, times in entry.moves.items() if times >= MOVES}
-    placeholders = [one for one in entry.plan.placeholders if one.kind == "implicit" and not one.mutated]
-    return frozenset(one.path for one in placeholders if one.path in effects or one.path in often)
+    placeholders = [one.path for one in entry.plan.placeholders if one.kind == "implicit" and not one.mutated]
+    return frozenset(
+        path for path in placeholders if path in often or any(f"{path}.".startswith(f"{one}.") for one in effects)
+    )
 
 
 def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
@@ -277,7 +279,7 @@ def rebind(entry: Entry, node: Node, leaves: Sequence[Any]) -> tuple[Moved, ...]
             continue
         if not checker.same_kind(path, tensor) or node.tree is None:
             return None
-        if path not in node.recording.copied_paths and not node.tree.expel(tensor):
+        if path not in node.recording.copied_paths and node.recording.rebinds_tensors and not node.tree.expel(tensor):
             return None
         moved.append(Moved(path=path, before_addr=at, after_addr=tensor.data_ptr(), where=_where.here()))
         tensors[path] = tensor

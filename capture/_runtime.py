@@ -214,6 +214,8 @@ class Captured(Remarks):
         backend = self.backend_of(entry, leaves)
         if backend is None:
             return self._unready(entry, values, leaves)
+        if backend.in_capture():
+            return call.run()
         tree = tree_for(backend)
         tree.begin_call(self, self.annotation.max_recordings)
         if entry.phase == "cold" and (self.hopeless is not None or self._too_many_keys()):
@@ -274,6 +276,8 @@ class Captured(Remarks):
 
     def _ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """Match and replay, or record."""
+        if entry.backend.in_capture():  # type: ignore[union-attr] # an entry is ready only with a backend
+            return self.call(values, leaves).run()
         tree = tree_for(entry.backend)  # type: ignore[arg-type] # an entry is ready only with a backend
         if tree.path or tree.warm or tree.buried:
             tree.begin_call(self, self.annotation.max_recordings)

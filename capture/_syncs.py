@@ -39,19 +39,18 @@ def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]
     saved = [(holder, name, holder.__dict__[name]) for holder, name in _CALLS if name in holder.__dict__]
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the mode announces itself as a prototype
-        torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("always", message=_TEXT)
-            warnings.showwarning = show
-            for holder, name, original in saved:
-                setattr(holder, name, _noting(f"{holder.__name__}.{name}", original, note, thread))
-            yield
-    finally:
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        warnings.filterwarnings("always", message=_TEXT)
+        warnings.showwarning = show
         for holder, name, original in saved:
-            setattr(holder, name, original)
-        torch.cuda.set_sync_debug_mode(before)
+            setattr(holder, name, _noting(f"{holder.__name__}.{name}", original, note, thread))
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+            for holder, name, original in saved:
+                setattr(holder, name, original)
 
 
 def _noting(name: str, original: Any, note: Callable[[str], None], thread: int) -> Any:

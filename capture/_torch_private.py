@@ -123,10 +123,6 @@ def _constant_zero() -> int:
 def _no_interpreter() -> None: ...
 
 
-def _never() -> bool:
-    return False
-
-
 # Without these counters a foreign mode is not noticed at the call; the observation then sees its operators.
 dispatch_mode_depth: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _constant_zero)
 function_mode_depth: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", _constant_zero)
@@ -138,14 +134,9 @@ functorch_interpreter: Callable[[], object | None] = getattr(
 is_tracing: Callable[[], object | None] = getattr(torch._C, "_get_tracing_state", _no_interpreter)
 
 
-# The public function is a Python wrapper of this one; on a build without CUDA there is nothing to capture.
-_built = torch.backends.cuda.is_built() and torch.cuda.is_available()
-_is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", _never) if _built else _never
-
-
 def foreign_context() -> bool:
-    """Somebody else's mode, functorch transform, tracer or CUDA capture is active (0.25 us; 0.4 us on a GPU)."""
-    if dispatch_mode_depth() or functorch_interpreter() is not None or is_tracing() is not None or _is_capturing():
+    """Somebody else's dispatch or function mode, functorch transform or tracer is active (0.25 us)."""
+    if dispatch_mode_depth() or functorch_interpreter() is not None or is_tracing() is not None:
         return True
     return function_mode_depth() > 0 and not only_default_device_modes()
 
@@ -353,6 +344,14 @@ def end_failed_capture(device: int, pool: PoolId) -> None:
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         with contextlib.suppress(RuntimeError, AttributeError):
             getattr(torch._C, name)(device, pool)
+
+
+def _public_capturing() -> bool:
+    return torch.cuda.is_current_stream_capturing()
+
+
+is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", _public_capturing)
+"""The current stream is being captured (0.1 us). Asking makes a CUDA context, so only CUDA functions may ask."""
 
 
 def _current_stream(device: int) -> int:

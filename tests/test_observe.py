@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -317,7 +318,8 @@ def test_operators_are_recorded_and_give_eagers_bits(name: str, mode: Callable[[
     body = OPERATORS[name]
     captured = capture(body)
     kept = []
-    with mode(), config.patch(poison=True):
+    waits = name == "svd" and not EXECUTES  # the solver of the device looks at a status on the host
+    with mode(), config.patch(poison=True), pytest.warns(CaptureWarning) if waits else contextlib.nullcontext():
         for seed in range(6):
             torch.manual_seed(seed)
             got, state = captured(x_of(seed)), bits(rng_state())
@@ -336,7 +338,7 @@ def test_operators_are_recorded_and_give_eagers_bits(name: str, mode: Callable[[
                 wanted = bits(captured(x_of(seed)))
                 torch.manual_seed(seed)
                 assert wanted == bits(body(x_of(seed)))
-    assert recordings(captured).replays > 0
+    assert recordings(captured).replays > 0 or waits
 
 
 def test_a_host_read_deep_in_a_module_names_the_users_line() -> None:

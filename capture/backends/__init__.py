@@ -84,6 +84,8 @@ class Recording(Protocol):
     num_ops: int
     graph_bytes: int
     """Device memory that the graph itself takes, beside the pool; 0 on the CPU."""
+    rebinds_tensors: bool
+    """``rebind`` works for tensors that are read where they are."""
     copied_paths: frozenset[str]
     """Tensors of Python state that are copied before every replay."""
     replay: Callable[[Sequence[Any]], None]
@@ -166,6 +168,9 @@ class Backend(Protocol):
 
     def new_pool(self) -> Pool:
         """An empty pool."""
+
+    def in_capture(self) -> bool:
+        """Somebody else records what this thread does now: a call is to become part of that."""
 
     def record(
         self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,

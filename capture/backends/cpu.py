@@ -42,6 +42,10 @@ class CpuBackend:
         """An empty arena."""
         return Arena()
 
+    def in_capture(self) -> bool:
+        """Nobody else records CPU work."""
+        return False
+
     def record(
         self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
         moving: frozenset[str] = frozenset(),

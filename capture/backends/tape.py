@@ -65,6 +65,8 @@ class Step:
 class Tape:
     """Written by a recorder, then ``compile`` d once."""
 
+    rebinds_tensors = True
+
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._roots: list[Root] = []

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from capture import _state, _where
+from capture import _state, _torch_private, _where
 from capture._call import Call
 from capture._describe import Described, Implicit, KeptLeaf, describe
 from capture._notes import External
@@ -40,13 +40,17 @@ class CudaBackend:
         """An empty pool."""
         return CudaPool(self.device)
 
+    def in_capture(self) -> bool:
+        """The current stream is being captured by somebody."""
+        return _torch_private.is_capturing()
+
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
         moving: frozenset[str] = frozenset(),
     ) -> Recorded:  # fmt: skip
-        """Capture the body once. With ``undo`` or without: nothing has happened until the graph is replayed."""
-        del undo
+        """Capture the body once. Nothing has happened until the graph is replayed; with ``undo`` it is not."""
         pool.open()
+        pool.find(0)  # look at the memory once, before anything is asked about it while capturing
         generators = self._generators(call)
         capture = Capture(pool, generators, relaxed=not warm)
         recorder = Recorder(pool, {generator_id(one) for one in (*generators, self._default())}, moving)
@@ -65,12 +69,12 @@ class CudaBackend:
             raised = watched is not None and watched.error is not None and not stopped
             transient = raised or "OutOfMemoryError" in failure
             return Recorded(watched, None, None, failure, executed=False, stopped=stopped, transient=transient)
-        for storage in [*staging.storages(), *(twin.storage for twin in recorder.twins())]:
+        for storage in staging.storages():
             pool.give_back(storage)
         described = describe(watched)
         if recorder.unseen:
             self._beware(recorder, watched, described, staging)
-        return self._recorded(pool, capture, recorder, staging, watched, described, inputs)
+        return self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
 
     def _generators(self, call: Call) -> list[torch.Generator]:
         """Generators of this device, beside the default one, that the body may draw from."""
@@ -103,7 +107,7 @@ class CudaBackend:
 
     def _recorded(
         self, pool: CudaPool, capture: Capture, recorder: Recorder, staging: Staging, watched: Watched,
-        described: Described, inputs: Sequence[Input],
+        described: Described, inputs: Sequence[Input], *, undo: bool,
     ) -> Recorded:  # fmt: skip
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
         failure = _unresolved(kept, recorder)
@@ -118,7 +122,9 @@ class CudaBackend:
             pool, capture, Feed(staging, recorder.twins()), recorder.constants(), draws=recorder.draws
         )
         try:
-            recording.prepare(watched, described, {one.position for one in inputs if one.how == "static"})
+            recording.prepare(
+                watched, described, {one.position for one in inputs if one.how == "static"}, counted=not undo
+            )
         except RuntimeError as error:
             failure = f"{type(error).__name__} while instantiating: {error}".partition("\n")[0]
             return Recorded(
@@ -148,6 +154,8 @@ def _block(leaf: KeptLeaf) -> Block | None:
 
 def _unresolved(kept: Sequence[KeptLeaf], recorder: Recorder) -> str | None:
     for leaf in kept:
+        if isinstance(leaf.value, torch.Tensor) and leaf.kind == "fresh" and recorder.is_copy(leaf.value):
+            return f"{leaf.path} lies on a tensor that is another one in every call"
         if leaf.kind == "foreign" or (leaf.kind == "fresh" and leaf.value.numel() and not recorder.made(leaf.value)):
             return f"{leaf.path} was made outside the pool"
         if leaf.kind == "fresh" and leaf.value.device != recorder.device and leaf.value.numel():

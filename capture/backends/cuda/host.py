@@ -8,6 +8,7 @@ constant. All else refuses the recording.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -53,7 +54,12 @@ class Host:
         for path in moving:
             value = before.places[path][1] if path in before.places else None
             if isinstance(value, torch.Tensor) and value.device == pool.device:
-                self.moving[id(value.untyped_storage())] = (path, value)
+                self._note_moving(path, value)
+        for owners in before.tensors.values():  # what lies in the pool is another tensor soon
+            place, value = owners[0]
+            if value.device == pool.device and value.numel() and pool.found(value.data_ptr()):
+                self._note_moving(place.path, value)
+        self._written: set[int] = set()
 
     def run(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator of which at least one tensor is on the CPU."""
@@ -80,12 +86,31 @@ class Host:
                 self.note_constant(tensor)
         return result
 
+    def _note_moving(self, path: str, value: torch.Tensor) -> None:
+        storage = value.untyped_storage()
+        if all(tensor is value for _, tensor in self._before.owners(storage)):
+            self.moving[id(storage)] = (path, value)
+
+    def is_copy(self, tensor: torch.Tensor) -> bool:
+        """The tensor lies on a buffer that is filled before every replay."""
+        storage = tensor.untyped_storage()
+        return any(twin.storage is storage or twin.storage.data_ptr() == storage.data_ptr()
+                   for twin in self.twins.values())  # fmt: skip
+
+    def will_write(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The operator that comes next writes these."""
+        self._written = {id(tensor) for tensor in tensors}
+
     def moved(self, value: Any) -> Any:
         """An operator's argument with tensors that move replaced by their copies in the pool."""
         if isinstance(value, (list, tuple)):
             return type(value)([self.moved(member) for member in value])
         if not isinstance(value, torch.Tensor) or id(value.untyped_storage()) not in self.moving:
             return value
+        if id(value) in self._written:
+            raise RefusedError(
+                f"{self.moving[id(value.untyped_storage())][0]}, another tensor in every call, is written"
+            )
         storage = value.untyped_storage()
         path, owner = self.moving[id(storage)]
         twin = self.twins.get(id(storage))
@@ -178,6 +203,7 @@ class Host:
         if self.constant_stream is None:
             self.constant_stream = torch.cuda.Stream(self._pool.device)
         with torch.cuda.stream(self.constant_stream):
-            there = tensor.to(self._pool.device, non_blocking=True)
-        self.constants.append(there)
+            pinned = tensor.pin_memory()  # a copy from pageable memory waits, which ends the capture
+            there = pinned.to(self._pool.device, non_blocking=True)
+        self.constants += [pinned, there]
         return there

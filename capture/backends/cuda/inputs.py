@@ -55,10 +55,13 @@ class Twin:
 
 
 def make_twin(pool: CudaPool, source: int | str, tensor: torch.Tensor) -> Twin:
-    """Device memory for a CPU tensor, with its address modulo 64. While capturing."""
+    """Device memory for a tensor's bytes, with its address modulo 64.
+
+    Outside of the pool: a body is in the middle when its need shows, and memory that the pool gives then may be written
+    by what was captured before.
+    """
     lead = tensor.data_ptr() % ALIGNMENT if tensor.numel() else 0
-    _, storage = pool.take(span_bytes(tensor) + lead)
-    return Twin(source, tensor, storage, lead)
+    return Twin(source, tensor, pool.outside(span_bytes(tensor) + lead), lead)
 
 
 @define(eq=False)

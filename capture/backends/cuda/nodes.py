@@ -26,7 +26,7 @@ def node_counter(stream: torch.cuda.Stream) -> Callable[[], int] | None:
         if int(info[0]) or not info[3]:
             return -1
         nodes: Any = runtime.cudaGraphGetNodes(info[3], 0)
-        return int(nodes[-1])
+        return int(nodes[-1]) if not int(nodes[0]) else -1
 
     return count if _works(runtime) else None
 

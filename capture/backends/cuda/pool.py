@@ -20,7 +20,7 @@ from attrs import frozen
 
 from capture import _torch_private
 from capture.backends import Address, Block, Geometry, views_of
-from capture.backends.cuda.streams import follow
+from capture.backends.cuda.streams import follow, own_stream
 from capture.backends.staging import over
 
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
@@ -43,8 +43,7 @@ class CudaPool:
         self.device = device
         self.index = int(device.index)
         self.shared = _torch_private.CAPABILITIES.pool_checkpoint
-        with torch.cuda.device(device):
-            self.stream = torch.cuda.Stream(device)
+        self.stream = own_stream(device)
         self.id = torch.cuda.graph_pool_handle()
         self._anchors: list[torch.cuda.CUDAGraph] = []
         self._taken: frozenset[Address] = frozenset()
@@ -146,8 +145,16 @@ class CudaPool:
 
     def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
         """Memory for an input, while capturing. No ``torch.empty``: deterministic mode would fill it in the graph."""
-        storage = torch.UntypedStorage(max(nbytes, 1), device=self.device)
+        if self.shared:
+            storage = torch.UntypedStorage(max(nbytes, 1), device=self.device)
+        else:  # what is taken while capturing is there only while the graph runs
+            storage = self.outside(nbytes)
         return Block(storage.data_ptr(), storage.nbytes()), storage
+
+    def outside(self, nbytes: int) -> torch.UntypedStorage:
+        """Memory that is not the pool's, also while capturing: of a stream that is not captured."""
+        with torch.cuda.stream(torch.cuda.default_stream(self.device)):
+            return torch.UntypedStorage(max(nbytes, 1), device=self.device)
 
     # ---- memory as tensors
 
@@ -175,9 +182,11 @@ class CudaPool:
 
     def find(self, address: Address) -> bool:
         """The address lies in the pool."""
-        if any(begin <= address < end for begin, end in self._segments):
-            return True
-        return self._look_again() and any(begin <= address < end for begin, end in self._segments)
+        return self.found(address) or (self._look_again() and self.found(address))
+
+    def found(self, address: Address) -> bool:
+        """The address lies in what the pool had when it was looked at last."""
+        return any(begin <= address < end for begin, end in self._segments)
 
     def _look_again(self) -> bool:
         """Recordings may have brought new memory into the pool."""

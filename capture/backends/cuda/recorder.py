@@ -15,7 +15,7 @@ from typing_extensions import override
 from capture import _where
 from capture._facts import Where
 from capture._observe import Watch
-from capture._operators import Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits
+from capture._operators import Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._torch_private import generator_id
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.host import Host
@@ -103,6 +103,8 @@ class Recorder(Watch):
     @override
     def is_temporary(self, tensor: torch.Tensor) -> bool:
         """Memory of the pool that no operator announced, such as a compiled function's own."""
+        if self.is_copy(tensor):
+            return True
         found = not self.before.owners(tensor.untyped_storage()) and self.made(tensor)
         if found and self._count is None:
             self.unseen.append(_where.here())
@@ -134,6 +136,7 @@ class Recorder(Watch):
             except RefusedError as refused:
                 raise RefusedError(f"{refused}{_at()}") from None
         if host.moving:
+            host.will_write(tensor for tensor, _ in written(known, args, kwargs))
             args = tuple(host.moved(value) for value in args)
             kwargs = {name: host.moved(value) for name, value in kwargs.items()}
         result = op(*args, **kwargs)
@@ -141,6 +144,16 @@ class Recorder(Watch):
             if tensor.device.type == "cpu" and not known.draws:
                 host.note_constant(tensor)
         return result
+
+    @override
+    def _see_output(self, tensor: torch.Tensor, op: Traits, input_storages: set[int]) -> bool:
+        if self._host is not None and self._host.is_copy(tensor):
+            return False  # a view of a tensor that is read through a copy
+        return super()._see_output(tensor, op, input_storages)
+
+    def is_copy(self, tensor: torch.Tensor) -> bool:
+        """The tensor lies on memory that is filled before every replay."""
+        return self._host is not None and self._host.is_copy(tensor)
 
     def _check(self, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         reason = None

@@ -36,11 +36,17 @@ class CudaRecording:
         self._draws = draws
         self._bumps: list[tuple[torch.Tensor, int]] = []
         self._static_bumps: list[tuple[int, int]] = []
+        self._first = False
         self._swaps: list[tuple[int, torch.Generator]] = []
         self.replay: Step = _released
 
-    def prepare(self, watched: Watched, described: Described, static: set[int]) -> None:
-        """Instantiate the graph and write the replay function."""
+    def prepare(self, watched: Watched, described: Described, static: set[int], *, counted: bool) -> None:
+        """Instantiate the graph and write the replay function.
+
+        ``static``: positions of arguments that are read where they are. ``counted``: version counters show the first
+        replay's writes already, as the capture's own operators moved them.
+        """
+        self._first = counted
         self.num_ops = described.facts.num_ops
         before, _ = torch.cuda.mem_get_info(self._pool.device)
         self._capture.instantiate()
@@ -121,14 +127,12 @@ class CudaRecording:
     def _bump(self, leaves: Sequence[Any]) -> None:
         """The graph writes static tensors; autograd must see it on their version counters."""
         if self._first:
-            self._first = False  # the capture's own operators counted already
+            self._first = False
             return
         static = [(leaves[position], times) for position, times in self._static_bumps]
         for tensor, times in (*self._bumps, *static):
             for _ in range(times):
                 torch.autograd.graph.increment_version(tensor)
-
-    _first = True
 
     def rebind(self, tensors: dict[str, torch.Tensor]) -> bool:
         """Only CPU tensors can be bound anew: they are copied before every replay."""

@@ -7,6 +7,7 @@ for its own blocks only; for memory of a pool the next replay waits for that str
 from __future__ import annotations
 
 import functools
+import importlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,18 @@ _drew_on: dict[torch.device, torch.cuda.Stream] = {}
 """The stream of each device that the last graph with draws was launched or captured on."""
 _pools: weakref.WeakSet[CudaPool] = weakref.WeakSet()
 _installed = False
+
+
+def own_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream that nobody else gets: torch hands out the same 32 streams in turn, and who gets one that is being
+    captured cannot use it. Without ``cuda-bindings`` it is one of those. Lives as long as the process."""
+    with torch.cuda.device(device):
+        try:
+            runtime: Any = importlib.import_module("cuda.bindings.runtime")
+            error, handle = runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking)
+        except (ImportError, AttributeError):
+            return torch.cuda.Stream(device)
+        return torch.cuda.Stream(device) if int(error) else torch.cuda.ExternalStream(int(handle), device=device)
 
 
 def follow(pool: CudaPool) -> None:
