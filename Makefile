@@ -14,11 +14,12 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test demo fuzz bench golden format clean
+.PHONY: help test test-gpu demo fuzz bench golden format clean
 
 help:
 	@echo 'make demo     a small GPT decodes eagerly and captured: same tokens, both speeds, the plan'
 	@echo 'make test     formatting, lint, types, tests'
+	@echo 'make test-gpu the tests on a GPU, with the torch that is installed there'
 	@echo 'make fuzz     the state machine for long (CAPTURE_FUZZ_EXAMPLES=100000)'
 	@echo 'make bench    the benchmarks, as ratios to eager'
 	@echo 'make golden   write the golden files again; read the diff before you commit it'
@@ -50,6 +51,14 @@ test: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
+
+# On a machine with a GPU and its own torch (>= 2.11): nothing is installed. GPU_PYTHON names its interpreter.
+GPU_PYTHON ?= python3
+GPU_PYTEST := CAPTURE_CACHE=0 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest -n 10 --dist worksteal
+test-gpu:
+	$(GPU_PYTEST) tests/gpu
+	CAPTURE_TEST_DEVICE=cuda $(GPU_PYTEST) tests --ignore=tests/gpu --ignore=tests/plan --ignore=tests/rules \
+	  --ignore=tests/test_arena.py --ignore=tests/test_layout.py --ignore=tests/test_typing.py
 
 fuzz: $(STAMP)
 	CAPTURE_FUZZ_EXAMPLES=$${CAPTURE_FUZZ_EXAMPLES:-100000} $(PYTEST) tests/test_machine.py

@@ -272,6 +272,8 @@ class Facts:
     limit: LimitReached | None = None
     verification: Verification | None = None
     borrowed_use: BorrowedUse | None = None
+    separate_pools: str | None = None
+    """The device's allocator, where it cannot put a pool's state back, so that every recording has its own pool."""
     unseen: tuple[Where | None, ...] = ()
     """Lines near which kernels were launched that no operator told of."""
     refused: str | None = None

@@ -28,9 +28,25 @@ class Produced:
     """Memory an operator of the body made; the reference dies with the memory."""
 
     storage: weakref.ref[torch.UntypedStorage]
-    info: TensorInfo
     op: str
     where: Where | None
+    metadata: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, storage: torch.UntypedStorage, tensor: torch.Tensor, op: str, where: Where | None) -> Produced:
+        """Note a result; its metadata become text only if they are asked for."""
+        shape = () if tensor.is_nested else tuple(tensor.shape)
+        metadata = (tensor.dtype, shape, tensor.device, tensor.requires_grad, tensor.layout)
+        return cls(weakref.ref(storage), op, where, metadata)
+
+    @property
+    def info(self) -> TensorInfo:
+        """Metadata as plain data."""
+        dtype, shape, device, requires_grad, layout = self.metadata
+        return TensorInfo(
+            dtype=str(dtype).removeprefix("torch."), shape=shape, stride=(), device=str(device),
+            requires_grad=requires_grad, layout=str(layout).removeprefix("torch."),
+        )  # fmt: skip
 
 
 @define(eq=False)

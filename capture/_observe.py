@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,14 +20,13 @@ from typing_extensions import override
 from capture import _containers, _state, _where
 from capture._call import Call
 from capture._constants import constants_on_host
-from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence
+from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
 from capture._generators import default_generator, default_generators
 from capture._host_reads import autocast_switches, host_reads
 from capture._notes import External, Notes, Produced, scalars_of
 from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
 from capture._syncs import device_syncs
-from capture._tensors import tensor_info
 from capture._torch_private import TorchDispatchMode, autocast_inside, generator_id, hide_from_compiler
 
 _DETACHING = {"detach", "alias", "detach_"}
@@ -56,6 +54,7 @@ class Watch(TorchDispatchMode):
         self._drawn: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         """Generators by ``generator_id``, with the state the last draw left."""
         self._operator: str | None = "code outside of operators"
+        self._at: Where | None = None
         self.arguments: set[int] = set()
         """``id`` of the storages of the leaves the body was given."""
         self.autocast: dict[str, bool] = {}
@@ -98,6 +97,7 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         known = traits(op)
         notes = self.notes
+        self._at = None
         inputs = list(tensors_in(args, kwargs))
         input_storages = {id(_storage(tensor)) for tensor in inputs}
         lifted = known.base.startswith("lift")  # torch.tensor(...): a constant, new memory on every run
@@ -121,8 +121,14 @@ class Watch(TorchDispatchMode):
         notes.num_ops += made or bool(known.writes)
         notes.sequence.append(known.name)
         notes.scalars.append(scalars_of(known, args, kwargs, constant=self._made_constant(known, inputs)))
-        notes.lines.append(_where.here())
+        notes.lines.append(self._line())
         return result
+
+    def _line(self) -> Where | None:
+        """The user's line that runs the present operator, looked up once for all that is noted of it."""
+        if self._at is None:
+            self._at = _where.here()
+        return self._at
 
     def _see_input(self, tensor: torch.Tensor, op: Traits) -> None:
         storage = _storage(tensor)
@@ -134,9 +140,9 @@ class Watch(TorchDispatchMode):
         if external is None and id(storage) not in self.arguments and self.is_temporary(tensor):
             return
         if external is None:
-            self.notes.externals[id(storage)] = External(tensor, storage, _where.here())
+            self.notes.externals[id(storage)] = External(tensor, storage, self._line())
         if torch.is_grad_enabled() and tensor.requires_grad and op.base not in _DETACHING:
-            use = GradientUse(path=None, op=op.name, where=_where.here())
+            use = GradientUse(path=None, op=op.name, where=self._line())
             self.notes.gradients.setdefault((id(storage), ""), use)
 
     def _see_host(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor]) -> None:
@@ -145,7 +151,7 @@ class Watch(TorchDispatchMode):
         elif shape_depends_on_data(op, args, kwargs):
             self.note_sync(op.name, data_dependent_shape=True)
         if op.unsafe or (op.metadata != "no" and inputs and not self.made(inputs[0])):
-            self.notes.work.append(HostWork(op=op.name, kind="unsafe", where=_where.here()))
+            self.notes.work.append(HostWork(op=op.name, kind="unsafe", where=self._line()))
             if op.metadata != "no" and self.keep_undo:
                 first = inputs[0]
                 had = (first.untyped_storage(), int(first.storage_offset()), first.shape, first.stride())
@@ -158,7 +164,7 @@ class Watch(TorchDispatchMode):
         )
         on_cpu = [one for one in inputs if one.device.type == "cpu" and one.dim() and not self._is_constant(one)]
         if on_cpu and not crossing:
-            self.notes.cpu_work.append(HostWork(op=op.name, kind="compute", where=_where.here()))
+            self.notes.cpu_work.append(HostWork(op=op.name, kind="compute", where=self._line()))
         elif crossing and op.base in ("_to_copy", "copy_", "copy"):
             onto = torch.device(target) if target is not None else inputs[0].device
             if onto.type == "cpu":  # the other way round the engine keeps a copy on the device up to date
@@ -188,7 +194,7 @@ class Watch(TorchDispatchMode):
             if external is None or external.mutation is not None:
                 continue
             evidence: MutationEvidence = "norm" if from_norm else "schema"
-            external.mutation = Mutation(evidence=evidence, op=op.name, where=_where.here())
+            external.mutation = Mutation(evidence=evidence, op=op.name, where=self._line())
             if self.keep_undo:
                 self.notes.undo.append((external.tensor, external.storage.clone()))
 
@@ -225,7 +231,7 @@ class Watch(TorchDispatchMode):
             return
         self._drawn[generator_id(generator)] = (generator, now)
         name = "default" if kwargs.get("generator") is None else self.generators.get(generator_id(generator), "unknown")
-        where = _where.here()
+        where = self._line()
         key = (name, op.name, where)
         count = self.notes.draws[key].count + 1 if key in self.notes.draws else 1
         device = str(generator.device)
@@ -236,7 +242,7 @@ class Watch(TorchDispatchMode):
         storage = _storage(tensor)
         if id(storage) in input_storages:
             return False
-        self.notes.produced[id(storage)] = Produced(weakref.ref(storage), tensor_info(tensor), op.name, _where.here())
+        self.notes.produced[id(storage)] = Produced.of(storage, tensor, op.name, self._line())
         return True
 
     def made(self, tensor: torch.Tensor) -> bool:

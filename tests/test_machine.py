@@ -21,7 +21,7 @@ EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "4000"))
 FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
 LEAST_SHARE = 0.25 if MOVES_HELD and REBINDS else 0.2 if REBINDS else 0.05
 """Of the calls, replays. What cannot leave the pool or be bound anew is recorded again, and compared as well."""
-ENOUGH = 60 if MOVES_HELD and REBINDS else 250
+ENOUGH = 150 if MOVES_HELD and REBINDS else 250
 """Calls of a function after which one should have been a replay."""
 NEVER = frozenset() if MOVES_HELD else frozenset({"last_kept", "concatenating"})
 """Their state holds a view of what the last call made: each recording lies under the one before."""

@@ -36,6 +36,7 @@ from capture.rules.cg501_gradient_needed import RULE as CG501
 from capture.rules.cg601_data_dependent_shape import RULE as CG601
 from capture.rules.cg801_nested_capture import RULE as CG801
 from capture.rules.cg802_no_backend import RULE as CG802
+from capture.rules.cg803_separate_pools import RULE as CG803
 from capture.rules.cg901_recording_limit import RULE as CG901
 from capture.rules.cg902_recording_does_not_pay import RULE as CG902
 from capture.rules.cg903_replay_differs import RULE as CG903
@@ -68,6 +69,7 @@ RULES: tuple[Rule, ...] = (
     CG601,
     CG801,
     CG802,
+    CG803,
     CG901,
     CG902,
     CG903,

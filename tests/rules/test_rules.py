@@ -232,6 +232,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "CG801": ([case(inlined=(Inlined(function="model.attend", where=where()),))], [case()]),
     "CG802": ([case(backend_missing="meta")], [case(devices=("cpu",))]),
+    "CG803": (
+        [case(separate_pools="cudaMallocAsync")],
+        [case(devices=("cuda:0",))],
+    ),
     "CG901": (
         [
             limited(),

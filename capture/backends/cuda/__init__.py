@@ -72,6 +72,8 @@ class CudaBackend:
         for storage in staging.storages():
             pool.give_back(storage)
         described = describe(watched)
+        if not pool.shared:
+            described.facts = evolve(described.facts, separate_pools=torch.cuda.get_allocator_backend())
         if recorder.unseen:
             self._beware(recorder, watched, described, staging)
         return self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)

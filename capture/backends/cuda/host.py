@@ -12,12 +12,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from capture._operators import Operator, Traits, tensors_in
 from capture._state import Snapshot
+from capture.backends import Geometry
 from capture.backends.cuda.graph import RefusedError
-from capture.backends.cuda.inputs import Twin, make_twin
+from capture.backends.cuda.inputs import Constant, Twin, make_twin
 from capture.backends.cuda.pool import CudaPool
+from capture.backends.staging import over
 
 # With a CPU scalar these give the bits they give with a device scalar of the same type. Others do not: `div` multiplies
 # by an inverse made on the host, `pow` has kernels for some exponents (torch 2.11, aten/src/ATen/native/cuda).
@@ -44,8 +47,7 @@ class Host:
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
                 self._positions.setdefault(id(leaf.untyped_storage()), (position, leaf))
         self.twins: dict[int, Twin] = {}
-        self.constants: list[torch.Tensor] = []
-        self.constant_stream: torch.cuda.Stream | None = None
+        self.constants: list[Constant] = []
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._loose: dict[int, torch.Tensor] = {}
         self._halves: set[torch.dtype] = set()
@@ -55,9 +57,10 @@ class Host:
             value = before.places[path][1] if path in before.places else None
             if isinstance(value, torch.Tensor) and value.device == pool.device:
                 self._note_moving(path, value)
-        for owners in before.tensors.values():  # what lies in the pool is another tensor soon
+        given = {id(leaf.untyped_storage()) for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
+        for key, owners in before.tensors.items():  # what lies in the pool is another tensor soon
             place, value = owners[0]
-            if value.device == pool.device and value.numel() and pool.found(value.data_ptr()):
+            if key not in given and value.device == pool.device and value.numel() and pool.found(value.data_ptr()):
                 self._note_moving(place.path, value)
         self._written: set[int] = set()
 
@@ -199,11 +202,9 @@ class Host:
         return twin
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on the device, outside of the pool and of the graph."""
-        if self.constant_stream is None:
-            self.constant_stream = torch.cuda.Stream(self._pool.device)
-        with torch.cuda.stream(self.constant_stream):
-            pinned = tensor.pin_memory()  # a copy from pageable memory waits, which ends the capture
-            there = pinned.to(self._pool.device, non_blocking=True)
-        self.constants += [pinned, there]
+        """Memory for it on the device, outside of the pool; filled when the capture is over, as nothing runs before."""
+        here = tensor.detach().clone(memory_format=torch.contiguous_format)  # the body may write to its own later
+        geometry = evolve(Geometry.of(here), offset=0)
+        there = over(self._pool.outside(here.untyped_storage().nbytes()), geometry)
+        self.constants.append(Constant(here, there))
         return there

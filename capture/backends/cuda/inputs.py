@@ -65,6 +65,19 @@ def make_twin(pool: CudaPool, source: int | str, tensor: torch.Tensor) -> Twin:
 
 
 @define(eq=False)
+class Constant:
+    """A CPU tensor that the body made of numbers, and its memory on the device."""
+
+    here: torch.Tensor
+    there: torch.Tensor
+
+    def fill(self) -> None:
+        """Copy the values over, once."""
+        with torch.no_grad():
+            self.there.copy_(self.here)
+
+
+@define(eq=False)
 class Feed:
     """All copies before and after one graph."""
 

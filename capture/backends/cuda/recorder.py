@@ -19,7 +19,7 @@ from capture._operators import Operator, Traits, shape_depends_on_data, tensors_
 from capture._torch_private import generator_id
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.host import Host
-from capture.backends.cuda.inputs import Twin
+from capture.backends.cuda.inputs import Constant, Twin
 from capture.backends.cuda.nodes import node_counter
 from capture.backends.cuda.pool import CudaPool
 
@@ -51,8 +51,8 @@ class Recorder(Watch):
         """CPU tensors to be copied before every replay."""
         return list(self._host.twins.values()) if self._host is not None else []
 
-    def constants(self) -> list[torch.Tensor]:
-        """Device copies of the body's CPU constants."""
+    def constants(self) -> list[Constant]:
+        """The body's CPU constants on the device."""
         return self._host.constants if self._host is not None else []
 
     def unexplained(self) -> str | None:

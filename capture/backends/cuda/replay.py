@@ -12,7 +12,7 @@ from capture._describe import Described
 from capture._observe import Watched
 from capture._torch_private import generator_id
 from capture.backends.cuda.graph import Capture
-from capture.backends.cuda.inputs import Feed
+from capture.backends.cuda.inputs import Constant, Feed
 from capture.backends.cuda.pool import CudaPool
 from capture.backends.cuda.streams import order_draws
 
@@ -25,7 +25,7 @@ class CudaRecording:
     rebinds_tensors = False
 
     def __init__(
-        self, pool: CudaPool, capture: Capture, feed: Feed, constants: list[torch.Tensor],
+        self, pool: CudaPool, capture: Capture, feed: Feed, constants: list[Constant],
         *, draws: bool,
     ) -> None:  # fmt: skip
         self.num_ops = 0
@@ -52,7 +52,8 @@ class CudaRecording:
         self._capture.instantiate()
         after, _ = torch.cuda.mem_get_info(self._pool.device)
         self.graph_bytes = max(before - after, 0)
-        self._order_constants()
+        for constant in self._constants:
+            constant.fill()
         arguments = {id(leaf): position for position, (_, leaf) in enumerate(watched.arguments)}
         for tensor, version in watched.versions:
             moved = tensor._version - version
@@ -66,12 +67,6 @@ class CudaRecording:
             if isinstance(leaf, torch.Generator) and leaf.device.type == "cuda":
                 self._swaps.append((position, leaf))
         self.replay = self._make_replay(grad=torch.is_grad_enabled())
-
-    def _order_constants(self) -> None:
-        """Constants were copied on a stream of their own."""
-        if self._constants:
-            self._pool.stream.wait_stream(torch.cuda.current_stream(self._pool.device))
-            torch.cuda.synchronize(self._pool.device)
 
     def _make_replay(self, *, grad: bool) -> Step:
         pool, index = self._pool, self._pool.index
