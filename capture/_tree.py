@@ -141,11 +141,12 @@ class Tree:
     def _end_if_over(self, function: Any, limit: int) -> None:
         """Outputs are still used, so the step ends only by a mark, a repeated function, or by growing too long."""
         marks = _step.steps_begun()
-        times = sum(node.function is function for node in self.path)
-        times += sum(warm.function is function for warm in self.warm)
         if marks != self.mark:
             self.end_path("step")
-        elif times and marks == 0:
+            return
+        times = sum(node.function is function for node in self.path)
+        times += sum(warm.function is function for warm in self.warm)
+        if times and marks == 0:
             self.end_path("again")
         elif times > limit:
             self.end_path("limit")

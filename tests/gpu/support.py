@@ -129,7 +129,7 @@ def rng_state() -> Tensor:
 
 def capturing() -> bool:
     """The current stream is being captured; what only a recording sees."""
-    return torch.cuda.is_current_stream_capturing()
+    return torch.cuda.graphs.is_current_stream_capturing()  # the name that bodies are told no by is another one
 
 
 def storage_of(tensor: Tensor) -> int:

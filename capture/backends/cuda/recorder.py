@@ -7,6 +7,8 @@ shape changes in place. Nothing runs on the device meanwhile, so values must not
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from capture import _where
 from capture._facts import Where
 from capture._observe import Watch
 from capture._operators import Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
-from capture._torch_private import generator_id
+from capture._torch_private import generator_id, is_capturing
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.host import Host
 from capture.backends.cuda.inputs import Constant, Twin
@@ -73,7 +75,7 @@ class Recorder(Watch):
 
     @override
     def device_syncs(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # a capture stops at a sync by itself
+        return _as_if_eager()  # a capture stops at a sync by itself
 
     @override
     def end(self) -> None:
@@ -163,7 +165,7 @@ class Recorder(Watch):
             reason = f"{known.name} changes the shape of a tensor in place"
         elif any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
             reason = f"{known.name} reads a tensor that is not strided"
-        elif not torch.cuda.is_current_stream_capturing():
+        elif not is_capturing():
             reason = f"{known.name} runs on a stream that was not forked from the caller's stream"
         elif known.unsafe:
             reason = f"{known.name} is tagged as unsafe for graphs"
@@ -175,6 +177,22 @@ class Recorder(Watch):
                 reason = f"{known.name} draws from a generator that nobody is known to own"
         if reason is not None:
             raise RefusedError(f"{reason}{_at()}")
+
+
+@contextlib.contextmanager
+def _as_if_eager() -> Iterator[None]:
+    """A body that asks whether it is captured goes the way that it went in the watched run. Libraries choose other
+    operators for a capture, which give other bits."""
+    asked, thread = torch.cuda.is_current_stream_capturing, threading.get_ident()
+
+    def answer() -> bool:
+        return threading.get_ident() != thread and asked()
+
+    torch.cuda.is_current_stream_capturing = answer
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
 
 
 def _on_cpu(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
