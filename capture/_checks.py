@@ -160,9 +160,12 @@ def _looks_at(getter: Callable[[], Any], scope: dict[str, Any], owner: str, geom
 def _getter(checker: Checker, how: str | Callable[[], Any]) -> Callable[[], Any]:
     if not isinstance(how, str):
         return how
-    code = compile(how, "<capture check>", "eval")
-    scope = checker.scope
-    return lambda: eval(code, scope)  # noqa: S307 - text made in this module
+    return functools.partial(_look_up, how, checker.scope)
+
+
+def _look_up(expression: str, scope: dict[str, Any]) -> Any:
+    """Only when something moved, so that a recording does not pay for compiling one expression a parameter."""
+    return eval(expression, scope)  # noqa: S307 - text made in this module
 
 
 def _add_owner(

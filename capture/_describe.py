@@ -99,7 +99,8 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     implicit += classify.handed_on(kept)
     gradients = _gradients(watched, classify)
-    opaque = _opaque_outputs(outputs)
+    given = {id(value) for place, value in watched.before.places.values() if place.kind == "root"}
+    opaque = _opaque_outputs([leaf for leaf in outputs if id(leaf.value) not in given])  # those are handed back
     elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # explained by other facts
     left = [] if elsewhere else escapes(watched, kept_storages)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})

@@ -92,12 +92,15 @@ class OwnContainer:
 
     __slots__ = ("_root", "_slot")
 
-    def __init__(self, slot: EffectSlot, root: str | None) -> None:
+    def __init__(self, slot: EffectSlot | None, root: str | None) -> None:
         self._slot, self._root = slot, root
 
     def at(self, named_values: Callable[[], dict[str, Any]]) -> Any:
         """The container of this call."""
-        return named_values()[self._root] if self._root is not None else self._slot.at(named_values).get()
+        if self._slot is None:
+            assert self._root is not None
+            return named_values()[self._root]
+        return self._slot.at(named_values).get()
 
 
 def effect_slot(place: Place, skeleton: Any) -> EffectSlot:
@@ -230,15 +233,22 @@ def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[s
 
 
 def _skeleton(value: Any, numbers: Iterator[int], own: dict[int, Place]) -> Any:
-    """The structure without its leaves. ``own``: containers that existed before the run, by ``id``."""
-    if not _containers.is_container(value):
-        return Slot(next(numbers))
+    """The structure without its leaves. ``own``: objects that existed before the run and are handed back, by ``id``."""
     place = own.get(id(value))
+    if not _containers.is_container(value):
+        number = next(numbers)
+        return Slot(number) if place is None else _own(place)
     if place is None:
         return _containers.close(value, [_skeleton(member, numbers, own) for _, member in _containers.children(value)])
     for _ in _containers.leaves(value):
         next(numbers)
-    return OwnContainer(effect_slot(place, None), place.path if place.kind == "root" else None)
+    return _own(place)
+
+
+def _own(place: Place) -> OwnContainer:
+    if place.kind == "root":  # found by its name in every call, and not kept alive
+        return OwnContainer(None, place.path)
+    return OwnContainer(effect_slot(place, None), None)
 
 
 def plan_outputs(
@@ -269,7 +279,7 @@ def plan_outputs(
             geometry = evolve(Geometry.of(value), offset=0)
             empties.append((position, geometry, value.device))
         elif leaf.kind == "python":
-            constants.append((position, value))
+            constants.append((position, None if id(value) in own else value))  # the caller's own is not kept alive
         else:
             assert leaf.source is not None
             base = arguments[leaf.source][1] if isinstance(leaf.source, int) else owners(leaf.source)

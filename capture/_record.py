@@ -92,6 +92,16 @@ def moving_paths(entry: Entry) -> frozenset[str]:
     )
 
 
+def _generators(call: Call, entry: Entry) -> list[torch.Generator]:
+    """Generators the body may draw from: arguments, and those in Python state unless it is known to use none."""
+    found = [leaf for leaf in call.leaves if isinstance(leaf, torch.Generator)]
+    arguments = {path for path, leaf in call.paths() if isinstance(leaf, torch.Generator)}
+    if entry.facts is not None and all(one.generator in {"default", *arguments} for one in entry.facts.draws):
+        return found
+    state = _state.snapshot(_state.roots(call.function, call.receiver, call.named_values()))
+    return found + [place.get() for place in state.generators.values()]
+
+
 def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
     """An argument shares memory with a tensor in Python state that the body uses, and the body writes something."""
     if plan is not None and not any(one.mutated for one in plan.placeholders):
@@ -129,7 +139,13 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
         tree.before_recording(captured.log)
         with captured.log.range("record"):
             recorded = tree.backend.record(
-                tree.pool, call, inputs, undo=undo, warm=entry.facts is not None, moving=moving_paths(entry)
+                tree.pool,
+                call,
+                inputs,
+                undo=undo,
+                warm=entry.facts is not None,
+                moving=moving_paths(entry),
+                generators=_generators(call, entry),
             )
     if recorded.described is None:
         return _instead.without_facts(captured, entry, call, tree, recorded, undo=undo)

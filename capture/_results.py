@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from capture._call import Call
+from capture._call import Call, is_opaque
 from capture._containers import is_container
 from capture._describe import Described
 from capture._entry import Entry
@@ -39,7 +39,8 @@ def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Po
     assert described is not None
     assert watched is not None
     owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
-    own = {id(value): place for place, value in watched.before.places.values() if is_container(value)}
+    own = {id(value): place for place, value in watched.before.places.values()
+           if is_container(value) or (place.kind == "root" and place.path != "self" and is_opaque(value))}  # fmt: skip
     return plan_outputs(
         policy, watched.result, described.outputs, described.effects, recorded.blocks,
         watched.arguments, owners.__getitem__, pool, own,

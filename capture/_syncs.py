@@ -31,10 +31,12 @@ def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]
     shown = warnings.showwarning
 
     def show(message: Any, category: Any, *args: Any, **kwargs: Any) -> None:
-        if not str(message).startswith(_TEXT):
+        if not str(message).startswith(_TEXT) or before:
             shown(message, category, *args, **kwargs)
-        elif threading.get_ident() == thread and (name := operator()) is not None:
-            note(name)
+        if str(message).startswith(_TEXT) and threading.get_ident() == thread:
+            name = operator()
+            if name is not None:
+                note(name)
 
     saved = [(holder, name, holder.__dict__[name]) for holder, name in _CALLS if name in holder.__dict__]
     before = torch.cuda.get_sync_debug_mode()
@@ -44,7 +46,7 @@ def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]
         warnings.showwarning = show
         for holder, name, original in saved:
             setattr(holder, name, _noting(f"{holder.__name__}.{name}", original, note, thread))
-        torch.cuda.set_sync_debug_mode("warn")
+        torch.cuda.set_sync_debug_mode(before or "warn")  # a mode of the user's stays, an error included
         try:
             yield
         finally:

@@ -7,8 +7,10 @@ import contextlib
 import copy
 import dataclasses
 import enum
+import gc
 import math
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -437,6 +439,28 @@ def test_an_opaque_output_with_tensors_is_a_finding() -> None:
         assert bits(captured(A).weight) == bits(torch.relu(A))
     kept = [captured(x_of(seed)) for seed in range(4)]
     assert [bits(one.weight) for one in kept] == [bits(torch.relu(x_of(seed))) for seed in range(4)]
+
+
+def test_an_opaque_argument_that_is_handed_back() -> None:
+    """A cache that is passed in, written and returned, as models of ``transformers`` do: the caller's own object."""
+
+    def step(x: Tensor, cache: Opaque) -> tuple[Tensor, Opaque]:
+        cache.weight.add_(x)
+        return cache.weight * 2, cache
+
+    captured = capture(step, static=["cache"])
+    cache, twin = Opaque(torch.zeros(3, 4)), Opaque(torch.zeros(3, 4))
+    for seed in range(6):
+        y, same_cache = captured(x_of(seed), cache)
+        expected, _ = step(x_of(seed), twin)
+        assert bits(y) == bits(expected)
+        assert same_cache is cache
+        assert bits(cache.weight) == bits(twin.weight)
+    assert recordings(captured).replays == 4
+    reference = weakref.ref(cache)
+    del cache, same_cache
+    gc.collect()
+    assert reference() is None
 
 
 def test_an_opaque_object_without_tensors_is_known_by_identity() -> None:

@@ -211,9 +211,10 @@ class Spy(CpuBackend):
         undo: bool = False,
         warm: bool = True,
         moving: frozenset[str] = frozenset(),
+        generators: Sequence[torch.Generator] = (),
     ) -> Recorded:
         self.asked.append("record")
-        return super().record(pool, call, inputs, undo=undo, warm=warm, moving=moving)
+        return super().record(pool, call, inputs, undo=undo, warm=warm, moving=moving, generators=generators)
 
 
 @pytest.fixture

@@ -174,11 +174,12 @@ class Backend(Protocol):
 
     def record(
         self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
-        moving: frozenset[str] = frozenset(),
+        moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
     ) -> Recorded:  # fmt: skip
         """Run the body of ``call`` once, in the pool, as a recording. ``undo``: keep what ``_observe.undo`` needs
         and leave the caller's mutated arguments alone. ``warm``: the body ran eagerly before in this process.
-        ``moving``: paths of tensors in Python state that are others in the next call.
+        ``moving``: paths of tensors in Python state that are others in the next call. ``generators``: all that the
+        body may draw from, beside the default ones.
 
         If ``executed``, the run is the call: its effects on the caller's tensors, generators and Python state have
         happened afterwards, once, and its result is in the returned ``Watched``, also where ``recording`` is None.

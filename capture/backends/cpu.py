@@ -48,10 +48,10 @@ class CpuBackend:
 
     def record(
         self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
-        moving: frozenset[str] = frozenset(),
+        moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
     ) -> Recorded:  # fmt: skip
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""
-        del warm, moving
+        del warm, moving, generators
         tape = Tape(pool)
         staged = _Staged(pool, tape, call, inputs)
         recorder = Recorder(pool, tape, undo=undo)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from capture import _state, _torch_private, _where
+from capture import _torch_private, _where
 from capture._call import Call
 from capture._describe import Described, Implicit, KeptLeaf, describe
 from capture._notes import External
@@ -46,14 +46,15 @@ class CudaBackend:
 
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
-        moving: frozenset[str] = frozenset(),
+        moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
     ) -> Recorded:  # fmt: skip
         """Capture the body once. Nothing has happened until the graph is replayed; with ``undo`` it is not."""
         pool.open()
         pool.find(0)  # look at the memory once, before anything is asked about it while capturing
-        generators = self._generators(call)
-        capture = Capture(pool, generators, relaxed=not warm)
-        recorder = Recorder(pool, {generator_id(one) for one in (*generators, self._default())}, moving)
+        here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
+        mine = [one for one in generators if one.device in here]
+        capture = Capture(pool, mine, relaxed=not warm)
+        recorder = Recorder(pool, {generator_id(one) for one in (*mine, self._default())}, moving)
         staging, watched, failure = Staging(), None, None
         try:
             with capture.running():
@@ -77,13 +78,6 @@ class CudaBackend:
         if recorder.unseen:
             self._beware(recorder, watched, described, staging)
         return self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
-
-    def _generators(self, call: Call) -> list[torch.Generator]:
-        """Generators of this device, beside the default one, that the body may draw from."""
-        known = _state.snapshot(_state.roots(call.function, call.receiver, call.named_values())).generators
-        found = [*call.leaves, *(place.get() for place in known.values())]
-        mine = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
-        return [one for one in found if isinstance(one, torch.Generator) and one.device in mine]
 
     def _default(self) -> torch.Generator:
         return torch.cuda.default_generators[int(self.device.index)]
