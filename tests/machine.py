@@ -856,7 +856,11 @@ def _operate(operation: str, made: list[Tensor], i: int, j: int, box: Any, inner
     elif operation == "copy":
         a.copy_(b if alike else b.sum())
     elif operation == "draw":
-        made.append((a + torch.rand_like(a), a.uniform_(), F.dropout(a, 0.5), torch.normal(0.0, 1.0, (2, 2)))[j % 4])
+        made.append(
+            (a + torch.rand_like(a), a.uniform_(), F.dropout(a, 0.5), torch.normal(0.0, 1.0, (2, 2), device=DEVICE))[
+                j % 4
+            ]
+        )
     elif operation == "keep":
         setattr(box, "ab"[j % 2], a.clone() if "attributes" in KNOWN else a)
     elif operation == "out":
