@@ -147,6 +147,8 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
                 moving=moving_paths(entry),
                 generators=_generators(call, entry),
             )
+    for kind, milliseconds, nbytes in recorded.parts:
+        captured.log.add(kind, ms=milliseconds, nbytes=nbytes)
     if recorded.described is None:
         return _instead.without_facts(captured, entry, call, tree, recorded, undo=undo)
     facts, plan = _facts_and_plan(captured, entry, recorded)

@@ -116,6 +116,8 @@ class Recorded:
     """The run was the call. If not, the first replay is, or the body has to be run for it."""
     layout: Any = None
     """The pool as the recording left it, for ``Pool.restore``."""
+    parts: tuple[tuple[Literal["create", "instantiate"], float, int], ...] = ()
+    """Parts of the work that are worth an event of their own: kind, milliseconds, bytes."""
     stopped: bool = False
     """The engine itself stopped the body."""
     transient: bool = False

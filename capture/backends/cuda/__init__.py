@@ -6,6 +6,7 @@ fails nothing has happened yet, but for the body's Python, which is undone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,9 @@ class CudaBackend:
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
     ) -> Recorded:  # fmt: skip
         """Capture the body once. Nothing has happened until the graph is replayed; with ``undo`` it is not."""
-        pool.open()
+        begin = time.perf_counter()
+        opened = pool.open()
+        create = (time.perf_counter() - begin) * 1e3
         pool.find(0)  # look at the memory once, before anything is asked about it while capturing
         here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
         mine = [one for one in generators if one.device in here]
@@ -77,7 +80,8 @@ class CudaBackend:
             described.facts = evolve(described.facts, separate_pools=torch.cuda.get_allocator_backend())
         if recorder.unseen:
             self._beware(recorder, watched, described, staging)
-        return self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
+        recorded = self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
+        return evolve(recorded, parts=(("create", create, 0), *recorded.parts)) if opened else recorded
 
     def _default(self) -> torch.Generator:
         return torch.cuda.default_generators[int(self.device.index)]
@@ -118,16 +122,21 @@ class CudaBackend:
             pool, capture, Feed(staging, recorder.twins()), recorder.constants(), draws=recorder.draws
         )
         try:
+            begin = time.perf_counter()
             recording.prepare(
                 watched, described, {one.position for one in inputs if one.how == "static"}, counted=not undo
             )
+            instantiate = (time.perf_counter() - begin) * 1e3
         except RuntimeError as error:
             failure = f"{type(error).__name__} while instantiating: {error}".partition("\n")[0]
             return Recorded(
                 watched, described, None, failure, executed=False, transient=isinstance(error, torch.OutOfMemoryError)
             )
         blocks = tuple(_block(leaf) for leaf in kept)
-        return Recorded(watched, described, recording, None, blocks, executed=False, layout=layout)
+        return Recorded(
+            watched, described, recording, None, blocks, executed=False, layout=layout,
+            parts=(("instantiate", instantiate, recording.graph_bytes),),
+        )  # fmt: skip
 
 
 def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> str | None:

@@ -123,5 +123,6 @@ class Capture:
             graph.register_generator_state(generator)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            order_draws(self._pool.device)
             graph.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
             graph.capture_end()

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from capture import _torch_private
 from capture.backends import Address, Block, Geometry, views_of
-from capture.backends.cuda.streams import follow, own_stream
+from capture.backends.cuda.streams import follow, order_draws, own_stream
 from capture.backends.staging import over
 
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
@@ -59,13 +59,14 @@ class CudaPool:
         self.is_broken = False
         """A capture ended in an error of the driver: torch takes no further capture into this pool (2.11)."""
 
-    def open(self) -> None:
-        """Keep the pool alive by an empty graph, also while no recording uses it. Needs no capture under way."""
+    def open(self) -> bool:
+        """Keep the pool alive by an empty graph, also while no recording uses it. True the first time."""
         if self._anchors:
-            return
+            return False
         anchor = torch.cuda.CUDAGraph(keep_graph=True)
         with warnings.catch_warnings(), torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             warnings.simplefilter("ignore")  # torch says that the graph is empty
+            order_draws(self.device)  # a capture begins by writing what replays that draw may be reading
             anchor.capture_begin(pool=self.id, capture_error_mode="thread_local")
             anchor.capture_end()
         self._anchors.append(anchor)
@@ -75,6 +76,7 @@ class CudaPool:
                 square = torch.zeros(8, 8, device=self.device)
                 torch.mm(square, square)
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        return True
 
     # ---- memory for a recording
 
