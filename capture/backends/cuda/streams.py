@@ -18,6 +18,7 @@ from capture._observe import capture_lock
 if TYPE_CHECKING:
     from capture.backends.cuda.pool import CudaPool
 
+_PATIENCE = 5.0  # seconds; a body may itself wait for the thread that synchronizes
 _drew_on: dict[torch.device, torch.cuda.Stream] = {}
 """The stream of each device that the last graph with draws was launched or captured on."""
 _pools: weakref.WeakSet[CudaPool] = weakref.WeakSet()
@@ -77,7 +78,11 @@ def _wait_for_captures() -> None:
 
     @functools.wraps(synchronize)
     def wait(device: Any = None) -> None:
-        with capture_lock:
+        held = capture_lock.acquire(timeout=_PATIENCE)
+        try:
             synchronize(device)
+        finally:
+            if held:
+                capture_lock.release()
 
     torch.cuda.synchronize = wait
