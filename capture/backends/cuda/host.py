@@ -8,7 +8,7 @@ constant. All else refuses the recording.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,6 @@ class Host:
             place, value = owners[0]
             if key not in given and value.device == pool.device and value.numel() and pool.found(value.data_ptr()):
                 self._note_moving(place.path, value)
-        self._written: set[int] = set()
 
     def run(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator of which at least one tensor is on the CPU."""
@@ -100,9 +99,11 @@ class Host:
         return any(twin.storage is storage or twin.storage.data_ptr() == storage.data_ptr()
                    for twin in self.twins.values())  # fmt: skip
 
-    def will_write(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The operator that comes next writes these."""
-        self._written = {id(tensor) for tensor in tensors}
+    def will_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The operator that comes next writes these: not to a copy, which nobody would see."""
+        for tensor in tensors:
+            if id(tensor.untyped_storage()) in self.moving or self.is_copy(tensor):
+                raise RefusedError("a tensor that is read through a copy is written")
 
     def moved(self, value: Any) -> Any:
         """An operator's argument with tensors that move replaced by their copies in the pool."""
@@ -110,10 +111,6 @@ class Host:
             return type(value)([self.moved(member) for member in value])
         if not isinstance(value, torch.Tensor) or id(value.untyped_storage()) not in self.moving:
             return value
-        if id(value) in self._written:
-            raise RefusedError(
-                f"{self.moving[id(value.untyped_storage())][0]}, another tensor in every call, is written"
-            )
         storage = value.untyped_storage()
         path, owner = self.moving[id(storage)]
         twin = self.twins.get(id(storage))

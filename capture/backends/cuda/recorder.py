@@ -137,8 +137,8 @@ class Recorder(Watch):
                 return host.run(op, known, args, kwargs)
             except RefusedError as refused:
                 raise RefusedError(f"{refused}{_at()}") from None
-        if host.moving:
-            host.will_write(tensor for tensor, _ in written(known, args, kwargs))
+        if host.moving or host.twins:
+            host.will_write([tensor for tensor, _ in written(known, args, kwargs)])
             args = tuple(host.moved(value) for value in args)
             kwargs = {name: host.moved(value) for name, value in kwargs.items()}
         result = op(*args, **kwargs)
