@@ -94,6 +94,7 @@ def _run_instead(
 
 
 def undo_run(recorded: Recorded) -> None:
+    """Put back what the run changed: all of it if it executed, else what the body's Python did."""
     watched = recorded.watched
     if watched is not None and recorded.executed:
         _observe.undo(watched)
