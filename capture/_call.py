@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import define
+from attrs import define, evolve
 
 from capture import _containers
 from capture._annotate import Annotation
@@ -78,6 +78,11 @@ class Call:
                     kind = type(leaf).__qualname__
                     found.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=num_tensors))
         return found
+
+    def unkeyable(self, reason: str) -> OpaqueLeaf:
+        """The leaf to name where a call has no key: as opaque as one that holds a tensor."""
+        opaque = self.opaque_leaves() or [OpaqueLeaf(path=reason, type=reason, role="argument", num_tensors=0)]
+        return evolve(opaque[0], num_tensors=max(opaque[0].num_tensors, 1))
 
 
 def is_opaque(leaf: object) -> bool:

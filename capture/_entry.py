@@ -44,6 +44,10 @@ class Entry:
     """For calls with an argument that shares memory with Python state, where either is written."""
     backend: Backend | None = None
 
+    def often_moved(self) -> frozenset[str]:
+        """Static tensors, by path, that an engine which cannot bind them anew copies in."""
+        return frozenset(path for path, times in self.moves.items() if times >= MOVES)
+
 
 @define(eq=False)
 class Family:

@@ -17,7 +17,7 @@ from capture import _checks, _instead, _observe, _planning, _state, _tensors, _w
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._describe import Described
-from capture._entry import MOVES, Entry
+from capture._entry import Entry
 from capture._facts import Facts, Moved
 from capture._findings import Policy
 from capture._outputs import OutputPlan
@@ -59,7 +59,7 @@ def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...
 def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[Input]:
     """How each leaf reaches the body. Without a plan every argument may turn out to be written."""
     plan = entry.plan
-    often = {path for path, times in entry.moves.items() if times >= MOVES}
+    often = entry.often_moved()
     policies = {one.path: one.policy for one in plan.placeholders} if plan is not None else {}
     mutated = {one.path for one in plan.placeholders if one.mutated} if plan is not None else set()
     tensors = [leaf if isinstance(leaf, torch.Tensor) else torch.empty(0) for leaf in call.leaves]
@@ -85,7 +85,7 @@ def moving_paths(entry: Entry) -> frozenset[str]:
     if entry.plan is None:
         return frozenset(entry.moves)
     effects = {effect.path for effect in entry.plan.effects}
-    often = {path for path, times in entry.moves.items() if times >= MOVES}
+    often = entry.often_moved()
     placeholders = [one.path for one in entry.plan.placeholders if one.kind == "implicit" and not one.mutated]
     return frozenset(
         path for path in placeholders if path in often or any(f"{path}.".startswith(f"{one}.") for one in effects)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve
 
 from capture import _config, _difference, _observe, _planning, _record, _verify, _where
 from capture._ambient import Ambient, ambient
@@ -37,7 +36,7 @@ from capture._checks import OVERLAPS
 from capture._compile import compile_plan
 from capture._entry import Entry, Family
 from capture._events import Log
-from capture._facts import Inlined, OpaqueLeaf
+from capture._facts import Inlined
 from capture._named import NamedKey, names_nothing, part_of
 from capture._plan import CapturePlan
 from capture._remarks import Remarks
@@ -176,9 +175,7 @@ class Captured(Remarks):
 
     def _unkeyable(self, values: tuple[Any, ...], reason: str) -> Any:
         call = self.call(values, [])
-        opaque = call.opaque_leaves() or [OpaqueLeaf(path=reason, type=reason, role="argument", num_tensors=0)]
-        worst = evolve(opaque[0], num_tensors=max(opaque[0].num_tensors, 1))
-        self.report(compile_plan(self.annotation, self.bare_facts(opaque=(worst,))))
+        self.report(compile_plan(self.annotation, self.bare_facts(opaque=(call.unkeyable(reason),))))
         return self.run_eagerly(call, "an argument has neither a value nor an identity to compare")
 
     def run_eagerly(self, call: Call, reason: str) -> Any:

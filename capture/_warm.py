@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from capture import _config, _difference, _observe, _planning, _record
 from capture._bind import Leaf, Unkeyable, key_of
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._entry import RETRIES, Entry
-from capture._facts import OpaqueLeaf
 from capture._findings import Severity
 from capture._plan import CapturePlan
 from capture._runtime import Captured
@@ -120,9 +119,7 @@ def _limit_reached(captured: Captured, entry: Entry, call: Call, tree: Tree, *, 
 
 
 def _unkeyable(captured: Captured, values: tuple[Any, ...], reason: str) -> Outcome:
-    opaque = captured.call(values, []).opaque_leaves()
-    opaque = opaque or [OpaqueLeaf(path=reason, type=reason, role="argument", num_tensors=0)]
-    worst = evolve(opaque[0], num_tensors=max(opaque[0].num_tensors, 1))
-    plan = compile_plan(captured.annotation, captured.bare_facts(opaque=(worst,)))
+    leaf = captured.call(values, []).unkeyable(reason)
+    plan = compile_plan(captured.annotation, captured.bare_facts(opaque=(leaf,)))
     captured.report(plan)
     return _because(plan)

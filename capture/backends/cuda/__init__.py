@@ -16,6 +16,7 @@ from attrs import evolve
 from capture import _torch_private, _where
 from capture._call import Call
 from capture._describe import Described, Implicit, KeptLeaf, describe
+from capture._generators import default_generator
 from capture._notes import External
 from capture._observe import Watched, run_watched
 from capture._torch_private import generator_id
@@ -57,7 +58,7 @@ class CudaBackend:
         here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
         mine = [one for one in generators if one.device in here]
         capture = Capture(pool, mine, relaxed=not warm)
-        recorder = Recorder(pool, {generator_id(one) for one in (*mine, self._default())}, moving)
+        recorder = Recorder(pool, {generator_id(one) for one in (*mine, default_generator(self.device))}, moving)
         staging, watched, failure = Staging(), None, None
         try:
             with capture.running():
@@ -82,9 +83,6 @@ class CudaBackend:
             self._beware(recorder, watched, described, staging)
         recorded = self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
         return evolve(recorded, parts=(("create", create, 0), *recorded.parts)) if opened else recorded
-
-    def _default(self) -> torch.Generator:
-        return torch.cuda.default_generators[int(self.device.index)]
 
     def _is_here(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.device

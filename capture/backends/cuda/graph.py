@@ -56,7 +56,8 @@ class Capture:
                 self._graph.register_generator_state(generator)
             pool.stream.wait_stream(before)
             order_draws(pool.device)  # a capture begins by writing what replays that draw may be reading
-            _torch_private.clear_workspaces() if pool.shared else None
+            if pool.shared:
+                _torch_private.clear_workspaces()
             pool.is_capturing = True
             gc.disable()  # a collection may free graphs and events, which no capture survives
             try:
@@ -69,8 +70,8 @@ class Capture:
                 pool.is_capturing = False
                 if collecting:
                     gc.enable()
-                _torch_private.clear_workspaces() if pool.shared else None
-
+                if pool.shared:
+                    _torch_private.clear_workspaces()
         before.wait_stream(pool.stream)
 
     def launcher(self) -> Callable[[], None]:
