@@ -53,8 +53,9 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 # On a machine with a GPU and its own torch (>= 2.11): nothing is installed. GPU_PYTHON names its interpreter.
+# pytest-benchmark, if it is there, warns beside xdist, and warnings are errors.
 GPU_PYTHON ?= python3
-GPU_PYTEST := CAPTURE_CACHE=0 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest -n 10 --dist worksteal
+GPU_PYTEST := CAPTURE_CACHE=0 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest -p no:benchmark -n 10 --dist worksteal
 test-gpu:
 	$(GPU_PYTEST) tests/gpu
 	CAPTURE_TEST_DEVICE=cuda $(GPU_PYTEST) tests --ignore=tests/gpu --ignore=tests/plan --ignore=tests/rules \

@@ -192,12 +192,16 @@ class _Classifier:
         ]
 
     def _owned(self, external: External, unknown: str) -> Implicit:
-        owners = sorted(self._watched.before.owners(external.storage), key=lambda one: one[0].path in self._replaced)
+        owners = self._owners(external.storage)
         if not owners:
             return Implicit(unknown, (), external)
         place, tensor = owners[0]
         same = tuple(one for one in owners if one[1] is tensor)
         return Implicit(place.path, same, external, tuple(one for one in owners if one[1] is not tensor))
+
+    def _owners(self, storage: torch.UntypedStorage) -> list[tuple[Place, torch.Tensor]]:
+        """Places that hold a tensor on this memory, those first that the body leaves as they are."""
+        return sorted(self._watched.before.owners(storage), key=lambda one: one[0].path in self._replaced)
 
     def handed_on(self, kept: Sequence[KeptLeaf]) -> list[Implicit]:
         """Static tensors among outputs and effects that no operator read."""
@@ -237,7 +241,7 @@ class _Classifier:
             same = any(place.path == known and tensor is value for place, tensor in owners)
             return KeptLeaf(path, value, "static", known if same else owner.path)
         if owners:
-            return KeptLeaf(path, value, "static-view", owners[0][0].path)
+            return KeptLeaf(path, value, "static-view", self._owners(storage)[0][0].path)
         if value.device.type == "cuda":  # made by a kernel no operator tells of, or it is not in the pool when recorded
             return KeptLeaf(path, value, "fresh")
         return KeptLeaf(path, value, "foreign")

@@ -85,7 +85,8 @@ def test_the_log_is_handed_out_frozen_and_in_order() -> None:
         captured(torch.ones(2))
     events = recordings(captured).events
     assert [type(one) for one in events] == [Event] * len(events)
-    kinds = [one.kind for one in events if EXECUTES or one.kind != "checkpoint"]  # CUDA lays the pool out each time
+    parts = () if EXECUTES else ("checkpoint", "create", "instantiate")  # CUDA lays the pool out each time
+    kinds = [one.kind for one in events if one.kind not in parts]
     assert kinds in (["observe", "plan", "record"], ["observe", "record"])
     assert [one.at for one in events] == sorted(one.at for one in events)
     with pytest.raises(AttributeError):

@@ -562,6 +562,7 @@ def test_effects_hold_each_calls_value(body: Callable[[Any, Tensor], Tensor], ma
         history.append((net.h, twin.h))
     assert [bits(mine) for mine, _ in history] == [bits(theirs) for _, theirs in history]
     now = recordings(net.forward)
+    assert not now.rebinds or body is not _view_of_weight, "a view that is replaced is no static tensor that moved"
     if MOVES_HELD or body is not _shared_with_output:
         assert now.replays >= 6
     else:  # the module holds views of the last output, so each recording lies under the one before

@@ -59,7 +59,10 @@ def works(package: str) -> None:
 @functools.cache
 def numba_works() -> bool:
     """Asked in a process of its own: a failed import leaves half of the package behind."""
-    code = "import numba.cuda, torch; numba.cuda.as_cuda_array(torch.zeros(1, device='cuda'))"
+    code = (
+        "import numba.cuda, torch; x = numba.cuda.as_cuda_array(torch.zeros(1, device='cuda')); "
+        "numba.cuda.jit(lambda a: None)[1, 1](x)"
+    )
     return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
