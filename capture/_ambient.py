@@ -1,11 +1,13 @@
 """Ambient modes: process and thread state that changes what a body computes; part of the key.
 
-Read in full (2 us) only when the fast comparison of the last reading fails.
+Read in full (2 us) only when the fast comparison with the last reading fails (1 us).
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,37 +29,89 @@ class Ambient:
         return f"Ambient{self.values!r}"
 
 
+class Here:
+    """One thread in one combination of modes. There is one object for each, known by its identity."""
+
+    __slots__ = ("ambient",)
+
+    def __init__(self, ambient: Ambient) -> None:
+        self.ambient = ambient
+
+
 _known: dict[tuple[Any, ...], Ambient] = {}
 
 
-class _Last(threading.local):
-    guard: Any = None  # GlobalStateGuard of the last full reading
-    inference: bool = False
-    modes: int = -1
-    flags: tuple[Any, ...] = ()
-    ambient: Ambient = Ambient(())
+def _never() -> bool:
+    return False
 
 
-_last = _Last()
+class _Thread:
+    """What a thread read last. ``check`` compares most modes, the other fields are compared with what they hold."""
+
+    __slots__ = ("check", "depth", "flags", "here", "inference", "inside", "known", "mode")
+
+    def __init__(self) -> None:
+        self.check: Callable[[], bool] = _never
+        self.inference = False
+        self.flags: tuple[Any, ...] = ()
+        self.depth = 0
+        """Function modes; -1 where there are so many that they are not compared."""
+        self.mode: object = None
+        """The one function mode: torch's own, which holds a default device."""
+        self.here = Here(Ambient(()))
+        self.known: dict[Ambient, Here] = {}
+        self.inside = 0
+        """Bodies that run now."""
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.thread = _Thread()
+
+
+_local = _Local()
 _autocast_types = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
 _is_inference = torch.is_inference_mode_enabled
-_function_mode_depth = _torch_private.function_mode_depth
+_dispatch_modes = _torch_private.dispatch_mode_depth
+_function_modes = _torch_private.function_mode_depth
+_function_mode = _torch_private.function_mode
+_transforms = _torch_private.functorch_interpreter
+_tracer = _torch_private.is_tracing
 _flags = _torch_private.unguarded_flags
 
 
-def ambient() -> Ambient:
-    """The modes in force now, free of addresses and the same in every process."""
-    last = _last
-    guard = last.guard
+def here() -> Here | None:
+    """This thread and the modes in force now.
+
+    None where a captured function is to run inline: inside the body of another one, or under somebody else's dispatch
+    or function mode, functorch transform or tracer.
+    """
+    thread = _local.thread
+    if thread.inside or _dispatch_modes() or _transforms() is not None or _tracer() is not None:
+        return None
+    depth = _function_modes()
     if (
-        guard is not None
-        and guard.check()
-        and last.inference is _is_inference()
-        and last.flags == _flags()
-        and last.modes == 0 == _function_mode_depth()
+        depth == thread.depth
+        and (not depth or _function_mode(0) is thread.mode)
+        and thread.check()
+        and thread.inference is _is_inference()
+        and thread.flags == _flags()
     ):
-        return last.ambient
-    return _read(last)
+        return thread.here
+    if depth and not _torch_private.only_default_device_modes():
+        return None
+    return _read(thread)
+
+
+@contextlib.contextmanager
+def inlining() -> Iterator[None]:
+    """Captured functions called inside the block run inline."""
+    thread = _local.thread
+    thread.inside += 1
+    try:
+        yield
+    finally:
+        thread.inside -= 1
 
 
 NAMES = (
@@ -67,7 +121,8 @@ NAMES = (
 """What the values of an ``Ambient`` are, in order."""
 
 
-def _read(last: _Last) -> Ambient:
+def ambient() -> Ambient:
+    """The modes in force now, free of addresses and the same in every process."""
     autocast = tuple(
         (kind, torch.get_autocast_dtype(kind)) for kind in _autocast_types if torch.is_autocast_enabled(kind)
     )
@@ -83,10 +138,15 @@ def _read(last: _Last) -> Ambient:
         torch.get_num_threads(),
         _flags(),
     )
-    last.ambient = _known.setdefault(values, Ambient(values))
-    last.inference = torch.is_inference_mode_enabled()
-    last.modes = _function_mode_depth()
-    last.flags = _flags()
+    return _known.setdefault(values, Ambient(values))
+
+
+def _read(thread: _Thread) -> Here:
+    now = ambient()
+    thread.here = thread.known.setdefault(now, Here(now))
+    thread.inference, thread.flags = torch.is_inference_mode_enabled(), _flags()
+    depth = _function_modes()
+    thread.depth, thread.mode = (depth, _function_mode(0) if depth else None) if depth < 2 else (-1, None)
     if _torch_private.CAPABILITIES.global_state_guard:
-        last.guard = _torch_private.GlobalStateGuard()
-    return last.ambient
+        thread.check = _torch_private.GlobalStateGuard().check
+    return thread.here

@@ -211,12 +211,19 @@ def forget_module_structure(module: torch.nn.Module) -> None:
 
 def module_key(module: torch.nn.Module, leaves: list[Leaf]) -> Any:
     """Identity of a module and the training flags of all its submodules."""
+    return (type(module), identity_token(module), *training_reader(module)())
+
+
+def training_reader(module: torch.nn.Module) -> Callable[[], list[bool]]:
+    """A function that reads the training flags of a module and all its submodules."""
     token = identity_token(module)
     members = _module_lists.get(token)
     if members is None:
         members = _module_lists[token] = _members(module)
-    weak = [reference().training for reference in members[1]]  # type: ignore[union-attr] # alive with the module
-    return (type(module), token, *[member["training"] for member in members[0]], *weak)
+    owns, weak = members
+    if not weak:
+        return lambda: [own["training"] for own in owns]
+    return lambda: [own["training"] for own in owns] + [one().training for one in weak]  # type: ignore[union-attr]
 
 
 def _members(

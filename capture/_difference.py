@@ -53,8 +53,8 @@ def _of_keys(captured: Captured, old: Entry, new: Entry, call: Call) -> tuple[st
             return _first(_ambient.NAMES, before.values, after.values)
         if index == 1:
             return _tensor(old, call) or _first(captured.binder.names, before, after)
-        if index == 2 and captured.named_labels is not None:
-            return _first(captured.named_labels(captured.receiver, call.values), before, after)
+        if index == 2:
+            return _first(captured.named.labels(call.values), before, after)
         return ("module training flags" if index == 3 else "a guard"), "", ""
     return None
 

@@ -152,62 +152,73 @@ def part_of(value: Any, *, limit: int | None = _SMALL) -> Any:
         return (kind, id(value))
 
 
-NamedKey = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
-"""Of the receiver (or None) and the bound values of the other parameters."""
+class NamedKey:
+    """The key's part for all chains that a body names, as they stand when it is called with the receiver (or None) and
+    the bound values of the other parameters. Holds no reference to the receiver."""
 
+    def __init__(self, parameters: tuple[str, ...] = ()) -> None:
+        self._parameters = parameters
+        self._fixed: list[Callable[[], Any]] = []
+        self._of_receiver: list[Callable[[Any], Any]] = []
+        self._of_values: dict[int, list[tuple[str, ...]]] = {}
+        self._names: tuple[list[str], list[str]] = ([], [])
 
-def names_nothing(_: Any, __: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The key's part of a body that names nothing."""
-    return ()
+    def is_empty(self) -> bool:
+        """The body names nothing."""
+        return not (self._fixed or self._of_receiver or self._of_values)
 
-
-def named_key(function: Callable[..., Any], parameters: tuple[str, ...], receiver: Any = None) -> NamedKey:
-    """A callable that gives the key's part for all chains the body names, as they stand when it is called.
-
-    ``parameters``: names of the bound values. Left out: what torch itself defines, methods, and names found in
-    ``builtins``. A function wrapped with ``functools.wraps`` (``torch.no_grad()``) names what it wraps names. Holds
-    no reference to the receiver.
-    """
-    fixed: list[Callable[[], Any]] = []
-    of_receiver: list[Callable[[Any], Any]] = []
-    of_values: dict[int, list[tuple[str, ...]]] = {}
-    names: tuple[list[str], list[str]] = ([], [])
-    for one in _unwrapped(function):
-        code = one.__code__
-        receiver_name = code.co_varnames[0] if receiver is not None and code.co_argcount else None
-        for chain in chains(code):
-            if chain.kind != "parameter":
-                getter = _getter(chain, one)
-                if getter is not None:
-                    fixed.append(getter)
-                    names[0].append(str(chain))
-            elif chain.root == receiver_name and chain.attributes:
-                part = _receiver_getter(chain.attributes, receiver)
-                if part is not None:
-                    of_receiver.append(part)
-                    names[1].append(str(chain))
-            elif chain.root in parameters and chain.attributes:
-                of_values.setdefault(parameters.index(chain.root), []).append(chain.attributes)
-    if not fixed and not of_receiver and not of_values:
-        return names_nothing
-    groups = [(position, tuple(attributes)) for position, attributes in of_values.items()]
-
-    def named(current: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        found = [getter() for getter in fixed] + [getter(current) for getter in of_receiver]
-        for position, attributes in groups:
+    def __call__(self, current: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The parts, hashable."""
+        found = [part_of(value) for value in self.read(current)]
+        for position, attributes in self._of_values.items():
             value = values[position]
             if not isinstance(value, _OPENED) and type(value) not in PLAIN_TYPES:
                 found += [_object_part(value, names) for names in attributes]
         return tuple(found)
 
-    def labels(current: Any, values: tuple[Any, ...]) -> list[str]:
-        found = [*names[0], *names[1]]
-        for position, attributes in groups:
-            if not isinstance(values[position], _OPENED) and type(values[position]) not in PLAIN_TYPES:
-                found += [".".join((parameters[position], *one)) for one in attributes]
+    def read(self, current: Any) -> list[Any]:
+        """The values themselves; those below other parameters left out."""
+        found = [read() for read in self._fixed]
+        if self._of_receiver:
+            found += [read(current) for read in self._of_receiver]
         return found
 
-    named.labels = labels  # type: ignore[attr-defined]
+    def labels(self, values: tuple[Any, ...]) -> list[str]:
+        """Names of the parts."""
+        found = [*self._names[0], *self._names[1]]
+        for position, attributes in self._of_values.items():
+            if not isinstance(values[position], _OPENED) and type(values[position]) not in PLAIN_TYPES:
+                found += [".".join((self._parameters[position], *one)) for one in attributes]
+        return found
+
+    def add(self, chain: Chain, function: types.FunctionType, receiver: Any, receiver_name: str | None) -> None:
+        """Follow one chain that the function names."""
+        if chain.kind != "parameter":
+            read = _reader(chain, function)
+            if read is not None:
+                self._fixed.append(read)
+                self._names[0].append(str(chain))
+        elif chain.root == receiver_name and chain.attributes:
+            part = _receiver_reader(chain.attributes, receiver)
+            if part is not None:
+                self._of_receiver.append(part)
+                self._names[1].append(str(chain))
+        elif chain.root in self._parameters and chain.attributes:
+            self._of_values.setdefault(self._parameters.index(chain.root), []).append(chain.attributes)
+
+
+def named_key(function: Callable[..., Any], parameters: tuple[str, ...], receiver: Any = None) -> NamedKey:
+    """The key's part for what a function names. ``parameters``: names of the bound values.
+
+    Left out: what torch itself defines, methods, and names found in ``builtins``. A function wrapped with
+    ``functools.wraps`` (``torch.no_grad()``) names what it wraps names.
+    """
+    named = NamedKey(parameters)
+    for one in _unwrapped(function):
+        code = one.__code__
+        receiver_name = code.co_varnames[0] if receiver is not None and code.co_argcount else None
+        for chain in chains(code):
+            named.add(chain, one, receiver, receiver_name)
     return named
 
 
@@ -225,7 +236,7 @@ def _object_part(value: Any, attributes: tuple[str, ...]) -> Any:
     return part_of(_follow(value, attributes))
 
 
-def _getter(chain: Chain, function: types.FunctionType) -> Callable[[], Any] | None:
+def _reader(chain: Chain, function: types.FunctionType) -> Callable[[], Any] | None:
     root = root_value(chain, function)
     if chain.kind == "global" and root is MISSING:
         return None
@@ -234,13 +245,26 @@ def _getter(chain: Chain, function: types.FunctionType) -> Callable[[], Any] | N
             return None
     elif isinstance(root, type) and root.__module__.split(".")[0] == "torch":
         return None
-    if chain.kind == "global" and not chain.attributes:
-        scope, name = function.__globals__, chain.root
-        return lambda: part_of(scope.get(name, MISSING))
-    return lambda: part_of(chain_value(chain, function))
+    if chain.kind == "global":
+        read: Callable[[], Any] = functools.partial(function.__globals__.get, chain.root, MISSING)
+    elif chain.root in function.__code__.co_freevars and function.__closure__ is not None:
+        read = _cell_reader(function.__closure__[function.__code__.co_freevars.index(chain.root)])
+    else:
+        return None
+    return read if not chain.attributes else lambda: _follow(read(), chain.attributes)
 
 
-def _receiver_getter(attributes: tuple[str, ...], receiver: Any) -> Callable[[Any], Any] | None:
+def _cell_reader(cell: types.CellType) -> Callable[[], Any]:
+    def read() -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return MISSING
+
+    return read
+
+
+def _receiver_reader(attributes: tuple[str, ...], receiver: Any) -> Callable[[Any], Any] | None:
     name = attributes[0]
     if isinstance(receiver, torch.nn.Module) and len(attributes) == 1:
         if name == "training" or name in receiver._modules:
@@ -248,5 +272,5 @@ def _receiver_getter(attributes: tuple[str, ...], receiver: Any) -> Callable[[An
         if attribute(receiver, name) is MISSING and hasattr(type(receiver), name):
             return None  # a method or property
     if len(attributes) == 1 and name in getattr(receiver, "__dict__", {}):
-        return lambda current: part_of(current.__dict__.get(name, MISSING))
-    return lambda current: part_of(_follow(current, attributes))
+        return lambda current: current.__dict__.get(name, MISSING)
+    return lambda current: _follow(current, attributes)

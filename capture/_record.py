@@ -22,9 +22,8 @@ from capture._facts import Facts, Moved
 from capture._findings import Policy
 from capture._outputs import OutputPlan
 from capture._plan import CapturePlan
-from capture._repeat import any_overlap
 from capture._results import named, own_values, plan_recorded
-from capture._tensors import alias_groups
+from capture._tensors import alias_groups, any_overlap
 from capture._tree import Node, Pattern, Tree
 from capture.backends import Input, Recorded
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from capture import _config, _difference, _observe, _planning, _record, _verify, _where
-from capture._ambient import Ambient, ambient
+from capture._ambient import Ambient, Here, ambient, here, inlining
 from capture._annotate import Annotation
 from capture._bind import (
     Binder,
@@ -37,23 +36,15 @@ from capture._compile import compile_plan
 from capture._entry import Entry, Family
 from capture._events import Log
 from capture._facts import Inlined
-from capture._named import NamedKey, names_nothing, part_of
+from capture._named import NamedKey, part_of
 from capture._plan import CapturePlan
 from capture._remarks import Remarks
-from capture._repeat import Repeat, can_repeat
-from capture._torch_private import foreign_context
+from capture._shortcut import MISS, Shortcuts
 from capture._tree import Node, Tree, tree_for
 from capture.backends import Backend, backend_for
 
 _current_config = _config.current
 _numbers = itertools.count(1)
-
-
-class _Busy(threading.local):
-    inside: int = 0
-
-
-_busy = _Busy()
 
 
 class Captured(Remarks):
@@ -72,31 +63,30 @@ class Captured(Remarks):
         """Numbers of entries whose outputs are copied, as they are kept in a way that they cannot be moved."""
         self.hopeless: CapturePlan | None = None
         """Set once every call changes what its own key is made of: new keys then run eagerly at once."""
-        self._named = named
-        self.named_labels: Callable[[Any, tuple[Any, ...]], list[str]] | None = getattr(named, "labels", None)
-        """Names of the parts that ``named`` gives."""
-        self._receiver = (lambda: None) if receiver is None else _weak(receiver)
+        self.named = named
+        self.receiver_of = (lambda: None) if receiver is None else _weak(receiver)
         self._is_module = isinstance(receiver, torch.nn.Module)
-        self._repeat: Repeat | None = None
-        self._last_entry: Entry | None = None
+        self._shortcuts = Shortcuts()
         self._is_function = isinstance(function, types.FunctionType)
         self._defaults = getattr(function, "__defaults__", None)
         self._verifies = annotation.verify != "off"
-        self._stateless = receiver is None and named is names_nothing and not annotation.guards
+        self.stateless = receiver is None and named.is_empty() and not annotation.guards
+        """The key is made of modes and arguments alone."""
 
     @property
     def receiver(self) -> Any:
         """The instance a method belongs to."""
-        return self._receiver()
+        return self.receiver_of()
 
     def body(self) -> Callable[..., Any]:
         """The user's function, bound to its receiver."""
-        receiver = self._receiver()
+        receiver = self.receiver_of()
         return self.function if receiver is None else types.MethodType(self.function, receiver)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One call. The steps are in the order of their cost."""
-        if foreign_context() or _busy.inside or not _current_config().enabled:
+        now, config = here(), _current_config()
+        if now is None or not config.enabled:
             return self._inline(args, kwargs)
         if self._is_function and self._defaults is not self.function.__defaults__:
             self._bind_again()
@@ -104,39 +94,35 @@ class Captured(Remarks):
             values = self.binder.values(*args, **kwargs)
         except TypeError:
             return self.body()(*args, **kwargs)  # raises its own, better worded error
-        return self.dispatch(values)
+        result = MISS if config.poison or config.verify != "off" else self._shortcuts.call(now, values)
+        return result if result is not MISS else self._dispatch(values, now)
 
     def _bind_again(self) -> None:
         """Default values were replaced after decoration."""
         self._defaults = getattr(self.function, "__defaults__", None)
         self.binder = make_binder(signature_of(self.function, method=self.receiver is not None))
 
-    def dispatch(self, values: tuple[Any, ...]) -> Any:
+    def _dispatch(self, values: tuple[Any, ...], now: Here) -> Any:
         """A call with its arguments bound: find the entry for its key."""
-        modes, rest = ambient(), () if self._stateless else self._rest(values)
-        repeat = self._repeat
-        if repeat is not None:
-            if repeat.matches(values, modes, rest) and repeat.entry.phase == "ready":
-                return self._ready(repeat.entry, values, list(values))
-            self._repeat = None
         try:
-            entry, leaves = self.entry_for(values, modes, rest)
+            entry, leaves = self._entry_for(values, now.ambient)
         except (Unkeyable, TypeError) as error:
             return self._unkeyable(values, str(error))
         if entry.phase != "ready":
             return self._unready(entry, values, leaves)
-        if entry is self._last_entry and can_repeat(values) and not entry.shares_memory:
-            self._repeat = Repeat(values, entry, modes, rest, [_record.span_of(leaf) for leaf in leaves])
-        self._last_entry = entry
+        self._shortcuts.add(self, values, leaves, entry, now)
         return self._ready(entry, values, leaves)
 
     def entry_of(self, values: tuple[Any, ...]) -> tuple[Entry, list[Leaf]]:
-        """``entry_for`` as things stand now."""
-        return self.entry_for(values, ambient(), () if self._stateless else self._rest(values))
+        """The entry of a call as things stand now, and its dynamic leaves.
 
-    def entry_for(self, values: tuple[Any, ...], modes: Ambient, rest: tuple[Any, ...]) -> tuple[Entry, list[Leaf]]:
-        """The entry of a call and its dynamic leaves. Raises ``Unkeyable`` or ``TypeError`` for unhashable values."""
+        Raises ``Unkeyable`` or ``TypeError`` for unhashable values.
+        """
+        return self._entry_for(values, ambient())
+
+    def _entry_for(self, values: tuple[Any, ...], modes: Ambient) -> tuple[Entry, list[Leaf]]:
         leaves: list[Leaf] = []
+        rest = () if self.stateless else self.rest(values)
         key = (modes, tuple([key_of(value, leaves) for value in values]), *rest)
         family = self.families.get(key)
         if family is None:
@@ -147,11 +133,11 @@ class Captured(Remarks):
             entry = family.entries[pattern] = Entry((*key, pattern), shares_memory=bool(pattern))
         return entry, leaves
 
-    def _rest(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    def rest(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Parts of the key beside modes and arguments."""
-        receiver = self._receiver()
+        receiver = self.receiver_of()
         return (
-            self._named(receiver, values),
+            self.named(receiver, values),
             module_key(receiver, []) if isinstance(receiver, torch.nn.Module) else None,
             tuple([part_of(guard(), limit=None) for guard in self.annotation.guards]),
         )
@@ -196,11 +182,8 @@ class Captured(Remarks):
     def run_body(self, call: Call) -> Any:
         """The body with captured functions inside it inlined."""
         self.log.counters.body_runs += 1
-        _busy.inside += 1
-        try:
+        with inlining():
             return call.run()
-        finally:
-            _busy.inside -= 1
 
     def _unready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         call = self.call(values, leaves)
@@ -338,13 +321,16 @@ class Captured(Remarks):
         for leaf in values:
             if isinstance(leaf, torch.nn.Module):
                 forget_module_structure(leaf)
-        return self.dispatch(values)
+        now = here()
+        assert now is not None  # as at the beginning of the call
+        return self._dispatch(values, now)
 
     def forget(self, entry: Entry, tree: Tree) -> None:
         """Drop all recordings of an entry and start it over."""
         for node in entry.nodes:
             tree.forget(node)
         entry.nodes.clear()
+        self._shortcuts.clear()
         entry.phase, entry.plan, entry.facts = "cold", None, None
 
     def release(self) -> None:
@@ -357,7 +343,7 @@ class Captured(Remarks):
     def retire(self) -> None:
         """Nobody can call this any more."""
         self.release()
-        self._repeat = self._last_entry = None
+        self._shortcuts.clear()
         self.families.clear()
 
     def reset(self) -> None:

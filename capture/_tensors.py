@@ -77,3 +77,14 @@ def alias_groups(tensors: Sequence[torch.Tensor]) -> list[int | None]:
             device, end = this, stop
         last = position
     return groups
+
+
+def any_overlap(begins: Sequence[int], spans: Sequence[int]) -> bool:
+    """Two of these pieces of memory share bytes; pieces of no bytes share nothing."""
+    end = -1
+    for begin, span in sorted(zip(begins, spans, strict=True)):
+        if span:
+            if begin < end:
+                return True
+            end = begin + span
+    return False

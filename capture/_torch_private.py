@@ -131,14 +131,13 @@ functorch_interpreter: Callable[[], object | None] = getattr(
 )
 
 
+def _unknown_mode(_: int) -> object:
+    return object()
+
+
+# Without this name every function mode counts as somebody else's.
+function_mode: Callable[[int], object] = getattr(torch._C, "_get_function_stack_at", _unknown_mode)
 is_tracing: Callable[[], object | None] = getattr(torch._C, "_get_tracing_state", _no_interpreter)
-
-
-def foreign_context() -> bool:
-    """Somebody else's dispatch or function mode, functorch transform or tracer is active (0.25 us)."""
-    if dispatch_mode_depth() or functorch_interpreter() is not None or is_tracing() is not None:
-        return True
-    return function_mode_depth() > 0 and not only_default_device_modes()
 
 
 def autocast_inside(kinds: Sequence[str]) -> Any:
@@ -162,7 +161,7 @@ def only_default_device_modes() -> bool:
     """True if every active torch-function mode is ``torch.device`` used as a context or a default device."""
     from torch.utils._device import DeviceContext
 
-    stack = [torch._C._get_function_stack_at(i) for i in range(function_mode_depth())]
+    stack = [function_mode(i) for i in range(function_mode_depth())]
     return all(isinstance(mode, DeviceContext) for mode in stack)
 
 

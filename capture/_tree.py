@@ -46,6 +46,8 @@ class Node:
     live: list[Held | None] = field(factory=list)
     """The list of ``outputs``: what watches each group handed out last."""
     children: dict[ChildKey, list[Node]] = field(factory=dict)
+    followers: dict[int, Node] = field(factory=dict)
+    """The child that ran last, by number of its entry."""
     counts: dict[int, int] = field(factory=dict)
     """Recordings below this node, by number of the function."""
     generators: tuple[torch.Generator, ...] = ()
@@ -75,6 +77,15 @@ class Node:
         if self.outputs is not None:
             self.live = self.outputs.live
 
+    def stands(self, tree: Tree, addresses: Sequence[int]) -> bool:
+        """These tensors are live outputs of the path, or none, as in the recorded call. The node follows the current
+        one, so that the path is the recorded one."""
+        find = tree.pool.find
+        for address, recorded in zip(addresses, self.key[1], strict=True):
+            if address != recorded and (recorded is not None or find(address)):
+                return False
+        return True
+
     def may_run(self) -> bool:
         """All that was dead when this was recorded is dead now."""
         for node, group in self.dead_before:
@@ -101,6 +112,8 @@ class Tree:
         self.root = Node()
         self.current = self.root
         self.path: list[Node] = []
+        self.times: dict[Any, int] = {}
+        """How often each function is on the path."""
         self.warm: list[WarmCall] = []
         self.mark = _step.steps_begun()
         self.pool_is_at: Node | None = self.root
@@ -133,7 +146,7 @@ class Tree:
                 if held is not None and held() is not None:
                     self._end_if_over(function, limit)
                     return
-        if any(held() is not None for warm in self.warm for held in warm.held):
+        if self.warm and any(held() is not None for warm in self.warm for held in warm.held):
             self._end_if_over(function, limit)
         else:
             self._end()
@@ -144,8 +157,9 @@ class Tree:
         if marks != self.mark:
             self.end_path("step")
             return
-        times = sum(node.function is function for node in self.path)
-        times += sum(warm.function is function for warm in self.warm)
+        times = self.times.get(function, 0)
+        if self.warm:
+            times += sum(warm.function is function for warm in self.warm)
         if times and marks == 0:
             self.end_path("again")
         elif times > limit:
@@ -169,6 +183,7 @@ class Tree:
 
     def _end(self) -> None:
         self.path.clear()
+        self.times.clear()
         self.warm.clear()
         self.current = self.root
 
@@ -231,19 +246,17 @@ class Tree:
         """Which leaves are live outputs on the path, by address."""
         if not self.path:
             return (None,) * len(leaves)
-        return tuple([self._managed(leaf) for leaf in leaves])
-
-    def _managed(self, leaf: Any) -> int | None:
-        if not isinstance(leaf, torch.Tensor):
-            return None
-        address = leaf.data_ptr()
-        return address if self.pool.find(address) and self.block_of(address) is not None else None
+        addresses = [leaf.data_ptr() if isinstance(leaf, torch.Tensor) else 0 for leaf in leaves]
+        find, block_of = self.pool.find, self.block_of
+        return tuple([one if find(one) and block_of(one) is not None else None for one in addresses])
 
     def block_of(self, address: int) -> Block | None:
         """The block of the live output on the path that this address lies in."""
         for node in reversed(self.path):
-            for _, block, _ in node.live_groups():
-                if block.address <= address < block.address + block.nbytes:
+            assert node.outputs is not None
+            for group, held in zip(node.outputs.groups, node.live, strict=True):
+                block = group.block
+                if block.address <= address < block.address + block.nbytes and held is not None and held() is not None:
                     return block
         return None
 
@@ -287,6 +300,8 @@ class Tree:
         if not self.path and not self.warm:
             self.mark = _step.steps_begun()
         self.path.append(node)
+        self.current.followers[node.key[0]] = node
+        self.times[node.function] = self.times.get(node.function, 0) + 1
         self.current = node
         self.pool_is_at = None
 
@@ -305,9 +320,8 @@ class Tree:
                 node.recording.release()
                 node.recording = node.tree = None
         self.pool = self.backend.new_pool()
-        self.root = self.current = self.pool_is_at = Node()
-        self.path.clear()
-        self.warm.clear()
+        self.root = self.pool_is_at = Node()
+        self._end()
 
     def forget(self, node: Node) -> None:
         """Drop a recording and all below it. Outputs still held keep their values."""
@@ -318,6 +332,7 @@ class Tree:
         siblings = node.parent.children.get(node.key, [])
         if node in siblings:
             siblings.remove(node)
+            node.parent.followers.clear()
             node.parent.counts[node.function.number] -= 1
             if not siblings:
                 del node.parent.children[node.key]
@@ -364,6 +379,11 @@ def tree_for(backend: Backend) -> Tree:
     except KeyError:
         tree = _trees.by_backend[backend.name] = Tree(backend)
         return tree
+
+
+def trees_here() -> dict[str, Tree]:
+    """This thread's trees, by name of their backend. Always the same dictionary."""
+    return _trees.by_backend
 
 
 def trees_of(function: Any) -> list[Tree]:

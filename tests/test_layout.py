@@ -29,7 +29,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "backends",
         "_store _key_text",
         "_outputs _liveness _step _tree _checks",
-        "_repeat _remarks _entry _difference _planning _results _instead _record _verify _runtime _warm _cases",
+        "_remarks _entry _shortcut _difference _planning _results _instead _record _verify _runtime _warm _cases",
         "_decorate _api",
         "__init__ __main__ testing integrations",
     )

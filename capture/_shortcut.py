@@ -1,0 +1,187 @@
+"""Shortcut: the straight way through a call whose key equals an earlier one's, without building the key.
+
+Loops call with the same kinds of arguments again and again. One C++ comparison of all tensors' metadata then takes
+the place of reading and hashing it (1.3 us a tensor), and identity that of comparing Python values. What a shortcut
+does not know goes the long way, which makes one.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from capture import _torch_private
+from capture._ambient import Here
+from capture._bind import Leaf, training_reader
+from capture._containers import PLAIN_TYPES
+from capture._entry import Entry
+from capture._named import MISSING
+from capture._tensors import any_overlap, span_bytes
+from capture._tree import trees_here
+
+if TYPE_CHECKING:
+    from capture._runtime import Captured
+
+MISS: Any = object()
+"""The long way has to be taken."""
+_KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
+_SAME = (PLAIN_TYPES - {slice}) | {types.BuiltinFunctionType, type, type(MISSING)}
+"""The same object of these types has the same key."""
+_WATCHED = (types.FunctionType, torch.nn.Module)  # so has one of these, as long as its class is not replaced
+_KEPT = 8  # shortcuts of equal shapes: some for each thread and mode
+
+Values = Sequence[Any]
+Way = Callable[[Here, Values], Any]
+"""The call's result, or ``MISS``."""
+
+
+class Shortcuts:
+    """All shortcuts of one captured function; the last one is tried first."""
+
+    def __init__(self) -> None:
+        self._last: Way | None = None
+        self._by_shapes: dict[tuple[torch.Size, ...], list[Way]] = {}
+
+    def call(self, here: Here, values: Values) -> Any:
+        """The call's result, if there is a shortcut to it; else ``MISS``."""
+        last = self._last
+        if last is None:
+            return MISS
+        result = last(here, values)
+        if result is MISS:
+            for way in self._by_shapes.get(_shapes(values), ()):
+                result = way(here, values) if way is not last else MISS
+                if result is not MISS:
+                    self._last = way
+                    break
+        return result
+
+    def add(self, captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here) -> None:
+        """The next call like this one may take a shortcut, if it is one of plain tensors and values."""
+        kinds = {type(value) for value in values}
+        simple = kinds <= _KINDS | _SAME and not kinds.isdisjoint(_KINDS) and not entry.shares_memory
+        if not simple or not _torch_private.HAS_METADATA_GUARD or captured.annotation.verify == "always":
+            return
+        self._last = _way(captured, values, leaves, entry, here)
+        alike = self._by_shapes.setdefault(_shapes(values), [])
+        alike.insert(0, self._last)
+        del alike[_KEPT:]
+
+    def clear(self) -> None:
+        """Forget all: entries were dropped."""
+        self._last = None
+        self._by_shapes.clear()
+
+
+def _shapes(values: Values) -> tuple[torch.Size, ...]:
+    return tuple([value.shape for value in values if type(value) in _KINDS])
+
+
+def _way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here) -> Way:
+    tensors = tuple(type(value) in _KINDS for value in values)
+    assert entry.backend is not None
+    scope: dict[str, Any] = {
+        "MISS": MISS, "HERE": here, "ENTRY": entry, "NUMBER": entry.number, "BACKEND": entry.backend.name,
+        "FUNCTION": captured, "LIMIT": captured.annotation.max_recordings, "trees": trees_here(),
+        "in_capture": entry.backend.in_capture, "replay": captured.replay,
+        "check": _torch_private.metadata_guard(leaves),
+        "overlap": functools.partial(_overlap, [span_bytes(leaf) for leaf in leaves]),
+    }  # fmt: skip
+    scope |= {f"K{index}": value for index, value in enumerate(values) if not tensors[index]}
+    scope |= {f"A{index}": leaf.data_ptr() & 63 for index, leaf in enumerate(leaves)}
+    if not captured.stateless:
+        scope["same_world"] = _world(captured, len(values))
+    exec(_code(tensors, captured.stateless, captured.annotation.verify != "off"), scope)  # noqa: S102 - text made below
+    way: Way = scope["way"]
+    return way
+
+
+@functools.lru_cache(maxsize=512)
+def _code(tensors: tuple[bool, ...], stateless: bool, verifies: bool) -> types.CodeType:
+    """The steps of a call in the order of their cost; ``tensors``: which of the values are."""
+    names = [f"v{index}" for index in range(len(tensors))]
+    leaves = [name for name, is_tensor in zip(names, tensors, strict=True) if is_tensor]
+    begins = [f"p{index}" for index in range(len(leaves))]
+    differ = [f"{name} is not K{index}" for index, name in enumerate(names) if not tensors[index]]
+    differ += [f"not check({', '.join(leaves)})"]
+    elsewhere = [f"{begin} & 63 != A{index}" for index, begin in enumerate(begins)]
+    elsewhere += [f"overlap({', '.join(begins)})"] if len(begins) > 1 else []
+    elsewhere += [] if stateless else ["not same_world()"]
+    unfit = ["(path and not node.stands(tree, addresses))", "(node.dead_before and not node.may_run())"]
+    unfit += ["not node.verified"] if verifies else []
+    lines = [
+        "def way(here, values):",
+        "    if here is not HERE or ENTRY.phase != 'ready' or in_capture():",
+        "        return MISS",
+        f"    {', '.join(names)}, = values",
+        f"    if {' or '.join(differ)}:",
+        "        return MISS",
+        *[f"    {begin} = {leaf}.data_ptr()" for begin, leaf in zip(begins, leaves, strict=True)],
+        f"    if {' or '.join(elsewhere)}:",
+        "        return MISS",
+        "    tree = trees.get(BACKEND)",
+        "    if tree is None:",
+        "        return MISS",
+        "    path = tree.path",
+        "    if path or tree.warm or tree.buried:",
+        "        tree.begin_call(FUNCTION, LIMIT)",
+        "        if tree.warm:",
+        "            return MISS",
+        "    node = tree.current.followers.get(NUMBER)",
+        f"    addresses = ({', '.join(begins)},)",
+        f"    if node is None or {' or '.join(unfit)}:",
+        "        return MISS",
+        f"    leaves = [{', '.join(leaves)}]",
+        "    if node.check(leaves):",
+        "        return MISS",
+        "    return replay(node, tree, values, leaves)",
+    ]
+    return compile("\n".join(lines), "<capture shortcut>", "exec")
+
+
+def _overlap(spans: Sequence[int], *begins: int) -> bool:
+    """Two arguments share memory. Looked at in full only where they lie as close as the largest is long."""
+    widest = max(spans)
+    if len(begins) == 2:
+        near = abs(begins[0] - begins[1]) < widest
+    else:
+        ordered = sorted(begins)
+        near = min(map(operator.sub, ordered[1:], ordered)) < widest
+    return near and any_overlap(begins, spans)
+
+
+def _world(captured: Captured, count: int) -> Callable[[], bool]:
+    """Tells whether the key's parts that do not come from arguments are as they are now. Keeps nothing alive."""
+    receiver_of, named = captured.receiver_of, captured.named
+    receiver = receiver_of()
+    known = named.read(receiver)
+    if captured.annotation.guards or not all(type(one) in _SAME or isinstance(one, _WATCHED) for one in known):
+        nothing = (None,) * count  # what is named below arguments is in the key of objects only
+        parts = captured.rest(nothing)
+        return lambda: captured.rest(nothing) == parts
+    plain = [None if isinstance(one, _WATCHED) else one for one in known]
+    watched = [(index, weakref.ref(one), type(one)) for index, one in enumerate(known) if isinstance(one, _WATCHED)]
+    read, kind = named.read, type(receiver)
+    training = training_reader(receiver) if isinstance(receiver, torch.nn.Module) else list
+    flags = training()
+    if not known:
+        return lambda: type(receiver_of()) is kind and training() == flags
+
+    def same() -> bool:
+        current = receiver_of()
+        if type(current) is not kind or training() != flags:
+            return False
+        now = read(current)
+        for index, alive, its_kind in watched:
+            if now[index] is not alive() or type(now[index]) is not its_kind:
+                return False
+            now[index] = None
+        return all(map(operator.is_, now, plain))
+
+    return same

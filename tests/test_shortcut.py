@@ -1,0 +1,209 @@
+"""The straight way through a call: taken where nothing changed, left where anything did."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from capture import _runtime, _step, _tree, capture, config, mark_step_begin, recordings
+
+from tests.device import use_device
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_step._counter, "begun", 0)
+    _tree.forget_trees()
+    with torch.no_grad(), config.patch(cache=False):
+        yield
+
+
+@pytest.fixture
+def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each call that built its key."""
+    seen: list[int] = []
+    whole = _runtime.Captured._dispatch
+
+    def dispatch(self: Any, values: Any, now: Any) -> Any:
+        seen.append(1)
+        return whole(self, values, now)
+
+    monkeypatch.setattr(_runtime.Captured, "_dispatch", dispatch)
+    return seen
+
+
+def helper_a(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def helper_b(x: Tensor) -> Tensor:
+    return x * 3
+
+
+current_helper: Callable[[Tensor], Tensor] = helper_a
+scale: Any = 2.5
+
+
+def by_globals(x: Tensor) -> Tensor:
+    return current_helper(x) * scale
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.0)
+        self.gain: Any = 3
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.drop(self.linear(x)) * self.gain
+        return h if self.training else -h
+
+
+class OtherNet(Net):
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.linear(x) + 1000
+        return h
+
+
+def test_loops_take_the_straight_way(long_ways: list[int]) -> None:
+    net = capture(Net())
+    both = capture(lambda x, y, n: (x + y) * n)
+    xs = [torch.randn(size, 4) for size in (1, 2, 3)]
+    for _ in range(4):
+        for x in xs:
+            mark_step_begin()
+            net(both(x, x + 1, 2))
+    long_ways.clear()
+    for _ in range(4):
+        for x in xs:
+            mark_step_begin()
+            net(both(x, x + 1, 2))
+    assert not long_ways
+
+
+def test_what_a_body_names_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = capture(by_globals)
+    x = torch.randn(3)
+    for value in (2.5, 3.5, 2.5, True, 1, 1.0, 0.0, -0.0, float("nan")):
+        for one in (helper_a, helper_b):
+            monkeypatch.setattr("tests.test_shortcut.scale", value)
+            monkeypatch.setattr("tests.test_shortcut.current_helper", one)
+            for _ in range(4):
+                mine, theirs = captured(x), by_globals(x)
+                assert mine.dtype == theirs.dtype
+                assert mine.numpy(force=True).tobytes() == theirs.numpy(force=True).tobytes(), (value, one)
+
+
+@pytest.mark.parametrize("change", ["gain", "eval", "class", "weight", "child eval", "hook"])
+def test_a_module_may_change(change: str) -> None:
+    net = Net()
+    captured = capture(net)
+    x = torch.randn(2, 4)
+    for _ in range(4):
+        captured(x)
+    if change == "gain":
+        net.gain = 4
+    elif change == "eval":
+        net.eval()
+    elif change == "class":
+        del net.__dict__["forward"]
+        net.__class__ = OtherNet
+    elif change == "weight":
+        net.linear.weight = nn.Parameter(torch.ones(4, 4))
+    elif change == "child eval":
+        net.drop.eval()
+        net.drop.p = 1.0
+    else:
+        net.linear.register_forward_hook(lambda *_: torch.zeros(2, 4))
+    for _ in range(4):
+        mine = net(x)
+        with config.patch(enabled=False):
+            assert torch.equal(mine, net(x))
+
+
+def test_other_values_of_other_types() -> None:
+    captured = capture(lambda x, n, flag: x * n if flag is not None else x - n, max_recordings=20)
+    x = torch.ones(2, dtype=torch.int64)
+    for n, flag in [(2, None), (2.0, None), (2, True), (True, True), (1, True), (1000, False), (1001, None)] * 3:
+        for _ in range(2):
+            mine = captured(x, n, flag)
+            theirs = x * n if flag is not None else x - n
+            assert mine.dtype == theirs.dtype
+            assert torch.equal(mine, theirs), (n, flag)
+
+
+def test_arguments_that_come_to_share_memory() -> None:
+    def body(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        a.add_(1)
+        return a + b + c
+
+    captured = capture(body)
+    for shift in (8, 8, 8, 8, 2, 0, 8, 1):
+        mine, theirs = torch.arange(40.0), torch.arange(40.0)
+        found = captured(mine[:4], mine[shift : shift + 4], mine[-4:])
+        assert torch.equal(found, body(theirs[:4], theirs[shift : shift + 4], theirs[-4:])), shift
+        assert torch.equal(mine, theirs), shift
+
+
+def test_default_devices_and_modes_are_noticed() -> None:
+    captured = capture(lambda x: (x.sum(), torch.ones(2)))
+    x = torch.randn(4)
+    for _ in range(3):
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            try:
+                for _ in range(3):
+                    assert [one.dtype for one in captured(x)] == [torch.float32, dtype]
+                with torch.device("meta"):
+                    assert captured(x)[1].device.type == "meta"
+            finally:
+                torch.set_default_dtype(torch.float32)
+
+
+def test_threads_have_ways_of_their_own(long_ways: list[int]) -> None:
+    captured = capture(lambda x: x * 2 + 1, max_recordings=20)
+    wrong: list[int] = []
+    turn = threading.Barrier(3)
+
+    def work(number: int) -> None:
+        use_device()
+        x = torch.full((3,), float(number))
+        with torch.no_grad():
+            for step in range(30):
+                turn.wait(20)
+                if step == 20 and number == 0:
+                    long_ways.clear()
+                turn.wait(20)
+                wrong.extend(number for _ in range(1) if not torch.equal(captured(x), x * 2 + 1))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert not wrong
+    assert not long_ways
+
+
+def test_a_shortcut_keeps_nothing_alive() -> None:
+    net = Net()
+    captured = capture(lambda x: net(x))
+    x = torch.randn(1, 4)
+    for _ in range(5):
+        captured(x)
+    assert recordings(captured).replays
+    alive = weakref.ref(x)
+    del x
+    gc.collect()
+    assert alive() is None
