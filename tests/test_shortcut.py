@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import _runtime, _step, _tree, capture, config, mark_step_begin, recordings
-
+from capture import CaptureWarning, _runtime, _step, _tree, capture, config, mark_step_begin, recordings
 from tests.device import use_device
 
 
@@ -53,7 +52,8 @@ scale: Any = 2.5
 
 
 def by_globals(x: Tensor) -> Tensor:
-    return current_helper(x) * scale
+    y: Tensor = current_helper(x) * scale
+    return y
 
 
 class Net(nn.Module):
@@ -159,16 +159,19 @@ def test_arguments_that_come_to_share_memory() -> None:
 def test_default_devices_and_modes_are_noticed() -> None:
     captured = capture(lambda x: (x.sum(), torch.ones(2)))
     x = torch.randn(4)
+    for dtype in (torch.float32, torch.float64, torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            for _ in range(3):
+                assert [one.dtype for one in captured(x)] == [torch.float32, dtype]
+        finally:
+            torch.set_default_dtype(torch.float32)
     for _ in range(3):
-        for dtype in (torch.float32, torch.float64):
-            torch.set_default_dtype(dtype)
-            try:
-                for _ in range(3):
-                    assert [one.dtype for one in captured(x)] == [torch.float32, dtype]
-                with torch.device("meta"):
-                    assert captured(x)[1].device.type == "meta"
-            finally:
-                torch.set_default_dtype(torch.float32)
+        with torch.device(x.device):
+            assert captured(x)[1].device == x.device
+    with torch.device("meta"), pytest.warns(CaptureWarning, match="CG904"):
+        assert captured(x)[1].device.type == "meta"
+    assert captured(x)[1].device == x.device
 
 
 def test_threads_have_ways_of_their_own(long_ways: list[int]) -> None:
