@@ -5,6 +5,7 @@ Only the storage's own life counts: a tensor, any view of it, or a tensor saved 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -29,10 +30,60 @@ hold: Callable[[torch.UntypedStorage], Held] = (
 """Watch a storage without keeping it alive."""
 
 
-def is_sole_holder(tensor: torch.Tensor) -> bool:
-    """No other tensor, view or saved activation uses the tensor or its memory."""
-    storage = tensor.untyped_storage()  # one holder in C++ is the tensor, one is this object
-    return _torch_private.storage_use_count(storage) <= 2 and _torch_private.use_count(tensor) <= 1
+class Source:
+    """Hands out tensors over one piece of memory: aliases of a first one, made once, which cost 0.5 us instead of 3.
+
+    They share its storage, whose use counts tell whether any of them, a view, or somebody in C++ is alive. Neither
+    versions nor gradients are shared.
+    """
+
+    __slots__ = ("_address", "_first", "_make", "alone", "held")
+
+    def __init__(self, make: Callable[[], torch.Tensor]) -> None:
+        self._make, self._address = make, 0
+        self._first: torch.Tensor | None = None
+        self.held: Held | None = None
+        """Tells whether what was handed out since the last renewal is used."""
+        self.alone = 0
+        """Holders of the storage in C++ while nobody uses it."""
+
+    def tensor(self, live: Held | None) -> torch.Tensor:
+        """A new tensor, watched by ``held``. ``live``: who watches the last one; the first one is made anew if that is
+        not ``held``, or if its memory was swapped."""
+        first = self._first
+        if first is not None and live is self.held and first.data_ptr() == self._address:
+            return first.data
+        made = self._make()
+        if not _torch_private.CAPABILITIES.storage_counts:
+            self.held = hold(made.untyped_storage())
+            return made
+        self._first, self._address = made, made.data_ptr()
+        self.held, settle = _watch(made.untyped_storage())
+        self.alone = settle()
+        return made.data
+
+
+def _watch(storage: torch.UntypedStorage) -> tuple[Held, Callable[[], int]]:
+    """Tells whether anybody came to use a storage since the second function was called, which gives its holders."""
+    count, references, address = _torch_private.count_holders, sys.getrefcount, storage._cdata
+    alone = objects = 0
+
+    def held() -> torch.UntypedStorage | None:
+        return storage if count(address) > alone or references(storage) > objects else None
+
+    def settle() -> int:
+        nonlocal alone, objects
+        alone, objects = count(address), references(storage)
+        return alone
+
+    return held, settle
+
+
+def is_sole_holder(tensor: torch.Tensor, others: int = 1) -> bool:
+    """No other tensor, view or saved activation uses the tensor or its memory. ``others``: holders of the storage that
+    are known; one is the storage's object."""
+    storage = tensor.untyped_storage()
+    return _torch_private.storage_use_count(storage) <= others + 1 and _torch_private.use_count(tensor) <= 1
 
 
 class StaleTensor(torch.Tensor):

@@ -17,7 +17,7 @@ from attrs import define, evolve, field, frozen
 from capture import _containers, _torch_private
 from capture._annotate import Outputs
 from capture._describe import KeptEffect, KeptLeaf
-from capture._liveness import Held, hold
+from capture._liveness import Held, Source, hold, is_sole_holder
 from capture._state import Place
 from capture.backends import Block, Geometry, Pool, views_of
 
@@ -132,15 +132,24 @@ class OutputPlan:
     live: list[Held | None] = field(factory=list)
     tensors: list[list[weakref.ref[torch.Tensor]]] = field(factory=list)
     """The tensor objects handed out, a group: needed to move or to invalidate them."""
-    single: Callable[[], torch.Tensor] | None = None
-    """Makes the one tensor of a plan that has nothing else."""
+    sources: tuple[Source | None, ...] = ()
+    """Where the tensors of each group come from that is one tensor."""
+    single: Source | None = None
+    """The source of a plan that has nothing else."""
 
     def build_single(self) -> torch.Tensor:
         """Result of a replay of a plan with one fresh tensor and nothing else."""
-        assert self.single is not None
-        tensor = self.single()
-        self.live[0] = hold(tensor.untyped_storage())
+        source = self.single
+        assert source is not None
+        tensor = source.tensor(self.live[0])
+        self.live[0] = source.held
         return tensor if self.preserving else self._hand_out(0, [tensor])[0]
+
+    def is_sole_holder(self, number: int, tensor: torch.Tensor) -> bool:
+        """Nobody but this tensor, which was handed out, uses its group's memory."""
+        source = self.sources[number]
+        known = source.alone if source is not None and self.live[number] is source.held else 1
+        return is_sole_holder(tensor, max(known, 1))
 
     def build(
         self,
@@ -164,8 +173,13 @@ class OutputPlan:
 
     def _build_fresh(self, pool: Pool, values: list[Any]) -> None:
         for number, group in enumerate(self.groups):
-            tensors = pool.views(group.block, group.geometries)
-            self.live[number] = hold(tensors[0].untyped_storage())
+            source = self.sources[number]
+            if source is not None:
+                tensors = [source.tensor(self.live[number])]
+                self.live[number] = source.held
+            else:
+                tensors = pool.views(group.block, group.geometries)
+                self.live[number] = hold(tensors[0].untyped_storage())
             for position, tensor in zip(group.positions, self._hand_out(number, tensors), strict=True):
                 values[position] = tensor
         for position, geometry, device in self.empties:
@@ -288,17 +302,24 @@ def plan_outputs(
     skeleton = _skeleton(result, numbers, own)
     slots = tuple(effect_slot(effect.change.place, _skeleton(effect.change.after, numbers, own)) for effect in effects)
     made = tuple(Group(block, tuple(p), tuple(g)) for block, p, g in groups.values())
-    single = None
     fresh = [leaf.value for leaf in leaves if leaf.kind == "fresh"]
     inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
-    if isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference:
-        single = pool.builder(made[0].block, made[0].geometries[0])
+    sources = tuple(_source(pool, group) for group in made)
+    alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference
     preserving = policy == "preserve" and _torch_private.CAPABILITIES.swap_data_ptr
     return OutputPlan(
         policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
         constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
-        inference=inference, live=[None] * len(made), tensors=[[] for _ in made], single=single,
+        inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
+        sources=sources, single=sources[0] if alone else None,
     )  # fmt: skip
+
+
+def _source(pool: Pool, group: Group) -> Source | None:
+    """None for views of each other, which share a version counter."""
+    if len(group.geometries) > 1:
+        return None
+    return Source(pool.builder(group.block, group.geometries[0]))
 
 
 def _alias(leaf: KeptLeaf, base: torch.Tensor) -> Alias:

@@ -16,7 +16,7 @@ from attrs import define, field
 
 from capture import _config, _step
 from capture._events import Log
-from capture._liveness import Held, StaleTensor, hold, is_sole_holder, make_stale
+from capture._liveness import Held, StaleTensor, hold, make_stale
 from capture._outputs import OutputPlan, on_storage
 from capture.backends import Backend, Block, Pool, Recording
 
@@ -191,7 +191,8 @@ class Tree:
         """Make borrowed outputs raise. False if a view of one is held: a view cannot raise, so it keeps its values."""
         assert node.outputs is not None
         tensors = [tensor for reference in node.outputs.tensors[number] if (tensor := reference()) is not None]
-        alone = len(tensors) == 1 and type(tensors[0]) is torch.Tensor and is_sole_holder(tensors[0])
+        alone = len(tensors) == 1 and type(tensors[0]) is torch.Tensor
+        alone = alone and node.outputs.is_sole_holder(number, tensors[0])
         for tensor in tensors:
             if type(tensor) is torch.Tensor:
                 make_stale(tensor, node.function.annotation)
@@ -229,7 +230,7 @@ class Tree:
 
     def _move_tensors(self, outputs: OutputPlan, number: int) -> bool:
         tensors = [tensor for reference in outputs.tensors[number] if (tensor := reference()) is not None]
-        if len(tensors) != 1 or type(tensors[0]) is StaleTensor or not is_sole_holder(tensors[0]):
+        if len(tensors) != 1 or type(tensors[0]) is StaleTensor or not outputs.is_sole_holder(number, tensors[0]):
             return False
         with torch.inference_mode(tensors[0].is_inference()), torch.no_grad():
             tensors[0].data = on_storage(tensors[0].untyped_storage().clone(), tensors)[0]

@@ -76,7 +76,7 @@ class Capture:
 
     def launcher(self) -> Callable[[], None]:
         """What launches the graph on the current stream."""
-        return _nothing if self.is_empty or self._graph is None else self._graph.replay
+        return _nothing if self.is_empty or self._graph is None else _torch_private.graph_launcher(self._graph)
 
     def instantiate(self) -> None:
         """Make the graph ready to launch."""
