@@ -82,13 +82,14 @@ def _probe_storage_counts() -> bool:
     first = torch.empty(4)
     storage = first.untyped_storage()
     alone = count_holders(storage._cdata)
-    alias = first.data
-    view = alias[1:]
-    both = count_holders(storage._cdata)
-    del alias
-    one = count_holders(storage._cdata)
-    del view
-    return alone < one < both and count_holders(storage._cdata) == alone
+    with torch.no_grad():  # a view made with gradients on holds its base as well
+        alias = first.data
+        counts = [count_holders(storage._cdata)]
+        view = alias[1:]
+        del alias
+        counts.append(count_holders(storage._cdata))
+        del view
+    return min(counts) > alone and count_holders(storage._cdata) == alone
 
 
 CAPABILITIES = Capabilities(
