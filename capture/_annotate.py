@@ -19,6 +19,7 @@ Rng = Literal["graphsafe", "eager", "forbid"]
 Outputs = Literal["preserve", "borrow", "clone"]
 Fallback = Literal["eager", "error"]
 Verify = Literal["off", "first", "always"]
+Checks = Literal["always", "sampled"]
 
 
 class CaptureOptions(TypedDict, total=False):
@@ -31,6 +32,7 @@ class CaptureOptions(TypedDict, total=False):
     fallback: Fallback
     warmup: int
     verify: Verify
+    checks: Checks
     guards: Sequence[Callable[[], object]]
     name: str
 
@@ -50,6 +52,7 @@ class Annotation:
     fallback: Fallback = "eager"
     warmup: int = 1
     verify: Verify = "off"
+    checks: Checks = "always"
     guards: tuple[Callable[[], object], ...] = ()
 
 
@@ -58,6 +61,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "outputs": get_args(Outputs),
     "fallback": get_args(Fallback),
     "verify": get_args(Verify),
+    "checks": get_args(Checks),
 }
 
 
@@ -106,6 +110,7 @@ def annotate(
         fallback=options.get("fallback", "eager"),
         warmup=_count("warmup", options.get("warmup", 1), at_least=1),
         verify=options.get("verify", "off"),
+        checks=options.get("checks", "always"),
         guards=_guards(options.get("guards", ())),
     )
 

@@ -59,6 +59,9 @@ def capture(target: Any = None, /, **options: Any) -> Any:
         warmup: eager runs before recording, at least 1 (default); the first is watched.
         verify: ``"off"`` (default), ``"first"`` replay of every recording, or ``"always"``: run the body beside the
             replay and compare bit for bit.
+        checks: ``"always"`` (default): every replay compares the Python state it relies on, parameter by parameter;
+            ``"sampled"``: every 16th, and the next one after any module registered a parameter, buffer or submodule.
+            For modules of many parameters that nobody moves by ``.data =`` or through ``__dict__``.
         guards: callables of no argument; what they return is part of the key. For Python state that only deeper
             code reads.
         name: for callables without a source line.

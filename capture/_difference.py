@@ -11,7 +11,8 @@ from capture._bind import Key
 from capture._call import Call
 from capture._entry import Entry
 from capture._facts import LimitReached
-from capture._tree import Node, Pattern, Tree
+from capture._node import Node, Pattern
+from capture._tree import Tree
 
 if TYPE_CHECKING:
     from capture._runtime import Captured

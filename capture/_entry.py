@@ -10,8 +10,8 @@ from attrs import define, field
 from capture._bind import Key
 from capture._facts import Facts
 from capture._findings import Severity
+from capture._node import Node
 from capture._plan import CapturePlan
-from capture._tree import Node
 from capture.backends import Backend
 
 Phase = Literal["cold", "warm", "ready", "eager"]

@@ -20,11 +20,12 @@ from capture._describe import Described
 from capture._entry import Entry
 from capture._facts import Facts, Moved
 from capture._findings import Policy
+from capture._node import Node, Pattern
 from capture._outputs import OutputPlan
 from capture._plan import CapturePlan
 from capture._results import named, own_values, plan_recorded
 from capture._tensors import alias_groups, any_overlap
-from capture._tree import Node, Pattern, Tree
+from capture._tree import Tree
 from capture.backends import Input, Recorded
 
 if TYPE_CHECKING:

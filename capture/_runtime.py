@@ -37,10 +37,11 @@ from capture._entry import Entry, Family
 from capture._events import Log
 from capture._facts import Inlined
 from capture._named import NamedKey, part_of
+from capture._node import Node
 from capture._plan import CapturePlan
 from capture._remarks import Remarks
 from capture._shortcut import MISS, Shortcuts
-from capture._tree import Node, Tree, tree_for
+from capture._tree import Tree, tree_for
 from capture.backends import Backend, backend_for
 
 _current_config = _config.current

@@ -97,13 +97,18 @@ def _way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entr
     scope |= {f"A{index}": leaf.data_ptr() & 63 for index, leaf in enumerate(leaves)}
     if not captured.stateless:
         scope["same_world"] = _world(captured, len(values))
-    exec(_code(tensors, captured.stateless, captured.annotation.verify != "off"), scope)  # noqa: S102 - text made below
+    exec(_code(tensors, captured), scope)  # noqa: S102 - text made below
     way: Way = scope["way"]
     return way
 
 
+def _code(tensors: tuple[bool, ...], captured: Captured) -> types.CodeType:
+    options = captured.annotation
+    return _steps(tensors, captured.stateless, options.verify != "off", options.checks == "sampled")
+
+
 @functools.lru_cache(maxsize=512)
-def _code(tensors: tuple[bool, ...], stateless: bool, verifies: bool) -> types.CodeType:
+def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: bool) -> types.CodeType:
     """The steps of a call in the order of their cost; ``tensors``: which of the values are."""
     names = [f"v{index}" for index in range(len(tensors))]
     leaves = [name for name, is_tensor in zip(names, tensors, strict=True) if is_tensor]
@@ -113,7 +118,7 @@ def _code(tensors: tuple[bool, ...], stateless: bool, verifies: bool) -> types.C
     elsewhere = [f"{begin} & 63 != A{index}" for index, begin in enumerate(begins)]
     elsewhere += [f"overlap({', '.join(begins)})"] if len(begins) > 1 else []
     elsewhere += [] if stateless else ["not same_world()"]
-    unfit = ["(path and not node.stands(tree, addresses))", "(node.dead_before and not node.may_run())"]
+    unfit = ["(path and not node.stands(tree.pool, addresses))", "(node.dead_before and not node.may_run())"]
     unfit += ["not node.verified"] if verifies else []
     lines = [
         "def way(here, values):",
@@ -138,7 +143,7 @@ def _code(tensors: tuple[bool, ...], stateless: bool, verifies: bool) -> types.C
         f"    if node is None or {' or '.join(unfit)}:",
         "        return MISS",
         f"    leaves = [{', '.join(leaves)}]",
-        "    if node.check(leaves):",
+        "    if not node.state_holds(leaves):" if sampled else "    if node.check(leaves):",
         "        return MISS",
         "    return replay(node, tree, values, leaves)",
     ]

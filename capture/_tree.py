@@ -6,93 +6,19 @@ given that memory to it. To record after replays, the pool is restored to what i
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define
 
 from capture import _config, _step
 from capture._events import Log
 from capture._liveness import Held, StaleTensor, hold, make_stale
+from capture._node import Node, Pattern, walk
 from capture._outputs import OutputPlan, on_storage
-from capture.backends import Backend, Block, Pool, Recording
-
-Pattern = tuple[int | None, ...]
-"""Per tensor leaf of a call: its address if it is a live output on the path, else None."""
-ChildKey = tuple[int, Pattern]
-_numbers = itertools.count(1)
-
-
-@define(eq=False)
-class Node:
-    """One recording in the tree. The root has none."""
-
-    parent: Node | None = None
-    function: Any = None
-    log: Log | None = None
-    key: ChildKey = (0, ())
-    recording: Recording | None = None
-    outputs: OutputPlan | None = None
-    check: Callable[[Sequence[Any]], int] = lambda _: 0
-    statics: dict[str, torch.Tensor] = field(factory=dict)
-    checker: Any = None
-    dead_before: tuple[tuple[Node, int], ...] = ()
-    dead: frozenset[tuple[int, int]] = frozenset()
-    """(node number, group) of all outputs on the path that were dead when this was recorded."""
-    number: int = field(factory=lambda: next(_numbers))
-    live: list[Held | None] = field(factory=list)
-    """The list of ``outputs``: what watches each group handed out last."""
-    children: dict[ChildKey, list[Node]] = field(factory=dict)
-    followers: dict[int, Node] = field(factory=dict)
-    """The child that ran last, by number of its entry."""
-    counts: dict[int, int] = field(factory=dict)
-    """Recordings below this node, by number of the function."""
-    generators: tuple[torch.Generator, ...] = ()
-    """Generators the body draws from that are no arguments."""
-    written: tuple[int, ...] = ()
-    """Positions of managed inputs that the body writes: their tensors' version counters have to move, too."""
-    verified: bool = False
-    layout: Any = None
-    """The pool as this recording left it."""
-    tree: Tree | None = None
-
-    def drop(self) -> None:
-        """Remove this recording and all below it from the tree, now or, from another thread, at its next call."""
-        if self.tree is not None:
-            self.tree.bury(self)
-
-    def live_groups(self) -> Iterator[tuple[int, Block, torch.UntypedStorage]]:
-        """Number, block and storage of every output that is still used."""
-        if self.outputs is None:
-            return
-        for number, (group, held) in enumerate(zip(self.outputs.groups, self.outputs.live, strict=True)):
-            storage = held() if held is not None else None
-            if storage is not None:
-                yield number, group.block, storage
-
-    def __attrs_post_init__(self) -> None:
-        if self.outputs is not None:
-            self.live = self.outputs.live
-
-    def stands(self, tree: Tree, addresses: Sequence[int]) -> bool:
-        """These tensors are live outputs of the path, or none, as in the recorded call. The node follows the current
-        one, so that the path is the recorded one."""
-        find = tree.pool.find
-        for address, recorded in zip(addresses, self.key[1], strict=True):
-            if address != recorded and (recorded is not None or find(address)):
-                return False
-        return True
-
-    def may_run(self) -> bool:
-        """All that was dead when this was recorded is dead now."""
-        for node, group in self.dead_before:
-            held = node.live[group]
-            if held is not None and held() is not None:
-                return False
-        return True
+from capture.backends import Backend, Block, Pool
 
 
 @define(eq=False)
@@ -342,15 +268,6 @@ class Tree:
                 below.recording.release()
                 below.recording = None
             below.tree = None
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """The node and all below it."""
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(child for children in node.children.values() for child in children)
 
 
 class _Own:

@@ -18,8 +18,9 @@ from capture._compile import compile_plan
 from capture._entry import Entry
 from capture._facts import Verification
 from capture._generators import default_generators
+from capture._node import Node
 from capture._outputs import EffectSlot
-from capture._tree import Node, Tree
+from capture._tree import Tree
 
 if TYPE_CHECKING:
     from capture._runtime import Captured

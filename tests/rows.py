@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from capture import CaptureWarning, _step, config, recordings, reset
+from capture._node import Node, walk
 from capture._outputs import OutputPlan
-from capture._tree import Node, Tree, forget_trees, tree_for, walk
+from capture._tree import Tree, forget_trees, tree_for
 from capture.backends import Block, backend_for
 from capture.backends.arena import Arena
 from capture.backends.tape import Tape

@@ -44,6 +44,7 @@ capture(rng="graphsave")  # E: call-overload
 capture(outputs="keep")  # E: call-overload
 capture(plain, fallback="raise")  # E: call-overload
 capture(verify=True)  # E: call-overload
+capture(checks="never")  # E: call-overload
 capture(max_recordings="5")  # E: call-overload
 capture(plain, warmup=1.5)  # E: call-overload
 capture(static=3)  # E: call-overload
