@@ -203,9 +203,9 @@ def _is_the_same(
     return (
         not like.has_own_functions
         and (like.modules, like.watched, bool(like.copied)) == (checker.modules, checker.watched, bool(checker.copied))
-        and [(path, len(places)) for path, places, _ in like.owners] == [(one.path, len(one.owners)) for one in implicit]
+        and [(path, len(places)) for path, places, _ in like.owners] == [(o.path, len(o.owners)) for o in implicit]
         and not any(one.also for one in implicit)
-        and like.arguments_named() == [(position, path) for position, path, tensor in static_arguments if tensor.numel()]
+        and like.arguments_named() == [(at, path) for at, path, tensor in static_arguments if tensor.numel()]
         and not any(_below_argument(place) for one in implicit for place, _ in one.owners)
         and like.function(leaves) in (OK, OVERLAPS)
     )
@@ -234,9 +234,7 @@ def module_ids(before: Snapshot) -> tuple[int, ...]:
     return tuple([id(module.__dict__) for module in before.modules])
 
 
-def _add_owner(
-    checker: Checker, before: Snapshot, place: Place, replaced: set[str], seen: set[str]
-) -> How:
+def _add_owner(checker: Checker, before: Snapshot, place: Place, replaced: set[str], seen: set[str]) -> How:
     """Checks for everything above ``place``; gives the expression, or a function, for what it holds."""
     above = [one for one in place.chain() if one.kind != "root"]
     moving = [index for index, one in enumerate(above) if index and one.path in replaced]

@@ -327,7 +327,7 @@ def _unchanged_modules(before: Snapshot) -> set[int]:
     """``id`` of the places of modules all of whose members are what they were: those need not be looked at singly."""
     if any(before.empty) or any(len(_function_places(f, None)) != number for f, number in before.forwards.items()):
         return set()
-    return {id(place) for place, tables in before.tables if all([_is_same(table) for table in tables])}
+    return {id(place) for place, tables in before.tables if all(_is_same(table) for table in tables)}
 
 
 def _member_keys(container: Any) -> tuple[Any, ...]:
