@@ -11,7 +11,7 @@ from attrs import frozen
 
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
 
-_TENSORS = frozenset(TENSOR_TYPES)
+TENSORS = frozenset(TENSOR_TYPES)
 Operator = Any  # torch._ops.OpOverload, which has no public name
 
 # Write their running statistics without saying so in the schema or bumping a version counter (torch 2.13, read
@@ -59,6 +59,8 @@ class Traits:
     """Device types for which autocast acts on what the kernel calls."""
     metadata: Literal["no", "view", "storage"]
     """Changes its own argument's sizes and strides, or its storage."""
+    indexes: bool
+    """Depends on values if an index is a mask."""
     lifts: bool
     """``torch.tensor(...)``: gives a constant."""
     view: bool
@@ -102,6 +104,7 @@ def traits(op: Operator) -> Traits:
         casts_inside=_CASTING_INSIDE.get(base, ()),
         unsafe=unsafe,
         view=bool(schema.returns) and not writes and all(one.alias_info is not None for one in schema.returns),
+        indexes=base in _BOOLEAN_INDEXING,
         lifts=base.startswith("lift"),
         plain=not (reads_host or dynamic or unsafe or special or changes != "no"),
     )
@@ -116,7 +119,7 @@ def _metadata_change(base: str, tags: Any) -> Literal["no", "view", "storage"]:
 def is_tensor(value: object) -> bool:
     """A tensor. Asking by type first is four times as fast where it is a parameter, or no tensor."""
     kind = type(value)
-    return kind in _TENSORS or (kind not in PLAIN_TYPES and isinstance(value, torch.Tensor))
+    return kind in TENSORS or (kind not in PLAIN_TYPES and isinstance(value, torch.Tensor))
 
 
 def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

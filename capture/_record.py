@@ -6,6 +6,7 @@ put where staged ones were, and what lies in the pool is moved out of it.
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from collections.abc import Sequence
@@ -124,12 +125,18 @@ def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
 
 
 def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Any:
-    """Record ``call`` under the current node and return its result."""
-    tree.recording = True
+    """Record ``call`` under the current node and return its result.
+
+    No garbage is collected meanwhile: what a recording notes would be looked through several times, and dies by itself.
+    """
+    tree.recording, collecting = True, gc.isenabled()
+    gc.disable()
     try:
         return _record(captured, entry, call, tree, pattern, undo=undo)
     finally:
         tree.recording = False
+        if collecting:
+            gc.enable()
         if not tree.pool.is_tidy():
             captured.log.add("drop", "a tensor of a failed recording is kept: the pool is given up")
             tree.retire()

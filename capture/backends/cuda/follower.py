@@ -17,7 +17,7 @@ from capture._describe import Described, Implicit
 from capture._follow import Expected, confirm, find_implicit
 from capture._notes import scalars_of
 from capture._observe import DETACHING, Watched
-from capture._operators import Operator, Traits, shape_depends_on_data, tensors_in, traits, written
+from capture._operators import TENSORS, Operator, Traits, shape_depends_on_data, tensors_in, traits, written
 from capture._torch_private import fast_operator, is_capturing
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.pool import CudaPool
@@ -45,6 +45,8 @@ class Follower(Recorder):
         self._known: dict[int, str] = {}
         """Path of each input by the ``id`` of its tensor, which somebody keeps alive."""
         self._starts: dict[int, str] = {}
+        self._made = (0, 0)
+        """A part of the pool that holds nothing but what the body made, and staged inputs."""
         self._ranges: list[tuple[int, int, str]] = []
         self._inputs: list[tuple[str, torch.Tensor]] = []
 
@@ -86,9 +88,12 @@ class Follower(Recorder):
         self._index = index + 1
         if self.difference is not None or index >= len(self._sequence) or self._sequence[index] != known.name:
             self._stop("other operators run")
-        if scalars_of(known, args, kwargs, constant=None) != self._scalars[index]:
-            self._stop("an operator gets other values")
-        self._check_call(known, args, kwargs)
+        if kwargs or self._scalars[index] or not TENSORS.issuperset(map(type, args)):
+            if scalars_of(known, args, kwargs, constant=None) != self._scalars[index]:
+                self._stop("an operator gets other values")
+            self._check_call(known, args, kwargs, list(tensors_in(args, kwargs)))
+        else:
+            self._check_call(known, args, kwargs, args)
         if known.view:
             return run(*args, **kwargs)
         if not is_capturing():
@@ -124,11 +129,15 @@ class Follower(Recorder):
         self.difference = self.difference or difference
         raise RefusedError(self.difference)
 
-    def _check_call(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = list(tensors_in(args, kwargs))
+    def _check_call(
+        self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        known, starts, (begin, end) = self._known, self._starts, self._made
         for tensor in tensors:
-            if id(tensor) not in self._known:
-                self._path(tensor)
+            if id(tensor) not in known:
+                address = tensor.data_ptr()
+                if not begin <= address < end and address not in starts:
+                    self._path(tensor)
         if op.writes:
             for tensor, _ in written(op, args, kwargs):
                 path = self._path(tensor)
@@ -136,13 +145,13 @@ class Follower(Recorder):
                     self.wrote.add(path)
         if kwargs or not tensors:
             self._check_options(op, tensors, kwargs)
-        if not op.plain or shape_depends_on_data(op, args, kwargs):
+        if not op.plain or (op.indexes and shape_depends_on_data(op, args, kwargs)):
             self._stop(f"{op.name} has to be looked at")
         self.draws = self.draws or op.draws
         if torch.is_grad_enabled() and op.base not in DETACHING and any(tensor.requires_grad for tensor in tensors):
             self._stop("a gradient is needed")
 
-    def _check_options(self, op: Traits, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> None:
+    def _check_options(self, op: Traits, tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> None:
         device = kwargs.get("device")
         on_cpu = not tensors if device is None else torch.device(device).type != "cuda"
         if on_cpu or kwargs.get("generator") is not None:
@@ -158,11 +167,11 @@ class Follower(Recorder):
         if path is not None or not address:
             return path
         pool = self._pool
-        if pool.found(address) and not pool.is_output(address):
-            return self._among_inputs(address)  # a staged input lies in the pool, too
-        path = self._among_inputs(address)
+        path = self._among_inputs(address)  # before the pool, as staged inputs lie in it
         if path is None and (pool.is_output(address) or not pool.find(address)):
             self._stop("memory is used that was not before")
+        if path is None and not pool.has_outputs:
+            self._made = pool.segment_of(address)
         return path
 
     def _among_inputs(self, address: int) -> str | None:

@@ -113,7 +113,6 @@ class CudaPool:
             if storage.nbytes():
                 _torch_private.disown(storage)
         self._free_taken()
-        self._grew = True
         return layout
 
     def take_workspace(self) -> None:
@@ -135,8 +134,11 @@ class CudaPool:
 
     def abandon(self) -> None:
         """A recording came to nothing: give back what was taken for it."""
-        self._grew = True
         self._free_taken()
+
+    def end_capture(self) -> None:
+        """Nothing is captured any more; the capture may have brought new memory into the pool."""
+        self.is_capturing, self._grew = False, True
 
     def _free_taken(self) -> None:
         for address in self._taken:
@@ -146,6 +148,15 @@ class CudaPool:
     def is_taken(self, address: Address) -> bool:
         """A live output of the path that is recorded below begins here."""
         return address in self._taken
+
+    @property
+    def has_outputs(self) -> bool:
+        """Outputs of the path that is recorded below are alive."""
+        return bool(self._outputs)
+
+    def segment_of(self, address: Address) -> tuple[Address, Address]:
+        """Begin and end of the part of the pool that an address in it lies in."""
+        return next((begin, end) for begin, end in self._segments if begin <= address < end)
 
     def is_output(self, address: Address) -> bool:
         """The address lies in a live output of the path that is recorded below."""
