@@ -8,11 +8,11 @@ operator.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
+
+from capture.backends.cuda.driver import function
 
 _ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
@@ -22,10 +22,9 @@ def node_counter(stream: torch.cuda.Stream) -> Callable[[], int] | None:
 
     The graph is looked up every time: its handle is void once a capture has failed.
     """
-    driver = _driver()
-    if driver is None:
+    info, nodes = function("cuStreamGetCaptureInfo_v2"), function("cuGraphGetNodes")
+    if info is None or nodes is None:
         return None
-    info, nodes = driver
     handle = ctypes.c_void_p(stream.cuda_stream)
     status, identity, graph, number = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_size_t()
     asked = (handle, ctypes.byref(status), ctypes.byref(identity), ctypes.byref(graph), None, None)
@@ -37,13 +36,3 @@ def node_counter(stream: torch.cuda.Stream) -> Callable[[], int] | None:
         return number.value
 
     return count
-
-
-@functools.cache
-def _driver() -> tuple[Any, Any] | None:
-    """``cuStreamGetCaptureInfo`` without its dependencies, and ``cuGraphGetNodes``."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-        return library.cuStreamGetCaptureInfo_v2, library.cuGraphGetNodes
-    except (OSError, AttributeError):
-        return None
