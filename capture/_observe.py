@@ -22,7 +22,7 @@ from capture._call import Call
 from capture._constants import constants_on_host
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
 from capture._generators import default_generator, default_generators
-from capture._host_reads import autocast_switches, host_reads
+from capture._host_reads import autocast_switches, host_reads, no_autocast_cache
 from capture._notes import External, Notes, Produced, scalars_of
 from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
@@ -338,7 +338,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
             around.enter_context(watch.device_syncs())
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
-            around.enter_context(_no_autocast_cache())
+            around.enter_context(no_autocast_cache())
             around.enter_context(watch)
             watched.result = call.run(values)
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
@@ -369,17 +369,6 @@ def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> Iterator[tu
         if id(tensor) not in seen and not tensor.is_inference():
             seen.add(id(tensor))
             yield tensor, tensor._version
-
-
-@contextlib.contextmanager
-def _no_autocast_cache() -> Iterator[None]:
-    """A weight cast cached outside the body would be frozen; one cached inside would outlive it."""
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
 
 
 def undo(watched: Watched) -> None:

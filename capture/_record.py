@@ -147,16 +147,11 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     counters = captured.log.counters
     counters.body_runs += 1
     begin = time.perf_counter()
-    recorded = _run(captured, entry, call, tree, inputs, entry.expected, undo=undo)
-    differs = recorded.followed == "differs"
-    if differs or recorded.followed == "unsuited":
-        captured.log.add("miss", f"not as in the watched run: {recorded.failure}")
-        _instead.undo_run(recorded)
-        if recorded.watched is not None:
-            recorded.watched.forget()
+    recorded, followed = _run(captured, entry, call, tree, inputs, entry.expected, undo=undo), True
+    if recorded.followed in ("unsuited", "differs"):
+        followed = recorded.followed == "unsuited"
+        _forget_run(captured, entry, recorded)
         del recorded  # and with it what it has of the pool
-        entry.expected = None
-        counters.body_runs += 1
         recorded = _run(captured, entry, call, tree, inputs, None, undo=undo)
     for kind, milliseconds, nbytes in recorded.parts:
         captured.log.add(kind, ms=milliseconds, nbytes=nbytes)
@@ -170,11 +165,11 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     if recorded.executed:
         count_writes(written, call.leaves)
     copied = recorded.recording.copied_paths if recorded.recording is not None else frozenset()
-    if not _expel_state(tree, recorded.described, copied):
+    if recorded.followed != "yes" and not _expel_state(tree, recorded.described, copied):
         facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")
         plan = compile_plan(captured.annotation, facts)
     as_planned = plan is entry.plan or _as_planned(entry.plan, plan)
-    if recorded.recording is None or plan.outcome != "record" or differs or not as_planned:
+    if recorded.recording is None or plan.outcome != "record" or not (followed and as_planned):
         return _instead.refused(captured, entry, call, tree, recorded, facts, plan, undo=undo)
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
     captured.note_findings(plan)
@@ -194,6 +189,16 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     if undo:
         _instead.undo_run(recorded)
     return result
+
+
+def _forget_run(captured: Captured, entry: Entry, recorded: Recorded) -> None:
+    """A run that was not what was expected has not happened; the body runs once more."""
+    captured.log.add("miss", f"not as in the watched run: {recorded.failure}")
+    captured.log.counters.body_runs += 1
+    _instead.undo_run(recorded)
+    if recorded.watched is not None:
+        recorded.watched.forget()
+    entry.expected = None
 
 
 def _run(

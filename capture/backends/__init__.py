@@ -122,8 +122,8 @@ class Recorded:
     stopped: bool = False
     """The engine itself stopped the body."""
     followed: Literal["no", "yes", "unsuited", "differs"] = "no"
-    """The run was expected to be what a watched run was. ``unsuited``, ``differs``: there is no recording, and the
-    caller asks for one without expectations; only the second says something about the body."""
+    """The run was expected to be what a watched run was, on state outside of the pool. ``unsuited``, ``differs``: there
+    is no recording, and the caller asks for one without expectations; only ``differs`` says something of the body."""
     transient: bool = False
     """The failure says nothing about the body: memory ran out."""
 

@@ -61,6 +61,8 @@ class Follower(Recorder):
         self._inputs = [*arguments, *((one.path, one.external.tensor) for one in found)]
         self._known = {id(tensor): path for path, tensor in self._inputs}
         self._starts = {tensor.data_ptr(): path for path, tensor in self._inputs}
+        if any(self._pool.found(one.external.tensor.data_ptr()) for one in found):
+            self.difference, self.is_suited = "state lies in the pool", False
         storages = {id(tensor.untyped_storage()) for _, tensor in self._inputs if tensor.numel()}
         if len(storages) != len(self._inputs):
             self.difference, self.is_suited = "inputs share memory, or have none", False
