@@ -183,7 +183,8 @@ def test_kv_cache_and_chain_follow() -> None:
         def forward(self, x: Tensor) -> Tensor:
             self.cache[1:3].add_(x)
             self.last = torch.relu(self.linear(x))
-            return self.last + self.cache.sum(0)
+            result: Tensor = self.last + self.cache.sum(0)
+            return result
 
     def make() -> list[Any]:
         torch.manual_seed(0)
