@@ -13,6 +13,7 @@ import torch
 from attrs import frozen
 
 from capture import _torch_private
+from capture._containers import TENSOR_TYPES
 from capture._describe import Classifier, Described, Implicit, effects_of, output_info
 from capture._facts import Facts, Mutation
 from capture._notes import External
@@ -74,7 +75,8 @@ def find_implicit(before: Snapshot, wanted: Expected) -> list[Implicit] | None:
     found = []
     for path in wanted.implicit:
         place, tensor = before.places.get(path, (None, None))
-        if place is None or not isinstance(tensor, torch.Tensor):
+        plain = isinstance(tensor, torch.Tensor) and type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided
+        if place is None or tensor is None or not plain:
             return None
         storage = tensor.untyped_storage()
         owners = before.owners(storage)
