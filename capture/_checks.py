@@ -9,6 +9,7 @@ copied argument shares memory with a static tensor and either is written, so tha
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,8 +34,8 @@ class Checker:
     scope: dict[str, Any] = field(factory=lambda: {"MISSING": MISSING})
     structure: list[str] = field(factory=list)
     tensors: list[str] = field(factory=list)
-    owners: list[tuple[str, tuple[Callable[[], Any], ...], str]] = field(factory=list)
-    """Path, getters of all places that hold the tensor, name in ``scope`` of the tensor."""
+    owners: list[tuple[str, tuple[How, ...], str]] = field(factory=list)
+    """Path, how to get what each place that holds the tensor has now, name in ``scope`` of the tensor."""
     arguments: list[tuple[int, str, str]] = field(factory=list)
     """Position, path, name in ``scope`` of the address of each static argument."""
     function: Callable[[Sequence[Any]], int] = lambda _: OK
@@ -43,6 +44,11 @@ class Checker:
     """Position and bytes of the copied arguments that must not share memory with ``watched``."""
     watched: frozenset[str] = frozenset()
     """Paths of static tensors."""
+    modules: tuple[int, ...] = ()
+    """``id`` of the attributes of all modules that were found, in order."""
+    has_own_functions: bool = False
+    """Functions in the scope look at this very scope."""
+    code: types.CodeType | None = None
 
     def name(self, value: Any) -> str:
         """A name for a value in the generated code."""
@@ -53,12 +59,20 @@ class Checker:
     def current(self) -> dict[str, torch.Tensor] | None:
         """Tensors now held at the implicit inputs' places; None if places that shared one no longer do."""
         found: dict[str, torch.Tensor] = {}
-        for path, getters, _ in self.owners:
-            values = [getter() for getter in getters]
+        for path, places, _ in self.owners:
+            values = [self.held_by(place) for place in places]
             if not isinstance(values[0], torch.Tensor) or any(value is not values[0] for value in values):
                 return None
             found[path] = values[0]
         return found
+
+    def held_by(self, how: How) -> Any:
+        """What a place has now. Compiled only when something moved, so that a recording does not pay for it."""
+        return eval(how, self.scope) if isinstance(how, str) else how()  # noqa: S307 - text made in this module
+
+    def arguments_named(self) -> list[tuple[int, str]]:
+        """Positions and paths of the static arguments."""
+        return [(position, path) for position, path, _ in self.arguments]
 
     def address_of(self, path: str) -> int:
         """Where the tensor at this path was."""
@@ -90,8 +104,34 @@ class Checker:
         lines += [f"        if not ({tensors} and metadata()): return {MOVED}"]
         lines += [f"        return {OVERLAPS} if overlaps(t) else {OK}" if self.copied else f"        return {OK}"]
         lines += ["    except (AttributeError, KeyError, IndexError, ValueError):", f"        return {CHANGED}"]
-        exec(compile("\n".join(lines), "<capture check>", "exec"), self.scope)  # noqa: S102 - text made above
+        self.code = _compiled("\n".join(lines))
+        self.run()
+
+    def run(self) -> None:
+        """Define the function in the scope."""
+        assert self.code is not None
+        exec(self.code, self.scope)  # noqa: S102 - text made above
         self.function = self.scope["check"]
+
+    def copy(self, copied: tuple[tuple[int, int], ...]) -> Checker:
+        """The same check of the same tensors, to follow them on its own; ``copied`` as in this class."""
+        scope = {name: value for name, value in self.scope.items() if name != "check"}
+        made = Checker(scope, self.structure, self.tensors, self.owners, self.arguments, code=self.code)
+        made.kinds, made.copied, made.watched, made.modules = self.kinds, copied, self.watched, self.modules
+        if copied:
+            scope["overlaps"] = functools.partial(_overlap, copied, scope["overlaps"].args[1])
+        made.run()
+        return made
+
+
+How = str | Callable[[], Any]
+"""An expression in a checker's scope, or a function."""
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(source: str) -> types.CodeType:
+    """Code of a check. Recordings of one function have the same, whatever their shapes."""
+    return compile(source, "<capture check>", "exec")
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
@@ -115,15 +155,17 @@ def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def make_checker(
     before: Snapshot, implicit: Sequence[Implicit], static_arguments: Sequence[tuple[int, str, torch.Tensor]],
-    replaced: set[str], leaves: Sequence[Any], copied: Sequence[int], written: set[str],
+    replaced: set[str], leaves: Sequence[Any], copied: Sequence[int], written: set[str], like: Checker | None = None,
 ) -> Checker:  # fmt: skip
     """``replaced``: places the body itself gives new values, whose identity is not checked. ``copied``: positions of
-    copied arguments. ``written``: paths the body writes, arguments and static tensors."""
-    checker = Checker()
+    copied arguments. ``written``: paths the body writes, arguments and static tensors. ``like``: the check of another
+    recording of the same function."""
     paths = {one.path for one in implicit} | {path for _, path, _ in static_arguments}
-    checker.watched = frozenset(paths if written - paths else paths & written)
+    checker = Checker(modules=module_ids(before), watched=frozenset(paths if written - paths else paths & written))
     if checker.watched:
         checker.copied = tuple((position, span_bytes(leaves[position])) for position in copied)
+    if like is not None and not replaced and _is_the_same(like, checker, implicit, static_arguments, leaves):
+        return like.copy(checker.copied)
     seen: set[str] = set()
     for one in implicit:
         getters = [_add_owner(checker, before, place, replaced, seen) for place, _ in one.owners]
@@ -131,7 +173,7 @@ def make_checker(
                                   for g in getters)  # fmt: skip
         name = checker.name(one.owners[0][1])
         checker.tensors.append(expression.format(name) + f" and {name}.data_ptr() == {name}_at")
-        checker.owners.append((one.path, tuple(_getter(checker, g) for g in getters), name))
+        checker.owners.append((one.path, tuple(getters), name))
         for place, tensor in one.also:
             getter = _getter(checker, _add_owner(checker, before, place, replaced, seen))
             if place.path in replaced:
@@ -150,6 +192,31 @@ def make_checker(
     return checker
 
 
+def _is_the_same(
+    like: Checker, checker: Checker, implicit: Sequence[Implicit],
+    static_arguments: Sequence[tuple[int, str, torch.Tensor]], leaves: Sequence[Any],
+) -> bool:  # fmt: skip
+    """The other check covers the same places, and all it looks at is as it was: this one would come out the same.
+
+    Places below an argument are in another object in every call, which the other check knows nothing of.
+    """
+    return (
+        not like.has_own_functions
+        and (like.modules, like.watched, bool(like.copied)) == (checker.modules, checker.watched, bool(checker.copied))
+        and [(path, len(places)) for path, places, _ in like.owners] == [(o.path, len(o.owners)) for o in implicit]
+        and not any(one.also for one in implicit)
+        and like.arguments_named() == [(at, path) for at, path, tensor in static_arguments if tensor.numel()]
+        and not any(_below_argument(place) for one in implicit for place, _ in one.owners)
+        and like.function(leaves) in (OK, OVERLAPS)
+    )
+
+
+def _below_argument(place: Place) -> bool:
+    while place.parent is not None:
+        place = place.parent
+    return place.kind == "root" and place.path not in ("self", "function")
+
+
 def _looks_at(getter: Callable[[], Any], scope: dict[str, Any], owner: str, geometry: Geometry) -> bool:
     """A tensor that the body replaces by a view of a static one is such a view now."""
     value = getter()
@@ -157,20 +224,17 @@ def _looks_at(getter: Callable[[], Any], scope: dict[str, Any], owner: str, geom
     return same and Geometry.of(value) == geometry
 
 
-def _getter(checker: Checker, how: str | Callable[[], Any]) -> Callable[[], Any]:
-    if not isinstance(how, str):
-        return how
-    return functools.partial(_look_up, how, checker.scope)
+def _getter(checker: Checker, how: How) -> Callable[[], Any]:
+    checker.has_own_functions = True
+    return functools.partial(checker.held_by, how)
 
 
-def _look_up(expression: str, scope: dict[str, Any]) -> Any:
-    """Only when something moved, so that a recording does not pay for compiling one expression a parameter."""
-    return eval(expression, scope)  # noqa: S307 - text made in this module
+def module_ids(before: Snapshot) -> tuple[int, ...]:
+    """``id`` of the attributes of each module: a check keeps those alive, so that they stay unique."""
+    return tuple([id(module.__dict__) for module in before.modules])
 
 
-def _add_owner(
-    checker: Checker, before: Snapshot, place: Place, replaced: set[str], seen: set[str]
-) -> str | Callable[[], Any]:
+def _add_owner(checker: Checker, before: Snapshot, place: Place, replaced: set[str], seen: set[str]) -> How:
     """Checks for everything above ``place``; gives the expression, or a function, for what it holds."""
     above = [one for one in place.chain() if one.kind != "root"]
     moving = [index for index, one in enumerate(above) if index and one.path in replaced]

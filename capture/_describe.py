@@ -91,10 +91,10 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
     call, notes = watched.call, watched.watch.notes
     arguments = [(path, leaf) for path, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
     _note_versions(watched)
-    classify = _Classifier(watched, watched.arguments)
+    classify = Classifier(watched, watched.arguments)
     implicit = classify.implicit()
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
-    effects, effect_facts = _effects(watched, classify)
+    effects, effect_facts = effects_of(watched, classify)
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     implicit += classify.handed_on(kept)
@@ -110,7 +110,7 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
         defined_at=call.annotation.defined_at,
         runs=runs,
         placeholders=tuple(placeholders),
-        outputs=tuple(_output_info(leaf, watched.arguments) for leaf in outputs),
+        outputs=tuple(output_info(leaf, watched.arguments) for leaf in outputs),
         effects=tuple(effect_facts),
         host_syncs=tuple(notes.syncs.values()),
         host_work=tuple(notes.work) + (_once_a_line(notes.cpu_work) if accelerators else ()),
@@ -141,7 +141,7 @@ def _note_versions(watched: Watched) -> None:
             external.mutation = Mutation(evidence="version", op="unknown")
 
 
-class _Classifier:
+class Classifier:
     """Tells whose memory a tensor is on, after the run."""
 
     def __init__(self, watched: Watched, arguments: Sequence[tuple[str, Any]]) -> None:
@@ -247,7 +247,8 @@ class _Classifier:
         return KeptLeaf(path, value, "foreign")
 
 
-def _effects(watched: Watched, classify: _Classifier) -> tuple[list[KeptEffect], list[Effect]]:
+def effects_of(watched: Watched, classify: Classifier) -> tuple[list[KeptEffect], list[Effect]]:
+    """What the run left in Python state: places with tensors, and facts of all."""
     kept: list[KeptEffect] = []
     facts: list[Effect] = []
     for change in watched.changed:
@@ -310,7 +311,7 @@ def _placeholders(
     ]
 
 
-def _gradients(watched: Watched, classify: _Classifier) -> list[GradientUse]:
+def _gradients(watched: Watched, classify: Classifier) -> list[GradientUse]:
     found = []
     for (storage, _), use in watched.watch.notes.gradients.items():
         external = watched.watch.notes.externals.get(storage)
@@ -374,7 +375,8 @@ def _unmatched(watched: Watched) -> list[str]:
     ]
 
 
-def _output_info(leaf: KeptLeaf, arguments: list[tuple[str, Any]]) -> OutputInfo:
+def output_info(leaf: KeptLeaf, arguments: list[tuple[str, Any]]) -> OutputInfo:
+    """One leaf of the result as plain data."""
     source = arguments[leaf.source][0] if isinstance(leaf.source, int) else leaf.source
     if leaf.kind == "foreign" and odd_kind(leaf.value) is not None:
         return OutputInfo(path=leaf.path, kind="python", value="tensor")  # reported as what it is

@@ -10,6 +10,7 @@ from attrs import define, field
 from capture._bind import Key
 from capture._facts import Facts
 from capture._findings import Severity
+from capture._follow import Expected
 from capture._node import Node
 from capture._plan import CapturePlan
 from capture.backends import Backend
@@ -29,6 +30,8 @@ class Entry:
     phase: Phase = "cold"
     plan: CapturePlan | None = None
     facts: Facts | None = None
+    expected: Expected | None = None
+    """What recordings have to do again, where a watched run told it all."""
     warmups_left: int = 0
     differing_runs: int = 0
     plan_is_new: bool = False

@@ -66,6 +66,17 @@ def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
         torch.set_autocast_enabled = original
 
 
+@contextmanager
+def no_autocast_cache() -> Iterator[None]:
+    """A weight cast cached outside the body would be frozen; one cached inside would outlive it."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
 def _wrapper(
     name: str, original: Any, note: Callable[[str], None], exported: Callable[[torch.Tensor], None], thread: int
 ) -> Any:

@@ -9,7 +9,7 @@ import torch
 from attrs import define, field
 
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutation, TensorInfo, Where
-from capture._operators import Traits
+from capture._operators import Traits, is_tensor
 from capture._tensors import digest
 
 
@@ -66,6 +66,8 @@ class Notes:
     scalars: list[tuple[str, ...]] = field(factory=list)
     lines: list[Where | None] = field(factory=list)
     num_ops: int = 0
+    plain: bool = True
+    """No operator so far does more than its arguments tell."""
     objects: set[int] = field(factory=set)
     """``id`` of the tensor objects that operators got, while the caller or the snapshot keeps them alive."""
     undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
@@ -77,15 +79,17 @@ def scalars_of(
     op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], *, constant: torch.Tensor | None
 ) -> tuple[str, ...]:
     """Arguments of an operator that are no tensors, as text; ``constant``: a tensor that the body made of numbers."""
-    values: tuple[str, ...] = ()
+    values: list[str] = []
     if constant is not None:
-        values = (f"{constant.dtype}{tuple(constant.shape)} {digest(constant)}",)
-    named = [] if op.base.startswith("lift") else [*enumerate(args), *kwargs.items()]
-    return values + tuple(f"{name}={_scalar(value)}" for name, value in named if not isinstance(value, torch.Tensor))
+        values.append(f"{constant.dtype}{tuple(constant.shape)} {digest(constant)}")
+    if not op.lifts:
+        values += [f"{name}={_scalar(value)}" for name, value in enumerate(args) if not is_tensor(value)]
+        values += [f"{name}={_scalar(value)}" for name, value in kwargs.items() if not is_tensor(value)]
+    return tuple(values)
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+    if is_tensor(value):
         return "tensor"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_scalar, value))}]"

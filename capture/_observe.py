@@ -22,14 +22,14 @@ from capture._call import Call
 from capture._constants import constants_on_host
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
 from capture._generators import default_generator, default_generators
-from capture._host_reads import autocast_switches, host_reads
+from capture._host_reads import autocast_switches, host_reads, no_autocast_cache
 from capture._notes import External, Notes, Produced, scalars_of
 from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
 from capture._syncs import device_syncs
 from capture._torch_private import TorchDispatchMode, autocast_inside, generator_id, hide_from_compiler
 
-_DETACHING = {"detach", "alias", "detach_"}
+DETACHING = frozenset(["detach", "alias", "detach_"])
 _SEEDING = "seeding a generator, or setting its state,"
 
 
@@ -57,6 +57,7 @@ class Watch(TorchDispatchMode):
         self._at: Where | None = None
         self.arguments: set[int] = set()
         """``id`` of the storages of the leaves the body was given."""
+        self._devices: set[torch.device] = set()
         self.autocast: dict[str, bool] = {}
         """Device types for which autocast is on in the body; inside the mode torch answers no."""
 
@@ -100,7 +101,8 @@ class Watch(TorchDispatchMode):
         self._at = None
         inputs = list(tensors_in(args, kwargs))
         input_storages = {id(_storage(tensor)) for tensor in inputs}
-        lifted = known.base.startswith("lift")  # torch.tensor(...): a constant, new memory on every run
+        lifted = known.lifts  # torch.tensor(...): a constant, new memory on every run
+        notes.plain = notes.plain and known.plain
         for tensor in () if lifted else inputs:
             self._see_input(tensor, known)
         self._see_host(known, args, kwargs, inputs)
@@ -141,7 +143,7 @@ class Watch(TorchDispatchMode):
             return
         if external is None:
             self.notes.externals[id(storage)] = External(tensor, storage, self._line())
-        if torch.is_grad_enabled() and tensor.requires_grad and op.base not in _DETACHING:
+        if torch.is_grad_enabled() and tensor.requires_grad and op.base not in DETACHING:
             use = GradientUse(path=None, op=op.name, where=self._line())
             self.notes.gradients.setdefault((id(storage), ""), use)
 
@@ -156,12 +158,16 @@ class Watch(TorchDispatchMode):
                 first = inputs[0]
                 had = (first.untyped_storage(), int(first.storage_offset()), first.shape, first.stride())
                 self.notes.reshaped.append((first, *had))
-        devices = {tensor.device.type for tensor in inputs}
-        self.notes.devices.update(str(tensor.device) for tensor in inputs)
+        there = {tensor.device for tensor in inputs}
+        if not there <= self._devices:
+            self._note_devices(there)
+        devices = {device.type for device in there}
         target = kwargs.get("device")
         crossing = len(devices) > 1 or (
             target is not None and bool(devices) and torch.device(target).type not in devices
         )
+        if "cpu" not in devices and not crossing:
+            return
         on_cpu = [one for one in inputs if one.device.type == "cpu" and one.dim() and not self._is_constant(one)]
         if on_cpu and not crossing:
             self.notes.cpu_work.append(HostWork(op=op.name, kind="compute", where=self._line()))
@@ -169,6 +175,10 @@ class Watch(TorchDispatchMode):
             onto = torch.device(target) if target is not None else inputs[0].device
             if onto.type == "cpu":  # the other way round the engine keeps a copy on the device up to date
                 self.note_sync(op.name)
+
+    def _note_devices(self, devices: set[torch.device]) -> None:
+        self._devices |= devices
+        self.notes.devices.update(map(str, devices))
 
     def note_export(self, tensor: torch.Tensor) -> None:
         """A device tensor is handed to another library, whose kernels no operator tells of."""
@@ -238,7 +248,8 @@ class Watch(TorchDispatchMode):
         self.notes.draws[key] = Draw(generator=name, device=device, op=op.name, count=count, where=where)
 
     def _see_output(self, tensor: torch.Tensor, op: Traits, input_storages: set[int]) -> bool:
-        self.notes.devices.add(str(tensor.device))
+        if tensor.device not in self._devices:
+            self._note_devices({tensor.device})
         storage = _storage(tensor)
         if id(storage) in input_storages:
             return False
@@ -256,7 +267,7 @@ class Watch(TorchDispatchMode):
 
 
 def _on_one_device(inputs: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
-    kinds = {tensor.device.type for tensor in inputs}
+    kinds = {device.type for device in {tensor.device for tensor in inputs}}
     if kwargs.get("device") is not None:
         kinds.add(torch.device(kwargs["device"]).type)
     return len(kinds) < 2
@@ -327,7 +338,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
             around.enter_context(watch.device_syncs())
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
-            around.enter_context(_no_autocast_cache())
+            around.enter_context(no_autocast_cache())
             around.enter_context(watch)
             watched.result = call.run(values)
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
@@ -358,17 +369,6 @@ def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> Iterator[tu
         if id(tensor) not in seen and not tensor.is_inference():
             seen.add(id(tensor))
             yield tensor, tensor._version
-
-
-@contextlib.contextmanager
-def _no_autocast_cache() -> Iterator[None]:
-    """A weight cast cached outside the body would be frozen; one cached inside would outlive it."""
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
 
 
 def undo(watched: Watched) -> None:

@@ -17,6 +17,7 @@ from capture._entry import RETRIES, Entry, Phase, may_settle
 from capture._errors import UncapturableError
 from capture._facts import Facts
 from capture._findings import Severity
+from capture._follow import expected
 from capture._observe import Watched
 from capture._plan import CapturePlan
 from capture._tree import Tree, tree_for
@@ -69,7 +70,7 @@ def observe(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Any:
     if _shares_with_state(captured, facts):  # says nothing about calls that do not
         entry.overlapping = entry = entry.overlapping or Entry((*entry.key, "overlaps state"))
     try:
-        take(captured, entry, facts)
+        take(captured, entry, facts, watched, described)
     except UncapturableError:
         _observe.undo(watched)
         raise
@@ -114,10 +115,11 @@ def _shares_with_state(captured: Captured, facts: Facts) -> bool:
     return shared and compile_plan(captured.annotation, facts).outcome == "eager"
 
 
-def take(captured: Captured, entry: Entry, facts: Facts) -> None:
+def take(captured: Captured, entry: Entry, facts: Facts, watched: Watched, described: Described) -> None:
     """Make and keep the plan of a watched run; warns, or raises as the annotation asks, if it is an eager one."""
     plan = entry.plan = compile_plan(captured.annotation, facts)
     entry.facts = facts
+    entry.expected = None if facts.drifts or facts.sequence_change else expected(watched, described)
     if plan.outcome == "record":
         entry.phase, entry.warmups_left = "warm", captured.annotation.warmup - 1
         captured.note_findings(plan)
@@ -148,7 +150,7 @@ def save(captured: Captured, entry: Entry) -> None:
 def replace(captured: Captured, entry: Entry, facts: Facts, plan: CapturePlan, reason: str) -> None:
     """A run that was to be a recording was none, or not as planned. Look again where it may settle, else go eager."""
     captured.log.add("drop", reason)
-    entry.facts, entry.plan, entry.plan_is_new = facts, plan, True
+    entry.facts, entry.plan, entry.plan_is_new, entry.expected = facts, plan, True, None
     entry.differing_runs += 1
     if entry.differing_runs <= RETRIES and may_settle(plan):
         entry.phase = "warm" if plan.outcome == "record" else "cold"

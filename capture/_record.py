@@ -6,7 +6,9 @@ put where staged ones were, and what lies in the pool is moved out of it.
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from capture._describe import Described
 from capture._entry import Entry
 from capture._facts import Facts, Moved
 from capture._findings import Policy
+from capture._follow import Expected
 from capture._node import Node, Pattern
 from capture._outputs import OutputPlan
 from capture._plan import CapturePlan
@@ -30,6 +33,10 @@ from capture.backends import Input, Recorded
 
 if TYPE_CHECKING:
     from capture._runtime import Captured
+
+
+_latest: weakref.WeakKeyDictionary[Captured, weakref.ref[_checks.Checker]] = weakref.WeakKeyDictionary()
+"""The check of each function's latest recording; the next one's is the same in most cases."""
 
 
 def span_of(leaf: Any) -> int:
@@ -119,12 +126,18 @@ def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
 
 
 def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Any:
-    """Record ``call`` under the current node and return its result."""
-    tree.recording = True
+    """Record ``call`` under the current node and return its result.
+
+    No garbage is collected meanwhile: what a recording notes would be looked through several times, and dies by itself.
+    """
+    tree.recording, collecting = True, gc.isenabled()
+    gc.disable()
     try:
         return _record(captured, entry, call, tree, pattern, undo=undo)
     finally:
         tree.recording = False
+        if collecting:
+            gc.enable()
         if not tree.pool.is_tidy():
             captured.log.add("drop", "a tensor of a failed recording is kept: the pool is given up")
             tree.retire()
@@ -135,31 +148,29 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     counters = captured.log.counters
     counters.body_runs += 1
     begin = time.perf_counter()
-    with _observe.capture_lock:
-        tree.before_recording(captured.log)
-        with captured.log.range("record"):
-            recorded = tree.backend.record(
-                tree.pool,
-                call,
-                inputs,
-                undo=undo,
-                warm=entry.facts is not None,
-                moving=moving_paths(entry),
-                generators=_generators(call, entry),
-            )
+    recorded, followed = _run(captured, entry, call, tree, inputs, entry.expected, undo=undo), True
+    if recorded.followed in ("unsuited", "differs"):
+        followed = recorded.followed == "unsuited"
+        _forget_run(captured, entry, recorded)
+        del recorded  # and with it what it has of the pool
+        recorded = _run(captured, entry, call, tree, inputs, None, undo=undo)
     for kind, milliseconds, nbytes in recorded.parts:
         captured.log.add(kind, ms=milliseconds, nbytes=nbytes)
     if recorded.described is None:
         return _instead.without_facts(captured, entry, call, tree, recorded, undo=undo)
-    facts, plan = _facts_and_plan(captured, entry, recorded)
+    if recorded.followed == "yes" and entry.facts is not None and entry.plan is not None:
+        facts, plan = entry.facts, entry.plan
+    else:
+        facts, plan = _facts_and_plan(captured, entry, recorded)
     written = _written(call, inputs, facts)
     if recorded.executed:
         count_writes(written, call.leaves)
     copied = recorded.recording.copied_paths if recorded.recording is not None else frozenset()
-    if not _expel_state(tree, recorded.described, copied):
+    if recorded.followed != "yes" and not _expel_state(tree, recorded.described, copied):
         facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")
         plan = compile_plan(captured.annotation, facts)
-    if recorded.recording is None or plan.outcome != "record" or not _as_planned(entry.plan, plan):
+    as_planned = plan is entry.plan or _as_planned(entry.plan, plan)
+    if recorded.recording is None or plan.outcome != "record" or not (followed and as_planned):
         return _instead.refused(captured, entry, call, tree, recorded, facts, plan, undo=undo)
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
     captured.note_findings(plan)
@@ -179,6 +190,36 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     if undo:
         _instead.undo_run(recorded)
     return result
+
+
+def _forget_run(captured: Captured, entry: Entry, recorded: Recorded) -> None:
+    """A run that was not what was expected has not happened; the body runs once more."""
+    captured.log.add("miss", f"not as in the watched run: {recorded.failure}")
+    captured.log.counters.body_runs += 1
+    _instead.undo_run(recorded)
+    if recorded.watched is not None:
+        recorded.watched.forget()
+    entry.expected = None
+
+
+def _run(
+    captured: Captured, entry: Entry, call: Call, tree: Tree, inputs: Sequence[Input], expected: Expected | None, *,
+    undo: bool,
+) -> Recorded:  # fmt: skip
+    """Let the engine record the body."""
+    with _observe.capture_lock:
+        tree.before_recording(captured.log)
+        with captured.log.range("record"):
+            return tree.backend.record(
+                tree.pool,
+                call,
+                inputs,
+                undo=undo,
+                warm=entry.facts is not None,
+                moving=moving_paths(entry),
+                generators=_generators(call, entry),
+                expected=expected if entry.facts is not None else None,
+            )
 
 
 def _expel_state(tree: Tree, described: Described, copied: frozenset[str]) -> bool:
@@ -252,7 +293,10 @@ def _node(
     mutated = _mutated(described.facts)
     copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
     followed = [*described.implicit, *described.guarded]
-    checker = _checks.make_checker(watched.before, followed, static, replaced, call.leaves, copied, mutated)
+    latest = _latest.get(captured)
+    like = latest() if latest is not None else None
+    checker = _checks.make_checker(watched.before, followed, static, replaced, call.leaves, copied, mutated, like)
+    _latest[captured] = weakref.ref(checker)
     statics = {one.path: one.owners[0][1] for one in followed}
     return Node(
         function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,

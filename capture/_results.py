@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from capture._call import Call, is_opaque
-from capture._containers import is_container
+from capture._containers import children, is_container
 from capture._describe import Described
 from capture._entry import Entry
 from capture._outputs import OutputPlan, plan_outputs
@@ -31,6 +31,12 @@ def _kept_values(described: Described) -> list[Any]:
     ]
 
 
+def _ids(value: Any) -> set[int]:
+    """``id`` of a structure, of the containers in it, and of its leaves."""
+    found = {id(value)}
+    return found.union(*[_ids(member) for _, member in children(value)]) if is_container(value) else found
+
+
 def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Pool) -> OutputPlan:
     """How the outputs of this recording are built."""
     policy = captured.annotation.outputs
@@ -39,7 +45,9 @@ def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Po
     assert described is not None
     assert watched is not None
     owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
-    own = {id(value): place for place, value in watched.before.places.values()
+    left = _ids(watched.result).union(*[_ids(effect.change.after) for effect in described.effects])
+    there = [(place, value) for place, value in watched.before.places.values() if id(value) in left]
+    own = {id(value): place for place, value in there
            if is_container(value) or (place.kind == "root" and place.path != "self" and is_opaque(value))}  # fmt: skip
     return plan_outputs(
         policy, watched.result, described.outputs, described.effects, recorded.blocks,

@@ -7,6 +7,7 @@ tells who owns an implicit input (``self.layers[3].weight``), and ``changes`` te
 from __future__ import annotations
 
 import functools
+import operator
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
@@ -24,14 +25,18 @@ PlaceKind = Literal["argument", "attribute", "parameter", "buffer", "module", "i
 _PLACES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
 _MEMBERS_LIMIT = 10_000  # of one container
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"}
+_TENSORS = frozenset(TENSOR_TYPES)
 _CLOSED = (str, bytes, bytearray, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Generator)
 _CLOSED_PACKAGES = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing",
                               "concurrent", "multiprocessing", "queue", "asyncio", "capture"})  # fmt: skip
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Place:
-    """Where a value is kept: ``holder`` plus ``name``. ``parent`` leads back to the root."""
+    """Where a value is kept: ``holder`` plus ``name``. ``parent`` leads back to the root.
+
+    Never changed. Not frozen, since one is made for every attribute a walk meets, and freezing doubles the cost.
+    """
 
     kind: PlaceKind
     holder: Any
@@ -90,6 +95,23 @@ class Place:
             place = place.parent
 
 
+Found = tuple[Place, Any]
+"""A place and what it holds."""
+
+
+Table = tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]
+"""A dict, and the keys and the very objects it held."""
+
+
+def _table(now: dict[str, Any]) -> Table:
+    return now, tuple(now), tuple(now.values())
+
+
+def _is_same(table: Table) -> bool:
+    now, keys, values = table
+    return tuple(now) == keys and all(map(operator.is_, now.values(), values))
+
+
 @define
 class Snapshot:
     """Values at all places, the tensors among them by storage, and the members of containers."""
@@ -102,6 +124,12 @@ class Snapshot:
     entered: list[tuple[Place, Any]] = field(factory=list)
     """Objects whose attributes were walked, each under the path it was found by first."""
     modules: list[torch.nn.Module] = field(factory=list)
+    tables: list[tuple[Place, tuple[Table, ...]]] = field(factory=list)
+    """The dicts behind each module, with the place it was found at."""
+    empty: list[dict[str, Any]] = field(factory=list)
+    """Those of them that had no member."""
+    forwards: dict[types.FunctionType, int] = field(factory=dict)
+    """``forward`` functions of users' modules, and how many places each names."""
     generators: dict[int, Place] = field(factory=dict)
 
     def owners(self, storage: torch.UntypedStorage) -> list[tuple[Place, torch.Tensor]]:
@@ -156,38 +184,41 @@ def _function_places(function: types.FunctionType, parent: Place | None) -> list
 def snapshot(starts: list[Place]) -> Snapshot:
     """Walk breadth first from ``starts``; objects are entered once, under the first path found."""
     found = Snapshot()
-    queue: deque[Place] = deque(starts)
+    places = found.places
+    queue: deque[Found] = deque((place, place.get()) for place in starts)
     entered: set[int] = set()
-    while queue and len(found.places) < _PLACES_LIMIT:
-        place = queue.popleft()
-        value = place.get()
-        if place.path in found.places and place.kind != "root":
+    while queue and len(places) < _PLACES_LIMIT:
+        one = queue.popleft()
+        place, value = one
+        if place.path in places and place.kind != "root":
             continue
-        found.places[place.path] = (place, value)
-        if isinstance(value, torch.Tensor):
-            _note_tensor(found, place, value)
-        elif isinstance(value, torch.Generator):
-            found.generators.setdefault(generator_id(value), place)
-        if id(value) in entered or type(value) in PLAIN_TYPES:
+        places[place.path] = one
+        kind = type(value)
+        if kind in PLAIN_TYPES:
             continue
-        entered.add(id(value))
-        found.entered.append((place, value))
-        queue.extend(_members(found, place, value))
+        if kind in _TENSORS:
+            if value.layout is torch.strided:
+                storage = value.untyped_storage()
+                found.storages.append(storage)
+                found.tensors.setdefault(id(storage), []).append(one)
+        elif id(value) not in entered:
+            entered.add(id(value))
+            if kind is torch.Generator:
+                found.generators.setdefault(generator_id(value), place)
+            found.entered.append(one)
+            queue.extend(_members(found, place, value))
     return found
 
 
-def _note_tensor(found: Snapshot, place: Place, tensor: torch.Tensor) -> None:
-    if type(tensor) not in TENSOR_TYPES or tensor.layout is not torch.strided:
-        return
-    storage = tensor.untyped_storage()
-    found.storages.append(storage)
-    found.tensors.setdefault(id(storage), []).append((place, tensor))
-
-
-def _members(found: Snapshot, place: Place, value: Any) -> list[Place]:
+def _members(found: Snapshot, place: Place, value: Any) -> list[Found]:
     if isinstance(value, torch.nn.Module):
-        found.modules.append(value)
-        return _module_places(value, place)
+        return _module_members(found, place, value)
+    if isinstance(value, (torch.Tensor, *_CLOSED)):
+        return []
+    return [(one, one.get()) for one in _open_members(found, place, value)]
+
+
+def _open_members(found: Snapshot, place: Place, value: Any) -> list[Place]:
     if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
         members = _container_places(found, place, value)
         return members + (_attribute_places(found, place, value) if getattr(value, "__dict__", None) else [])
@@ -198,11 +229,12 @@ def _members(found: Snapshot, place: Place, value: Any) -> list[Place]:
     if isinstance(value, functools.partial):
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
         return [Place("root", part, None, f"{place.path}.{name}", place) for name, part in parts.items()]
-    if isinstance(value, (torch.Tensor, *_CLOSED)) or _closed_package(type(value).__module__):
+    if _closed_package(type(value).__module__):
         return []
     return _attribute_places(found, place, value)
 
 
+@functools.lru_cache(maxsize=4096)
 def _closed_package(module: str | None) -> bool:
     package = (module or "").split(".")[0]
     return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith("torch.optim"))
@@ -212,22 +244,36 @@ def _join(path: str, name: str) -> str:
     return f"{path}[{name}]" if name.isdigit() else f"{path}.{name}"
 
 
-def _module_places(module: torch.nn.Module, place: Place) -> list[Place]:
-    found: list[Place] = []
+def _module_members(found: Snapshot, place: Place, module: torch.nn.Module) -> list[Found]:
+    found.modules.append(module)
+    own = module.__dict__
+    tables = (own, module._parameters, module._buffers, module._modules)
+    found.tables.append((place, tuple([_table(table) for table in tables if table])))
+    found.empty += [table for table in tables if not table]
+    forward = type(module).forward
+    if isinstance(forward, types.FunctionType) and not _closed_package(forward.__module__):
+        found.forwards.setdefault(forward, len(_function_places(forward, None)))
+    return _module_places(module, place)
+
+
+def _module_places(module: torch.nn.Module, place: Place) -> list[Found]:
+    found: list[Found] = []
     path = place.path
     tables: tuple[tuple[PlaceKind, dict[str, Any]], ...] = (
         ("parameter", module._parameters), ("buffer", module._buffers), ("module", module._modules)
     )  # fmt: skip
     for kind, table in tables:
-        found.extend(Place(kind, table, name, _join(path, name), place) for name in table)
-    names = [name for name in module.__dict__ if name not in _MODULE_INTERNALS]
-    found.extend(Place("attribute", module, name, f"{path}.{name}", place) for name in names)
+        found += [(Place(kind, table, name, _join(path, name), place), table[name]) for name in table]
+    own = module.__dict__
+    found += [
+        (Place("attribute", module, name, f"{path}.{name}", place), own[name])
+        for name in own if name not in _MODULE_INTERNALS
+    ]  # fmt: skip
     forward = type(module).forward
     if isinstance(forward, types.FunctionType) and not _closed_package(forward.__module__):
-        found.extend(
-            Place(p.kind, p.holder, p.name, f"{type(module).__name__}.forward:{p.path}", None)
-            for p in _function_places(forward, None)
-        )
+        for p in _function_places(forward, None):
+            one = Place(p.kind, p.holder, p.name, f"{type(module).__name__}.forward:{p.path}", None)
+            found.append((one, one.get()))
     return found
 
 
@@ -259,17 +305,28 @@ def _attribute_places(found: Snapshot, place: Place, value: Any) -> list[Place]:
 def changes(before: Snapshot) -> list[Change]:
     """What differs now from ``before``: other values at known places, members and attributes come or gone."""
     found = []
+    same = _unchanged_modules(before)
     for place, old in before.places.values():
+        if id(place.parent) in same:
+            continue
         new = place.get()
         if new is not old and not _equal_plain(old, new):
             found.append(Change(place, old, new))
     for place, holder in before.entered:
-        found.extend(_new_attributes(before, place, holder))
+        if id(place) not in same:
+            found.extend(_new_attributes(before, place, holder))
     for place, container, members in before.members:
         now = _member_keys(container)
         if not _same_members(now, members) and not any(change.place is place for change in found):
             found.append(Change(place, f"{len(members)} members", f"{len(now)} members", container=True))
     return found
+
+
+def _unchanged_modules(before: Snapshot) -> set[int]:
+    """``id`` of the places of modules all of whose members are what they were: those need not be looked at singly."""
+    if any(before.empty) or any(len(_function_places(f, None)) != number for f, number in before.forwards.items()):
+        return set()
+    return {id(place) for place, tables in before.tables if all(_is_same(table) for table in tables)}
 
 
 def _member_keys(container: Any) -> tuple[Any, ...]:
@@ -324,9 +381,9 @@ def _new_attributes(before: Snapshot, place: Place, holder: Any) -> list[Change]
     elif _closed_package(type(holder).__module__):
         return []
     else:
-        now = [Place("attribute", holder, name, f"{path}.{name}", place) for name in getattr(holder, "__dict__", {})
-               if not name.startswith("__")]  # fmt: skip
-    return [Change(new, MISSING, new.get()) for new in now if new.path not in before.places]
+        now = [(one, one.get()) for one in (Place("attribute", holder, name, f"{path}.{name}", place)
+               for name in getattr(holder, "__dict__", {}) if not name.startswith("__"))]  # fmt: skip
+    return [Change(new, MISSING, value) for new, value in now if new.path not in before.places]
 
 
 def _equal_plain(old: Any, new: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -14,20 +15,25 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
     """Metadata as plain data."""
     strided = tensor.layout is torch.strided and not tensor.is_nested
     return TensorInfo(
-        dtype=str(tensor.dtype).removeprefix("torch."),
+        dtype=_name(tensor.dtype),
         shape=tuple(tensor.shape) if not tensor.is_nested else (),
         stride=tuple(tensor.stride()) if strided else (),
-        device=str(tensor.device),
+        device=_name(tensor.device),
         requires_grad=tensor.requires_grad,
-        layout=str(tensor.layout).removeprefix("torch."),
+        layout=_name(tensor.layout),
         nbytes=span_bytes(tensor) if strided else 0,
     )
 
 
+@functools.cache
+def _name(value: torch.dtype | torch.device | torch.layout) -> str:
+    return str(value).removeprefix("torch.")
+
+
 def span_bytes(tensor: torch.Tensor) -> int:
     """Bytes from a strided tensor's first element to the end of its last."""
-    if tensor.numel() == 0:
-        return 0
+    if tensor.is_contiguous() or tensor.numel() == 0:
+        return tensor.numel() * tensor.element_size()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
 
@@ -61,7 +67,7 @@ def alias_groups(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     for position, tensor in enumerate(tensors):
         if tensor.layout is torch.strided and not tensor.is_nested and tensor.numel():
             begin = tensor.data_ptr()
-            spans.append((str(tensor.device), begin, begin + span_bytes(tensor), position))
+            spans.append((_name(tensor.device), begin, begin + span_bytes(tensor), position))
     spans.sort()
     groups: list[int | None] = [None] * len(tensors)
     number = -1

@@ -90,7 +90,8 @@ def _is_recorded(entry: Entry, tree: Tree) -> bool:
 def _observe_once(captured: Captured, entry: Entry, call: Call) -> None:
     watched, described = _planning.watch(captured, call, undo=True, trial=True)
     _observe.undo(watched)
-    _planning.take(captured, entry, _planning.compared(entry, described.facts, watched.watch.notes.lines))
+    facts = _planning.compared(entry, described.facts, watched.watch.notes.lines)
+    _planning.take(captured, entry, facts, watched, described)
 
 
 def _eager(captured: Captured, entry: Entry) -> Outcome:

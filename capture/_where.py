@@ -17,15 +17,23 @@ _OWN = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     os.path.abspath(warnings.__file__),
 )
-_cache: dict[tuple[types.CodeType, int], Where] = {}
+_cache: dict[tuple[str, int, str], Where] = {}
+_users: dict[str, bool] = {}
+"""Per file: it is neither torch's nor this library's."""
+
+
+def _is_users(file: str) -> bool:
+    known = _users.get(file)
+    if known is None:
+        known = _users[file] = not file.startswith(_OWN) and not file.startswith("<capture")
+    return known
 
 
 def here() -> Where | None:
     """The innermost frame that is neither torch's nor this library's."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_OWN) and not name.startswith("<capture"):
+        if _is_users(frame.f_code.co_filename):
             return _of(frame.f_code, frame.f_lineno)
         frame = frame.f_back
     return None
@@ -37,7 +45,7 @@ def of_error(error: BaseException) -> Where | None:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if not code.co_filename.startswith(_OWN) and not code.co_filename.startswith("<capture"):
+        if _is_users(code.co_filename):
             found = _of(code, trace.tb_lineno)
         trace = trace.tb_next
     return found
@@ -58,11 +66,11 @@ def of_function(code: types.CodeType) -> Where:
 
 
 def _of(code: types.CodeType, line: int) -> Where:
-    found = _cache.get((code, line))
+    name = getattr(code, "co_qualname", code.co_name)
+    found = _cache.get((code.co_filename, line, name))
     if found is None:
         if len(_cache) > 10_000:
             _cache.clear()
         text = linecache.getline(code.co_filename, line).strip()
-        name = getattr(code, "co_qualname", code.co_name)
-        found = _cache[code, line] = Where(file=code.co_filename, line=line, function=name, code=text)
+        found = _cache[code.co_filename, line, name] = Where(file=code.co_filename, line=line, function=name, code=text)
     return found

@@ -26,6 +26,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_profile _containers _bind _ambient _named _state _call _where _operators",
         "_host_reads _constants _syncs _generators _tensors",
         "_notes _observe _describe",
+        "_follow",
         "backends",
         "_store _key_text",
         "_outputs _liveness _step _modules _node _tree _checks",

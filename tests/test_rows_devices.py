@@ -16,6 +16,7 @@ from capture._annotate import annotate
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._facts import Facts
+from capture._follow import Expected
 from capture._tree import tree_for
 from capture.backends import Input, Recorded
 from capture.backends.arena import Arena
@@ -212,8 +213,10 @@ class Spy(CpuBackend):
         warm: bool = True,
         moving: frozenset[str] = frozenset(),
         generators: Sequence[torch.Generator] = (),
+        expected: Expected | None = None,
     ) -> Recorded:
         self.asked.append("record")
+        del expected
         return super().record(pool, call, inputs, undo=undo, warm=warm, moving=moving, generators=generators)
 
 

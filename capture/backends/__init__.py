@@ -14,6 +14,7 @@ from attrs import frozen
 
 from capture._call import Call
 from capture._describe import Described
+from capture._follow import Expected
 from capture._observe import Watched
 
 Address = int
@@ -120,6 +121,9 @@ class Recorded:
     """Parts of the work that are worth an event of their own: kind, milliseconds, bytes."""
     stopped: bool = False
     """The engine itself stopped the body."""
+    followed: Literal["no", "yes", "unsuited", "differs"] = "no"
+    """The run was expected to be what a watched run was, on state outside of the pool. ``unsuited``, ``differs``: there
+    is no recording, and the caller asks for one without expectations; only ``differs`` says something of the body."""
     transient: bool = False
     """The failure says nothing about the body: memory ran out."""
 
@@ -177,11 +181,13 @@ class Backend(Protocol):
     def record(
         self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
+        expected: Expected | None = None,
     ) -> Recorded:  # fmt: skip
         """Run the body of ``call`` once, in the pool, as a recording. ``undo``: keep what ``_observe.undo`` needs
         and leave the caller's mutated arguments alone. ``warm``: the body ran eagerly before in this process.
         ``moving``: paths of tensors in Python state that are others in the next call. ``generators``: all that the
-        body may draw from, beside the default ones.
+        body may draw from, beside the default ones. ``expected``: what a watched run told; an engine may take that for
+        known, and stop where the body does anything else (``Recorded.followed``).
 
         If ``executed``, the run is the call: its effects on the caller's tensors, generators and Python state have
         happened afterwards, once, and its result is in the returned ``Watched``, also where ``recording`` is None.

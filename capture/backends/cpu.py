@@ -16,6 +16,7 @@ from typing_extensions import override
 from capture import _torch_private
 from capture._call import Call
 from capture._describe import KeptLeaf, describe
+from capture._follow import Expected
 from capture._observe import Watch, Watched, run_watched
 from capture._operators import (
     Operator,
@@ -49,9 +50,10 @@ class CpuBackend:
     def record(
         self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
+        expected: Expected | None = None,
     ) -> Recorded:  # fmt: skip
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""
-        del warm, moving, generators
+        del warm, moving, generators, expected
         tape = Tape(pool)
         staged = _Staged(pool, tape, call, inputs)
         recorder = Recorder(pool, tape, undo=undo)

@@ -35,8 +35,8 @@ def step(x):
 A custom operator says what it reads and writes; the values are the same.
 
 ## Known gaps
-Found by counting the nodes of the graph, which needs the package ``cuda-bindings``; without it only by memory that no
-operator made.
+Found by counting the nodes of the graph, which the driver library tells; without it only by memory that no operator
+made.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from attrs import evolve
@@ -16,13 +16,16 @@ from attrs import evolve
 from capture import _torch_private, _where
 from capture._call import Call
 from capture._describe import Described, Implicit, KeptLeaf, describe
+from capture._follow import Expected
 from capture._generators import default_generator
 from capture._notes import External
 from capture._observe import Watched, run_watched
 from capture._torch_private import generator_id
 from capture.backends import Block, Input, Recorded
+from capture.backends.cuda.follower import Follower
 from capture.backends.cuda.graph import Capture, RefusedError
 from capture.backends.cuda.inputs import Feed
+from capture.backends.cuda.nodes import node_counter
 from capture.backends.cuda.pool import CudaPool
 from capture.backends.cuda.recorder import Recorder
 from capture.backends.cuda.replay import CudaRecording
@@ -49,6 +52,7 @@ class CudaBackend:
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
+        expected: Expected | None = None,
     ) -> Recorded:  # fmt: skip
         """Capture the body once. Nothing has happened until the graph is replayed; with ``undo`` it is not."""
         begin = time.perf_counter()
@@ -58,15 +62,21 @@ class CudaBackend:
         here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
         mine = [one for one in generators if one.device in here]
         capture = Capture(pool, mine, relaxed=not warm)
-        recorder = Recorder(pool, {generator_id(one) for one in (*mine, default_generator(self.device))}, moving)
+        known = {generator_id(one) for one in (*mine, default_generator(self.device))}
+        follows = expected is not None and not moving and self._may_follow(pool, call)
+        recorder = Follower(pool, expected) if expected and follows else Recorder(pool, known, moving)
         staging, watched, failure = Staging(), None, None
         try:
             with capture.running():
+                pool.take_workspace()
                 staging = stage(pool, call, [one for one in inputs if self._is_here(call.leaves[one.position])])
                 watched = run_watched(call, recorder, call.substitute(staging.replacements))
         except RuntimeError as error:
             failure = f"{type(error).__name__} before the body ran: {error}".partition("\n")[0]
         failure = failure or _failure(capture, recorder, watched)
+        if isinstance(recorder, Follower) and recorder.difference is not None:
+            pool.abandon()
+            return _unlike(recorder, watched)
         if failure is not None or watched is None or watched.error is not None:
             failure = failure or "the capture failed"
             pool.abandon()
@@ -76,6 +86,9 @@ class CudaBackend:
             return Recorded(watched, None, None, failure, executed=False, stopped=stopped, transient=transient)
         for storage in staging.storages():
             pool.give_back(storage)
+        pool.note_operators(recorder.sequence())
+        if isinstance(recorder, Follower):
+            return self._followed(pool, capture, recorder, staging, watched, inputs, undo=undo)
         described = describe(watched)
         if not pool.shared:
             described.facts = evolve(described.facts, separate_pools=torch.cuda.get_allocator_backend())
@@ -83,6 +96,25 @@ class CudaBackend:
             self._beware(recorder, watched, described, staging)
         recorded = self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
         return evolve(recorded, parts=(("create", create, 0), *recorded.parts)) if opened else recorded
+
+    def _may_follow(self, pool: CudaPool, call: Call) -> bool:
+        strided = all(self._is_here(leaf) and leaf.layout is torch.strided for leaf in call.leaves)
+        return strided and pool.shared and node_counter(pool.stream) is not None
+
+    def _followed(
+        self, pool: CudaPool, capture: Capture, recorder: Follower, staging: Staging, watched: Watched,
+        inputs: Sequence[Input], *, undo: bool,
+    ) -> Recorded:  # fmt: skip
+        """A run that was the same again, as far as operators and memory tell."""
+        described = recorder.confirm(watched)
+        if described is None:
+            pool.abandon()
+            return _unlike(recorder, watched)
+        recorded = self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
+        if recorded.recording is not None or recorded.transient:
+            return evolve(recorded, followed="yes")
+        recorder.difference = recorded.failure
+        return _unlike(recorder, watched)
 
     def _is_here(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.device
@@ -146,6 +178,12 @@ def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> s
         text = f"the body raised {type(error).__name__} while capturing: {error}".partition("\n")[0]
         return f"{text} ({where})" if where is not None else text
     return capture.error or recorder.unexplained()
+
+
+def _unlike(recorder: Follower, watched: Watched | None) -> Recorded:
+    """What was recorded is not what was expected."""
+    followed: Literal["unsuited", "differs"] = "differs" if recorder.is_suited else "unsuited"
+    return Recorded(watched, None, None, recorder.difference, executed=False, followed=followed)
 
 
 def _block(leaf: KeptLeaf) -> Block | None:

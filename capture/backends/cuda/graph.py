@@ -67,7 +67,7 @@ class Capture:
                 finally:
                     self._end()
             finally:
-                pool.is_capturing = False
+                pool.end_capture()
                 if collecting:
                     gc.enable()
                 if pool.shared:

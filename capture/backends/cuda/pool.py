@@ -23,6 +23,7 @@ from capture.backends import Address, Block, Geometry, views_of
 from capture.backends.cuda.streams import follow, order_draws, own_stream
 from capture.backends.staging import over
 
+_PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "linear", "matmul"])
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
 
@@ -47,8 +48,10 @@ class CudaPool:
         self.id = torch.cuda.graph_pool_handle()
         self._anchors: list[torch.cuda.CUDAGraph] = []
         self._taken: frozenset[Address] = frozenset()
+        self._outputs: list[tuple[Address, Address]] = []
         self._segments: list[tuple[Address, Address]] = []
         self._grew = True
+        self._multiplies = False
         self.is_capturing = False
         self._owned: list[torch.UntypedStorage] = []
         """Without a shared pool: what holds the memory of outputs. Freed, it would belong to nobody."""
@@ -86,6 +89,7 @@ class CudaPool:
             self.id = torch.cuda.graph_pool_handle()
             return
         wanted = frozenset(block.address for block, _ in live)
+        self._outputs = [(block.address, block.address + block.nbytes) for block, _ in live]
         if layout is not None:
             _torch_private.set_pool_state(self.index, layout.state)
             for address in layout.taken - wanted:
@@ -109,8 +113,17 @@ class CudaPool:
             if storage.nbytes():
                 _torch_private.disown(storage)
         self._free_taken()
-        self._grew = True
         return layout
+
+    def take_workspace(self) -> None:
+        """Let cuBLAS take its workspace before anything else is taken for this recording: it fits what the last one
+        had, unless a small buffer splits that first, and then the pool grows by another one."""
+        if self.shared and self._multiplies:
+            torch.cuda.current_blas_handle()
+
+    def note_operators(self, names: Sequence[str]) -> None:
+        """A recording ran these."""
+        self._multiplies = self._multiplies or any(name.split(".")[1] in _PRODUCTS for name in set(names))
 
     def give_back(self, storage: torch.UntypedStorage) -> None:
         """A buffer is not used between replays: others may have its memory then."""
@@ -121,8 +134,11 @@ class CudaPool:
 
     def abandon(self) -> None:
         """A recording came to nothing: give back what was taken for it."""
-        self._grew = True
         self._free_taken()
+
+    def end_capture(self) -> None:
+        """Nothing is captured any more; the capture may have brought new memory into the pool."""
+        self.is_capturing, self._grew = False, True
 
     def _free_taken(self) -> None:
         for address in self._taken:
@@ -132,6 +148,19 @@ class CudaPool:
     def is_taken(self, address: Address) -> bool:
         """A live output of the path that is recorded below begins here."""
         return address in self._taken
+
+    @property
+    def has_outputs(self) -> bool:
+        """Outputs of the path that is recorded below are alive."""
+        return bool(self._outputs)
+
+    def segment_of(self, address: Address) -> tuple[Address, Address]:
+        """Begin and end of the part of the pool that an address in it lies in."""
+        return next((begin, end) for begin, end in self._segments if begin <= address < end)
+
+    def is_output(self, address: Address) -> bool:
+        """The address lies in a live output of the path that is recorded below."""
+        return any(begin <= address < end for begin, end in self._outputs)
 
     def is_tidy(self) -> bool:
         """Nothing is taken, as it must be between recordings."""

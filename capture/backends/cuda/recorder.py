@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,10 @@ class Recorder(Watch):
     def constants(self) -> list[Constant]:
         """The body's CPU constants on the device."""
         return self._host.constants if self._host is not None else []
+
+    def sequence(self) -> Sequence[str]:
+        """Names of the operators that ran."""
+        return self.notes.sequence
 
     def unexplained(self) -> str | None:
         """Why the run, which raised nothing, cannot be replayed."""

@@ -6,18 +6,20 @@ for its own blocks only; for memory of a pool the next replay waits for that str
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import importlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from capture._observe import capture_lock
+from capture.backends.cuda.driver import function
 
 if TYPE_CHECKING:
     from capture.backends.cuda.pool import CudaPool
 
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _PATIENCE = 5.0  # seconds; a body may itself wait for the thread that synchronizes
 _drew_on: dict[torch.device, torch.cuda.Stream] = {}
 """The stream of each device that the last graph with draws was launched or captured on."""
@@ -27,14 +29,13 @@ _installed = False
 
 def own_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream that nobody else gets: torch hands out the same 32 streams in turn, and who gets one that is being
-    captured cannot use it. Without ``cuda-bindings`` it is one of those. Lives as long as the process."""
+    captured cannot use it. Where the driver cannot be asked it is one of those. Lives as long as the process."""
+    create, handle = function("cuStreamCreate"), ctypes.c_void_p()
     with torch.cuda.device(device):
-        try:
-            runtime: Any = importlib.import_module("cuda.bindings.runtime")
-            error, handle = runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking)
-        except (ImportError, AttributeError):
+        torch.cuda.mem_get_info(device)  # the driver wants the device's context to be there
+        if create is None or create(ctypes.byref(handle), _NON_BLOCKING) or not handle.value:
             return torch.cuda.Stream(device)
-        return torch.cuda.Stream(device) if int(error) else torch.cuda.ExternalStream(int(handle), device=device)
+        return torch.cuda.ExternalStream(handle.value, device=device)
 
 
 def follow(pool: CudaPool) -> None:

@@ -1,0 +1,115 @@
+"""Follow: a recording run of which a watched run told everything already.
+
+Most recordings come right after a watched run of the same key. Such a run has to be the same again: the same operators
+with the same Python values on memory that is known. Then the facts of the watched run hold for it, and only the
+tensors have to be found. Whatever is special about a body is looked at in full, in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from attrs import frozen
+
+from capture import _torch_private
+from capture._containers import TENSOR_TYPES
+from capture._describe import Classifier, Described, Implicit, effects_of, output_info
+from capture._facts import Facts, Mutation
+from capture._notes import External
+from capture._observe import Watched, result_leaves
+from capture._state import Snapshot
+from capture._tensors import alias_groups
+
+
+@frozen(eq=False)
+class Expected:
+    """What a recording has to do again."""
+
+    facts: Facts
+    implicit: tuple[str, ...]
+    """Paths of the implicit inputs."""
+    written: dict[str, Mutation]
+    """How each input that is written was written, by path."""
+    same_kind: Callable[..., bool]
+    """Tells whether other implicit inputs have the metadata of these."""
+
+
+def expected(watched: Watched, described: Described) -> Expected | None:
+    """What recordings may follow; None where something about the body asks for a full look."""
+    facts, notes = described.facts, watched.watch.notes
+    special = (
+        facts.host_syncs, facts.host_work, facts.subclasses, facts.opaque, facts.gradients, facts.escapes, facts.drifts,
+        facts.unseen, facts.sequence_change, facts.refused,
+    )  # fmt: skip
+    leaves = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
+    plain = (
+        notes.plain
+        and not any(special)
+        and len(facts.devices) == 1
+        and not facts.devices[0].startswith(("cpu", "meta"))
+        and all(one.generator == "default" for one in facts.draws)
+        and all(one.alias_group is None and not one.replaced for one in facts.placeholders)
+        and all(one.mutation is None or one.mutation.evidence == "schema" for one in facts.placeholders)
+        and all(one.owners and not one.also for one in described.implicit)
+        and all(leaf.kind in ("fresh", "input", "input-view", "python") for leaf in leaves)
+        and all(effect.kind == "tensor" for effect in facts.effects)
+        and _torch_private.HAS_METADATA_GUARD
+    )
+    if not plain:
+        return None
+    return Expected(
+        facts=facts,
+        implicit=tuple(one.path for one in described.implicit),
+        written={one.path: one.mutation for one in facts.placeholders if one.mutation is not None},
+        same_kind=_guard([one.owners[0][1] for one in described.implicit]),
+    )
+
+
+def _guard(tensors: list[torch.Tensor]) -> Callable[..., bool]:
+    return _torch_private.metadata_guard(tensors) if tensors else lambda: True
+
+
+def find_implicit(before: Snapshot, wanted: Expected) -> list[Implicit] | None:
+    """The implicit inputs as they are now; None if one is no tensor, of another kind, or shares memory."""
+    found = []
+    for path in wanted.implicit:
+        place, tensor = before.places.get(path, (None, None))
+        plain = isinstance(tensor, torch.Tensor) and type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided
+        if place is None or tensor is None or not plain:
+            return None
+        storage = tensor.untyped_storage()
+        owners = before.owners(storage)
+        if any(one is not tensor for _, one in owners):
+            return None
+        external = External(tensor, storage, None, wanted.written.get(path))
+        found.append(Implicit(path, tuple(owners), external))
+    return found if wanted.same_kind(*[one.external.tensor for one in found]) else None
+
+
+def confirm(watched: Watched, wanted: Expected, implicit: list[Implicit], wrote: set[str]) -> Described | str:
+    """The run described by the facts that were known before, or what was not as expected.
+
+    ``wrote``: paths of the inputs that were written.
+    """
+    if wrote != set(wanted.written):
+        return "other inputs are written"
+    given = {id(leaf): path for path, leaf in watched.arguments}
+    given.update({id(one.external.tensor): one.path for one in implicit})
+    for tensor, version in watched.versions:
+        if tensor._version != version and given.get(id(tensor)) not in wrote:
+            return "a tensor was written that no operator told of"
+    tensors = [leaf for _, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
+    if wrote and any(group is not None for group in alias_groups([*tensors, *(o.external.tensor for o in implicit)])):
+        return "inputs share memory"
+    classify = Classifier(watched, watched.arguments)
+    outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
+    effects, effect_facts = effects_of(watched, classify)
+    made = [(one.path, one.kind, one.source, one.value) for one in (output_info(o, watched.arguments) for o in outputs)]
+    if made != [(one.path, one.kind, one.source, one.value) for one in wanted.facts.outputs]:
+        return "the outputs are others"
+    if [(one.path, one.kind) for one in effect_facts] != [(one.path, one.kind) for one in wanted.facts.effects]:
+        return "other state is changed"
+    if any(leaf.kind not in ("fresh", "input", "input-view", "python") for one in effects for leaf in one.leaves):
+        return "state is set to a tensor from elsewhere"
+    return Described(wanted.facts, implicit, outputs, effects)

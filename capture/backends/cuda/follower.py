@@ -1,0 +1,193 @@
+"""Follower: the recorder for a run that only has to be what a watched run was.
+
+It looks at each operator's name, its Python values, and whether its tensors lie on memory that is known: an input of
+the watched run, or the pool. It stops at the first thing that is not as expected; then the run is recorded in full.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from capture._describe import Described, Implicit
+from capture._follow import Expected, confirm, find_implicit
+from capture._notes import scalars_of
+from capture._observe import DETACHING, Watched
+from capture._operators import TENSORS, Operator, Traits, shape_depends_on_data, tensors_in, traits, written
+from capture._torch_private import fast_operator, is_capturing
+from capture.backends.cuda.graph import RefusedError
+from capture.backends.cuda.pool import CudaPool
+from capture.backends.cuda.recorder import Recorder
+
+_operators: dict[int, tuple[Traits, Callable[..., Any], Operator]] = {}
+"""By ``id``, as hashing an operator takes longer than all the rest; they are kept, so that ids stay unique."""
+
+
+class Follower(Recorder):
+    """A recorder that expects to see nothing new."""
+
+    def __init__(self, pool: CudaPool, expected: Expected) -> None:
+        super().__init__(pool, set(), frozenset())
+        self.expected = expected
+        self.difference: str | None = None
+        """What was not as in the watched run."""
+        self.is_suited = True
+        """False if following was no good idea, whatever the body did."""
+        self.implicit: list[Implicit] = []
+        self.wrote: set[str] = set()
+        """Paths of the inputs that operators wrote."""
+        self._sequence, self._scalars = expected.facts.sequence, expected.facts.scalars
+        self._index = 0
+        self._known: dict[int, str] = {}
+        """Path of each input by the ``id`` of its tensor, which somebody keeps alive."""
+        self._starts: dict[int, str] = {}
+        self._made = (0, 0)
+        """A part of the pool that holds nothing but what the body made, and staged inputs."""
+        self._ranges: list[tuple[int, int, str]] = []
+        self._inputs: list[tuple[str, torch.Tensor]] = []
+
+    @override
+    def begin(self, arguments: list[tuple[str, Any]]) -> None:
+        self._nodes = self._count() if self._count is not None else 0
+        found = find_implicit(self.before, self.expected)
+        if found is None:
+            self.difference, self.is_suited = "state is held by other tensors", False
+            return
+        self.implicit = found
+        self._inputs = [*arguments, *((one.path, one.external.tensor) for one in found)]
+        self._known = {id(tensor): path for path, tensor in self._inputs}
+        self._starts = {tensor.data_ptr(): path for path, tensor in self._inputs}
+        if any(self._pool.found(one.external.tensor.data_ptr()) for one in found):
+            self.difference, self.is_suited = "state lies in the pool", False
+        storages = {id(tensor.untyped_storage()) for _, tensor in self._inputs if tensor.numel()}
+        if len(storages) != len(self._inputs):
+            self.difference, self.is_suited = "inputs share memory, or have none", False
+
+    def confirm(self, watched: Watched) -> Described | None:
+        """The run by the facts that were known before; None if it was another one after all."""
+        if self._index != len(self._sequence):
+            self.difference = "operators are missing"
+            return None
+        found = confirm(watched, self.expected, self.implicit, self.wrote)
+        if isinstance(found, Described):
+            return found
+        self.difference = found
+        return None
+
+    @override
+    def sequence(self) -> Sequence[str]:
+        return self._sequence
+
+    @override
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        known, run = _look_up(op)
+        index = self._index
+        self._index = index + 1
+        if self.difference is not None or index >= len(self._sequence) or self._sequence[index] != known.name:
+            self._stop("other operators run")
+        if kwargs or self._scalars[index] or not TENSORS.issuperset(map(type, args)):
+            if scalars_of(known, args, kwargs, constant=None) != self._scalars[index]:
+                self._stop("an operator gets other values")
+            self._check_call(known, args, kwargs, list(tensors_in(args, kwargs)))
+        else:
+            self._check_call(known, args, kwargs, args)
+        if known.view:
+            return run(*args, **kwargs)
+        if not is_capturing():
+            self._stop("an operator runs on a stream that is not captured")
+        count = self._count
+        assert count is not None
+        if count() != self._nodes:
+            self.is_suited = False
+            self._stop("a kernel was launched that no operator tells of")
+        result = run(*args, **kwargs)
+        self._nodes = count()
+        return result
+
+    @override
+    def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
+        self._stop(f"{op} waits for the device")
+
+    @override
+    def note_export(self, tensor: torch.Tensor) -> None:
+        self.is_suited = False
+        self._stop("a tensor is handed to another library")
+
+    @override
+    def _look_for_launches(self) -> None:
+        if self.difference is None and self._count is not None and self._count() != self._nodes:
+            self.difference, self.is_suited = "a kernel was launched that no operator tells of", False
+
+    @override
+    def is_copy(self, tensor: torch.Tensor) -> bool:
+        return False
+
+    def _stop(self, difference: str) -> None:
+        self.difference = self.difference or difference
+        raise RefusedError(self.difference)
+
+    def _check_call(
+        self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        known, starts, (begin, end) = self._known, self._starts, self._made
+        for tensor in tensors:
+            if id(tensor) not in known:
+                address = tensor.data_ptr()
+                if not begin <= address < end and address not in starts:
+                    self._path(tensor)
+        if op.writes:
+            for tensor, _ in written(op, args, kwargs):
+                path = self._path(tensor)
+                if path is not None:
+                    self.wrote.add(path)
+        if kwargs or not tensors:
+            self._check_options(op, tensors, kwargs)
+        if not op.plain or (op.indexes and shape_depends_on_data(op, args, kwargs)):
+            self._stop(f"{op.name} has to be looked at")
+        self.draws = self.draws or op.draws
+        if torch.is_grad_enabled() and op.base not in DETACHING and any(tensor.requires_grad for tensor in tensors):
+            self._stop("a gradient is needed")
+
+    def _check_options(self, op: Traits, tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> None:
+        device = kwargs.get("device")
+        on_cpu = not tensors if device is None else torch.device(device).type != "cuda"
+        if on_cpu or kwargs.get("generator") is not None:
+            self._stop(f"{op.name} has to be looked at")
+
+    def _path(self, tensor: torch.Tensor) -> str | None:
+        """The input whose memory a tensor lies on; None for what the body made. Stops at anything else."""
+        path = self._known.get(id(tensor))
+        if path is not None:
+            return path
+        address = tensor.data_ptr()
+        path = self._starts.get(address)
+        if path is not None or not address:
+            return path
+        pool = self._pool
+        path = self._among_inputs(address)  # before the pool, as staged inputs lie in it
+        if path is None and (pool.is_output(address) or not pool.find(address)):
+            self._stop("memory is used that was not before")
+        if path is None and not pool.has_outputs:
+            self._made = pool.segment_of(address)
+        return path
+
+    def _among_inputs(self, address: int) -> str | None:
+        if not self._ranges:
+            storages = [(path, tensor.untyped_storage()) for path, tensor in self._inputs]
+            self._ranges = sorted((one.data_ptr(), one.data_ptr() + one.nbytes(), path) for path, one in storages)
+        at = bisect.bisect_right(self._ranges, (address, 1 << 64, "")) - 1
+        if at < 0 or address >= self._ranges[at][1]:
+            return None
+        return self._ranges[at][2]
+
+
+def _look_up(op: Operator) -> tuple[Traits, Callable[..., Any]]:
+    found = _operators.get(id(op))
+    if found is None:
+        found = _operators[id(op)] = (traits(op), fast_operator(op), op)
+    return found[0], found[1]
