@@ -97,6 +97,9 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         known = traits(op)
+        if known.composite is not None and torch.is_inference_mode_enabled():
+            with self:  # elsewhere torch opens it before a mode sees it
+                return known.composite(*args, **kwargs)
         notes = self.notes
         self._at = None
         inputs = list(tensors_in(args, kwargs))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
 from attrs import frozen
 
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
+from capture._torch_private import composite
 
 TENSORS = frozenset(TENSOR_TYPES)
 Operator = Any  # torch._ops.OpOverload, which has no public name
@@ -65,6 +66,8 @@ class Traits:
     """``torch.tensor(...)``: gives a constant."""
     view: bool
     """Makes a view, which runs nothing on a device."""
+    composite: Callable[..., Any] | None
+    """Runs the operators that it is made of; None if it is not made of others."""
     plain: bool
     """Nothing but what its arguments are decides what it does: no host reads, no copies to or from the CPU."""
 
@@ -106,6 +109,7 @@ def traits(op: Operator) -> Traits:
         view=bool(schema.returns) and not writes and all(one.alias_info is not None for one in schema.returns),
         indexes=base in _BOOLEAN_INDEXING,
         lifts=base.startswith("lift"),
+        composite=composite(op),
         plain=not (reads_host or dynamic or unsafe or special or changes != "no"),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import sys
 import types
 import weakref
@@ -266,6 +267,20 @@ def fast_operator(op: Any) -> Callable[..., Any]:
     """The operator's C++ entry without the Python wrapper of ``OpOverload`` (0.7 us less a call)."""
     entry = getattr(op, "_op", op)
     return entry if callable(entry) else op  # type: ignore[no-any-return]
+
+
+def composite(op: Any) -> Callable[..., Any] | None:
+    """The C++ kernel of an operator that is made of others, which see a dispatch mode then; None if it has none.
+
+    Inference mode hands such operators to a mode whole, other modes open them before. Without these names they stay
+    whole.
+    """
+    try:
+        key = torch._C.DispatchKey.CompositeImplicitAutograd
+        known = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+        return functools.partial(op._op_dk, key) if known else None
+    except (AttributeError, RuntimeError, TypeError):  # pragma: no cover - torch without these names
+        return None
 
 
 def python_binding(name: str) -> Callable[..., Any] | None:

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import random
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -804,3 +805,28 @@ def test_draws_advance_like_eagers(rng_used: str) -> None:
         assert got == [bits(body(x_of(seed), theirs)) for _ in range(2)]
         assert after == bits((theirs or default_generator).get_state())
     assert recordings(captured).recordings == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: torch.where(x > 0)[0],
+        lambda x: x * x.sum().item(),
+        lambda x: x.to(torch.float64) + x.reshape(-1)[0],
+        lambda x: torch.nn.functional.dropout(torch.nn.functional.linear(x, x), 0.5),
+    ],
+    ids=["where", "item", "to", "linear"],
+)
+def test_inference_mode_shows_the_operators_that_others_are_made_of(body: Callable[[Tensor], Tensor]) -> None:
+    found = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        captured = capture(body, name=f"in {mode.__name__}")
+        with mode():
+            x = torch.randn(4, 4)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", CaptureWarning)
+                for _ in range(3):
+                    captured(x)
+        (plan,) = plans(captured)
+        found.append((plan.sequence_digest, {one.code for one in plan.findings}))
+    assert found[0] == found[1]

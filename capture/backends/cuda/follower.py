@@ -86,6 +86,9 @@ class Follower(Recorder):
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         known, run = _look_up(op)
+        if known.composite is not None and torch.is_inference_mode_enabled():
+            with self:
+                return known.composite(*args, **kwargs)
         index = self._index
         self._index = index + 1
         if self.difference is not None or index >= len(self._sequence) or self._sequence[index] != known.name:
