@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from attrs import define, evolve
 
-from capture import _containers
+from capture import _containers, _state
 from capture._annotate import Annotation
 from capture._bind import Binder, Leaf
 from capture._containers import PLAIN_TYPES
@@ -67,6 +67,10 @@ class Call:
     def is_static(self, path: str) -> bool:
         """A name in ``static=`` covers this path."""
         return any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in self.annotation.static)
+
+    def roots(self) -> list[_state.Place]:
+        """Where the Python state that the body can reach begins."""
+        return _state.roots(self.function, self.receiver, self.named_values())
 
     def opaque_leaves(self) -> list[OpaqueLeaf]:
         """Leaves that are no plain value, tensor or module and whose tensors, if any, are not declared static."""

@@ -98,7 +98,7 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     implicit += classify.handed_on(kept)
-    gradients = _gradients(watched, classify)
+    gradients = _gradients(watched, classify, kept)
     given = {id(value) for place, value in watched.before.places.values() if place.kind == "root"}
     opaque = _opaque_outputs([leaf for leaf in outputs if id(leaf.value) not in given])  # those are handed back
     elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # explained by other facts
@@ -311,7 +311,12 @@ def _placeholders(
     ]
 
 
-def _gradients(watched: Watched, classify: Classifier) -> list[GradientUse]:
+def _gradients(watched: Watched, classify: Classifier, kept: list[KeptLeaf]) -> list[GradientUse]:
+    """Who asks for gradients that outlive the run; those of a backward pass inside the body are nobody's business."""
+    left = [leaf.value for leaf in kept if isinstance(leaf.value, torch.Tensor)]
+    left += [one.tensor for one in watched.watch.notes.externals.values() if one.mutation is not None]
+    if not any(tensor.grad_fn is not None for tensor in left):
+        return []
     found = []
     for (storage, _), use in watched.watch.notes.gradients.items():
         external = watched.watch.notes.externals.get(storage)
@@ -321,11 +326,7 @@ def _gradients(watched: Watched, classify: Classifier) -> list[GradientUse]:
             owners = watched.before.owners(external.storage)
             path = watched.arguments[arguments[0][0]][0] if arguments else (owners[0][0].path if owners else None)
         found.append(GradientUse(path=path, op=use.op, where=use.where))
-    if not found and any(isinstance(v, torch.Tensor) and v.requires_grad for _, v in result_leaves(watched.result)):
-        kept = [classify.leaf(p, v) for p, v in result_leaves(watched.result)]
-        if any(leaf.kind == "fresh" and leaf.value.requires_grad for leaf in kept):
-            found.append(GradientUse(path=None, op="output requires grad"))
-    return found
+    return found or [GradientUse(path=None, op="output requires grad")]
 
 
 def _once_a_line(work: list[HostWork]) -> tuple[HostWork, ...]:

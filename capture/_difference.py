@@ -56,6 +56,8 @@ def _of_keys(captured: Captured, old: Entry, new: Entry, call: Call) -> tuple[st
             return _tensor(old, call) or _first(captured.binder.names, before, after)
         if index == 2:
             return _first(captured.named.labels(call.values), before, after)
+        if index == 5:
+            return _first(captured.optimizers.labels(), before, after)
         return ("module training flags" if index == 3 else "a guard"), "", ""
     return None
 

@@ -97,6 +97,8 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         known = traits(op)
+        if known.namespace == "profiler":  # ranges, which tensors have no part in
+            return op(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
             with self:  # elsewhere torch opens it before a mode sees it
                 return known.composite(*args, **kwargs)

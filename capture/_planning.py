@@ -54,6 +54,7 @@ def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) ->
     captured.log.counters.body_runs += 1
     with _observe.capture_lock, captured.log.timed("observe"):
         watched = _observe.run_watched(call, _observe.Watch(undo=undo))
+        captured.optimizers.note(watched.before)
         if watched.error is not None:
             if trial:
                 _observe.undo(watched)
@@ -100,8 +101,7 @@ def forget_stored(entry: Entry) -> None:
 
 def _always_unsettled(captured: Captured, plan: CapturePlan) -> bool:
     """State that the body names and changes makes a new key of every call, so that no entry is seen twice."""
-    for finding in plan.findings_at_least(Severity.EAGER):
-        key = (finding.code, finding.path)
+    for key in {(finding.code, finding.path) for finding in plan.findings_at_least(Severity.EAGER)}:
         captured.unsettled[key] = captured.unsettled.get(key, 0) + 1
         if captured.unsettled[key] > RETRIES:
             captured.hopeless = plan

@@ -105,7 +105,7 @@ def _generators(call: Call, entry: Entry) -> list[torch.Generator]:
     arguments = {path for path, leaf in call.paths() if isinstance(leaf, torch.Generator)}
     if entry.facts is not None and all(one.generator in {"default", *arguments} for one in entry.facts.draws):
         return found
-    state = _state.snapshot(_state.roots(call.function, call.receiver, call.named_values()))
+    state = _state.snapshot(call.roots())
     return found + [place.get() for place in state.generators.values()]
 
 
@@ -114,7 +114,7 @@ def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
     if plan is not None and not any(one.mutated for one in plan.placeholders):
         return False
     tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
-    state = _state.snapshot(_state.roots(call.function, call.receiver, call.named_values()))
+    state = _state.snapshot(call.roots())
     arguments = {path for path, _ in call.paths()}
     used = None if plan is None else {one.path for one in plan.placeholders if one.kind == "implicit"}
     for leaf in tensors:

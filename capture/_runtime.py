@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from capture import _config, _difference, _observe, _planning, _record, _verify, _where
+from capture import _config, _difference, _observe, _planning, _record, _state, _verify, _where
 from capture._ambient import Ambient, Here, ambient, here, inlining
 from capture._annotate import Annotation
 from capture._bind import (
@@ -38,6 +38,7 @@ from capture._events import Log
 from capture._facts import Inlined
 from capture._named import NamedKey, part_of
 from capture._node import Node
+from capture._optimizers import Optimizers
 from capture._plan import CapturePlan
 from capture._remarks import Remarks
 from capture._shortcut import MISS, Shortcuts
@@ -68,11 +69,16 @@ class Captured(Remarks):
         self.receiver_of = (lambda: None) if receiver is None else _weak(receiver)
         self._is_module = isinstance(receiver, torch.nn.Module)
         self._shortcuts = Shortcuts()
+        self.optimizers = Optimizers()
         self._is_function = isinstance(function, types.FunctionType)
         self._defaults = getattr(function, "__defaults__", None)
         self._verifies = annotation.verify != "off"
-        self.stateless = receiver is None and named.is_empty() and not annotation.guards
+        self._names_nothing = receiver is None and named.is_empty() and not annotation.guards
+
+    @property
+    def stateless(self) -> bool:
         """The key is made of modes and arguments alone."""
+        return self._names_nothing and not self.optimizers
 
     @property
     def receiver(self) -> Any:
@@ -123,6 +129,8 @@ class Captured(Remarks):
 
     def _entry_for(self, values: tuple[Any, ...], modes: Ambient) -> tuple[Entry, list[Leaf]]:
         leaves: list[Leaf] = []
+        if not self.families:
+            self.optimizers.note(_state.snapshot(self.call(values, leaves).roots()))
         rest = () if self.stateless else self.rest(values)
         key = (modes, tuple([key_of(value, leaves) for value in values]), *rest)
         family = self.families.get(key)
@@ -141,6 +149,7 @@ class Captured(Remarks):
             self.named(receiver, values),
             module_key(receiver, []) if isinstance(receiver, torch.nn.Module) else None,
             tuple([part_of(guard(), limit=None) for guard in self.annotation.guards]),
+            self.optimizers.part(),
         )
 
     def call(self, values: tuple[Any, ...], leaves: list[Leaf]) -> Call:

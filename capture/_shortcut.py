@@ -166,7 +166,11 @@ def _world(captured: Captured, count: int) -> Callable[[], bool]:
     receiver_of, named = captured.receiver_of, captured.named
     receiver = receiver_of()
     known = named.read(receiver)
-    if captured.annotation.guards or not all(type(one) in _SAME or isinstance(one, _WATCHED) for one in known):
+    if (
+        captured.annotation.guards
+        or captured.optimizers
+        or not all(type(one) in _SAME or isinstance(one, _WATCHED) for one in known)
+    ):
         nothing = (None,) * count  # what is named below arguments is in the key of objects only
         parts = captured.rest(nothing)
         return lambda: captured.rest(nothing) == parts

@@ -201,6 +201,9 @@ def snapshot(starts: list[Place]) -> Snapshot:
                 storage = value.untyped_storage()
                 found.storages.append(storage)
                 found.tensors.setdefault(id(storage), []).append(one)
+            if value.requires_grad and value.is_leaf and id(value) not in entered:
+                entered.add(id(value))
+                queue.extend(_gradient(place, value))
         elif id(value) not in entered:
             entered.add(id(value))
             if kind is torch.Generator:
@@ -216,6 +219,14 @@ def _members(found: Snapshot, place: Place, value: Any) -> list[Found]:
     if isinstance(value, (torch.Tensor, *_CLOSED)):
         return []
     return [(one, one.get()) for one in _open_members(found, place, value)]
+
+
+def _gradient(place: Place, tensor: torch.Tensor) -> list[Found]:
+    """The ``grad`` of a leaf that has one, or may get one."""
+    gradient = tensor.grad
+    if gradient is None and not torch.is_grad_enabled():
+        return []
+    return [(Place("attribute", tensor, "grad", f"{place.path}.grad", place), gradient)]
 
 
 def _open_members(found: Snapshot, place: Place, value: Any) -> list[Place]:

@@ -23,7 +23,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_errors _facts _annotate _findings rules _plan _compile _compare _report",
         "_config _events _progress",
         "_torch_private",
-        "_profile _containers _bind _ambient _named _state _call _where _operators",
+        "_profile _containers _bind _ambient _named _state _optimizers _call _where _operators",
         "_host_reads _constants _syncs _generators _tensors",
         "_notes _observe _describe",
         "_follow",
