@@ -78,6 +78,10 @@ class Capture:
         """What launches the graph on the current stream."""
         return _nothing if self.is_empty or self._graph is None else _torch_private.graph_launcher(self._graph)
 
+    def graph(self) -> torch.cuda.CUDAGraph | None:
+        """The graph itself, if it has nodes."""
+        return None if self.is_empty else self._graph
+
     def instantiate(self) -> None:
         """Make the graph ready to launch."""
         if not self.is_empty and self._graph is not None:
