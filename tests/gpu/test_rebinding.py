@@ -160,7 +160,7 @@ def test_one_tensor_after_another_is_learned() -> None:
 def test_views_inside_larger_storages() -> None:
     """A weight is a piece of one big tensor, at another offset or in another one each time."""
     bigs = [rand(64 * 64 * 8, seed=i) for i in range(2)]
-    holder = Holder(lambda self, x: x @ self.w, {"w": bigs[0][: 64 * 64].view(64, 64)})
+    holder: Any = Holder(lambda self, x: x @ self.w, {"w": bigs[0][: 64 * 64].view(64, 64)})
     captured = capture(holder)
     for i in range(16):
         begin = 64 * 64 * (i % 7) + (64 if i % 4 == 3 else 0)
@@ -174,7 +174,7 @@ def test_views_inside_larger_storages() -> None:
 def test_an_address_with_another_alignment(shift: int) -> None:
     """It is not bound: vectorised kernels were chosen for the alignment of the first."""
     big = rand(64 * 64 * 3, seed=1)
-    holder = Holder(lambda self, x: x @ self.w + self.w.sum(), {"w": big[: 64 * 64].view(64, 64)})
+    holder: Any = Holder(lambda self, x: x @ self.w + self.w.sum(), {"w": big[: 64 * 64].view(64, 64)})
     captured = capture(holder)
     for i in range(14):
         begin = 64 * 64 + shift if i % 3 == 2 else 64 * 64 * (i % 2)
@@ -185,7 +185,7 @@ def test_an_address_with_another_alignment(shift: int) -> None:
 
 def test_a_moved_tensor_that_another_one_is_a_view_of() -> None:
     base = rand(8, 64, seed=0)
-    holder = Holder(lambda self, x: x * self.base.sum(0) + self.part[0], {"base": base, "part": base[2:4]})
+    holder: Any = Holder(lambda self, x: x * self.base.sum(0) + self.part[0], {"base": base, "part": base[2:4]})
     captured = capture(holder)
     kept = []
     for i in range(12):
@@ -202,7 +202,7 @@ def test_a_moved_tensor_that_another_one_is_a_view_of() -> None:
 
 def test_two_views_of_one_tensor_move_together() -> None:
     flat = rand(2, 64, 64, seed=0)
-    holder = Holder(lambda self, x: x @ self.a @ self.b, {"a": flat[0], "b": flat[1]})
+    holder: Any = Holder(lambda self, x: x @ self.a @ self.b, {"a": flat[0], "b": flat[1]})
     captured = capture(holder)
     for i in range(12):
         if i > 2:
@@ -300,7 +300,8 @@ def test_a_static_that_the_body_writes_and_gives_back() -> None:
         self.total.add_(x)
         return self.total, self.total[1:] * 2
 
-    ours, theirs = Holder(body, {"total": rand(4, 4)}), Holder(body, {"total": rand(4, 4)})
+    ours: Any = Holder(body, {"total": rand(4, 4)})
+    theirs: Any = Holder(body, {"total": rand(4, 4)})
     captured = capture(ours)
     for i in range(10):
         if i > 2 and i % 2:
@@ -336,7 +337,7 @@ def test_a_table_that_lacks_a_word_is_found_and_not_used_again(monkeypatch: pyte
     """A pointer that hides where nobody looks: eager's result, a finding with the kernel, and new recordings."""
     learn = Bindings.learn
     monkeypatch.setattr(Bindings, "learn", lambda self, words: learn(self, words[:1]))
-    holder = Holder(lambda self, x: torch.tanh(x @ self.w) + self.w.sum(0), {"w": rand(64, 64)})
+    holder: Any = Holder(lambda self, x: torch.tanh(x @ self.w) + self.w.sum(0), {"w": rand(64, 64)})
     captured = capture(holder)
     for i in range(12):
         if i > 2:

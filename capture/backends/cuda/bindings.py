@@ -37,10 +37,8 @@ class _Slot:
         found = self.recent.get(at)
         if found is None:
             where = dict(zip(self.paths, at, strict=True))
-            words = list(self.node.words.words)
-            for word in self.words:
-                words[word.index] = where[word.path] + word.offset
-            found = self.recent[at] = self.node.patch(tuple(words))
+            words = {word.index: where[word.path] + word.offset for word in self.words}
+            found = self.recent[at] = self.node.patch(words)
             if len(self.recent) > _RECENT:
                 self.recent.popitem(last=False)
         else:

@@ -11,13 +11,13 @@ import ctypes
 import functools
 import importlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from attrs import define
 
-from capture.backends.cuda.words import NodeKind, NodeWords
+from capture.backends.cuda.words import NodeWords
 
 _NAMES = (
     "cuGraphGetNodes", "cuGraphNodeGetType", "cuGraphKernelNodeGetParams", "cuGraphExecKernelNodeSetParams",
@@ -28,6 +28,7 @@ _NAMES = (
 _HARMLESS = ("EMPTY", "EVENT_RECORD", "WAIT_EVENT")  # they touch no memory
 _BUFFER, _SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE
 _WORD = 8
+_SMALL = 4  # bytes; smaller parameters are flags and empty functors, whose only byte nobody fills
 
 
 class DriverError(RuntimeError):
@@ -69,10 +70,10 @@ class GraphNode:
     handle: Any
     words: NodeWords
     name: Callable[[], str]
-    _patch: Callable[[tuple[int, ...]], Patch] | None = None
+    _patch: Callable[[Mapping[int, int]], Patch] | None = None
 
-    def patch(self, words: tuple[int, ...]) -> Patch:
-        """These parameters, ready to be set. Raises ``DriverError`` for a node that has none."""
+    def patch(self, words: Mapping[int, int]) -> Patch:
+        """Its parameters with these words in place of its own, ready to be set."""
         if self._patch is None:
             raise DriverError(f"{self.name()} has no parameters")
         return self._patch(words)
@@ -123,7 +124,7 @@ def _nodes(driver: Any, graph: Any, layouts: dict[int, list[tuple[int, int]]]) -
 
 def _other(handle: Any, name: str) -> GraphNode:
     closed = None if name in _HARMLESS else f"a node of the kind {name} may hold addresses"
-    return GraphNode(handle, NodeWords("other", (name,), (), closed), lambda: name)
+    return GraphNode(handle, NodeWords("other", (name,), (), closed=closed), lambda: name)
 
 
 # ---- kernels
@@ -139,13 +140,14 @@ def _kernel(driver: Any, handle: Any, layouts: dict[int, list[tuple[int, int]]])
         block = _from_pointers(int(params.kernelParams), layout)
     else:
         layout, block = [], _from_extra(int(params.extra)) if params.extra else b""
-    words, rest = _split(block)
     shape = (
         params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX, params.blockDimY, params.blockDimZ,
         params.sharedMemBytes,
     )  # fmt: skip
-    given = NodeWords("kernel", (function, kernel, *shape, tuple(layout), rest), words)
-    patch = functools.partial(_kernel_patch, driver, handle, layout, rest)
+    structures = [(offset, size) for offset, size in layout if size > _WORD]
+    gaps = frozenset(at // _WORD for offset, size in structures for at in range(offset, offset + size))
+    given = NodeWords("kernel", (function, kernel, *shape, tuple(layout), len(block)), _words(block, layout), gaps)
+    patch = functools.partial(_kernel_patch, driver, handle, layout, block)
     return GraphNode(handle, given, functools.partial(_kernel_name, driver, handle), patch)
 
 
@@ -188,17 +190,21 @@ def _from_extra(address: int) -> bytes:
         position += 16
 
 
-def _split(block: bytes) -> tuple[tuple[int, ...], bytes]:
-    whole = len(block) // _WORD
-    return struct.unpack(f"<{whole}Q", block[: whole * _WORD]), block[whole * _WORD :]
+def _words(block: bytes, layout: list[tuple[int, int]]) -> tuple[int, ...]:
+    padded = bytearray(block) + bytes(-len(block) % _WORD)
+    for offset, size in layout:
+        if size < _SMALL:
+            padded[offset : offset + size] = bytes(size)
+    return struct.unpack(f"<{len(padded) // _WORD}Q", padded)
 
 
 def _kernel_patch(
-    driver: Any, handle: Any, layout: list[tuple[int, int]], rest: bytes, words: tuple[int, ...]
+    driver: Any, handle: Any, layout: list[tuple[int, int]], block: bytes, words: Mapping[int, int]
 ) -> Patch:
     params = _of(driver.cuGraphKernelNodeGetParams(handle))
-    block = struct.pack(f"<{len(words)}Q", *words) + rest
     buffer = ctypes.create_string_buffer(block, len(block))
+    for index, value in words.items():
+        struct.pack_into("<Q", buffer, index * _WORD, value)
     begin = ctypes.addressof(buffer)
     if layout:
         pointers = (ctypes.c_void_p * len(layout))(*[begin + offset for offset, _ in layout])
@@ -231,9 +237,8 @@ def _memcpy(driver: Any, handle: Any) -> GraphNode:
         params.dstXInBytes, params.dstY, params.dstZ, params.dstLOD, params.dstPitch, params.dstHeight,
     )  # fmt: skip
     if any(side != device for side in sides):
-        return GraphNode(
-            handle, NodeWords("memcpy", same, (), "a copy from or to the host may hold addresses"), lambda: "memcpy"
-        )
+        closed = "a copy from or to the host may hold addresses"
+        return GraphNode(handle, NodeWords("memcpy", same, (), closed=closed), lambda: "memcpy")
     words = (int(params.srcDevice), int(params.dstDevice))
     context = _of(driver.cuCtxGetCurrent())
     return GraphNode(
@@ -242,9 +247,9 @@ def _memcpy(driver: Any, handle: Any) -> GraphNode:
     )  # fmt: skip
 
 
-def _memcpy_patch(driver: Any, handle: Any, context: Any, words: tuple[int, ...]) -> Patch:
+def _memcpy_patch(driver: Any, handle: Any, context: Any, words: Mapping[int, int]) -> Patch:
     params = _of(driver.cuGraphMemcpyNodeGetParams(handle))
-    params.srcDevice, params.dstDevice = words
+    params.srcDevice, params.dstDevice = words.get(0, params.srcDevice), words.get(1, params.dstDevice)
     return Patch(driver.cuGraphExecMemcpyNodeSetParams, (handle, params, context))
 
 
@@ -252,14 +257,13 @@ def _memset(driver: Any, handle: Any) -> GraphNode:
     params = _of(driver.cuGraphMemsetNodeGetParams(handle))
     same = (params.elementSize, params.value, params.width, params.height, params.pitch)
     context = _of(driver.cuCtxGetCurrent())
-    kind: NodeKind = "memset"
     return GraphNode(
-        handle, NodeWords(kind, same, (int(params.dst),)), lambda: "memset",
+        handle, NodeWords("memset", same, (int(params.dst),)), lambda: "memset",
         functools.partial(_memset_patch, driver, handle, context),
     )  # fmt: skip
 
 
-def _memset_patch(driver: Any, handle: Any, context: Any, words: tuple[int, ...]) -> Patch:
+def _memset_patch(driver: Any, handle: Any, context: Any, words: Mapping[int, int]) -> Patch:
     params = _of(driver.cuGraphMemsetNodeGetParams(handle))
-    (params.dst,) = words
+    params.dst = words[0]
     return Patch(driver.cuGraphExecMemsetNodeSetParams, (handle, params, context))
