@@ -12,6 +12,7 @@ import torch
 from attrs import define
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from benchmarks.gpu import nets
 from benchmarks.gpu.setting import Outcome, Setting, ratio
@@ -29,6 +30,7 @@ class Block(nn.Module):
         super().__init__()
         self.linear, self.norm = nn.Linear(size, size), nn.LayerNorm(size)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         return functional.gelu(self.norm(self.linear(x)))
 

@@ -125,7 +125,8 @@ def _foreach_step(self: Any, x: Tensor) -> Tensor:
 def _scatter(self: Any, x: Tensor) -> Tensor:
     self.table.scatter_(0, self.index[:, None].expand(-1, 64), x)
     self.table.index_add_(0, self.index, x)
-    return self.table * 2
+    doubled: Tensor = self.table * 2
+    return doubled
 
 
 def _by_triton(self: Any, x: Tensor) -> Tensor:
@@ -137,7 +138,8 @@ def _by_triton(self: Any, x: Tensor) -> Tensor:
 def _fill(self: Any, x: Tensor) -> Tensor:
     self.w0.zero_()
     self.w1.copy_(x)
-    return self.w0 + self.w1
+    both: Tensor = self.w0 + self.w1
+    return both
 
 
 KERNELS: dict[str, Kernel] = {

@@ -112,8 +112,12 @@ def _explained(
     moves: Sequence[Move],
 ) -> Refusal | None:  # fmt: skip
     spans = [
-        Span(move.path, bindings.begins[move.path], span_bytes(move.tensor), move.tensor.data_ptr()) for move in moves
-    ]
+        Span(
+            move.path, bindings.begins[move.path], span_bytes(move.tensor), move.tensor.data_ptr(),
+            tied=move.was is None,  # arguments: how they share memory is part of the key
+        )
+        for move in moves
+    ]  # fmt: skip
     try:
         with torch.cuda.device(pool.device):
             again = [node.words for node in params.read(graph)]

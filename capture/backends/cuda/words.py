@@ -39,6 +39,8 @@ class Span:
     begin: int
     nbytes: int
     now: int
+    tied: bool = False
+    """It keeps its distance from all others that are tied and share memory with it."""
 
 
 @frozen
@@ -107,8 +109,8 @@ def explain(
             if old == new:
                 continue
             moved = [span for span in places.find(old) if new - old == span.now - span.begin]
-            if len(moved) == 1:
-                found.append(Word(number, index, moved[0].path, old - moved[0].begin))
+            if len(moved) == 1 or (moved and all(span.tied for span in moved)):
+                found += [Word(number, index, span.path, old - span.begin) for span in moved]
             elif moved:
                 return Unlike(f"{moved[0].path} and {moved[1].path} share memory", number)
             elif not ours(old, new) and (index not in one.gaps or places.find(old) or places_now.find(new)):
