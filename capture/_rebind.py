@@ -45,7 +45,7 @@ def state_moved(
         return captured.look_again(values)
     if refusal is not None:
         _drop(captured, entry, node, moves, refusal)
-        return captured._ready(entry, values, leaves)
+        return captured.ready(entry, values, leaves)
     _settle(node, moves, leaves)
     captured.log.counters.rebinds += 1
     captured.log.add("rebind", _text(moves), ms=(time.perf_counter() - begin) * 1e3)
@@ -62,7 +62,7 @@ def _go_on(
     if node.check(leaves):
         if learned:
             _drop(captured, entry, node, learned, Refusal("it could not be compared with eager", lasting=False))
-        return captured._ready(entry, values, leaves)
+        return captured.ready(entry, values, leaves)
     config = _config.current()
     if config.poison:
         tree.pool.poison([block for block, _ in tree.live_blocks()])

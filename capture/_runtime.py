@@ -111,7 +111,7 @@ class Captured(Remarks):
         if entry.phase != "ready":
             return self._unready(entry, values, leaves)
         self._shortcuts.add(self, values, leaves, entry, now)
-        return self._ready(entry, values, leaves)
+        return self.ready(entry, values, leaves)
 
     def entry_of(self, values: tuple[Any, ...]) -> tuple[Entry, list[Leaf]]:
         """The entry of a call as things stand now, and its dynamic leaves.
@@ -214,7 +214,7 @@ class Captured(Remarks):
             entry.warmups_left = max(entry.warmups_left - 1, 0)
             return self._warm_up(call, tree)
         entry.phase = "ready"
-        return self._ready(entry, values, leaves)
+        return self.ready(entry, values, leaves)
 
     def _too_many_keys(self) -> bool:
         """Keys come and go and none is seen often enough to be recorded: a value that changes on every call."""
@@ -254,7 +254,7 @@ class Captured(Remarks):
         tree.note_warm(self, [tensor for tensor in tensors if all(tensor is not leaf for leaf in call.leaves)])
         return result
 
-    def _ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
+    def ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """Match and replay, or record."""
         if entry.backend.in_capture():  # type: ignore[union-attr] # an entry is ready only with a backend
             return self.call(values, leaves).run()

@@ -30,7 +30,10 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "backends",
         "_store _key_text",
         "_outputs _liveness _step _modules _node _tree _checks",
-        "_remarks _entry _shortcut _difference _planning _results _instead _record _rebind _verify _runtime _warm _cases",
+        (
+            "_remarks _entry _shortcut _difference _planning _results _instead _record _verify _rebind _runtime _warm "
+            "_cases"
+        ),
         "_decorate _api",
         "__init__ __main__ testing integrations",
     )
