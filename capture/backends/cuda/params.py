@@ -28,7 +28,6 @@ _NAMES = (
 _HARMLESS = ("EMPTY", "EVENT_RECORD", "WAIT_EVENT")  # they touch no memory
 _BUFFER, _SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE
 _WORD = 8
-_SMALL = 4  # bytes; smaller parameters are flags and empty functors, whose only byte nobody fills
 
 
 class DriverError(RuntimeError):
@@ -144,9 +143,7 @@ def _kernel(driver: Any, handle: Any, layouts: dict[int, list[tuple[int, int]]])
         params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX, params.blockDimY, params.blockDimZ,
         params.sharedMemBytes,
     )  # fmt: skip
-    structures = [(offset, size) for offset, size in layout if size > _WORD]
-    gaps = frozenset(at // _WORD for offset, size in structures for at in range(offset, offset + size))
-    given = NodeWords("kernel", (function, kernel, *shape, tuple(layout), len(block)), _words(block, layout), gaps)
+    given = NodeWords("kernel", (function, kernel, *shape, tuple(layout), len(block)), _words(block))
     patch = functools.partial(_kernel_patch, driver, handle, layout, block)
     return GraphNode(handle, given, functools.partial(_kernel_name, driver, handle), patch)
 
@@ -190,11 +187,8 @@ def _from_extra(address: int) -> bytes:
         position += 16
 
 
-def _words(block: bytes, layout: list[tuple[int, int]]) -> tuple[int, ...]:
-    padded = bytearray(block) + bytes(-len(block) % _WORD)
-    for offset, size in layout:
-        if size < _SMALL:
-            padded[offset : offset + size] = bytes(size)
+def _words(block: bytes) -> tuple[int, ...]:
+    padded = block + bytes(-len(block) % _WORD)
     return struct.unpack(f"<{len(padded) // _WORD}Q", padded)
 
 

@@ -1,8 +1,8 @@
 """Words: which parameters of a recorded graph hold the address of which tensor. Pure: numbers in, numbers out.
 
 A value inside a tensor's memory may be a look-alike. It counts only if a second capture of the same body, with the
-tensor elsewhere, has there the new address with the same offset, and if nothing else differs between the two. Only in
-structures passed by value, whose gaps nobody fills, may a word differ that is no address of a tensor in either capture.
+tensor elsewhere, has there the new address with the same offset, and if no other address differs between the two.
+Words that are no addresses do differ: structures and functors passed by value have gaps that nobody fills.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ class NodeWords:
     """What is equal in every capture of one body: the function, the grid, sizes."""
     words: tuple[int, ...]
     """The other parameters, read 8 bytes at a time."""
-    gaps: frozenset[int] = frozenset()
-    """Words of structures passed by value."""
     closed: str | None = None
     """Why nobody can tell what this node reads."""
 
@@ -97,6 +95,12 @@ def explain(
         return Unlike(f"a second capture has {len(again)} nodes instead of {len(recorded)}")
     places = Places([one for one in spans if one.nbytes])
     places_now = Places([evolve(one, begin=one.now) for one in places.spans])
+    ways = {span.now - span.begin for span in places.spans} - {0}
+
+    def is_address(old: int, new: int) -> bool:
+        """In a known tensor in either capture, or beside one that moved."""
+        return new - old in ways or bool(places.find(old) or places_now.find(new))
+
     found: list[Word] = []
     for number, (one, other) in enumerate(zip(recorded, again, strict=True)):
         if one.closed is not None:
@@ -113,6 +117,6 @@ def explain(
                 found += [Word(number, index, span.path, old - span.begin) for span in moved]
             elif moved:
                 return Unlike(f"{moved[0].path} and {moved[1].path} share memory", number)
-            elif not ours(old, new) and (index not in one.gaps or places.find(old) or places_now.find(new)):
-                return Unlike(f"a parameter changed for no known reason (word {index}: {old:#x}, {new:#x})", number)
+            elif not ours(old, new) and is_address(old, new):
+                return Unlike(f"an address changed for no known reason (word {index}: {old:#x}, {new:#x})", number)
     return found
