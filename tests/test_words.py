@@ -12,7 +12,7 @@ STILL = Span("still", 0x3000, 0x100, 0x3000)
 
 
 def kernel(*words: int, same: str = "f", closed: str | None = None) -> NodeWords:
-    return NodeWords("kernel", (same,), words, closed)
+    return NodeWords("kernel", (same,), words, closed=closed)
 
 
 def explained(
@@ -53,6 +53,17 @@ def test_what_nobody_filled_may_differ_unless_it_could_be_an_address() -> None:
     assert explained([recorded], [kernel(0x9000, 456)]) == [Word(0, 0, "a", 0)]
     assert isinstance(explained([recorded], [kernel(0x9000, 0x9004)]), Unlike)
     assert isinstance(explained([kernel(0x1000, 0x1004)], [kernel(0x9000, 456)]), Unlike)
+
+
+def test_where_every_byte_was_written_none_may_differ() -> None:
+    recorded, again = (
+        NodeWords("kernel", (), (first, last), filled=True) for first, last in ((0x1000, 1), (0x9000, 2))
+    )
+    assert isinstance(explained([recorded], [again]), Unlike)
+
+
+def test_what_lies_beside_a_tensor_and_moved_with_it_is_an_address() -> None:
+    assert isinstance(explained([kernel(0x1FFF)], [kernel(0x9FFF)]), Unlike)
 
 
 def test_other_nodes_are_not_compared() -> None:

@@ -118,7 +118,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(
                 unbound=(
-                    Unbound(path="self.w", reason="an address changed for no known reason", kernel="gemm"),
+                    Unbound(path="self.w", reason="a parameter changed for no known reason", kernel="gemm"),
                     Unbound(path="cache", reason="no parameter of a kernel holds its address"),
                 )
             )

@@ -143,7 +143,7 @@ def _kernel(driver: Any, handle: Any, layouts: dict[int, list[tuple[int, int]]])
         params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX, params.blockDimY, params.blockDimZ,
         params.sharedMemBytes,
     )  # fmt: skip
-    given = NodeWords("kernel", (function, kernel, *shape, tuple(layout), len(block)), _words(block))
+    given = NodeWords("kernel", (function, kernel, *shape, tuple(layout), len(block)), _words(block), filled=not layout)
     patch = functools.partial(_kernel_patch, driver, handle, layout, block)
     return GraphNode(handle, given, functools.partial(_kernel_name, driver, handle), patch)
 
@@ -236,7 +236,7 @@ def _memcpy(driver: Any, handle: Any) -> GraphNode:
     words = (int(params.srcDevice), int(params.dstDevice))
     context = _of(driver.cuCtxGetCurrent())
     return GraphNode(
-        handle, NodeWords("memcpy", same, words), lambda: "memcpy",
+        handle, NodeWords("memcpy", same, words, filled=True), lambda: "memcpy",
         functools.partial(_memcpy_patch, driver, handle, context),
     )  # fmt: skip
 
@@ -252,7 +252,7 @@ def _memset(driver: Any, handle: Any) -> GraphNode:
     same = (params.elementSize, params.value, params.width, params.height, params.pitch)
     context = _of(driver.cuCtxGetCurrent())
     return GraphNode(
-        handle, NodeWords("memset", same, (int(params.dst),)), lambda: "memset",
+        handle, NodeWords("memset", same, (int(params.dst),), filled=True), lambda: "memset",
         functools.partial(_memset_patch, driver, handle, context),
     )  # fmt: skip
 
