@@ -110,12 +110,14 @@ class Recording(Protocol):
     num_ops: int
     graph_bytes: int
     """Device memory that the graph itself takes, beside the pool; 0 on the CPU."""
-    rebinds_tensors: bool
-    """``rebind`` works for tensors that are read where they are."""
     copied_paths: frozenset[str]
     """Tensors of Python state that are copied before every replay."""
     replay: Callable[[Sequence[Any]], None]
     """Copy the copied inputs in, run, copy mutated ones back. Called with this call's leaves, as in ``Input``."""
+
+    @property
+    def rebinds_tensors(self) -> bool:
+        """``rebind`` works for tensors that are read where they are."""
 
     def rebind(self, moves: Sequence[Move]) -> bool:
         """Read and write these static tensors at their new addresses from now on.

@@ -22,10 +22,8 @@ from capture._notes import External
 from capture._observe import Watched, run_watched
 from capture._torch_private import generator_id
 from capture.backends import Block, Input, Recorded
-from capture.backends.cuda.calibrate import Made
 from capture.backends.cuda.follower import Follower
 from capture.backends.cuda.graph import Capture, RefusedError
-from capture.backends.cuda.inputs import Constant, Feed, Twin
 from capture.backends.cuda.inputs import Feed
 from capture.backends.cuda.nodes import node_counter
 from capture.backends.cuda.pool import CudaPool
@@ -97,9 +95,6 @@ class CudaBackend:
         if recorder.unseen:
             self._beware(recorder, watched, described, staging)
         recorded = self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
-        if isinstance(recorded.recording, CudaRecording):
-            memory: tuple[Twin | Constant, ...] = (*recorder.twins(), *recorder.constants())
-            recorded.recording.made = Made(tuple(inputs), moving, memory)
         return evolve(recorded, parts=(("create", create, 0), *recorded.parts)) if opened else recorded
 
     def _may_follow(self, pool: CudaPool, call: Call) -> bool:
@@ -154,7 +149,7 @@ class CudaBackend:
             pool.abandon()
             return Recorded(watched, described, None, failure, executed=False)
         recording = CudaRecording(
-            pool, capture, Feed(staging, recorder.twins()), recorder.constants(), draws=recorder.draws
+            pool, capture, Feed(staging, recorder.twins()), recorder.constants(), tuple(inputs), draws=recorder.draws
         )
         try:
             begin = time.perf_counter()

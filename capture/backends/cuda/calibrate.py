@@ -34,6 +34,7 @@ class Made:
 
     inputs: Sequence[Input]
     moving: frozenset[str]
+    """Paths of Python state that is copied before every replay."""
     memory: Sequence[Twin | Constant]
     """Memory of its own outside of the pool, in the order of its making."""
 

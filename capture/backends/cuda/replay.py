@@ -12,7 +12,7 @@ from capture._call import Call
 from capture._describe import Described
 from capture._observe import Watched
 from capture._torch_private import generator_id
-from capture.backends import Move, Refusal
+from capture.backends import Input, Move, Refusal
 from capture.backends.cuda import params
 from capture.backends.cuda.bindings import Bindings
 from capture.backends.cuda.calibrate import Made, learn
@@ -28,7 +28,7 @@ class CudaRecording:
     """Implements ``capture.backends.Recording``."""
 
     def __init__(
-        self, pool: CudaPool, capture: Capture, feed: Feed, constants: list[Constant],
+        self, pool: CudaPool, capture: Capture, feed: Feed, constants: list[Constant], inputs: Sequence[Input],
         *, draws: bool,
     ) -> None:  # fmt: skip
         self.num_ops = 0
@@ -37,8 +37,7 @@ class CudaRecording:
         self._pool, self._capture, self._feed = pool, capture, feed
         self._constants = constants  # the graph reads them
         self._draws = draws
-        self.rebinds_tensors = params.missing() is None
-        self.made: Made | None = None
+        self._inputs = inputs
         self._bindings: Bindings | None = None
         self._bumps: list[tuple[torch.Tensor, int]] = []
         self._static_bumps: list[tuple[int, int]] = []
@@ -135,6 +134,11 @@ class CudaRecording:
             for _ in range(times):
                 torch.autograd.graph.increment_version(tensor)
 
+    @property
+    def rebinds_tensors(self) -> bool:
+        """The driver can be asked. Not looked up before a tensor moves, as it takes an import."""
+        return params.missing() is None
+
     def rebind(self, moves: Sequence[Move]) -> bool:
         """What is copied before every replay is copied from elsewhere; for the others the graph is patched."""
         addresses = {
@@ -161,11 +165,11 @@ class CudaRecording:
         reason = params.missing()
         if reason is not None:
             return Refusal(reason, environment=True)
-        assert self.made is not None
+        made = Made(self._inputs, self.copied_paths, (*self._feed.twins, *self._constants))
         there = [move for move in (*moves, *others) if move.path not in self.copied_paths]
         elsewhere = [move for move in there if move.tensor.data_ptr() != move.before]
         others = [move for move in there if move not in elsewhere]
-        found = learn(self._pool, self._capture, self._bindings, self.made, call, elsewhere, others, generators)
+        found = learn(self._pool, self._capture, self._bindings, made, call, elsewhere, others, generators)
         if isinstance(found, Refusal):
             return found
         self._bindings = found
@@ -178,7 +182,7 @@ class CudaRecording:
     def release(self) -> None:
         """Destroy the graph. Launches under way end as they would have."""
         self.replay = _released
-        self._bindings = self.made = None
+        self._bindings = None
         self._capture.drop()
         self._constants = []
         self._bumps, self._swaps = [], []
