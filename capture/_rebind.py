@@ -19,7 +19,8 @@ from capture._bind import Leaf, forget_module_structure
 from capture._compile import compile_plan
 from capture._entry import Entry
 from capture._facts import Moved, Unbound
-from capture._tree import Node, Tree
+from capture._node import SAMPLED, Node
+from capture._tree import Tree
 from capture.backends import Move, Recording, Refusal
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], r
     if node.tree is not None:
         node.tree.forget(node)
     if node.tree is not None:  # an output that cannot leave the pool keeps it: it must not be used either
-        node.check = _never
+        node.check, node.unchecked = _never, SAMPLED
     captured.log.add("miss", f"{_text(moves)}: {refusal.reason}")
     _note_moved(captured, moves)
     if refusal.environment:
