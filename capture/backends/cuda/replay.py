@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from capture import _torch_private
+from capture import _torch_private, _torch_private_cuda
 from capture._call import Call
 from capture._describe import Described
 from capture._observe import Watched
@@ -75,7 +75,7 @@ class CudaRecording:
 
     def _make_replay(self, *, grad: bool) -> Step:
         pool, index = self._pool, self._pool.index
-        enter, raw_stream, set_grad = pool.enter, _torch_private.raw_stream, _torch_private.set_grad_enabled
+        enter, raw_stream, set_grad = pool.enter, _torch_private_cuda.raw_stream, _torch_private.set_grad_enabled
         launch = self._capture.launcher()
         draw = order_draws if self._draws else None
         copy_in, copy_out = self._feed.copier(), self._feed.returner()
