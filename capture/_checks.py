@@ -25,6 +25,7 @@ from capture._tensors import span_bytes
 from capture.backends import Geometry
 
 OK, MOVED, CHANGED, OVERLAPS = 0, 1, 2, 3
+ALIGNMENT = 64  # bytes that the address of a tensor which moves keeps its distance from a multiple of
 
 
 @define(eq=False)
@@ -44,6 +45,11 @@ class Checker:
     """Position and bytes of the copied arguments that must not share memory with ``watched``."""
     watched: frozenset[str] = frozenset()
     """Paths of static tensors."""
+    shared: set[str] = field(factory=set)
+    """Paths of ``owners`` whose memory other places hold other tensors on: one of them alone may move."""
+    guard: Callable[..., bool] | None = None
+    """Compares the metadata of tensors in the places of ``owners``; made when one moves first."""
+    _gather: Callable[[], list[torch.Tensor] | None] | None = None
     modules: tuple[int, ...] = ()
     """``id`` of the attributes of all modules that were found, in order."""
     has_own_functions: bool = False
@@ -56,15 +62,26 @@ class Checker:
         self.scope[name] = value
         return name
 
-    def current(self) -> dict[str, torch.Tensor] | None:
-        """Tensors now held at the implicit inputs' places; None if places that shared one no longer do."""
-        found: dict[str, torch.Tensor] = {}
-        for path, places, _ in self.owners:
-            values = [self.held_by(place) for place in places]
-            if not isinstance(values[0], torch.Tensor) or any(value is not values[0] for value in values):
-                return None
-            found[path] = values[0]
-        return found
+    def current(self) -> list[torch.Tensor] | None:
+        """Tensors now held at the places of ``owners``; None if places that shared one no longer do.
+
+        Compiled when a tensor moves first, so that a recording does not pay for it.
+        """
+        if self._gather is None:
+            lines = ["def gather():", "    found = []"]
+            for _, getters, _ in self.owners:
+                first, *others = [self._call_of(getter) for getter in getters]
+                lines += [
+                    f"    found.append({first})",
+                    *[f"    if {one} is not found[-1]: return None" for one in others],
+                ]
+            exec(compile("\n".join([*lines, "    return found"]), "<capture gather>", "exec"), self.scope)  # noqa: S102
+            self._gather = self.scope["gather"]
+        try:
+            found: list[torch.Tensor] | None = self._gather()
+        except (AttributeError, KeyError, IndexError, ValueError):
+            return None
+        return found if found is not None and all(isinstance(one, torch.Tensor) for one in found) else None
 
     def held_by(self, how: How) -> Any:
         """What a place has now. Compiled only when something moved, so that a recording does not pay for it."""
@@ -74,14 +91,12 @@ class Checker:
         """Positions and paths of the static arguments."""
         return [(position, path) for position, path, _ in self.arguments]
 
-    def address_of(self, path: str) -> int:
-        """Where the tensor at this path was."""
-        return next(int(self.scope[f"{name}_at"]) for known, _, name in self.owners if known == path)
+    def _call_of(self, how: How) -> str:
+        return how if isinstance(how, str) else f"{self.name(how)}()"
 
-    def same_kind(self, path: str, tensor: torch.Tensor) -> bool:
-        """The tensor can take the place of the recorded one: equal metadata."""
-        old = self.kinds[path]
-        return kind_of(tensor) == old
+    def same_kinds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """The tensors can take the places of the recorded ones: equal metadata."""
+        return all(kind_of(one) == self.kinds[path] for (path, _, _), one in zip(self.owners, tensors, strict=True))
 
     def settle_now(self, tensors: dict[str, torch.Tensor], leaves: Sequence[Any]) -> None:
         """From now on these tensors, at these addresses, are the right ones."""
@@ -90,11 +105,31 @@ class Checker:
         for position, _, name in self.arguments:
             self.scope[name] = leaves[position].data_ptr()
         self.kinds = {path: kind_of(tensors[path]) for path, _, _ in self.owners}
+        self.note_ranges(leaves)
+        self.scope["metadata"] = _torch_private.metadata_check([self.scope[name] for _, _, name in self.owners])
+
+    def follow(self, moved: dict[str, torch.Tensor], leaves: Sequence[Any]) -> None:
+        """From now on these tensors, of the same kinds as before, are the right ones."""
+        scope = self.scope
+        for path, _, name in self.owners:
+            if path in moved:
+                scope[name], scope[f"{name}_at"] = moved[path], moved[path].data_ptr()
+        for position, _, name in self.arguments:
+            scope[name] = leaves[position].data_ptr()
+        tensors = [scope[name] for _, _, name in self.owners]
+        if self.guard is None and tensors and _torch_private.HAS_METADATA_GUARD:
+            self.guard = _torch_private.metadata_guard(tensors)
+        scope["metadata"] = (
+            functools.partial(self.guard, *tensors) if self.guard else _torch_private.metadata_check(tensors)
+        )
+        self.note_ranges(leaves)
+
+    def note_ranges(self, leaves: Sequence[Any]) -> None:
+        """Where the tensors lie that copied arguments must not share memory with."""
         if self.copied:
             static = [self.scope[name] for path, _, name in self.owners if path in self.watched]
             static += [leaves[position] for position, path, _ in self.arguments if path in self.watched]
             self.scope["overlaps"] = functools.partial(_overlap, self.copied, sorted(map(_range, static)))
-        self.scope["metadata"] = _torch_private.metadata_check([self.scope[name] for _, _, name in self.owners])
 
     def compile(self) -> None:
         """Generate the function."""
@@ -150,7 +185,7 @@ def _overlap(copied: tuple[tuple[int, int], ...], static: list[tuple[int, int]],
 def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Metadata that a recording has frozen."""
     return (type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad,
-            tensor.is_inference(), tensor.data_ptr() & 63)  # fmt: skip
+            tensor.is_inference(), tensor.data_ptr() & (ALIGNMENT - 1))  # fmt: skip
 
 
 def make_checker(
@@ -174,6 +209,8 @@ def make_checker(
         name = checker.name(one.owners[0][1])
         checker.tensors.append(expression.format(name) + f" and {name}.data_ptr() == {name}_at")
         checker.owners.append((one.path, tuple(getters), name))
+        if one.also:
+            checker.shared.add(one.path)
         for place, tensor in one.also:
             getter = _getter(checker, _add_owner(checker, before, place, replaced, seen))
             if place.path in replaced:

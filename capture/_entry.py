@@ -13,7 +13,7 @@ from capture._findings import Severity
 from capture._follow import Expected
 from capture._node import Node
 from capture._plan import CapturePlan
-from capture.backends import Backend
+from capture.backends import Backend, Refusal
 
 Phase = Literal["cold", "warm", "ready", "eager"]
 _numbers = itertools.count(1)
@@ -42,6 +42,8 @@ class Entry:
     """Two arguments lie on the same memory."""
     moves: dict[str, int] = field(factory=dict)
     """How often static tensors, by path, made the engine record again at another address."""
+    unbindable: dict[str, Refusal] = field(factory=dict)
+    """Static tensors, by path, to whose address no recording can be bound anew, and why."""
     nodes: list[Node] = field(factory=list)
     overlapping: Entry | None = None
     """For calls with an argument that shares memory with Python state, where either is written."""

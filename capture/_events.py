@@ -21,12 +21,12 @@ from attrs import asdict, define, field, frozen
 
 EventKind = Literal[
     "observe", "warm-up", "plan", "plan-loaded", "plan-stale", "record", "create", "instantiate", "checkpoint",
-    "restore", "miss", "rebind", "eager", "fallback", "verify", "drop", "step", "error",
+    "restore", "miss", "rebind", "calibrate", "eager", "fallback", "verify", "drop", "step", "error",
 ]  # fmt: skip
 
 _ARTEFACTS: dict[str, tuple[str, ...]] = {
     "runtime": ("observe", "warm-up", "checkpoint", "restore", "miss", "drop", "step", "error"),
-    "recordings": ("record", "create", "instantiate", "rebind", "verify"),
+    "recordings": ("record", "create", "instantiate", "rebind", "calibrate", "verify"),
     "skips": ("eager", "fallback"),
     "plans": ("plan", "plan-loaded", "plan-stale"),
 }

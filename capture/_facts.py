@@ -215,6 +215,16 @@ class Moved:
 
 
 @frozen(kw_only=True)
+class Unbound:
+    """A static or implicit tensor that moved, and to whose new address the recording could not be bound."""
+
+    path: str
+    reason: str
+    kernel: str | None = None
+    """The device function that stands in the way, where there is one."""
+
+
+@frozen(kw_only=True)
 class LimitReached:
     """``max_recordings`` recordings exist under one node; ``difference`` says what asked for one more."""
 
@@ -269,6 +279,9 @@ class Facts:
     known_paths: tuple[str, ...] = ()
     """Paths ``static=`` could have named; for "did you mean"."""
     moved: tuple[Moved, ...] = ()
+    unbound: tuple[Unbound, ...] = ()
+    unpatchable: str | None = None
+    """Why no recorded graph of this process can be bound to another address."""
     limit: LimitReached | None = None
     verification: Verification | None = None
     borrowed_use: BorrowedUse | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from capture import _observe, _planning, _state
+from capture import _observe, _planning, _restore
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._entry import RETRIES, Entry
@@ -99,7 +99,7 @@ def undo_run(recorded: Recorded) -> None:
     if watched is not None and recorded.executed:
         _observe.undo(watched)
     elif watched is not None:
-        _state.restore(watched.before, watched.changed)
+        _restore.restore(watched.before, watched.changed)
 
 
 def _leave_pool(tree: Tree, recorded: Recorded) -> None:

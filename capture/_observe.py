@@ -17,14 +17,14 @@ import torch
 from attrs import define, field
 from typing_extensions import override
 
-from capture import _containers, _state, _where
+from capture import _containers, _restore, _state, _where
 from capture._call import Call
 from capture._constants import constants_on_host
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
 from capture._generators import default_generator, default_generators
 from capture._host_reads import autocast_switches, host_reads, no_autocast_cache
 from capture._notes import External, Notes, Produced, scalars_of
-from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
+from capture._operators import Traits, on_one_device, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
 from capture._syncs import device_syncs
 from capture._torch_private import TorchDispatchMode, autocast_inside, generator_id, hide_from_compiler
@@ -113,7 +113,7 @@ class Watch(TorchDispatchMode):
         self._see_host(known, args, kwargs, inputs)
         self._see_writes(known, args, kwargs)
         states = self._states(kwargs, inputs) if known.draws else None
-        self._operator = known.name if _on_one_device(inputs, kwargs) else None  # copies are looked at elsewhere
+        self._operator = known.name if on_one_device(inputs, kwargs) else None  # copies are looked at elsewhere
         casting = [kind for kind in known.casts_inside if self.autocast.get(kind)]
         if casting:
             with autocast_inside(casting):
@@ -271,13 +271,6 @@ class Watch(TorchDispatchMode):
         return {key: produced for key, produced in self.notes.produced.items() if produced.storage() is not None}
 
 
-def _on_one_device(inputs: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
-    kinds = {device.type for device in {tensor.device for tensor in inputs}}
-    if kwargs.get("device") is not None:
-        kinds.add(torch.device(kwargs["device"]).type)
-    return len(kinds) < 2
-
-
 def _storage(tensor: torch.Tensor) -> Any:
     """The storage object; the tensor itself where there is none (sparse, some subclasses)."""
     try:
@@ -383,7 +376,7 @@ def undo(watched: Watched) -> None:
             tensor.set_(storage, offset, shape, stride)
         for tensor, contents in reversed(watched.watch.notes.undo):
             tensor.untyped_storage().copy_(contents, False)
-    _state.restore(watched.before, watched.changed)
+    _restore.restore(watched.before, watched.changed)
     for generator, state in watched.states:
         generator.set_state(state)
 

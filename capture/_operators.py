@@ -135,6 +135,14 @@ def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.
             yield from (member for member in argument if is_tensor(member))
 
 
+def on_one_device(inputs: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    """All tensors that an operator gets and makes are on devices of one type."""
+    kinds = {device.type for device in {tensor.device for tensor in inputs}}
+    if kwargs.get("device") is not None:
+        kinds.add(torch.device(kwargs["device"]).type)
+    return len(kinds) < 2
+
+
 def tensors_out(result: Any) -> list[torch.Tensor]:
     """Tensors among an operator's results."""
     if isinstance(result, torch.Tensor):

@@ -6,11 +6,13 @@ tensor is read where it lives.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from capture._named import part_of
 from capture._state import Snapshot
@@ -27,10 +29,22 @@ class Optimizers:
 
     def note(self, state: Snapshot) -> None:
         """Look for more of them in what a body can reach."""
-        known = {id(one()) for one in self._found}
         for _, value in state.entered:
-            if isinstance(value, torch.optim.Optimizer) and id(value) not in known:
-                self._found.append(weakref.ref(value))
+            if isinstance(value, torch.optim.Optimizer):
+                self._add(value)
+
+    def _add(self, optimizer: torch.optim.Optimizer) -> None:
+        if all(one() is not optimizer for one in self._found):
+            self._found.append(weakref.ref(optimizer))
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Those that take a step inside the block are found, however hidden they are."""
+        hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self._add(optimizer))
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def part(self) -> tuple[Any, ...]:
         """The key's part: all settings as they are now, without the parameters."""

@@ -53,8 +53,8 @@ def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) ->
     captured.log.counters.observations += 1
     captured.log.counters.body_runs += 1
     with _observe.capture_lock, captured.log.timed("observe"):
-        watched = _observe.run_watched(call, _observe.Watch(undo=undo))
-        captured.optimizers.note(watched.before)
+        with captured.optimizers.watching():
+            watched = _observe.run_watched(call, _observe.Watch(undo=undo))
         if watched.error is not None:
             if trial:
                 _observe.undo(watched)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve
 
-from capture import _checks, _instead, _observe, _planning, _state, _tensors, _where
+from capture import _checks, _instead, _observe, _planning, _state, _tensors
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._describe import Described
 from capture._entry import Entry
-from capture._facts import Facts, Moved
+from capture._facts import Facts
 from capture._findings import Policy
 from capture._follow import Expected
 from capture._node import Node, Pattern
@@ -99,7 +99,7 @@ def moving_paths(entry: Entry) -> frozenset[str]:
     )
 
 
-def _generators(call: Call, entry: Entry) -> list[torch.Generator]:
+def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
     """Generators the body may draw from: arguments, and those in Python state unless it is known to use none."""
     found = [leaf for leaf in call.leaves if isinstance(leaf, torch.Generator)]
     arguments = {path for path, leaf in call.paths() if isinstance(leaf, torch.Generator)}
@@ -217,7 +217,7 @@ def _run(
                 undo=undo,
                 warm=entry.facts is not None,
                 moving=moving_paths(entry),
-                generators=_generators(call, entry),
+                generators=generators_of(call, entry),
                 expected=expected if entry.facts is not None else None,
             )
 
@@ -321,48 +321,3 @@ def count_writes(positions: Sequence[int], leaves: Sequence[Any]) -> None:
     for position in positions:
         if not leaves[position].is_inference():
             torch.autograd.graph.increment_version(leaves[position])
-
-
-def rebind(entry: Entry, node: Node, leaves: Sequence[Any]) -> tuple[Moved, ...] | None:
-    """Point a recording at static tensors that moved, or drop it so that it is recorded at their new addresses.
-
-    None if they are not of the same kind any more.
-    """
-    checker = node.checker
-    current = checker.current()
-    if current is None or node.recording is None:
-        return None
-    moved: list[Moved] = []
-    tensors: dict[str, torch.Tensor] = {}
-    for path, tensor in current.items():
-        old = node.statics[path]
-        at = checker.address_of(path)
-        if tensor is old and tensor.data_ptr() == at:
-            continue
-        if not checker.same_kind(path, tensor) or node.tree is None:
-            return None
-        if path not in node.recording.copied_paths and node.recording.rebinds_tensors and not node.tree.expel(tensor):
-            return None
-        moved.append(Moved(path=path, before_addr=at, after_addr=tensor.data_ptr(), where=_where.here()))
-        tensors[path] = tensor
-    for position, path, name in checker.arguments:
-        tensor = leaves[position]
-        if tensor.data_ptr() != checker.scope[name]:
-            moved.append(
-                Moved(path=path, before_addr=checker.scope[name], after_addr=tensor.data_ptr(), where=_where.here())
-            )
-            tensors[path] = tensor
-    if not moved:
-        return None
-    if not node.recording.rebind(tensors):
-        for path in tensors:
-            entry.moves[path] = entry.moves.get(path, 0) + 1
-        assert node.tree is not None
-        node.tree.forget(node)
-        entry.nodes.remove(node)
-        return tuple(moved)
-    node.statics.update({path: tensor for path, tensor in tensors.items() if path in current})
-    checker.settle_now(node.statics, leaves)
-    if checker.function(leaves) not in (_checks.OK, _checks.OVERLAPS):
-        return None
-    return tuple(moved)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from capture import _config, _difference, _observe, _planning, _record, _state, _verify, _where
+from capture import _config, _difference, _observe, _planning, _rebind, _record, _state, _verify, _where
 from capture._ambient import Ambient, Here, ambient, here, inlining
 from capture._annotate import Annotation
 from capture._bind import (
@@ -24,7 +24,6 @@ from capture._bind import (
     Key,
     Leaf,
     Unkeyable,
-    forget_module_structure,
     key_of,
     make_binder,
     module_key,
@@ -118,7 +117,7 @@ class Captured(Remarks):
         if entry.phase != "ready":
             return self._unready(entry, values, leaves)
         self._shortcuts.add(self, values, leaves, entry, now)
-        return self._ready(entry, values, leaves)
+        return self.ready(entry, values, leaves)
 
     def entry_of(self, values: tuple[Any, ...]) -> tuple[Entry, list[Leaf]]:
         """The entry of a call as things stand now, and its dynamic leaves.
@@ -224,7 +223,7 @@ class Captured(Remarks):
             entry.warmups_left = max(entry.warmups_left - 1, 0)
             return self._warm_up(call, tree)
         entry.phase = "ready"
-        return self._ready(entry, values, leaves)
+        return self.ready(entry, values, leaves)
 
     def _too_many_keys(self) -> bool:
         """Keys come and go and none is seen often enough to be recorded: a value that changes on every call."""
@@ -264,7 +263,7 @@ class Captured(Remarks):
         tree.note_warm(self, [tensor for tensor in tensors if all(tensor is not leaf for leaf in call.leaves)])
         return result
 
-    def _ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
+    def ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """Match and replay, or record."""
         if entry.backend.in_capture():  # type: ignore[union-attr] # an entry is ready only with a backend
             return self.call(values, leaves).run()
@@ -283,7 +282,7 @@ class Captured(Remarks):
         if verdict == OVERLAPS:
             return self._overlapping(entry, values, leaves)
         if verdict:
-            return self._state_moved(entry, node, values, leaves, tree)
+            return _rebind.state_moved(self, entry, node, values, leaves, tree)
         config = _current_config()
         if config.poison:
             tree.pool.poison([block for block, _ in tree.live_blocks()])
@@ -311,26 +310,8 @@ class Captured(Remarks):
     def _named_values(self, values: tuple[Any, ...], leaves: list[Leaf]) -> dict[str, Any]:
         return {**self.call(values, leaves).named_values(), "self": self.receiver}
 
-    def _state_moved(self, entry: Entry, node: Node, values: tuple[Any, ...], leaves: list[Leaf], tree: Tree) -> Any:
-        """A static tensor moved: bind it anew. Anything else changed: forget what was recorded and look again."""
-        moved = _record.rebind(entry, node, leaves)
-        if moved is not None and node.tree is None:
-            self.log.add("miss", ", ".join(f"{m.path} {m.before_addr:#x} -> {m.after_addr:#x}" for m in moved))
-            self.note_findings(compile_plan(self.annotation, self.bare_facts(moved=moved)))
-            return self._ready(entry, values, leaves)
-        if moved is not None:
-            self.log.counters.rebinds += 1
-            if any(("CG101", one.path) not in self.findings for one in moved):
-                self.note_findings(compile_plan(self.annotation, self.bare_facts(moved=moved)))
-            self.log.add("rebind", ", ".join(f"{m.path} {m.before_addr:#x} -> {m.after_addr:#x}" for m in moved))
-            return self._ready(entry, values, leaves)
-        self.log.add("drop", "modules or attributes the recording relies on were replaced")
-        self.forget(entry, tree)
-        if self._is_module:
-            forget_module_structure(self.receiver)
-        for leaf in values:
-            if isinstance(leaf, torch.nn.Module):
-                forget_module_structure(leaf)
+    def look_again(self, values: tuple[Any, ...]) -> Any:
+        """Start the call over: what it found recorded is gone."""
         now = here()
         assert now is not None  # as at the beginning of the call
         return self._dispatch(values, now)

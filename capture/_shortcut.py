@@ -89,7 +89,7 @@ def _way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entr
     scope: dict[str, Any] = {
         "MISS": MISS, "HERE": here, "ENTRY": entry, "NUMBER": entry.number, "BACKEND": entry.backend.name,
         "FUNCTION": captured, "LIMIT": captured.annotation.max_recordings, "trees": trees_here(),
-        "in_capture": entry.backend.in_capture, "replay": captured.replay,
+        "in_capture": entry.backend.in_capture, "replay": captured.replay, "ready": captured.ready,
         "check": _torch_private.metadata_guard(leaves),
         "overlap": functools.partial(_overlap, [span_bytes(leaf) for leaf in leaves]),
     }  # fmt: skip
@@ -144,7 +144,7 @@ def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: 
         "        return MISS",
         f"    leaves = [{', '.join(leaves)}]",
         "    if not node.state_holds(leaves):" if sampled else "    if node.check(leaves):",
-        "        return MISS",
+        "        return ready(ENTRY, tuple(values), leaves)",
         "    return replay(node, tree, values, leaves)",
     ]
     return compile("\n".join(lines), "<capture shortcut>", "exec")

@@ -351,38 +351,6 @@ def _same_members(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
     return len(now) == len(before) and all(a is b or (type(a) in (int, str) and a == b) for a, b in pairs)
 
 
-def restore(before: Snapshot, changed: list[Change]) -> None:
-    """Put every changed place and every container's members back as the snapshot saw them."""
-    for change in sorted(changed, key=lambda one: not one.container):  # members exist again before they are set
-        if change.container:
-            _restore_members(before, change)
-        elif change.before is MISSING:
-            change.place.remove()
-        else:
-            change.place.set(change.before)
-
-
-def _restore_members(before: Snapshot, change: Change) -> None:
-    for place, container, members in before.members:
-        if place is not change.place:
-            continue
-        values = [before.places[path][1] for path in _member_paths(place, container, members)]
-        if isinstance(container, list):
-            container[:] = values
-        elif isinstance(container, dict):
-            container.clear()
-            container.update(zip(members, values, strict=False))
-        elif isinstance(container, (set, deque)):
-            container.clear()
-            (container.update if isinstance(container, set) else container.extend)(members)
-
-
-def _member_paths(place: Place, container: Any, members: tuple[Any, ...]) -> list[str]:
-    if isinstance(container, dict):
-        return [f"{place.path}.{key if isinstance(key, str) else index}" for index, key in enumerate(members)]
-    return [f"{place.path}.{index}" for index in range(len(members))]
-
-
 def _new_attributes(before: Snapshot, place: Place, holder: Any) -> list[Change]:
     if isinstance(holder, (types.FunctionType, torch.Tensor, *_CLOSED)) or place.get() is not holder:
         return []

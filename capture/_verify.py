@@ -89,8 +89,14 @@ def _first_difference(
     return None if len(one) == len(other) else "the number of results"
 
 
-def verified(captured: Captured, entry: Entry, node: Node, tree: Tree, call: Call) -> Any:
-    """Replay, put back, run the body, compare. Gives the replay's result, or the body's where they differ."""
+def verified(
+    captured: Captured, entry: Entry, node: Node, tree: Tree, call: Call, *,
+    differs: Callable[[str], None] | None = None,
+) -> Any:  # fmt: skip
+    """Replay, put back, run the body, compare. Gives the replay's result, or the body's where they differ.
+
+    ``differs`` is told the first value in which a body that equals itself differs, instead of a recording's end.
+    """
 
     def named() -> dict[str, Any]:
         return {**call.named_values(), "self": captured.receiver}
@@ -115,6 +121,10 @@ def verified(captured: Captured, entry: Entry, node: Node, tree: Tree, call: Cal
     again = _results(captured.run_body(call), _state(entry, node, call, named))
     unstable = _first_difference(theirs, again)
     after.put_back(named)
+    if differs is not None and unstable is None:
+        replayed, left = None, State()  # what lies in the pool is not held here
+        differs(path)
+        return eager
     facts = captured.bare_facts(verification=Verification(path=path, deterministic=unstable is None))
     plan = compile_plan(captured.annotation, facts)
     if unstable is None:

@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from capture import _torch_private
+from capture.backends.cuda import params
 
 DEVICE = torch.device(os.environ.get("CAPTURE_TEST_DEVICE", "cpu"))
 if DEVICE.type == "cuda":
@@ -23,7 +24,7 @@ MOVES_HELD = _torch_private.CAPABILITIES.swap_data_ptr
 """A held output leaves the pool with all its views. Without it the path goes on under one that has views or several
 holders: more is recorded, less replayed, never another value."""
 
-REBINDS = DEVICE.type == "cpu"
+REBINDS = DEVICE.type == "cpu" or params.missing() is None
 """A recording is bound to the new address of a static or implicit tensor. Without it the call is recorded again."""
 
 EXECUTES = DEVICE.type == "cpu"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
-from attrs import frozen
+from attrs import define, frozen
 
 from capture._call import Call
 from capture._describe import Described
@@ -79,24 +79,63 @@ class Input:
     managed: Block | None = None
 
 
+@define(eq=False)
+class Move:
+    """A tensor that a recording reads where it is: at ``before``, the address it is bound to, or somewhere else."""
+
+    path: str
+    before: Address
+    tensor: torch.Tensor
+    was: torch.Tensor | None = None
+    """The tensor object it was, where it is Python state."""
+
+
+@frozen(eq=False)
+class Refusal:
+    """Why a recording cannot be bound to other addresses."""
+
+    reason: str
+    kernel: str | None = None
+    lasting: bool = True
+    """It says something about the body: another recording of it cannot either."""
+    environment: bool = False
+    """No recording of this process can."""
+    paths: tuple[str, ...] = ()
+    """The tensors it is about; all that moved, if empty."""
+
+
 class Recording(Protocol):
     """One recorded graph."""
 
     num_ops: int
     graph_bytes: int
     """Device memory that the graph itself takes, beside the pool; 0 on the CPU."""
-    rebinds_tensors: bool
-    """``rebind`` works for tensors that are read where they are."""
     copied_paths: frozenset[str]
     """Tensors of Python state that are copied before every replay."""
     replay: Callable[[Sequence[Any]], None]
     """Copy the copied inputs in, run, copy mutated ones back. Called with this call's leaves, as in ``Input``."""
 
-    def rebind(self, tensors: dict[str, torch.Tensor]) -> bool:
-        """Read and write these static tensors, named by path, at their new addresses from now on.
+    @property
+    def rebinds_tensors(self) -> bool:
+        """``rebind`` works for tensors that are read where they are."""
 
-        False if the engine cannot; nothing has changed then.
+    def rebind(self, moves: Sequence[Move]) -> bool:
+        """Read and write these static tensors at their new addresses from now on.
+
+        False if the engine cannot, or not before ``learn``; nothing has changed then.
         """
+
+    def learn(
+        self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
+    ) -> Refusal | None:
+        """Find out where the recording holds the addresses of ``moves``: None if ``rebind`` knows them all from now on.
+
+        The pool is as at the recording. The body's Python runs once and is undone. ``others``: the static tensors that
+        did not move.
+        """
+
+    def users(self, paths: Sequence[str]) -> list[str]:
+        """Names of the kernels known to use these tensors."""
 
     def release(self) -> None:
         """Drop the graph; its blocks may be reused."""

@@ -16,9 +16,10 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from capture import _torch_private
+from capture._call import Call
 from capture._operators import Traits
 from capture._tensors import same_bits
-from capture.backends import Block, Geometry
+from capture.backends import Block, Geometry, Move, Refusal
 from capture.backends.arena import Arena
 from capture.backends.staging import over
 
@@ -188,8 +189,9 @@ class Tape:
         exec(compile(self.source, "<capture tape>", "exec"), self.scope)  # noqa: S102 - text made above
         self.replay = self.scope["replay"]
 
-    def rebind(self, tensors: dict[str, torch.Tensor]) -> bool:
+    def rebind(self, moves: Sequence[Move]) -> bool:
         """Look at other tensors of the same metadata under the same paths."""
+        tensors = {move.path: move.tensor for move in moves}
         for root in self._roots:
             if root.kind == "static" and root.path in tensors and root.owner is not None:
                 moved = tensors[root.path]
@@ -202,6 +204,18 @@ class Tape:
                     self.scope[name] = _look(root, geometry)
                 root.registers = registers
         return True
+
+    def learn(
+        self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
+    ) -> Refusal | None:
+        """Nothing to find out: the tape looks at tensors, not at addresses."""
+        del call, moves, others, generators
+        return None
+
+    def users(self, paths: Sequence[str]) -> list[str]:
+        """Operators need no names here: no rebind of a tape is refused."""
+        del paths
+        return []
 
     def release(self) -> None:
         """Drop all references to memory."""

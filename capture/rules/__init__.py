@@ -20,6 +20,7 @@ from capture.rules.cg105_implicit_input import RULE as CG105
 from capture.rules.cg106_unknown_container import RULE as CG106
 from capture.rules.cg107_unsupported_subclass import RULE as CG107
 from capture.rules.cg108_plain_argument import RULE as CG108
+from capture.rules.cg109_binding_refused import RULE as CG109
 from capture.rules.cg201_host_sync import RULE as CG201
 from capture.rules.cg202_host_work import RULE as CG202
 from capture.rules.cg203_several_devices import RULE as CG203
@@ -37,6 +38,7 @@ from capture.rules.cg601_data_dependent_shape import RULE as CG601
 from capture.rules.cg801_nested_capture import RULE as CG801
 from capture.rules.cg802_no_backend import RULE as CG802
 from capture.rules.cg803_separate_pools import RULE as CG803
+from capture.rules.cg804_graphs_not_patched import RULE as CG804
 from capture.rules.cg901_recording_limit import RULE as CG901
 from capture.rules.cg902_recording_does_not_pay import RULE as CG902
 from capture.rules.cg903_replay_differs import RULE as CG903
@@ -53,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     CG106,
     CG107,
     CG108,
+    CG109,
     CG201,
     CG202,
     CG203,
@@ -70,6 +73,7 @@ RULES: tuple[Rule, ...] = (
     CG801,
     CG802,
     CG803,
+    CG804,
     CG901,
     CG902,
     CG903,

@@ -29,6 +29,7 @@ from capture._facts import (
     OutputInfo,
     SequenceChange,
     SubclassLeaf,
+    Unbound,
     Verification,
 )
 from capture._findings import Case, Decision, Finding, Policy, Severity
@@ -112,6 +113,17 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "CG108": (
         [case(placeholders=(argument("x"), argument("kv", static=True)))],
         [case(placeholders=(implicit("self.weight"),))],
+    ),
+    "CG109": (
+        [
+            case(
+                unbound=(
+                    Unbound(path="self.w", reason="a parameter changed for no known reason", kernel="gemm"),
+                    Unbound(path="cache", reason="no parameter of a kernel holds its address"),
+                )
+            )
+        ],
+        [case(moved=(Moved(path="self.w", before_addr=1, after_addr=2),))],
     ),
     "CG201": (
         [
@@ -236,6 +248,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(separate_pools="cudaMallocAsync")],
         [case(devices=("cuda:0",))],
     ),
+    "CG804": ([case(unpatchable="the package cuda-bindings is not installed")], [case(devices=("cuda:0",))]),
     "CG901": (
         [
             limited(),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from attrs import evolve
 
-from capture import _torch_private, _where
+from capture import _torch_private_cuda, _where
 from capture._call import Call
 from capture._describe import Described, Implicit, KeptLeaf, describe
 from capture._follow import Expected
@@ -47,7 +47,7 @@ class CudaBackend:
 
     def in_capture(self) -> bool:
         """The current stream is being captured by somebody."""
-        return _torch_private.is_capturing()
+        return _torch_private_cuda.is_capturing()
 
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
@@ -149,7 +149,7 @@ class CudaBackend:
             pool.abandon()
             return Recorded(watched, described, None, failure, executed=False)
         recording = CudaRecording(
-            pool, capture, Feed(staging, recorder.twins()), recorder.constants(), draws=recorder.draws
+            pool, capture, Feed(staging, recorder.twins()), recorder.constants(), tuple(inputs), draws=recorder.draws
         )
         try:
             begin = time.perf_counter()

@@ -18,7 +18,8 @@ from capture._follow import Expected, confirm, find_implicit
 from capture._notes import scalars_of
 from capture._observe import DETACHING, Watched
 from capture._operators import TENSORS, Operator, Traits, shape_depends_on_data, tensors_in, traits, written
-from capture._torch_private import fast_operator, is_capturing
+from capture._torch_private import fast_operator
+from capture._torch_private_cuda import is_capturing
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.pool import CudaPool
 from capture.backends.cuda.recorder import Recorder
@@ -86,6 +87,8 @@ class Follower(Recorder):
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         known, run = _look_up(op)
+        if known.namespace == "profiler":
+            return run(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
             with self:
                 return known.composite(*args, **kwargs)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from capture import _torch_private
+from capture import _torch_private, _torch_private_cuda
 from capture.backends.cuda.pool import CudaPool
 from capture.backends.cuda.streams import order_draws
 
@@ -57,7 +57,7 @@ class Capture:
             pool.stream.wait_stream(before)
             order_draws(pool.device)  # a capture begins by writing what replays that draw may be reading
             if pool.shared:
-                _torch_private.clear_workspaces()
+                _torch_private_cuda.clear_workspaces()
             pool.is_capturing = True
             gc.disable()  # a collection may free graphs and events, which no capture survives
             try:
@@ -71,12 +71,16 @@ class Capture:
                 if collecting:
                     gc.enable()
                 if pool.shared:
-                    _torch_private.clear_workspaces()
+                    _torch_private_cuda.clear_workspaces()
         before.wait_stream(pool.stream)
 
     def launcher(self) -> Callable[[], None]:
         """What launches the graph on the current stream."""
-        return _nothing if self.is_empty or self._graph is None else _torch_private.graph_launcher(self._graph)
+        return _nothing if self.is_empty or self._graph is None else _torch_private_cuda.graph_launcher(self._graph)
+
+    def graph(self) -> torch.cuda.CUDAGraph | None:
+        """The graph itself, if it has nodes."""
+        return None if self.is_empty else self._graph
 
     def instantiate(self) -> None:
         """Make the graph ready to launch."""
@@ -112,7 +116,7 @@ class Capture:
         pool.is_broken = True
         assert self._graph is not None
         _failed.append(self._graph)
-        _torch_private.end_failed_capture(pool.index, pool.id)
+        _torch_private_cuda.end_failed_capture(pool.index, pool.id)
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(RuntimeError):
                 return self._capture_nothing()

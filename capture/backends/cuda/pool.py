@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from capture import _torch_private
+from capture import _torch_private, _torch_private_cuda
 from capture.backends import Address, Block, Geometry, views_of
 from capture.backends.cuda.streams import follow, order_draws, own_stream
 from capture.backends.staging import over
@@ -91,9 +91,9 @@ class CudaPool:
         wanted = frozenset(block.address for block, _ in live)
         self._outputs = [(block.address, block.address + block.nbytes) for block, _ in live]
         if layout is not None:
-            _torch_private.set_pool_state(self.index, layout.state)
+            _torch_private_cuda.set_pool_state(self.index, layout.state)
             for address in layout.taken - wanted:
-                _torch_private.free_block(address)
+                _torch_private_cuda.free_block(address)
         self._taken = wanted
 
     def settle(self, kept: Sequence[torch.UntypedStorage]) -> Layout | None:
@@ -108,10 +108,10 @@ class CudaPool:
         taken = self._taken | {storage.data_ptr() for storage in kept if storage.nbytes()}
         if not self._holds(taken):
             return None
-        layout = Layout(_torch_private.pool_state(self.index, self.id), taken)
+        layout = Layout(_torch_private_cuda.pool_state(self.index, self.id), taken)
         for storage in kept:
             if storage.nbytes():
-                _torch_private.disown(storage)
+                _torch_private_cuda.disown(storage)
         self._free_taken()
         return layout
 
@@ -128,7 +128,7 @@ class CudaPool:
     def give_back(self, storage: torch.UntypedStorage) -> None:
         """A buffer is not used between replays: others may have its memory then."""
         if self.shared:
-            _torch_private.disown(storage)
+            _torch_private_cuda.disown(storage)
         else:
             self._owned.append(storage)
 
@@ -142,7 +142,7 @@ class CudaPool:
 
     def _free_taken(self) -> None:
         for address in self._taken:
-            _torch_private.free_block(address)
+            _torch_private_cuda.free_block(address)
         self._taken = frozenset()
 
     def is_taken(self, address: Address) -> bool:
@@ -169,10 +169,10 @@ class CudaPool:
         return not self.shared or not self._anchors or self._holds(frozenset())
 
     def _holds(self, addresses: frozenset[Address]) -> bool:
-        if _torch_private.pool_holds(self.index, self.id, set(addresses)):
+        if _torch_private_cuda.pool_holds(self.index, self.id, set(addresses)):
             return True
         gc.collect()  # a reference cycle is no leak
-        return _torch_private.pool_holds(self.index, self.id, set(addresses))
+        return _torch_private_cuda.pool_holds(self.index, self.id, set(addresses))
 
     def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
         """Memory for an input, while capturing. No ``torch.empty``: deterministic mode would fill it in the graph."""
@@ -191,7 +191,7 @@ class CudaPool:
 
     def storage(self, block: Block) -> torch.UntypedStorage:
         """A fresh storage over a block, which it does not own."""
-        return _torch_private.cuda_storage(block.address, self.device, block.nbytes)
+        return _torch_private_cuda.cuda_storage(block.address, self.device, block.nbytes)
 
     def tensor(self, block: Block, geometry: Geometry) -> torch.Tensor:
         """A fresh tensor on a fresh storage."""
@@ -199,7 +199,7 @@ class CudaPool:
 
     def builder(self, block: Block, geometry: Geometry) -> Callable[[], torch.Tensor]:
         """``tensor`` with everything looked up beforehand."""
-        make = _torch_private.cuda_builder(
+        make = _torch_private_cuda.cuda_builder(
             block.address, self.device, block.nbytes, geometry.dtype, geometry.shape, geometry.stride, geometry.offset
         )
         return functools.partial(_conjugated, make) if geometry.conj else make
@@ -224,7 +224,7 @@ class CudaPool:
         if not self.shared or not self._anchors or not (self._grew or self.is_capturing):
             return False
         self._grew = False
-        found = [(begin, begin + nbytes) for begin, nbytes in _torch_private.pool_segments(self.id)]
+        found = [(begin, begin + nbytes) for begin, nbytes in _torch_private_cuda.pool_segments(self.id)]
         changed, self._segments = found != self._segments, found
         return changed
 
@@ -237,7 +237,7 @@ class CudaPool:
 
     def enter(self) -> None:
         """Order the current stream after the stream that the last replay ran on, and after those beside it."""
-        now = _torch_private.raw_stream(self.index)
+        now = _torch_private_cuda.raw_stream(self.index)
         while self.beside:
             torch.cuda.current_stream(self.device).wait_stream(self.beside.pop())
         if now == self.ran_on:
@@ -266,7 +266,7 @@ class CudaPool:
         if end > begin:
             whole = Geometry(dtype=torch.uint8, offset=0, shape=(end - begin,), stride=(1,))
             with torch.inference_mode(False), torch.no_grad():
-                over(_torch_private.cuda_storage(begin, self.device, end - begin), whole).fill_(_POISON)
+                over(_torch_private_cuda.cuda_storage(begin, self.device, end - begin), whole).fill_(_POISON)
 
     def evacuate(self, storage: torch.UntypedStorage) -> bool:
         """Swap the storage's memory with a copy outside; needs torch >= 2.13."""

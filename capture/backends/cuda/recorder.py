@@ -18,7 +18,8 @@ from capture import _where
 from capture._facts import Where
 from capture._observe import Watch
 from capture._operators import Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
-from capture._torch_private import generator_id, is_capturing
+from capture._torch_private import generator_id
+from capture._torch_private_cuda import is_capturing
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.host import Host
 from capture.backends.cuda.inputs import Constant, Twin

@@ -7,10 +7,15 @@ from typing import Any
 
 import torch
 
-from capture import _torch_private
+from capture import _torch_private, _torch_private_cuda
+from capture._call import Call
 from capture._describe import Described
 from capture._observe import Watched
 from capture._torch_private import generator_id
+from capture.backends import Input, Move, Refusal
+from capture.backends.cuda import params
+from capture.backends.cuda.bindings import Bindings
+from capture.backends.cuda.calibrate import Made, learn
 from capture.backends.cuda.graph import Capture
 from capture.backends.cuda.inputs import Constant, Feed
 from capture.backends.cuda.pool import CudaPool
@@ -22,10 +27,8 @@ Step = Callable[[Sequence[Any]], None]
 class CudaRecording:
     """Implements ``capture.backends.Recording``."""
 
-    rebinds_tensors = False
-
     def __init__(
-        self, pool: CudaPool, capture: Capture, feed: Feed, constants: list[Constant],
+        self, pool: CudaPool, capture: Capture, feed: Feed, constants: list[Constant], inputs: Sequence[Input],
         *, draws: bool,
     ) -> None:  # fmt: skip
         self.num_ops = 0
@@ -34,6 +37,8 @@ class CudaRecording:
         self._pool, self._capture, self._feed = pool, capture, feed
         self._constants = constants  # the graph reads them
         self._draws = draws
+        self._inputs = inputs
+        self._bindings: Bindings | None = None
         self._bumps: list[tuple[torch.Tensor, int]] = []
         self._static_bumps: list[tuple[int, int]] = []
         self._first = False
@@ -70,7 +75,7 @@ class CudaRecording:
 
     def _make_replay(self, *, grad: bool) -> Step:
         pool, index = self._pool, self._pool.index
-        enter, raw_stream, set_grad = pool.enter, _torch_private.raw_stream, _torch_private.set_grad_enabled
+        enter, raw_stream, set_grad = pool.enter, _torch_private_cuda.raw_stream, _torch_private.set_grad_enabled
         launch = self._capture.launcher()
         draw = order_draws if self._draws else None
         copy_in, copy_out = self._feed.copier(), self._feed.returner()
@@ -129,18 +134,55 @@ class CudaRecording:
             for _ in range(times):
                 torch.autograd.graph.increment_version(tensor)
 
-    def rebind(self, tensors: dict[str, torch.Tensor]) -> bool:
-        """Only CPU tensors can be bound anew: they are copied before every replay."""
-        twins = {twin.source: twin for twin in self._feed.twins}
-        if any(path not in twins for path in tensors):
+    @property
+    def rebinds_tensors(self) -> bool:
+        """The driver can be asked. Not looked up before a tensor moves, as it takes an import."""
+        return params.missing() is None
+
+    def rebind(self, moves: Sequence[Move]) -> bool:
+        """What is copied before every replay is copied from elsewhere; for the others the graph is patched."""
+        addresses = {
+            move.path: address
+            for move in moves
+            if move.path not in self.copied_paths and (address := move.tensor.data_ptr()) != move.before
+        }
+        if addresses and (self._bindings is None or not self._bindings.bind(addresses)):
             return False
-        for path, tensor in tensors.items():
-            twins[path].tensor = tensor
+        if self.copied_paths:
+            twins = {twin.source: twin for twin in self._feed.twins}
+            for move in moves:
+                if move.path in twins:
+                    twins[move.path].tensor = move.tensor
+        if self._bumps:
+            new = {id(move.was): move.tensor for move in moves if move.was is not None}
+            self._bumps[:] = [(new.get(id(tensor), tensor), times) for tensor, times in self._bumps]
         return True
+
+    def learn(
+        self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
+    ) -> Refusal | None:
+        """A second capture tells."""
+        reason = params.missing()
+        if reason is not None:
+            return Refusal(reason, environment=True)
+        made = Made(self._inputs, self.copied_paths, (*self._feed.twins, *self._constants))
+        there = [move for move in (*moves, *others) if move.path not in self.copied_paths]
+        elsewhere = [move for move in there if move.tensor.data_ptr() != move.before]
+        others = [move for move in there if move not in elsewhere]
+        found = learn(self._pool, self._capture, self._bindings, made, call, elsewhere, others, generators)
+        if isinstance(found, Refusal):
+            return found
+        self._bindings = found
+        return None
+
+    def users(self, paths: Sequence[str]) -> list[str]:
+        """Names of the kernels that read or write these tensors, as far as they are known."""
+        return self._bindings.kernels(paths) if self._bindings is not None else []
 
     def release(self) -> None:
         """Destroy the graph. Launches under way end as they would have."""
         self.replay = _released
+        self._bindings = None
         self._capture.drop()
         self._constants = []
         self._bumps, self._swaps = [], []

@@ -1,0 +1,225 @@
+"""Rebind: a static tensor moved, or the Python state of a recording changed otherwise.
+
+A recording is pointed at the new address. Where its engine has to learn first which of its parameters follow the
+tensor, it does so at the first move, and that call is compared with eager. Where that is impossible, the recording is
+dropped and made again, and a tensor that moves often is copied in every call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import evolve
+
+from capture import _checks, _config, _observe, _record, _verify, _where
+from capture._bind import Leaf, forget_module_structure
+from capture._compile import compile_plan
+from capture._entry import Entry
+from capture._facts import Moved, Unbound
+from capture._node import SAMPLED, Node
+from capture._tree import Tree
+from capture.backends import Move, Recording, Refusal
+
+if TYPE_CHECKING:
+    from capture._runtime import Captured
+
+_NAMED = 4  # moves that an event names
+
+
+def state_moved(
+    captured: Captured, entry: Entry, node: Node, values: tuple[Any, ...], leaves: list[Leaf], tree: Tree
+) -> Any:
+    """Go on with a call whose recording found its state elsewhere."""
+    begin = time.perf_counter()
+    found = _moves(node, leaves)
+    if found is None or not found[0]:
+        return _changed(captured, entry, values, tree)
+    moves, others = found
+    outside = _outside(node, tree, moves)
+    if outside is None:
+        return _changed(captured, entry, values, tree)
+    refusal, learned = _bind(captured, entry, node, values, leaves, tree, moves, others, outside=outside)
+    if node.tree is None:  # the pool was given up meanwhile
+        return captured.look_again(values)
+    if refusal is not None:
+        _drop(captured, entry, node, moves, refusal)
+        return captured.ready(entry, values, leaves)
+    _settle(node, moves, leaves)
+    captured.log.counters.rebinds += 1
+    captured.log.add("rebind", _text(moves), ms=(time.perf_counter() - begin) * 1e3)
+    if any(("CG101", move.path) not in captured.findings for move in moves):
+        _note_moved(captured, moves)
+    return _go_on(captured, entry, node, values, leaves, tree, moves if learned else [])
+
+
+def _go_on(
+    captured: Captured, entry: Entry, node: Node, values: tuple[Any, ...], leaves: list[Leaf], tree: Tree,
+    learned: Sequence[Move],
+) -> Any:  # fmt: skip
+    """Replay. What was only just ``learned`` is compared with eager first."""
+    if node.check(leaves):
+        if learned:
+            _drop(captured, entry, node, learned, Refusal("it could not be compared with eager", lasting=False))
+        return captured.ready(entry, values, leaves)
+    config = _config.current()
+    if config.poison:
+        tree.pool.poison([block for block, _ in tree.live_blocks()])
+    if learned:
+        call = captured.call(values, leaves)
+        return _verify.verified(
+            captured, entry, node, tree, call,
+            differs=lambda path: _distrust(captured, entry, node, learned, path),
+        )  # fmt: skip
+    if (captured.annotation.verify != "off" or config.verify != "off") and _verify.is_due(captured, node):
+        return _verify.verified(captured, entry, node, tree, captured.call(values, leaves))
+    return captured.replay(node, tree, values, leaves)
+
+
+def _moves(node: Node, leaves: Sequence[Any]) -> tuple[list[Move], list[Move]] | None:
+    """Static tensors that moved, and those that did not; None if they are not of the same kind any more."""
+    checker: _checks.Checker = node.checker
+    current = checker.current()
+    if current is None or node.recording is None or node.tree is None:
+        return None
+    if not (checker.guard is not None and checker.guard(*current)) and not checker.same_kinds(current):
+        return None
+    moves, others, scope = [], [], checker.scope
+    for (path, _, name), tensor in zip(checker.owners, current, strict=True):
+        before, was = scope[f"{name}_at"], scope[name]
+        now = tensor.data_ptr()
+        if tensor is was and now == before:
+            others.append(Move(path, before, tensor, was))
+        elif (now ^ before) & (_checks.ALIGNMENT - 1) or (now != before and path in checker.shared):
+            return None
+        else:
+            moves.append(Move(path, before, tensor, was))
+    for position, path, name in checker.arguments:
+        move = Move(path, scope[name], leaves[position])
+        (others if leaves[position].data_ptr() == scope[name] else moves).append(move)
+    return moves, others
+
+
+def _outside(node: Node, tree: Tree, moves: Sequence[Move]) -> bool | None:
+    """No moved tensor lies in the pool, where its address means little. None: the engine would bind it even so."""
+    assert node.recording is not None
+    if not node.recording.rebinds_tensors:
+        return True
+    found = all(tree.expel(move.tensor) for move in moves if move.path not in node.recording.copied_paths)
+    return True if found else (None if tree.backend.name == "cpu" else False)
+
+
+def _bind(
+    captured: Captured, entry: Entry, node: Node, values: tuple[Any, ...], leaves: list[Leaf], tree: Tree,
+    moves: Sequence[Move], others: Sequence[Move], *, outside: bool,
+) -> tuple[Refusal | None, bool]:  # fmt: skip
+    """Bind the recording to the new addresses: why it cannot be, and whether it had to learn how."""
+    recording = node.recording
+    assert recording is not None
+    if not outside:
+        return Refusal("it lies in the memory that recordings share", lasting=False), False
+    try:
+        if recording.rebind(moves):
+            return None, False
+        refusal = _known(entry, recording, moves) or _learn(captured, entry, node, values, leaves, tree, moves, others)
+        if refusal is None and not recording.rebind(moves):
+            refusal = Refusal("its new address cannot be set", lasting=False)
+    except RuntimeError as error:  # some parameters may be set: this recording is not to run again
+        refusal = Refusal(f"the driver refuses: {error}")
+    return refusal, True
+
+
+def _known(entry: Entry, recording: Recording, moves: Sequence[Move]) -> Refusal | None:
+    """One of these tensors was refused before."""
+    for move in moves:
+        if move.path in entry.unbindable and move.path not in recording.copied_paths:
+            return evolve(entry.unbindable[move.path], paths=(move.path,))
+    return None
+
+
+def _learn(
+    captured: Captured, entry: Entry, node: Node, values: tuple[Any, ...], leaves: list[Leaf], tree: Tree,
+    moves: Sequence[Move], others: Sequence[Move],
+) -> Refusal | None:  # fmt: skip
+    assert node.recording is not None
+    call = captured.call(values, leaves)
+    tree.recording = True
+    try:
+        with _observe.capture_lock, captured.log.timed("calibrate") as timed:
+            tree.before_recording(captured.log)
+            refusal = node.recording.learn(call, moves, others, _record.generators_of(call, entry))
+            timed.detail = refusal.reason if refusal is not None else ", ".join(move.path for move in moves[:_NAMED])
+    finally:
+        tree.recording, tree.pool_is_at = False, None
+        if not tree.pool.is_tidy():
+            captured.log.add("drop", "a tensor of a second capture is kept: the pool is given up")
+            tree.retire()
+    return refusal
+
+
+def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], refusal: Refusal) -> None:
+    """Record again at the new addresses. What cannot be bound in principle is not tried again."""
+    for move in moves:
+        entry.moves[move.path] = entry.moves.get(move.path, 0) + 1
+    if node in entry.nodes:
+        entry.nodes.remove(node)
+    if node.tree is not None:
+        node.tree.forget(node)
+    if node.tree is not None:  # an output that cannot leave the pool keeps it: it must not be used either
+        node.check, node.unchecked = _never, SAMPLED
+    captured.log.add("miss", f"{_text(moves)}: {refusal.reason}")
+    _note_moved(captured, moves)
+    if refusal.environment:
+        captured.note_findings(compile_plan(captured.annotation, captured.bare_facts(unpatchable=refusal.reason)))
+        return
+    about = refusal.paths or tuple(move.path for move in moves)
+    if refusal.lasting:
+        entry.unbindable.update(dict.fromkeys(about, refusal))
+    unbound = tuple(Unbound(path=path, reason=refusal.reason, kernel=refusal.kernel) for path in about)
+    captured.note_findings(compile_plan(captured.annotation, captured.bare_facts(unbound=unbound)))
+
+
+def _never(leaves: Sequence[Any]) -> int:
+    del leaves
+    return _checks.CHANGED
+
+
+def _distrust(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], path: str) -> None:
+    """A replay at the new addresses differs from eager: this table is not used again."""
+    assert node.recording is not None
+    kernels = node.recording.users([move.path for move in moves])
+    reason = f"{path} differs from eager at the new address"
+    _drop(captured, entry, node, moves, Refusal(reason, kernel=", ".join(kernels[:_NAMED]) or None))
+
+
+def _settle(node: Node, moves: Sequence[Move], leaves: Sequence[Any]) -> None:
+    """From now on these tensors, at these addresses, are the right ones."""
+    checker: _checks.Checker = node.checker
+    node.statics.update({move.path: move.tensor for move in moves if move.was is not None})
+    checker.follow({move.path: move.tensor for move in moves if move.was is not None}, leaves)
+
+
+def _note_moved(captured: Captured, moves: Sequence[Move]) -> None:
+    where = _where.here()
+    moved = tuple(
+        Moved(path=one.path, before_addr=one.before, after_addr=one.tensor.data_ptr(), where=where) for one in moves
+    )
+    captured.note_findings(compile_plan(captured.annotation, captured.bare_facts(moved=moved)))
+
+
+def _text(moves: Sequence[Move]) -> str:
+    named = [f"{move.path} {move.before:#x} -> {move.tensor.data_ptr():#x}" for move in moves[:_NAMED]]
+    return ", ".join(named) + (f" and {len(moves) - _NAMED} more" if len(moves) > _NAMED else "")
+
+
+def _changed(captured: Captured, entry: Entry, values: tuple[Any, ...], tree: Tree) -> Any:
+    """More than an address: forget what was recorded and look again."""
+    captured.log.add("drop", "modules or attributes the recording relies on were replaced")
+    captured.forget(entry, tree)
+    receiver = captured.receiver
+    for one in (receiver, *values):
+        if isinstance(one, torch.nn.Module):
+            forget_module_structure(one)
+    return captured.look_again(values)

@@ -1,0 +1,104 @@
+"""Bindings: at which addresses one recorded graph reads and writes its tensors, and how to change that.
+
+The table is learned from a second capture (``calibrate``) and kept with the recording, never in the plan. Parameter
+blocks of recent addresses are kept a node, so that buffers which alternate cost one call of the driver a node.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from capture.backends.cuda import params
+from capture.backends.cuda.params import GraphNode, Patch
+from capture.backends.cuda.words import Word
+
+ALIGNMENT = 256
+"""A new address equals the recorded one modulo this: kernels and their tensor maps may rely on it, at most to 128."""
+_RECENT = 8  # parameter blocks kept a node
+
+
+@define(eq=False)
+class _Slot:
+    """A node with words that move. ``at``: the addresses, one a path, that it was given last."""
+
+    node: GraphNode
+    words: list[Word]
+    paths: tuple[str, ...] = ()
+    at: tuple[int, ...] | None = None
+    recent: OrderedDict[tuple[int, ...], Patch] = field(factory=OrderedDict)
+
+    def patch(self, at: tuple[int, ...]) -> Patch:
+        """This node's parameters with its tensors at these addresses."""
+        found = self.recent.get(at)
+        if found is None:
+            where = dict(zip(self.paths, at, strict=True))
+            words = {word.index: where[word.path] + word.offset for word in self.words}
+            found = self.recent[at] = self.node.patch(words)
+            if len(self.recent) > _RECENT:
+                self.recent.popitem(last=False)
+        else:
+            self.recent.move_to_end(at)
+        return found
+
+
+class Bindings:
+    """The bindings of one recording."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.nodes = params.read(graph)
+        self.begins: dict[str, int] = {}
+        """Where each tensor was when the graph was recorded."""
+        self._executable = params.executable_of(graph)
+        self._slots: dict[int, _Slot] = {}
+        self._by_path: dict[str, list[_Slot]] = {}
+        self._at: dict[str, int] = {}
+
+    def learn(self, words: Sequence[Word]) -> None:
+        """Trust these words: all of their paths that are known."""
+        learned = {word.path for word in words}
+        kept = [one for slot in self._slots.values() for one in slot.words if one.path not in learned]
+        self._slots, self._by_path = {}, {}
+        for word in (*kept, *words):
+            slot = self._slots.setdefault(word.node, _Slot(self.nodes[word.node], []))
+            slot.words.append(word)
+        for slot in self._slots.values():
+            slot.paths = tuple(dict.fromkeys(word.path for word in slot.words))
+            for path in slot.paths:
+                self._by_path.setdefault(path, []).append(slot)
+        for path in self._by_path:
+            self._at.setdefault(path, self.begins[path])
+
+    def bind(self, addresses: Mapping[str, int]) -> bool:
+        """The graph reads these tensors at these addresses from its next launch on.
+
+        False if a tensor is not known, or its address is aligned otherwise: nothing has changed then. Raises
+        ``DriverError`` if the driver refuses: the graph must not be launched any more then.
+        """
+        by_path, at, begins = self._by_path, self._at, self.begins
+        for path, address in addresses.items():
+            if path not in by_path or (address - begins[path]) % ALIGNMENT:
+                return False
+        at.update(addresses)
+        slots = {id(slot): slot for path in addresses for slot in by_path[path]}
+        for slot in slots.values():
+            wanted = tuple([at[path] for path in slot.paths])
+            if wanted != slot.at:
+                slot.at = None
+                if not slot.patch(wanted).apply(self._executable):
+                    raise params.DriverError(f"the driver takes no other parameters for {slot.node.name()}")
+                slot.at = wanted
+        return True
+
+    def knows(self, paths: Iterable[str]) -> bool:
+        """All these tensors have words that are trusted."""
+        return all(path in self._by_path for path in paths)
+
+    def kernels(self, paths: Iterable[str]) -> list[str]:
+        """Names of what reads or writes these tensors."""
+        slots: dict[int, Any] = {id(slot): slot for path in paths for slot in self._by_path.get(path, ())}
+        return list(dict.fromkeys(slot.node.name() for slot in slots.values()))

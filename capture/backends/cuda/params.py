@@ -1,0 +1,263 @@
+"""Params: the parameters of a captured graph's nodes, through the driver API of ``cuda-bindings``: read and set.
+
+Kernels are launched in two styles: an array of pointers to parameters, or one block of bytes (``extra``), which cuBLAS
+uses for Hopper. Both become one block of bytes here, in which by-value structures and tensor maps show their addresses
+as plain 8-byte words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import define
+
+from capture.backends.cuda.words import NodeWords
+
+_NAMES = (
+    "cuGraphGetNodes", "cuGraphNodeGetType", "cuGraphKernelNodeGetParams", "cuGraphExecKernelNodeSetParams",
+    "cuGraphMemcpyNodeGetParams", "cuGraphExecMemcpyNodeSetParams", "cuGraphMemsetNodeGetParams",
+    "cuGraphExecMemsetNodeSetParams", "cuGraphChildGraphNodeGetGraph", "cuFuncGetParamInfo", "cuKernelGetParamInfo",
+    "cuFuncGetName", "cuKernelGetName", "cuCtxGetCurrent",
+)  # fmt: skip
+_HARMLESS = ("EMPTY", "EVENT_RECORD", "WAIT_EVENT")  # they touch no memory
+_BUFFER, _SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE
+_WORD = 8
+
+
+class DriverError(RuntimeError):
+    """A call of the driver did not succeed."""
+
+
+@functools.cache
+def missing() -> str | None:
+    """What keeps this process from reading and setting parameters; None if nothing does."""
+    try:
+        driver: Any = importlib.import_module("cuda.bindings.driver")
+    except ImportError:
+        return "the package cuda-bindings is not installed"
+    absent = [name for name in _NAMES if not hasattr(driver, name)]
+    if absent:
+        return f"the installed cuda-bindings lacks {absent[0]}"
+    for name in ("raw_cuda_graph", "raw_cuda_graph_exec"):
+        if not hasattr(torch.cuda.CUDAGraph, name):
+            return f"this torch lacks CUDAGraph.{name}"
+    return None
+
+
+@functools.cache
+def _driver() -> Any:
+    return importlib.import_module("cuda.bindings.driver")
+
+
+def _of(answer: tuple[Any, ...]) -> Any:
+    """The value of a call that succeeded."""
+    if int(answer[0]):
+        raise DriverError(str(answer[0]))
+    return answer[1] if len(answer) == 2 else answer[1:]
+
+
+@define(eq=False)
+class GraphNode:
+    """One node: its parameters, and what it takes to set others."""
+
+    handle: Any
+    words: NodeWords
+    name: Callable[[], str]
+    _patch: Callable[[Mapping[int, int]], Patch] | None = None
+
+    def patch(self, words: Mapping[int, int]) -> Patch:
+        """Its parameters with these words in place of its own, ready to be set."""
+        if self._patch is None:
+            raise DriverError(f"{self.name()} has no parameters")
+        return self._patch(words)
+
+
+@define(eq=False)
+class Patch:
+    """Parameters of one node that are ready to be set."""
+
+    _set: Callable[..., Any]
+    _arguments: tuple[Any, ...]
+    _alive: tuple[Any, ...] = ()
+    """Memory that the driver reads when the parameters are set."""
+
+    def apply(self, executable: Any) -> bool:
+        """Launches from now on use these parameters; those under way do not."""
+        return not self._set(executable, *self._arguments)[0].value
+
+
+def executable_of(graph: torch.cuda.CUDAGraph) -> Any:
+    """The driver's handle of an instantiated graph."""
+    return _driver().CUgraphExec(int(graph.raw_cuda_graph_exec()))
+
+
+def read(graph: torch.cuda.CUDAGraph) -> list[GraphNode]:
+    """All nodes in the order of their capture, those of graphs inside it in the place of theirs."""
+    driver = _driver()
+    return list(_nodes(driver, driver.CUgraph(int(graph.raw_cuda_graph())), {}))
+
+
+def _nodes(driver: Any, graph: Any, layouts: dict[int, list[tuple[int, int]]]) -> Iterator[GraphNode]:
+    _, count = _of(driver.cuGraphGetNodes(graph, 0))
+    handles, count = _of(driver.cuGraphGetNodes(graph, count)) if count else ([], 0)
+    kinds = driver.CUgraphNodeType
+    for handle in handles[:count]:
+        kind = _of(driver.cuGraphNodeGetType(handle))
+        if kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
+            yield _kernel(driver, handle, layouts)
+        elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
+            yield _memcpy(driver, handle)
+        elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMSET:
+            yield _memset(driver, handle)
+        elif kind == kinds.CU_GRAPH_NODE_TYPE_GRAPH:
+            yield from _nodes(driver, _of(driver.cuGraphChildGraphNodeGetGraph(handle)), layouts)
+        else:
+            yield _other(handle, kind.name.removeprefix("CU_GRAPH_NODE_TYPE_"))
+
+
+def _other(handle: Any, name: str) -> GraphNode:
+    closed = None if name in _HARMLESS else f"a node of the kind {name} may hold addresses"
+    return GraphNode(handle, NodeWords("other", (name,), (), closed=closed), lambda: name)
+
+
+# ---- kernels
+
+
+def _kernel(driver: Any, handle: Any, layouts: dict[int, list[tuple[int, int]]]) -> GraphNode:
+    params = _of(driver.cuGraphKernelNodeGetParams(handle))
+    function, kernel = int(params.func), int(params.kern)
+    if params.kernelParams:
+        layout = layouts.get(function or kernel)
+        if layout is None:
+            layout = layouts[function or kernel] = _layout(driver, params, function)
+        block = _from_pointers(int(params.kernelParams), layout)
+    else:
+        layout, block = [], _from_extra(int(params.extra)) if params.extra else b""
+    shape = (
+        params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX, params.blockDimY, params.blockDimZ,
+        params.sharedMemBytes,
+    )  # fmt: skip
+    given = NodeWords("kernel", (function, kernel, *shape, tuple(layout), len(block)), _words(block), filled=not layout)
+    patch = functools.partial(_kernel_patch, driver, handle, layout, block)
+    return GraphNode(handle, given, functools.partial(_kernel_name, driver, handle), patch)
+
+
+def _layout(driver: Any, params: Any, function: int) -> list[tuple[int, int]]:
+    """Offset and size of each parameter."""
+    found: list[tuple[int, int]] = []
+    while True:
+        index = len(found)
+        answer = (
+            driver.cuFuncGetParamInfo(params.func, index)
+            if function
+            else driver.cuKernelGetParamInfo(params.kern, index)
+        )
+        if int(answer[0]):
+            return found
+        found.append((int(answer[1]), int(answer[2])))
+
+
+def _from_pointers(address: int, layout: list[tuple[int, int]]) -> bytes:
+    if not layout:
+        return b""
+    pointers = (ctypes.c_void_p * len(layout)).from_address(address)
+    block = bytearray(max(offset + size for offset, size in layout))
+    for pointer, (offset, size) in zip(pointers, layout, strict=True):
+        block[offset : offset + size] = ctypes.string_at(pointer, size)
+    return bytes(block)
+
+
+def _from_extra(address: int) -> bytes:
+    buffer = size = 0
+    position = 0
+    while True:
+        tag, value = (ctypes.c_void_p * 2).from_address(address + position)
+        if tag == _BUFFER:
+            buffer = value or 0
+        elif tag == _SIZE:
+            size = ctypes.c_size_t.from_address(value or 0).value
+        else:
+            return ctypes.string_at(buffer, size) if buffer else b""
+        position += 16
+
+
+def _words(block: bytes) -> tuple[int, ...]:
+    padded = block + bytes(-len(block) % _WORD)
+    return struct.unpack(f"<{len(padded) // _WORD}Q", padded)
+
+
+def _kernel_patch(
+    driver: Any, handle: Any, layout: list[tuple[int, int]], block: bytes, words: Mapping[int, int]
+) -> Patch:
+    params = _of(driver.cuGraphKernelNodeGetParams(handle))
+    buffer = ctypes.create_string_buffer(block, len(block))
+    for index, value in words.items():
+        struct.pack_into("<Q", buffer, index * _WORD, value)
+    begin = ctypes.addressof(buffer)
+    if layout:
+        pointers = (ctypes.c_void_p * len(layout))(*[begin + offset for offset, _ in layout])
+        params.kernelParams = ctypes.addressof(pointers)
+        alive: tuple[Any, ...] = (buffer, pointers)
+    else:
+        size = ctypes.c_size_t(len(block))
+        extra = (ctypes.c_void_p * 5)(_BUFFER, begin, _SIZE, ctypes.addressof(size), 0)
+        params.extra = ctypes.addressof(extra)
+        alive = (buffer, size, extra)
+    return Patch(driver.cuGraphExecKernelNodeSetParams, (handle, params), alive)
+
+
+def _kernel_name(driver: Any, handle: Any) -> str:
+    params = _of(driver.cuGraphKernelNodeGetParams(handle))
+    answer = driver.cuFuncGetName(params.func) if int(params.func) else driver.cuKernelGetName(params.kern)
+    return "a kernel" if int(answer[0]) else answer[1].decode(errors="replace")
+
+
+# ---- copies and fills
+
+
+def _memcpy(driver: Any, handle: Any) -> GraphNode:
+    params = _of(driver.cuGraphMemcpyNodeGetParams(handle))
+    device = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    sides = (params.srcMemoryType, params.dstMemoryType)
+    same = (
+        *(int(side) for side in sides), params.WidthInBytes, params.Height, params.Depth,
+        params.srcXInBytes, params.srcY, params.srcZ, params.srcLOD, params.srcPitch, params.srcHeight,
+        params.dstXInBytes, params.dstY, params.dstZ, params.dstLOD, params.dstPitch, params.dstHeight,
+    )  # fmt: skip
+    if any(side != device for side in sides):
+        closed = "a copy from or to the host may hold addresses"
+        return GraphNode(handle, NodeWords("memcpy", same, (), closed=closed), lambda: "memcpy")
+    words = (int(params.srcDevice), int(params.dstDevice))
+    context = _of(driver.cuCtxGetCurrent())
+    return GraphNode(
+        handle, NodeWords("memcpy", same, words, filled=True), lambda: "memcpy",
+        functools.partial(_memcpy_patch, driver, handle, context),
+    )  # fmt: skip
+
+
+def _memcpy_patch(driver: Any, handle: Any, context: Any, words: Mapping[int, int]) -> Patch:
+    params = _of(driver.cuGraphMemcpyNodeGetParams(handle))
+    params.srcDevice, params.dstDevice = words.get(0, params.srcDevice), words.get(1, params.dstDevice)
+    return Patch(driver.cuGraphExecMemcpyNodeSetParams, (handle, params, context))
+
+
+def _memset(driver: Any, handle: Any) -> GraphNode:
+    params = _of(driver.cuGraphMemsetNodeGetParams(handle))
+    same = (params.elementSize, params.value, params.width, params.height, params.pitch)
+    context = _of(driver.cuCtxGetCurrent())
+    return GraphNode(
+        handle, NodeWords("memset", same, (int(params.dst),), filled=True), lambda: "memset",
+        functools.partial(_memset_patch, driver, handle, context),
+    )  # fmt: skip
+
+
+def _memset_patch(driver: Any, handle: Any, context: Any, words: Mapping[int, int]) -> Patch:
+    params = _of(driver.cuGraphMemsetNodeGetParams(handle))
+    params.dst = words[0]
+    return Patch(driver.cuGraphExecMemsetNodeSetParams, (handle, params, context))

@@ -1,0 +1,124 @@
+"""The table of one recording's bindings, with a driver that only takes notes, and the reading of parameter blocks."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from capture.backends.cuda import bindings, params
+from capture.backends.cuda.bindings import Bindings
+from capture.backends.cuda.params import DriverError, GraphNode
+from capture.backends.cuda.words import NodeWords, Word
+
+
+@define(eq=False)
+class Driver:
+    """What nodes were set to: number of the node and its words."""
+
+    log: list[tuple[int, dict[int, int]]] = field(factory=list)
+    made: int = 0
+    refuses: bool = False
+
+    def node(self, number: int) -> GraphNode:
+        def patch(words: Mapping[int, int]) -> Any:
+            self.made += 1
+            return _Patch(self, number, dict(words))
+
+        return GraphNode(None, NodeWords("kernel", (), ()), lambda: f"kernel {number}", patch)
+
+
+@define(eq=False)
+class _Patch:
+    driver: Driver
+    number: int
+    words: dict[int, int]
+
+    def apply(self, executable: Any) -> bool:
+        assert executable == "executable"
+        if not self.driver.refuses:
+            self.driver.log.append((self.number, self.words))
+        return not self.driver.refuses
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+@pytest.fixture
+def table(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Bindings:
+    """Tensor a in nodes 0 and 1, b in node 1."""
+    monkeypatch.setattr(params, "read", lambda graph: [driver.node(number) for number in range(3)])
+    monkeypatch.setattr(params, "executable_of", lambda graph: "executable")
+    graph: Any = None
+    found = Bindings(graph)
+    found.begins.update(a=0x1000, b=0x2000)
+    found.learn([Word(0, 2, "a", 8), Word(1, 0, "a", 0), Word(1, 1, "b", 4)])
+    return found
+
+
+def test_only_nodes_of_what_moved_are_set(driver: Driver, table: Bindings) -> None:
+    assert table.bind({"b": 0x5000})
+    assert driver.log == [(1, {0: 0x1000, 1: 0x5004})]
+    assert table.bind({"a": 0x7000})
+    assert driver.log[1:] == [(0, {2: 0x7008}), (1, {0: 0x7000, 1: 0x5004})]
+
+
+def test_bound_again_to_the_same_address_is_nothing_to_do(driver: Driver, table: Bindings) -> None:
+    assert table.bind({"b": 0x5000})
+    assert table.bind({"b": 0x5000})
+    assert len(driver.log) == 1
+
+
+def test_blocks_of_recent_addresses_are_kept(driver: Driver, table: Bindings) -> None:
+    for turn in range(20):
+        assert table.bind({"b": 0x5000 + 0x1000 * (turn % 4)})
+    assert (len(driver.log), driver.made) == (20, 4)
+    for turn in range(bindings._RECENT + 4):
+        assert table.bind({"b": 0x50000 + 0x1000 * turn})
+    assert all(len(slot.recent) <= bindings._RECENT for slot in table._slots.values())
+
+
+def test_unknown_and_misaligned_addresses_change_nothing(driver: Driver, table: Bindings) -> None:
+    assert not table.bind({"a": 0x7000, "c": 0x8000})
+    assert not table.bind({"b": 0x8000, "a": 0x7000 + 64})
+    assert driver.log == []
+    assert table.bind({"b": 0x5000})
+    assert driver.log == [(1, {0: 0x1000, 1: 0x5004})]
+
+
+def test_what_is_learned_later_joins_what_is_known(driver: Driver, table: Bindings) -> None:
+    assert table.bind({"a": 0x7000})
+    table.begins["c"] = 0x3000
+    table.learn([Word(1, 3, "c", 0), Word(2, 0, "c", 16)])
+    assert table.knows(["a", "b", "c"])
+    driver.log.clear()
+    assert table.bind({"c": 0x4000})
+    assert driver.log == [(1, {0: 0x7000, 1: 0x2004, 3: 0x4000}), (2, {0: 0x4010})]
+    assert table.kernels(["c"]) == ["kernel 1", "kernel 2"]
+
+
+def test_a_driver_that_refuses_is_an_error_and_not_forgotten(driver: Driver, table: Bindings) -> None:
+    driver.refuses = True
+    with pytest.raises(DriverError, match="kernel 1"):
+        table.bind({"b": 0x5000})
+    driver.refuses = False
+    assert table.bind({"b": 0x5000})
+    assert driver.log == [(1, {0: 0x1000, 1: 0x5004})]
+
+
+def test_both_styles_of_launch_are_read_as_one_block() -> None:
+    first, second = ctypes.c_uint64(0x1122334455667788), ctypes.c_uint32(7)
+    pointers = (ctypes.c_void_p * 2)(ctypes.addressof(first), ctypes.addressof(second))
+    block = params._from_pointers(ctypes.addressof(pointers), [(0, 8), (16, 4)])
+    assert block == struct.pack("<QQI", 0x1122334455667788, 0, 7)
+    assert params._words(block) == (0x1122334455667788, 0, 7)
+
+    buffer, size = ctypes.create_string_buffer(block, len(block)), ctypes.c_size_t(len(block))
+    extra = (ctypes.c_void_p * 5)(2, ctypes.addressof(size), 1, ctypes.addressof(buffer), 0)
+    assert params._from_extra(ctypes.addressof(extra)) == block

@@ -1,0 +1,151 @@
+"""Recordings whose engine has to learn how to follow a tensor: what the runtime makes of its answers.
+
+The tape follows by itself; here it is made to ask first, to refuse, to fail and to be wrong, as a graph may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from capture import capture, recordings
+from capture.backends import Move, Refusal
+from capture.backends.tape import Tape
+from tests.device import DEVICE
+
+pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="of the tape")
+
+
+class Holder:
+    """Two tensors that a body reads."""
+
+    def __init__(self) -> None:
+        self.a, self.b = weight(0), weight(1)
+
+
+def weight(seed: int) -> Tensor:
+    return torch.rand(4, 4, generator=torch.Generator().manual_seed(seed))
+
+
+@define(eq=False)
+class Engine:
+    """How the tape answers. ``learned``: paths by recording."""
+
+    refusal: Refusal | None = None
+    is_wrong: bool = False
+    error: Exception | None = None
+    asked: list[tuple[str, ...]] = field(factory=list)
+    learned: dict[int, set[str]] = field(factory=dict)
+    follow: Callable[[Tape, Sequence[Move]], bool] = Tape.rebind
+
+    def rebind(self, tape: Tape, moves: Sequence[Move]) -> bool:
+        if not {move.path for move in moves} <= self.learned.get(id(tape), set()):
+            return False
+        if self.error is not None:
+            raise self.error
+        return True if self.is_wrong else self.follow(tape, moves)
+
+    def learn(self, tape: Tape, moves: Sequence[Move]) -> Refusal | None:
+        self.asked.append(tuple(move.path for move in moves))
+        if self.refusal is None:
+            self.learned.setdefault(id(tape), set()).update(move.path for move in moves)
+        return self.refusal
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    found = Engine()
+    monkeypatch.setattr(Tape, "rebind", lambda self, moves: found.rebind(self, moves))
+    monkeypatch.setattr(Tape, "learn", lambda self, call, moves, others, generators: found.learn(self, moves))
+    monkeypatch.setattr(Tape, "users", lambda self, paths: ["some_kernel"])
+    return found
+
+
+def run(calls: int, *names: str) -> Any:
+    """From the fourth call on, these tensors are others in every call; every result is eager's."""
+    holder = Holder()
+    captured = capture(lambda x: torch.tanh(x @ holder.a) @ holder.b)
+    kept = []
+    with torch.no_grad():
+        for i in range(calls):
+            for name in names if i > 2 else ():
+                kept.append(getattr(holder, name))
+                setattr(holder, name, weight(10 + i))
+            x = weight(100 + i)
+            assert torch.equal(captured(x), torch.tanh(x @ holder.a) @ holder.b)
+    return recordings(captured)
+
+
+def kinds(now: Any, kind: str) -> int:
+    return sum(event.kind == kind for event in now.events)
+
+
+def test_learned_once_and_compared_once(engine: Engine) -> None:
+    now = run(9, "a")
+    assert (now.recordings, now.rebinds, now.eager_calls) == (1, 6, 0)
+    assert (kinds(now, "calibrate"), kinds(now, "verify")) == (1, 1)
+    assert engine.asked == [("holder.a",)]
+
+
+def test_several_tensors_are_learned_in_one_go(engine: Engine) -> None:
+    now = run(9, "a", "b")
+    assert (now.recordings, now.rebinds) == (1, 6)
+    assert engine.asked == [("holder.a", "holder.b")]
+
+
+def test_a_refusal_is_recorded_again_and_not_asked_again(engine: Engine) -> None:
+    engine.refusal = Refusal("hidden", kernel="gather")
+    now = run(8, "b")
+    assert (now.rebinds, now.eager_calls) == (0, 0)
+    assert now.recordings == 6
+    assert engine.asked == [("holder.b",)]
+    (found,) = [one for one in now.findings if one.code == "CG109"]
+    assert "hidden" in found.why
+    assert "gather" in found.why
+    assert kinds(now, "miss") == 5
+
+
+def test_a_refusal_of_one_tensor_leaves_the_others(engine: Engine) -> None:
+    engine.refusal = Refusal("hidden", paths=("holder.b",))
+    run(6, "a", "b")
+    assert len(engine.asked) == 1
+    engine.refusal = None
+    now = run(6, "a")
+    assert (now.recordings, now.rebinds) == (1, 3)
+
+
+def test_what_says_nothing_about_the_body_is_tried_again(engine: Engine) -> None:
+    engine.refusal = Refusal("misaligned", lasting=False)
+    now = run(6, "a")
+    assert len(engine.asked) == 3
+    assert now.recordings == 4
+
+
+def test_a_process_that_cannot_says_so_once(engine: Engine) -> None:
+    engine.refusal = Refusal("no driver", environment=True)
+    now = run(8, "a")
+    assert [one.code for one in now.findings if one.code in ("CG109", "CG804")] == ["CG804"]
+    assert now.rebinds == 0
+
+
+def test_a_wrong_table_gives_eagers_result_and_is_not_used_again(engine: Engine) -> None:
+    engine.is_wrong = True
+    now = run(9, "a")
+    (found,) = [one for one in now.findings if one.code == "CG109"]
+    assert "differs from eager" in found.why
+    assert "some_kernel" in found.why
+    assert len(engine.asked) == 1
+    assert now.recordings > 1
+
+
+def test_a_driver_that_fails_costs_a_recording(engine: Engine) -> None:
+    engine.error = RuntimeError("invalid value")
+    now = run(8, "a")
+    assert now.rebinds == 0
+    assert now.recordings > 1
+    assert any("invalid value" in one.why for one in now.findings if one.code == "CG109")
