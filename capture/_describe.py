@@ -315,7 +315,7 @@ def _gradients(watched: Watched, classify: Classifier, kept: list[KeptLeaf]) -> 
     """Who asks for gradients that outlive the run; those of a backward pass inside the body are nobody's business."""
     left = [leaf.value for leaf in kept if isinstance(leaf.value, torch.Tensor)]
     left += [one.tensor for one in watched.watch.notes.externals.values() if one.mutation is not None]
-    if not any(tensor.grad_fn is not None for tensor in left):
+    if not any(map(_carries_graph, left)):
         return []
     found = []
     for (storage, _), use in watched.watch.notes.gradients.items():
@@ -327,6 +327,13 @@ def _gradients(watched: Watched, classify: Classifier, kept: list[KeptLeaf]) -> 
             path = watched.arguments[arguments[0][0]][0] if arguments else (owners[0][0].path if owners else None)
         found.append(GradientUse(path=path, op=use.op, where=use.where))
     return found or [GradientUse(path=None, op="output requires grad")]
+
+
+def _carries_graph(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # a view made without gradients, whose base was written with them: autograd refuses to look
+        return True
 
 
 def _once_a_line(work: list[HostWork]) -> tuple[HostWork, ...]:

@@ -201,7 +201,7 @@ def snapshot(starts: list[Place]) -> Snapshot:
                 storage = value.untyped_storage()
                 found.storages.append(storage)
                 found.tensors.setdefault(id(storage), []).append(one)
-            if value.requires_grad and value.is_leaf and id(value) not in entered:
+            if value.requires_grad and id(value) not in entered:
                 entered.add(id(value))
                 queue.extend(_gradient(place, value))
         elif id(value) not in entered:
@@ -223,6 +223,11 @@ def _members(found: Snapshot, place: Place, value: Any) -> list[Found]:
 
 def _gradient(place: Place, tensor: torch.Tensor) -> list[Found]:
     """The ``grad`` of a leaf that has one, or may get one."""
+    try:
+        if not tensor.is_leaf:
+            return []
+    except RuntimeError:  # a view made without gradients, whose base was written with them: autograd refuses to look
+        return []
     gradient = tensor.grad
     if gradient is None and not torch.is_grad_enabled():
         return []

@@ -9,9 +9,16 @@ import re
 
 import pytest
 
+from capture import _step
 from tests.device import use_device
 
 use_device()
+
+
+@pytest.fixture(autouse=True)
+def _unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps end by themselves until a test marks them."""
+    monkeypatch.setattr(_step._counter, "begun", 0)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

@@ -19,7 +19,6 @@ from typing_extensions import override
 from capture import (
     BorrowedOutputError,
     CaptureWarning,
-    _step,
     _torch_private,
     _tree,
     capture,
@@ -40,7 +39,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
         monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
     elif not MOVES_HELD:
         pytest.skip("this torch cannot swap storages")
-    monkeypatch.setattr(_step._counter, "begun", 0)
     _tree.forget_trees()
     with torch.no_grad(), config.patch(cache=False, poison=True):
         yield

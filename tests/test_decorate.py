@@ -23,15 +23,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import AnnotationError, _step, _tree, capture, config, explain, plans, recordings, release, report, reset
+from capture import AnnotationError, _tree, capture, config, explain, plans, recordings, release, report, reset
 from capture._decorate import captured_states
 from tests.device import DEVICE, use_device
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no marks and no tree of another test."""
-    monkeypatch.setattr(_step._counter, "begun", 0)
     _tree.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield

@@ -18,7 +18,6 @@ from typing_extensions import override
 from capture import (
     CaptureWarning,
     UncapturableError,
-    _step,
     _tree,
     capture,
     config,
@@ -31,9 +30,8 @@ from tests.rows import noted
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no marks and no tree of another test; dead memory is NaN."""
-    monkeypatch.setattr(_step._counter, "begun", 0)
     _tree.forget_trees()
     with torch.no_grad(), config.patch(cache=False, poison=True):
         yield

@@ -20,14 +20,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import CaptureWarning, _step, _tree, capture, config, recordings
+from capture import CaptureWarning, _tree, capture, config, recordings
 from tests.device import DEVICE, REBINDS
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no marks and no tree of another test."""
-    monkeypatch.setattr(_step._counter, "begun", 0)
     _tree.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield

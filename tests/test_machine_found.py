@@ -422,3 +422,14 @@ def test_two_views_of_one_output_that_are_written_count_it() -> None:
             assert made._version != before, i
             del made, got
     assert recordings(write).recordings >= 1
+
+
+def test_a_view_that_autograd_refuses_to_look_at_is_an_argument_like_any() -> None:
+    weight = nn.Parameter(torch.ones(4, 4))
+    view = weight[1]
+    weight.mul_(0.5)
+    with pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
+        assert view.is_leaf
+    captured = capture(lambda x: x * 2 + 1)
+    for _ in range(CALLS):
+        assert torch.equal(captured(view), view * 2 + 1)

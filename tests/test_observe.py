@@ -22,7 +22,6 @@ from capture import (
     Explanation,
     Finding,
     Severity,
-    _step,
     _tree,
     capture,
     config,
@@ -37,9 +36,8 @@ from tests.rows import noted
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no marks and no tree of another test."""
-    monkeypatch.setattr(_step._counter, "begun", 0)
     _tree.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield

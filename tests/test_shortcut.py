@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import CaptureWarning, _runtime, _step, _tree, capture, config, mark_step_begin, recordings
+from capture import CaptureWarning, _runtime, _tree, capture, config, mark_step_begin, recordings
 from capture._decorate import captured_states
 from capture._node import SAMPLED
 from tests.device import use_device
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_step._counter, "begun", 0)
+def fresh() -> Iterator[None]:
     _tree.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield

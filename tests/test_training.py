@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from capture import CaptureWarning, _step, _tree, capture, config, mark_step_begin, recordings
+from capture import CaptureWarning, _tree, capture, config, mark_step_begin, recordings
 from tests.device import DEVICE
 
 STEPS = 12
@@ -24,8 +24,7 @@ Step = Callable[[Tensor, Tensor], Any]
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_step._counter, "begun", 0)
+def fresh() -> Iterator[None]:
     _tree.forget_trees()
     with torch.enable_grad(), config.patch(cache=False):
         yield

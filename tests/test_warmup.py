@@ -22,7 +22,6 @@ from capture import (
     WarmedCase,
     WarmupReport,
     _progress,
-    _step,
     _tree,
     capture,
     config,
@@ -36,9 +35,8 @@ from tests.device import DEVICE, default_generator
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no marks and no tree of another test."""
-    monkeypatch.setattr(_step._counter, "begun", 0)
     _tree.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
