@@ -277,7 +277,7 @@ def _add_owner(checker: Checker, before: Snapshot, place: Place, replaced: set[s
     moving = [index for index, one in enumerate(above) if index and one.path in replaced]
     stable = above[moving[-1] + 1 :] if moving else above[1:]
     for one in stable:
-        if one.path not in seen:
+        if one.kind != "module" and one.path not in seen:  # submodules are compared with their module
             seen.add(one.path)
             value = before.places[one.path][1] if one.path in before.places else one.get()
             checker.structure.append(f"{_expression(checker, one)} is {checker.name(value)}")
@@ -305,11 +305,9 @@ def _expression(checker: Checker, place: Place) -> str:
             return f"{checker.name(holder)}.{place.name}"
         if "forward" in own:  # a captured instance, which its own __dict__ would keep alive
             return f"{checker.name(weakref.ref(holder))}().__dict__.get({place.name!r}, MISSING)"
-        return f"{checker.name(own)}.get({place.name!r}, MISSING)"
-    if isinstance(holder, dict):
-        key = repr(place.name) if isinstance(place.name, str) else checker.name(place.name)
-        return f"{checker.name(holder)}.get({key}, MISSING)"
-    return f"{checker.name(holder)}[{place.name!r}]"
+        holder = own
+    key = repr(place.name) if isinstance(place.name, (str, int)) else checker.name(place.name)
+    return f"{checker.name(holder)}[{key}]"  # what is gone raises, which the check takes for a change
 
 
 def _add_modules(checker: Checker, before: Snapshot) -> None:
@@ -318,6 +316,7 @@ def _add_modules(checker: Checker, before: Snapshot) -> None:
         checker.structure.append(
             " and ".join(f"{checker.name(kind)}.forward is {checker.name(f)}" for kind, f in forwards.items())
         )
+    without = []  # a tuple of empty dicts is looked at fastest
     for module in before.modules:
         terms = []
         own = module.__dict__
@@ -328,12 +327,17 @@ def _add_modules(checker: Checker, before: Snapshot) -> None:
         children = checker.name(module._modules) if module._modules else ""
         if children:
             terms.append(f"len({children}) == {len(module._modules)}")
-            terms += [f"{children}.get({k!r}, MISSING) is {checker.name(v)}" for k, v in module._modules.items()]
+            terms += [f"{children}[{k!r}] is {checker.name(v)}" for k, v in module._modules.items()]
         for table in (module._parameters, module._buffers):
             absent = [key for key, value in table.items() if value is None]
             if absent:
                 name = checker.name(table)
-                terms += [f"{name}.get({key!r}, MISSING) is None" for key in absent]
+                terms += [f"{name}[{key!r}] is None" for key in absent]
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            terms.append(f"len({checker.name(hooks)}) == {len(hooks)}")
+            if hooks:
+                terms.append(f"len({checker.name(hooks)}) == {len(hooks)}")
+            else:
+                without.append(hooks)
         checker.structure.append(" and ".join(terms))
+    if without:
+        checker.structure.append(f"not any({checker.name(tuple(without))})")
