@@ -86,6 +86,31 @@ def is_sole_holder(tensor: torch.Tensor, others: int = 1) -> bool:
     return _torch_private.storage_use_count(storage) <= others + 1 and _torch_private.use_count(tensor) <= 1
 
 
+def _holders(parameter: torch.Tensor) -> tuple[int, int]:
+    gradient = parameter.grad
+    assert gradient is not None
+    return _torch_private.use_count(gradient), sys.getrefcount(gradient)
+
+
+def _probe_holders() -> tuple[int, int]:
+    with torch.inference_mode(False):
+        parameter = torch.zeros(1, requires_grad=True)
+        parameter.grad = torch.zeros(1).data
+    return _holders(parameter)
+
+
+_ALONE = _probe_holders()
+
+
+def is_only_gradient(parameter: torch.Tensor, storage: torch.UntypedStorage, others: int) -> bool:
+    """The storage is used by the gradient of this parameter and by nobody else. ``others``: as above."""
+    gradient = parameter.grad
+    if gradient is None or gradient.untyped_storage() is not storage:
+        return False
+    del gradient
+    return _torch_private.storage_use_count(storage) <= others + 1 and _holders(parameter) == _ALONE
+
+
 class StaleTensor(torch.Tensor):
     """What a borrowed output becomes at the end of its step: every use raises."""
 

@@ -62,6 +62,11 @@ class Node:
     """The pool as this recording left it."""
     tree: Tree | None = None
 
+    def replaces(self, parameter: torch.Tensor) -> bool:
+        """Every replay gives this tensor another ``grad``, without having read the one before."""
+        assert self.outputs is not None
+        return any(of() is parameter for of in self.outputs.gradients.values())
+
     def drop(self) -> None:
         """Remove this recording and all below it from the tree, now or, from another thread, at its next call."""
         if self.tree is not None:

@@ -17,7 +17,7 @@ from attrs import define, evolve, field, frozen
 from capture import _containers, _torch_private
 from capture._annotate import Outputs
 from capture._describe import KeptEffect, KeptLeaf
-from capture._liveness import Held, Source, hold, is_sole_holder
+from capture._liveness import Held, Source, hold, is_only_gradient, is_sole_holder
 from capture._state import Place
 from capture.backends import Block, Geometry, Pool, views_of
 
@@ -136,6 +136,8 @@ class OutputPlan:
     """Where the tensors of each group come from that is one tensor."""
     single: Source | None = None
     """The source of a plan that has nothing else."""
+    gradients: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
+    """Groups that become the ``grad`` of a tensor, which the body does not read."""
 
     def build_single(self) -> torch.Tensor:
         """Result of a replay of a plan with one fresh tensor and nothing else."""
@@ -147,9 +149,21 @@ class OutputPlan:
 
     def is_sole_holder(self, number: int, tensor: torch.Tensor) -> bool:
         """Nobody but this tensor, which was handed out, uses its group's memory."""
+        return is_sole_holder(tensor, self._holders(number))
+
+    def gradient_of(self, number: int) -> torch.Tensor | None:
+        """The tensor that alone uses this group, as its ``grad``."""
+        reference, held = self.gradients.get(number), self.live[number]
+        parameter = reference() if reference is not None else None
+        storage = held() if held is not None else None
+        if parameter is None or storage is None or not is_only_gradient(parameter, storage, self._holders(number)):
+            return None
+        return parameter
+
+    def _holders(self, number: int) -> int:
         source = self.sources[number]
         known = source.alone if source is not None and self.live[number] is source.held else 1
-        return is_sole_holder(tensor, max(known, 1))
+        return max(known, 1)
 
     def build(
         self,
@@ -311,8 +325,22 @@ def plan_outputs(
         policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
         constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
         inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
-        sources=sources, single=sources[0] if alone else None,
+        sources=sources, single=sources[0] if alone else None, gradients=_gradients(made, effects, slots),
     )  # fmt: skip
+
+
+def _gradients(
+    groups: Sequence[Group], effects: Sequence[KeptEffect], slots: Sequence[EffectSlot]
+) -> dict[int, weakref.ref[torch.Tensor]]:
+    found = {}
+    numbers = {group.positions: number for number, group in enumerate(groups)}
+    for effect, slot in zip(effects, slots, strict=True):
+        place, skeleton = effect.change.place, slot.skeleton
+        if place.name == "grad" and isinstance(place.holder, torch.Tensor) and isinstance(skeleton, Slot):
+            number = numbers.get((skeleton.index,))
+            if number is not None:
+                found[number] = weakref.ref(place.holder)
+    return found
 
 
 def _source(pool: Pool, group: Group) -> Source | None:

@@ -269,7 +269,7 @@ class Captured(Remarks):
             return self.call(values, leaves).run()
         tree = tree_for(entry.backend)  # type: ignore[arg-type] # an entry is ready only with a backend
         if tree.path or tree.warm or tree.buried:
-            tree.begin_call(self, self.annotation.max_recordings)
+            tree.begin_call(self, self.annotation.max_recordings, entry.number)
             if tree.warm:
                 return self._warm_up(self.call(values, leaves), tree)
         pattern = tree.pattern(leaves) if tree.path else (None,) * len(leaves)
@@ -278,15 +278,17 @@ class Captured(Remarks):
                 break
         else:
             return self._miss(entry, self.call(values, leaves), tree, pattern)
-        verdict = node.check(leaves)
+        verdict, config = node.check(leaves), _current_config()
+        verifies = self._verifies or config.verify != "off"
+        if tree.lingering and (verdict or verifies or config.poison):
+            tree.let_go()
         if verdict == OVERLAPS:
             return self._overlapping(entry, values, leaves)
         if verdict:
             return _rebind.state_moved(self, entry, node, values, leaves, tree)
-        config = _current_config()
         if config.poison:
             tree.pool.poison([block for block, _ in tree.live_blocks()])
-        if (self._verifies or config.verify != "off") and _verify.is_due(self, node):
+        if verifies and _verify.is_due(self, node):
             return _verify.verified(self, entry, node, tree, self.call(values, leaves))
         return self.replay(node, tree, values, leaves)
 
@@ -295,6 +297,8 @@ class Captured(Remarks):
         recording, outputs = node.recording, node.outputs
         assert recording is not None
         assert outputs is not None
+        if tree.lingering:
+            tree.let_go(node)
         recording.replay(leaves)
         if node.written:
             _record.count_writes(node.written, leaves)

@@ -135,7 +135,7 @@ def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: 
         "        return MISS",
         "    path = tree.path",
         "    if path or tree.warm or tree.buried:",
-        "        tree.begin_call(FUNCTION, LIMIT)",
+        "        tree.begin_call(FUNCTION, LIMIT, NUMBER)",
         "        if tree.warm:",
         "            return MISS",
         "    node = tree.current.followers.get(NUMBER)",

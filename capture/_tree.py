@@ -41,6 +41,9 @@ class Tree:
         self.times: dict[Any, int] = {}
         """How often each function is on the path."""
         self.warm: list[WarmCall] = []
+        self.lingering: list[tuple[Node, int]] = []
+        """Gradients of the last step, by node and group, that nobody has but their parameter: the replay to come
+        replaces them. What else comes has them moved out first."""
         self.mark = _step.steps_begun()
         self.pool_is_at: Node | None = self.root
         self.checkpoints = 0
@@ -61,8 +64,9 @@ class Tree:
         if not self.root.children and self.pool.reserved_bytes() and not self.path:
             self.retire()
 
-    def begin_call(self, function: Any, limit: int) -> None:
-        """End the step if it is over: before anything is matched or recorded for ``function``."""
+    def begin_call(self, function: Any, limit: int, entry: int | None = None) -> None:
+        """End the step if it is over: before anything is matched or recorded for ``function``. ``entry``: the number
+        of its entry, where a replay of it is to come."""
         if self.buried:
             self.sweep()
         if not self.path and not self.warm:
@@ -70,42 +74,61 @@ class Tree:
         for node in reversed(self.path):
             for held in node.live:
                 if held is not None and held() is not None:
-                    self._end_if_over(function, limit)
+                    self._end_if_over(function, limit, self.root.followers.get(entry or 0))
                     return
         if self.warm and any(held() is not None for warm in self.warm for held in warm.held):
             self._end_if_over(function, limit)
         else:
             self._end()
 
-    def _end_if_over(self, function: Any, limit: int) -> None:
+    def _end_if_over(self, function: Any, limit: int, successor: Node | None = None) -> None:
         """Outputs are still used, so the step ends only by a mark, a repeated function, or by growing too long."""
         marks = _step.steps_begun()
         if marks != self.mark:
-            self.end_path("step")
+            self.end_path("step", successor)
             return
         times = self.times.get(function, 0)
         if self.warm:
             times += sum(warm.function is function for warm in self.warm)
         if times and marks == 0:
-            self.end_path("again")
+            self.end_path("again", successor)
         elif times > limit:
             self.end_path("limit")
 
-    def end_path(self, reason: str) -> bool:
+    def end_path(self, reason: str, successor: Node | None = None) -> bool:
         """End the step. Outputs that are still used leave the pool first, or turn stale if they were borrowed.
+        Gradients that the ``successor`` replaces stay.
 
         False if one of them cannot be moved: the path then goes on under it.
         """
+        lingering = []
         for node in self.path:
             for number, _, storage in list(node.live_groups()):
                 assert node.outputs is not None
                 if node.outputs.policy == "borrow" and reason in ("step", "again") and self._invalidate(node, number):
                     continue
-                if not self._move_out(node, number, storage):
+                if successor is not None and self._is_replaced(node, number, successor):
+                    lingering.append((node, number))
+                elif not self._move_out(node, number, storage):
                     self._copy_from_now_on(node)
                     return False
         self._end()
+        self.lingering = lingering
         return True
+
+    def _is_replaced(self, node: Node, number: int, successor: Node) -> bool:
+        assert node.outputs is not None
+        parameter = node.outputs.gradient_of(number)
+        return parameter is not None and successor.replaces(parameter)
+
+    def let_go(self, successor: Node | None = None) -> None:
+        """What is to come is the replay of ``successor``, or something else: other gradients leave the pool."""
+        lingering, self.lingering = self.lingering, []
+        for node, number in lingering:
+            held = node.live[number]
+            storage = held() if held is not None else None
+            if storage is not None and not (successor and self._is_replaced(node, number, successor)):
+                self._move_out(node, number, storage)
 
     def _end(self) -> None:
         self.path.clear()
@@ -155,6 +178,11 @@ class Tree:
             log.add("step", "an output is kept that cannot leave the pool; its function hands out copies from now on")
 
     def _move_tensors(self, outputs: OutputPlan, number: int) -> bool:
+        parameter = outputs.gradient_of(number)
+        if parameter is not None and parameter.grad is not None:
+            with torch.no_grad():
+                parameter.grad.data = on_storage(parameter.grad.untyped_storage().clone(), [parameter.grad])[0]
+            return True
         tensors = [tensor for reference in outputs.tensors[number] if (tensor := reference()) is not None]
         if len(tensors) != 1 or type(tensors[0]) is StaleTensor or not outputs.is_sole_holder(number, tensors[0]):
             return False
@@ -188,11 +216,15 @@ class Tree:
         return None
 
     def live_blocks(self) -> list[tuple[Block, torch.UntypedStorage]]:
-        """Blocks on the path that must not be given away."""
-        return [(block, storage) for node in self.path for _, block, storage in node.live_groups()]
+        """Blocks on the path, and of gradients that linger, which must not be given away."""
+        found = [(block, storage) for node in self.path for _, block, storage in node.live_groups()]
+        for node, wanted in self.lingering:
+            found += [(block, storage) for number, block, storage in node.live_groups() if number == wanted]
+        return found
 
     def before_recording(self, log: Log) -> None:
         """Bring the pool to the state at the end of the path, minus what died since."""
+        self.let_go()
         switched = self.pool_is_at is not self.current
         if switched or self.pool.free_between_recordings:
             with log.timed("checkpoint", f"{len(self.path)} recordings on the path"):
@@ -252,6 +284,7 @@ class Tree:
 
     def forget(self, node: Node) -> None:
         """Drop a recording and all below it. Outputs still held keep their values."""
+        self.let_go()
         if node in self.path and not self.end_path("drop"):
             return
         if node.parent is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from capture import CaptureWarning, _tree, capture, config, mark_step_begin, recordings
+from capture import CaptureWarning, _tree, capture, config, mark_step_begin, recordings, release
 from tests.device import DEVICE
 
 STEPS = 12
@@ -339,3 +340,45 @@ def test_hooks_on_tensors_run_or_are_named() -> None:
         warnings.simplefilter("ignore", CaptureWarning)
         run(mine, step, theirs, eager, batches(STEPS))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("body", [plain_step, clipped_step, zeroing_step])
+def test_gradients_are_true_whatever_happens_between_steps(body: Body, seed: int) -> None:
+    chance = random.Random(seed)
+    mine, step, theirs, eager = pair(body)
+    look = capture(lambda x: mine.model(x).sum(), max_recordings=3)
+    kept: list[tuple[Any, Any]] = []
+    sizes = itertools.cycle([1, 2, 3, 4])
+
+    def act(name: str) -> None:
+        both = [list(one.model.parameters()) for one in (mine, theirs)]
+        at = chance.randrange(len(both[0]))
+        if name == "another function":
+            with torch.no_grad():
+                look(torch.ones(next(sizes), 6, device=DEVICE))
+        elif name == "keep":
+            kept.append((both[0][at].grad, both[1][at].grad))
+        elif name == "keep a view":
+            kept.append(tuple(None if p[at].grad is None else p[at].grad[:1] for p in both))  # type: ignore[arg-type, index]
+        elif name == "write":
+            for p in both:
+                if p[at].grad is not None:
+                    p[at].grad.add_(1)  # type: ignore[union-attr]
+        elif name == "replace":
+            for p in both:
+                p[at].grad = torch.ones_like(p[at])
+        elif name == "mark":
+            mark_step_begin()
+        elif name == "release":
+            release(step)
+
+    actions = ["another function", "keep", "keep a view", "write", "replace", "mark", "mark", "release"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for data in batches(30, seed):
+            run(mine, step, theirs, eager, [data])
+            for name in chance.sample(actions, chance.choice((0, 0, 1, 2))):
+                act(name)
+                assert mine.values() == theirs.values(), name
+                assert [bits(one) for one, _ in kept] == [bits(other) for _, other in kept], name
