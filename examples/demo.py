@@ -1,7 +1,8 @@
 """``make demo``: a small GPT learns this repository's text, then writes 200 characters eagerly and captured.
 
-The same tokens must come out; the speeds, the counters and the plan are printed. A second start finds the plan in the
-cache and skips the watched run. Exit status 1 if a token differs, or nothing was replayed.
+The training step is captured as a whole, beside an eager twin at first: the same losses and the same tokens must come
+out; the speeds, the counters and the plan are printed. A second start finds the plans in the cache and skips the
+watched runs. Exit status 1 if a loss or a token differs, or nothing was replayed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from capture import capture, explain, mark_step_begin, plans, recordings
 from capture.backends import backend_for
 from examples.gpt import GPT, Cache, Shape
+from examples.training import curve, train
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("README.md", "docs/*.md", "capture/*.py", "capture/rules/*.py")
@@ -34,12 +35,13 @@ class Options(NamedTuple):
 
     train_steps: int
     train_seconds: float
+    compared_steps: int
     tokens: int
     rounds: int
 
 
-FULL = Options(train_steps=1500, train_seconds=40.0, tokens=200, rounds=11)
-QUICK = Options(train_steps=3, train_seconds=10.0, tokens=40, rounds=3)
+FULL = Options(train_steps=1500, train_seconds=40.0, compared_steps=100, tokens=200, rounds=11)
+QUICK = Options(train_steps=12, train_seconds=10.0, compared_steps=12, tokens=40, rounds=3)
 
 
 class Text:
@@ -65,30 +67,6 @@ def choose_device() -> torch.device:
     """CUDA if there is a GPU and an engine for it, else the CPU."""
     cuda = torch.cuda.is_available() and backend_for(torch.device("cuda")) is not None
     return torch.device("cuda" if cuda else "cpu")
-
-
-def train(model: GPT, text: Text, options: Options, device: torch.device) -> None:
-    """Plain eager training, with gradients, until the steps or the seconds are used up."""
-    batch, length = 8, 64
-    optimizer = torch.optim.AdamW(model.parameters())
-    draws = torch.Generator().manual_seed(0)
-    begin, seconds = time.perf_counter(), 0.0
-    for step in range(options.train_steps):
-        done = max((step + 1) / options.train_steps, seconds / options.train_seconds)
-        for group in optimizer.param_groups:
-            group["lr"] = 8e-3 * min(1.0, 10 * done) * max(1.0 - done, 0.02)
-        starts = torch.randint(len(text.tokens) - length - 1, (batch,), generator=draws)
-        window = torch.stack([text.tokens[start : start + length + 1] for start in starts.tolist()]).to(device)
-        logits = model(window[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        seconds = time.perf_counter() - begin
-        if step % max(options.train_steps // 6, 1) == 0 or done >= 1.0:
-            print(f"  step {step:4d}  loss {loss.item():.3f}  {seconds:5.1f} s", flush=True)
-        if done >= 1.0:
-            break
 
 
 def decode(step: Step, prompt: list[Tensor], cache: Cache, num_tokens: int) -> tuple[list[int], float]:
@@ -159,8 +137,13 @@ def main(arguments: list[str] | None = None) -> int:
     shape = Shape(vocabulary=len(text.characters))
     model = GPT(shape).to(device)
     size = sum(parameter.numel() for parameter in model.parameters())
-    with section(f"train {size:,} parameters on {len(text.tokens):,} characters of this repository, eager, {device}"):
-        train(model, text, options, device)
+    with section(f"train {size:,} parameters on {len(text.tokens):,} characters of this repository, {device}"):
+        trained = train(model, text.tokens, options.train_steps, options.train_seconds, options.compared_steps, device)
+        print(f"losses {trained.losses[0]:.3f} to {trained.losses[-1]:.3f}  {curve(trained.losses)}")
+        print(f"same losses as the eager twin over {trained.compared} steps: {'yes' if trained.same else 'NO'}")
+        print(f"eager:    {trained.eager_rate:8.1f} steps per second")
+        print(f"captured: {trained.captured_rate:8.1f} steps per second")
+        print(trained.counts)
     model.eval()
 
     # All there is to it: the cache keeps its address and is written in place; the rest is found by watching one run.
@@ -183,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"pool: {done.pool_bytes:,} bytes; plans: {len(plans(captured))}, {origin}")
         with section("the plan"):
             print(explain(captured)(prompt[0], caches[1]), end="")
-    return 0 if compared.same and done.replays else 1
+    return 0 if trained.same and compared.same and done.replays else 1
 
 
 if __name__ == "__main__":

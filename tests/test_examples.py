@@ -79,6 +79,9 @@ def test_an_example_prints_what_it_promises(file: str) -> None:
 def test_the_demo_decodes_the_same_tokens() -> None:
     printed = run("demo.py", "--quick")
 
+    assert "same losses as the eager twin over 12 steps: yes" in printed
+    trained = next(line for line in printed if line.startswith("examples.training.Learner.step: "))
+    assert " 1 recordings, 8 replays" in trained
     assert "same tokens: yes" in printed
     counted = next(line for line in printed if line.startswith("examples.gpt.GPT.step: ") and "replays" in line)
     assert " 0 eager calls" in counted
