@@ -17,7 +17,7 @@ WORKERS ?= 2
 .PHONY: help test test-gpu demo fuzz bench golden format clean
 
 help:
-	@echo 'make demo     a small GPT decodes eagerly and captured: same tokens, both speeds, the plan'
+	@echo 'make demo     a small GPT trains and decodes eagerly and captured: same losses and tokens, speeds, the plan'
 	@echo 'make test     formatting, lint, types, tests'
 	@echo 'make test-gpu the tests on a GPU, with the torch that is installed there'
 	@echo 'make fuzz     the state machine for long (CAPTURE_FUZZ_EXAMPLES=100000)'

@@ -45,6 +45,7 @@ def expected(watched: Watched, described: Described) -> Expected | None:
     leaves = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
     plain = (
         notes.plain
+        and not notes.gradients  # a backward pass inside the body is looked at in full
         and not any(special)
         and len(facts.devices) == 1
         and not facts.devices[0].startswith(("cpu", "meta"))
