@@ -116,7 +116,7 @@ def inlining() -> Iterator[None]:
 
 NAMES = (
     "grad mode", "inference mode", "autocast", "deterministic algorithms", "deterministic warn-only", "default dtype",
-    "default device", "TF32", "number of threads", "backend switches",
+    "default device", "number of threads", "backend switches",
 )  # fmt: skip
 """What the values of an ``Ambient`` are, in order."""
 
@@ -134,9 +134,8 @@ def ambient() -> Ambient:
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.get_default_dtype(),
         torch.get_default_device(),
-        torch.backends.cuda.matmul.allow_tf32,
         torch.get_num_threads(),
-        _flags(),
+        tuple(["ieee" if flag == "none" else flag for flag in _flags()]),  # what an untouched precision means
     )
     return _known.setdefault(values, Ambient(values))
 

@@ -647,6 +647,11 @@ def _setting(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -
         put(old)
 
 
+def _set_mkldnn_precision(value: str) -> None:
+    backend: Any = torch.backends.mkldnn
+    backend.matmul.fp32_precision = value
+
+
 MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "none": contextlib.nullcontext,
     "enable_grad": torch.enable_grad,
@@ -666,6 +671,7 @@ MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "matmul-precision": lambda: _setting(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
     ),
+    "mkldnn-precision": lambda: _setting(lambda: "none", _set_mkldnn_precision, "bf16"),
     "mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
     "math-sdp": lambda: _setting(torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp, False),
 }
@@ -1055,3 +1061,18 @@ def test_keys_that_never_come_back_do_not_pile_up() -> None:
         got = [bits(captured(A, step // 2)) for step in range(60)]
     assert got == [bits(A * (step // 2)) for step in range(60)]
     assert recordings(captured).observations <= 5
+
+
+def test_old_and_new_precision_settings_may_be_mixed() -> None:
+    """Their common getters raise then."""
+    captured = capture(lambda x, w: x @ w)
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    matmul = torch.backends.cuda.matmul
+    with _setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"):
+        try:
+            for precision in ("tf32", "ieee"):
+                matmul.fp32_precision = precision
+                for _ in range(3):
+                    assert torch.equal(captured(x, w), x @ w)
+        finally:
+            matmul.fp32_precision = "none"
