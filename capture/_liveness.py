@@ -47,6 +47,10 @@ class Source:
         self.alone = 0
         """Holders of the storage in C++ while nobody uses it."""
 
+    def forget(self) -> None:
+        """The memory has other users from now on, or none: the next tensor begins anew."""
+        self._first = self.held = None
+
     def tensor(self, live: Held | None) -> torch.Tensor:
         """A new tensor, watched by ``held``. ``live``: who watches the last one; the first one is made anew if that is
         not ``held``, or if its memory was swapped."""

@@ -160,6 +160,13 @@ class OutputPlan:
             return None
         return parameter
 
+    def lose(self, number: int) -> None:
+        """What was handed out of this group has left the pool, or may not be used any more."""
+        self.live[number] = None
+        source = self.sources[number]
+        if source is not None:
+            source.forget()
+
     def _holders(self, number: int) -> int:
         source = self.sources[number]
         known = source.alone if source is not None and self.live[number] is source.held else 1
@@ -232,7 +239,6 @@ class OutputPlan:
     def _hand_out(self, number: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if self.policy == "clone":
             storage = tensors[0].untyped_storage().clone()
-            self.live[number] = None
             return on_storage(storage, tensors)
         self.tensors[number] = [weakref.ref(tensor) for tensor in tensors]
         return tensors

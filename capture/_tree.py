@@ -146,7 +146,7 @@ class Tree:
             if type(tensor) is torch.Tensor:
                 make_stale(tensor, node.function.annotation)
         if alone:
-            node.outputs.live[number] = None
+            node.outputs.lose(number)
         return alone
 
     def _move_out(self, node: Node, number: int, storage: torch.UntypedStorage) -> bool:
@@ -157,12 +157,12 @@ class Tree:
         if held is None or held() is None:
             return True
         if not self.pool.find(storage.data_ptr()):  # it left already, as a static tensor of another recording
-            outputs.live[number] = None
+            outputs.lose(number)
             return True
         if not self.pool.evacuate(storage) and not self._move_tensors(outputs, number):
             return False
         self.pool_is_at = None
-        outputs.live[number] = None
+        outputs.lose(number)
         log.counters.evacuations += 1
         return True
 
@@ -275,9 +275,7 @@ class Tree:
         """Give up this pool and all recordings; whoever still holds memory of it keeps it alive."""
         self.pool.keep_for([storage for _, storage in self.live_blocks()])
         for node in walk(self.root):
-            if node.recording is not None:
-                node.recording.release()
-                node.recording = node.tree = None
+            _lose(node)
         self.pool = self.backend.new_pool()
         self.root = self.pool_is_at = Node()
         self._end()
@@ -297,10 +295,17 @@ class Tree:
             if not siblings:
                 del node.parent.children[node.key]
         for below in walk(node):
-            if below.recording is not None:
-                below.recording.release()
-                below.recording = None
-            below.tree = None
+            _lose(below)
+
+
+def _lose(node: Node) -> None:
+    """Nothing of this recording is used again; outputs that are still held are their holders' alone."""
+    if node.recording is not None:
+        node.recording.release()
+    node.recording = node.tree = None
+    if node.outputs is not None:
+        for number in range(len(node.outputs.groups)):
+            node.outputs.lose(number)
 
 
 class _Own:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import CaptureWarning, _runtime, _tree, capture, config, mark_step_begin, recordings
+from capture import CaptureWarning, _runtime, _tree, capture, config, mark_step_begin, recordings, release
 from capture._decorate import captured_states
 from capture._node import SAMPLED
 from tests.device import use_device
@@ -255,3 +255,26 @@ def test_checks_sampled_skips_most_comparisons() -> None:
     for _ in range(5 * SAMPLED):
         captured(x)
     assert 4 <= len(seen) <= 5
+
+
+@pytest.mark.parametrize("end", ["another function", "the same", "release"])
+def test_outputs_that_left_the_pool_are_their_holders_alone(end: str) -> None:
+    captured, other = capture(lambda x: (x * 2, x + 1)), capture(lambda x: x - 1)
+    x = torch.randn(4)
+    for _ in range(4):
+        mark_step_begin()
+        captured(x)
+        other(x)
+    mark_step_begin()
+    held = captured(x)
+    right = [one.clone() for one in held]
+    mark_step_begin()
+    if end == "release":
+        release(captured)
+    else:
+        (other if end == "another function" else captured)(x + 1)
+    assert all(torch.equal(one, two) for one, two in zip(held, right, strict=True))
+    alive = [weakref.ref(one.untyped_storage()) for one in held]
+    del held
+    gc.collect()
+    assert [one() for one in alive] == [None, None]
