@@ -118,7 +118,10 @@ def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: 
     elsewhere = [f"{begin} & 63 != A{index}" for index, begin in enumerate(begins)]
     elsewhere += [f"overlap({', '.join(begins)})"] if len(begins) > 1 else []
     elsewhere += [] if stateless else ["not same_world()"]
-    unfit = ["(path and not node.stands(tree.pool, addresses))", "(node.dead_before and not node.may_run())"]
+    unfit = [
+        "(path and addresses != node.key[1] and not node.stands(tree.pool, addresses))",
+        "(node.dead_before and not node.may_run())",
+    ]
     unfit += ["not node.verified"] if verifies else []
     lines = [
         "def way(here, values):",
