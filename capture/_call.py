@@ -30,7 +30,11 @@ class Call:
     leaves: list[Leaf]
 
     def run(self, values: tuple[Any, ...] | None = None) -> Any:
-        """Call the body with these values, or with the caller's own."""
+        """What is watched and recorded: the body, called with these values or with the caller's own."""
+        return self.run_plainly(values)
+
+    def run_plainly(self, values: tuple[Any, ...] | None = None) -> Any:
+        """The body and nothing else."""
         function = self.function if self.receiver is None else types.MethodType(self.function, self.receiver)
         return self.binder.call(function, self.values if values is None else values)
 
@@ -53,8 +57,8 @@ class Call:
                     found.append((path.removeprefix("."), leaf))
         return found
 
-    def substitute(self, replacements: dict[int, Leaf]) -> tuple[Any, ...]:
-        """Values with leaves replaced by position; containers are rebuilt only where a member changed."""
+    def substitute(self, replacements: dict[int, Leaf], values: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
+        """These values, or the caller's own, with leaves replaced by position; containers are rebuilt only where a member changed."""
         position = iter(range(len(self.leaves)))
 
         def replace(leaf: Any) -> Any:
@@ -62,7 +66,7 @@ class Call:
                 return replacements.get(next(position), leaf)
             return leaf
 
-        return tuple(_containers.replace_leaves(value, replace) for value in self.values)
+        return tuple(_containers.replace_leaves(value, replace) for value in (self.values if values is None else values))
 
     def is_static(self, path: str) -> bool:
         """A name in ``static=`` covers this path."""

@@ -11,14 +11,13 @@ from typing import Any, Literal
 import torch
 from attrs import define, field, frozen
 
-from capture import _containers
+from capture import _containers, _gradients
 from capture._call import is_opaque
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
 from capture._facts import (
     Effect,
     Escape,
     Facts,
-    GradientUse,
     HostWork,
     Mutation,
     OpaqueLeaf,
@@ -98,7 +97,8 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     implicit += classify.handed_on(kept)
-    gradients = _gradients(watched, classify, kept)
+    gradients = _gradients.uses(watched, classify.argument, kept)
+    obstacles = _gradients.obstacles(watched, classify.argument, outputs, effects) if gradients else []
     given = {id(value) for place, value in watched.before.places.values() if place.kind == "root"}
     opaque = _opaque_outputs([leaf for leaf in outputs if id(leaf.value) not in given])  # those are handed back
     elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # explained by other facts
@@ -120,6 +120,7 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
         subclasses=tuple(_subclasses(watched)),
         escapes=tuple(Escape(tensor=one.info, op=one.op, where=one.where) for one in left),
         gradients=tuple(gradients),
+        gradient_obstacles=tuple(obstacles),
         inlined=tuple(notes.inlined),
         unmatched_static=tuple(_unmatched(watched)),
         known_paths=tuple(path for path, _ in watched.arguments),
@@ -309,31 +310,6 @@ def _placeholders(
         )
         for (path, tensor, external, owner, one), group in zip(tensors, groups, strict=True)
     ]
-
-
-def _gradients(watched: Watched, classify: Classifier, kept: list[KeptLeaf]) -> list[GradientUse]:
-    """Who asks for gradients that outlive the run; those of a backward pass inside the body are nobody's business."""
-    left = [leaf.value for leaf in kept if isinstance(leaf.value, torch.Tensor)]
-    left += [one.tensor for one in watched.watch.notes.externals.values() if one.mutation is not None]
-    if not any(map(_carries_graph, left)):
-        return []
-    found = []
-    for (storage, _), use in watched.watch.notes.gradients.items():
-        external = watched.watch.notes.externals.get(storage)
-        path = None
-        if external is not None:
-            arguments = classify.argument(external.storage)
-            owners = watched.before.owners(external.storage)
-            path = watched.arguments[arguments[0][0]][0] if arguments else (owners[0][0].path if owners else None)
-        found.append(GradientUse(path=path, op=use.op, where=use.where))
-    return found or [GradientUse(path=None, op="output requires grad")]
-
-
-def _carries_graph(tensor: torch.Tensor) -> bool:
-    try:
-        return tensor.grad_fn is not None
-    except RuntimeError:  # a view made without gradients, whose base was written with them: autograd refuses to look
-        return True
 
 
 def _once_a_line(work: list[HostWork]) -> tuple[HostWork, ...]:

@@ -48,6 +48,8 @@ class Entry:
     overlapping: Entry | None = None
     """For calls with an argument that shares memory with Python state, where either is written."""
     backend: Backend | None = None
+    region: Any = None
+    """A ``Region`` if the results need gradients: what is recorded is the forward pass then."""
 
     def often_moved(self) -> frozenset[str]:
         """Static tensors, by path, that an engine which cannot bind them anew copies in."""

@@ -197,6 +197,15 @@ class GradientUse:
 
 
 @frozen(kw_only=True)
+class GradientObstacle:
+    """Why forward and backward cannot be recorded apart. ``reason`` reads after "and"."""
+
+    path: str | None
+    reason: str
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
 class Inlined:
     """A captured function called inside the watched body; it runs as part of it."""
 
@@ -274,6 +283,8 @@ class Facts:
     drifts: tuple[Drift, ...] = ()
     sequence_change: SequenceChange | None = None
     gradients: tuple[GradientUse, ...] = ()
+    """Who asks for gradients of what the body leaves behind; empty if nothing it leaves has an autograd graph."""
+    gradient_obstacles: tuple[GradientObstacle, ...] = ()
     inlined: tuple[Inlined, ...] = ()
     unmatched_static: tuple[str, ...] = ()
     known_paths: tuple[str, ...] = ()

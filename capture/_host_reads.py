@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 _NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__")
+_HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 _EXPORTS = ("__dlpack__", "__cuda_array_interface__")
 
 
@@ -38,6 +39,31 @@ def host_reads(note: Callable[[str], None], exported: Callable[[torch.Tensor], N
         yield
     finally:
         torch.Tensor.__cuda_array_interface__ = interface  # type: ignore[method-assign]
+        for name, original in saved.items():
+            if original is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, original)
+
+
+@contextmanager
+def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
+    """Call ``note(name)`` where code in this thread hooks itself into the autograd graph."""
+    thread = threading.get_ident()
+    grad_fn: Any = torch.Tensor.grad_fn
+
+    def read_grad_fn(tensor: torch.Tensor) -> Any:
+        if threading.get_ident() == thread:
+            note("grad_fn")
+        return grad_fn.__get__(tensor)
+
+    saved = {name: torch.Tensor.__dict__.get(name) for name in (*_HOOKS, "grad_fn")}
+    for name in _HOOKS:
+        setattr(torch.Tensor, name, _wrapper(name, getattr(torch.Tensor, name), note, lambda _: None, thread))
+    torch.Tensor.grad_fn = property(read_grad_fn)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
         for name, original in saved.items():
             if original is None:
                 delattr(torch.Tensor, name)

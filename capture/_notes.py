@@ -60,6 +60,8 @@ class Notes:
     cpu_work: list[HostWork] = field(factory=list)
     draws: dict[tuple[str, str, Where | None], Draw] = field(factory=dict)
     gradients: dict[tuple[int, str], GradientUse] = field(factory=dict)
+    hooks: list[tuple[str, Where | None]] = field(factory=list)
+    """Uses of the autograd graph itself: what a replay would not do again."""
     inlined: list[Inlined] = field(factory=list)
     devices: set[str] = field(factory=set)
     sequence: list[str] = field(factory=list)

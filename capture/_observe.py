@@ -22,7 +22,7 @@ from capture._call import Call
 from capture._constants import constants_on_host
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
 from capture._generators import default_generator, default_generators
-from capture._host_reads import autocast_switches, host_reads, no_autocast_cache
+from capture._host_reads import autocast_switches, graph_uses, host_reads, no_autocast_cache
 from capture._notes import External, Notes, Produced, scalars_of
 from capture._operators import Traits, on_one_device, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
@@ -197,6 +197,11 @@ class Watch(TorchDispatchMode):
         if where is None or not any(at[:2] == (where.file, where.line) for at in self.notes.syncs):
             self.note_sync(op)
 
+    def note_hook(self, name: str) -> None:
+        """Note a use of the autograd graph itself, once."""
+        if not self.notes.hooks:
+            self.notes.hooks.append((name, _where.here()))
+
     def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
         """Note a host read, once a line."""
         where = _where.here()
@@ -333,6 +338,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
     try:
         with contextlib.ExitStack() as around:
             around.enter_context(host_reads(watch.note_sync, watch.note_export))
+            around.enter_context(graph_uses(watch.note_hook))
             around.enter_context(watch.device_syncs())
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))

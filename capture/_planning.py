@@ -9,6 +9,8 @@ import torch
 from attrs import evolve
 
 from capture import _config, _observe, _store
+from capture._autograd import Region
+from capture._bind import Key
 from capture._call import Call
 from capture._compare import compare
 from capture._compile import compile_plan
@@ -27,14 +29,18 @@ if TYPE_CHECKING:
     from capture._runtime import Captured
 
 
-def load(captured: Captured, entry: Entry) -> Phase:
+def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
     """Take the plan another process made, if there is one; it is checked by the recording."""
+    if entry.region is None and torch.is_grad_enabled() and any(_needs_gradient(leaf) for leaf in leaves):
+        return entry.phase  # only a watched run tells whether a graph through staged arguments would be left
     if _config.current().skip_warmup and entry.trusts_store:
         entry.phase = "ready"
         return entry.phase
     if not entry.trusts_store:
         return entry.phase
-    plan = _store.load(captured.annotation, captured.function, entry.key, captured.log)
+    if not captured.keeps_plans:
+        return entry.phase
+    plan = _store.load(captured.annotation, captured.function, _stored_key(entry), captured.log)
     if plan is None:
         return entry.phase
     entry.plan = plan
@@ -46,6 +52,14 @@ def load(captured: Captured, entry: Entry) -> Phase:
         entry.phase = "ready"
         captured.note_findings(plan)
     return entry.phase
+
+
+def _needs_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
+def _stored_key(entry: Entry) -> Key:
+    return entry.key if entry.region is None else (*entry.key, "forward")
 
 
 def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) -> tuple[Watched, Described]:
@@ -118,6 +132,9 @@ def _shares_with_state(captured: Captured, facts: Facts) -> bool:
 def take(captured: Captured, entry: Entry, facts: Facts, watched: Watched, described: Described) -> None:
     """Make and keep the plan of a watched run; warns, or raises as the annotation asks, if it is an eager one."""
     plan = entry.plan = compile_plan(captured.annotation, facts)
+    if facts.gradients and plan.outcome == "record":
+        begin_region(captured, entry, plan, watched.call.leaves)
+        return
     entry.facts = facts
     entry.expected = None if facts.drifts or facts.sequence_change else expected(watched, described)
     if plan.outcome == "record":
@@ -132,6 +149,15 @@ def take(captured: Captured, entry: Entry, facts: Facts, watched: Watched, descr
         captured.report(plan)
 
 
+def begin_region(captured: Captured, entry: Entry, plan: CapturePlan, leaves: Sequence[Any]) -> None:
+    """The results need gradients and nothing else is in the way: what is watched and recorded from now on is the
+    forward pass, and its backward pass beside it."""
+    captured.note_findings(plan)
+    captured.log.add("plan", "results need gradients: forward and backward are recorded apart")
+    entry.region = Region(captured, entry, leaves)
+    entry.phase, entry.plan, entry.facts, entry.differing_runs = "cold", None, None, 0
+
+
 def compared(entry: Entry, facts: Facts, lines: Sequence[Any]) -> Facts:
     """Facts with the differences to the run before."""
     if entry.facts is None:
@@ -142,14 +168,18 @@ def compared(entry: Entry, facts: Facts, lines: Sequence[Any]) -> Facts:
 
 def save(captured: Captured, entry: Entry) -> None:
     """Keep the plan for other processes."""
-    if entry.plan is not None:
-        entry.plan = _store.save(captured.annotation, captured.function, entry.key, entry.plan, captured.log)
+    if entry.plan is not None and captured.keeps_plans:
+        entry.plan = _store.save(captured.annotation, captured.function, _stored_key(entry), entry.plan, captured.log)
     entry.plan_is_new = False
 
 
 def replace(captured: Captured, entry: Entry, facts: Facts, plan: CapturePlan, reason: str) -> None:
     """A run that was to be a recording was none, or not as planned. Look again where it may settle, else go eager."""
     captured.log.add("drop", reason)
+    if facts.gradients and plan.outcome == "record":  # recorded without a watched run; that is needed after all
+        forget_stored(entry)
+        entry.facts = None
+        return
     entry.facts, entry.plan, entry.plan_is_new, entry.expected = facts, plan, True, None
     entry.differing_runs += 1
     if entry.differing_runs <= RETRIES and may_settle(plan):

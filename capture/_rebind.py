@@ -68,13 +68,13 @@ def _go_on(
     if config.poison:
         tree.pool.poison([block for block, _ in tree.live_blocks()])
     if learned:
-        call = captured.call(values, leaves)
+        call = captured.call(values, leaves, entry)
         return _verify.verified(
             captured, entry, node, tree, call,
             differs=lambda path: _distrust(captured, entry, node, learned, path),
         )  # fmt: skip
     if (captured.annotation.verify != "off" or config.verify != "off") and _verify.is_due(captured, node):
-        return _verify.verified(captured, entry, node, tree, captured.call(values, leaves))
+        return _verify.verified(captured, entry, node, tree, captured.call(values, leaves, entry))
     return captured.replay(node, tree, values, leaves)
 
 
@@ -144,7 +144,7 @@ def _learn(
     moves: Sequence[Move], others: Sequence[Move],
 ) -> Refusal | None:  # fmt: skip
     assert node.recording is not None
-    call = captured.call(values, leaves)
+    call = captured.call(values, leaves, entry)
     tree.recording = True
     try:
         with _observe.capture_lock, captured.log.timed("calibrate") as timed:

@@ -170,7 +170,7 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
         facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")
         plan = compile_plan(captured.annotation, facts)
     as_planned = plan is entry.plan or _as_planned(entry.plan, plan)
-    if recorded.recording is None or plan.outcome != "record" or not (followed and as_planned):
+    if recorded.recording is None or plan.outcome != "record" or facts.gradients or not (followed and as_planned):
         return _instead.refused(captured, entry, call, tree, recorded, facts, plan, undo=undo)
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
     captured.note_findings(plan)
@@ -179,6 +179,8 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
     node.written = written
+    if entry.region is not None:
+        entry.region.settle(node)
     result = _result(captured, call, tree, node, recorded, undo=undo)
     tree.attach(node)
     entry.nodes.append(node)

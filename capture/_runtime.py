@@ -19,6 +19,7 @@ import torch
 from capture import _config, _difference, _observe, _planning, _rebind, _record, _state, _verify, _where
 from capture._ambient import Ambient, Here, ambient, here, inlining
 from capture._annotate import Annotation
+from capture._autograd import Region, RegionCall
 from capture._bind import (
     Binder,
     Key,
@@ -69,6 +70,8 @@ class Captured(Remarks):
         self._is_module = isinstance(receiver, torch.nn.Module)
         self._shortcuts = Shortcuts()
         self.optimizers = Optimizers()
+        self.keeps_plans = True
+        """Plans may be of use to other processes."""
         self._is_function = isinstance(function, types.FunctionType)
         self._defaults = getattr(function, "__defaults__", None)
         self._verifies = annotation.verify != "off"
@@ -114,10 +117,11 @@ class Captured(Remarks):
             entry, leaves = self._entry_for(values, now.ambient)
         except (Unkeyable, TypeError) as error:
             return self._unkeyable(values, str(error))
+        runs: Captured | Region = self if entry.region is None else entry.region
         if entry.phase != "ready":
-            return self._unready(entry, values, leaves)
+            return runs.unready(entry, values, leaves)
         self._shortcuts.add(self, values, leaves, entry, now)
-        return self.ready(entry, values, leaves)
+        return runs.ready(entry, values, leaves)
 
     def entry_of(self, values: tuple[Any, ...]) -> tuple[Entry, list[Leaf]]:
         """The entry of a call as things stand now, and its dynamic leaves.
@@ -151,16 +155,18 @@ class Captured(Remarks):
             self.optimizers.part(),
         )
 
-    def call(self, values: tuple[Any, ...], leaves: list[Leaf]) -> Call:
+    def call(self, values: tuple[Any, ...], leaves: list[Leaf], entry: Entry | None = None) -> Call:
         """The bound call, for everything but replays."""
-        return Call(
-            annotation=self.annotation, function=self.function, receiver=self.receiver, binder=self.binder,
-            values=values, leaves=leaves,
-        )  # fmt: skip
+        parts = {
+            "annotation": self.annotation, "function": self.function, "receiver": self.receiver, "binder": self.binder,
+            "values": values, "leaves": leaves,
+        }  # fmt: skip
+        return Call(**parts) if entry is None or entry.region is None else RegionCall(region=entry.region, **parts)
 
     def entries(self) -> list[Entry]:
-        """All entries, oldest first."""
-        return [entry for family in self.families.values() for entry in family.entries.values()]
+        """All entries, oldest first, those of backward passes after that of their forward pass."""
+        own = [entry for family in self.families.values() for entry in family.entries.values()]
+        return [one for entry in own for one in (entry, *(entry.region.entries() if entry.region is not None else ()))]
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         watch = _observe.active_watch()
@@ -178,14 +184,14 @@ class Captured(Remarks):
         self.log.counters.eager_calls += 1
         self.log.counters.body_runs += 1
         self.log.add("eager", reason)
-        return call.run()
+        return call.run_plainly()
 
     def _overlapping(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """An argument shares memory with state, and a copy of it would hide a write: watched once, then eager."""
         if entry.overlapping is None:
             entry.overlapping = Entry((*entry.key, "overlaps state"))
         if entry.overlapping.phase in ("cold", "eager"):
-            return self._unready(entry.overlapping, values, leaves)
+            return self.unready(entry.overlapping, values, leaves)
         return self.run_eagerly(self.call(values, leaves), "an argument shares memory with state that is written")
 
     def run_body(self, call: Call) -> Any:
@@ -194,22 +200,23 @@ class Captured(Remarks):
         with inlining():
             return call.run()
 
-    def _unready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
-        call = self.call(values, leaves)
+    def unready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
+        """A call of an entry that has nothing to replay yet, or never will."""
+        call = self.call(values, leaves, entry)
         if entry.phase == "eager":
             if entry.plan is not None:
                 self.report(entry.plan)  # raises every time where the annotation asks for an error
             return self.run_eagerly(call, "this key cannot be recorded")
         backend = self.backend_of(entry, leaves)
         if backend is None:
-            return self._unready(entry, values, leaves)
+            return self.unready(entry, values, leaves)
         if backend.in_capture():
-            return call.run()
+            return call.run_plainly()
         tree = tree_for(backend)
         tree.begin_call(self, self.annotation.max_recordings)
         if entry.phase == "cold" and (self.hopeless is not None or self._too_many_keys()):
             return self._no_new_key(entry, call, tree)
-        phase = _planning.load(self, entry) if entry.phase == "cold" else entry.phase
+        phase = _planning.load(self, entry, leaves) if entry.phase == "cold" else entry.phase
         if phase == "cold":
             if self._at_limit(tree):
                 return self._limit_reached(entry, call, tree)
@@ -218,7 +225,7 @@ class Captured(Remarks):
                 return self._overlapping(entry, values, leaves)
             return _planning.observe(self, entry, call, tree)
         if phase == "eager":
-            return self._unready(entry, values, leaves)
+            return self.unready(entry, values, leaves)
         if entry.warmups_left > 0 or tree.warm:
             entry.warmups_left = max(entry.warmups_left - 1, 0)
             return self._warm_up(call, tree)
@@ -257,8 +264,9 @@ class Captured(Remarks):
 
     def _warm_up(self, call: Call, tree: Tree) -> Any:
         """A plain eager run: asked for by ``warmup=``, or because a step that warms up is still open."""
-        with self.log.timed("warm-up"):
-            result = self.run_body(call)
+        with self.log.timed("warm-up"), inlining():
+            self.log.counters.body_runs += 1
+            result = call.run_plainly()
         tensors = [leaf for _, leaf in _observe.result_leaves(result) if isinstance(leaf, torch.Tensor)]
         tree.note_warm(self, [tensor for tensor in tensors if all(tensor is not leaf for leaf in call.leaves)])
         return result
@@ -266,7 +274,7 @@ class Captured(Remarks):
     def ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """Match and replay, or record."""
         if entry.backend.in_capture():  # type: ignore[union-attr] # an entry is ready only with a backend
-            return self.call(values, leaves).run()
+            return self.call(values, leaves).run_plainly()
         tree = tree_for(entry.backend)  # type: ignore[arg-type] # an entry is ready only with a backend
         if tree.path or tree.warm or tree.buried:
             tree.begin_call(self, self.annotation.max_recordings, entry.number)
@@ -277,7 +285,7 @@ class Captured(Remarks):
             if not node.dead_before or node.may_run():
                 break
         else:
-            return self._miss(entry, self.call(values, leaves), tree, pattern)
+            return self._miss(entry, self.call(values, leaves, entry), tree, pattern)
         verdict, config = node.check(leaves), _current_config()
         verifies = self._verifies or config.verify != "off"
         if tree.lingering and (verdict or verifies or config.poison):
@@ -289,7 +297,7 @@ class Captured(Remarks):
         if config.poison:
             tree.pool.poison([block for block, _ in tree.live_blocks()])
         if verifies and _verify.is_due(self, node):
-            return _verify.verified(self, entry, node, tree, self.call(values, leaves))
+            return _verify.verified(self, entry, node, tree, self.call(values, leaves, entry))
         return self.replay(node, tree, values, leaves)
 
     def replay(self, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
@@ -325,6 +333,9 @@ class Captured(Remarks):
         for node in entry.nodes:
             tree.forget(node)
         entry.nodes.clear()
+        if entry.region is not None:
+            entry.region.retire()
+            entry.region = None
         self._shortcuts.clear()
         entry.phase, entry.plan, entry.facts = "cold", None, None
 
@@ -338,6 +349,9 @@ class Captured(Remarks):
     def retire(self) -> None:
         """Nobody can call this any more."""
         self.release()
+        for entry in self.entries():
+            if entry.region is not None:
+                entry.region.retire()
         self._shortcuts.clear()
         self.families.clear()
 

@@ -86,10 +86,11 @@ def _shapes(values: Values) -> tuple[torch.Size, ...]:
 def _way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here) -> Way:
     tensors = tuple(type(value) in _KINDS for value in values)
     assert entry.backend is not None
+    runs = captured if entry.region is None else entry.region
     scope: dict[str, Any] = {
         "MISS": MISS, "HERE": here, "ENTRY": entry, "NUMBER": entry.number, "BACKEND": entry.backend.name,
         "FUNCTION": captured, "LIMIT": captured.annotation.max_recordings, "trees": trees_here(),
-        "in_capture": entry.backend.in_capture, "replay": captured.replay, "ready": captured.ready,
+        "in_capture": entry.backend.in_capture, "replay": runs.replay, "ready": runs.ready,
         "check": _torch_private.metadata_guard(leaves),
         "overlap": functools.partial(_overlap, [span_bytes(leaf) for leaf in leaves]),
     }  # fmt: skip

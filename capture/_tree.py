@@ -6,8 +6,10 @@ given that memory to it. To record after replays, the pool is restored to what i
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -326,6 +328,34 @@ class _Trees(threading.local):
 
 
 _trees = _Trees()
+
+
+Home = tuple[int, dict[str, Tree]]
+"""A thread and its trees."""
+
+
+def home() -> Home:
+    """This thread's."""
+    return threading.get_ident(), _trees.by_backend
+
+
+@contextlib.contextmanager
+def at_home(there: Home) -> Iterator[None]:
+    """Use the trees of a thread that waits for autograd, whose own threads run backward passes on accelerators."""
+    thread, trees = there
+    if thread == threading.get_ident() or not _waits_for_autograd(thread):
+        yield
+        return
+    before, _trees.by_backend = _trees.by_backend, trees
+    try:
+        yield
+    finally:
+        _trees.by_backend = before
+
+
+def _waits_for_autograd(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
 
 
 def tree_for(backend: Backend) -> Tree:

@@ -68,8 +68,9 @@ def warm_up(captured: Captured, values: tuple[Any, ...], *, say_limit: bool = Tr
 
 
 def _bring_to_replay(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Outcome:
-    for _ in range(2 * RETRIES + 2):  # each run either brings the entry on or is one that differs from the last
-        phase = _planning.load(captured, entry) if entry.phase == "cold" else entry.phase
+    for _ in range(2 * RETRIES + 3):  # each run either brings the entry on or is one that differs from the last
+        call = captured.call(call.values, call.leaves, entry)
+        phase = _planning.load(captured, entry, call.leaves) if entry.phase == "cold" else entry.phase
         if phase == "cold":
             _observe_once(captured, entry, call)
         elif phase == "eager":

@@ -25,13 +25,13 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_torch_private _torch_private_cuda",
         "_profile _containers _bind _ambient _named _state _restore _optimizers _call _where _operators",
         "_host_reads _constants _syncs _generators _tensors",
-        "_notes _observe _describe",
+        "_notes _observe _gradients _describe",
         "_follow",
         "backends",
         "_store _key_text",
-        "_outputs _liveness _step _modules _node _tree _checks",
+        "_outputs _liveness _step _modules _node _tree _checks _program",
         (
-            "_remarks _entry _shortcut _difference _planning _results _instead _record _verify _rebind _runtime _warm "
+            "_remarks _entry _autograd _shortcut _difference _planning _results _instead _record _verify _rebind _runtime _warm "
             "_cases"
         ),
         "_decorate _api",

@@ -1,34 +1,34 @@
 """What the function leaves behind needs gradients.
 
 ## What it does
-Finds results, attributes and written tensors that carry an autograd graph when the body is over. A backward pass inside
-the body leaves none, so whole training steps are recorded.
+Finds results, attributes and written tensors that carry an autograd graph when the body is over. Where results alone do,
+forward and backward are recorded apart, and this is a remark; else the function runs eagerly. A backward pass inside
+the body that leaves no graph is recorded as part of it.
 
 ## Why it matters
-A backward pass outside needs tensors that the forward pass inside saved. A replay would overwrite them, so a forward
-pass whose backward comes later is not recorded yet.
+The backward pass outside needs tensors that the forward pass inside saved. They are handed out beside the results and
+stay until autograd drops them. A graph on anything but new results cannot be cut off like that.
 
 ## Example
 ```python
 @capture
-def step(model, x):
-    return model(x)
+def layer(h, x):
+    return h.view(-1), x @ h     # a view of an input that needs gradients
 ```
 
 ## Instead
 ```python
+@capture
+def layer(h, x):
+    return x @ h                 # view h outside
+
 @capture
 def step(model, optimizer, x, y):
     optimizer.zero_grad()
     loss = loss_of(model(x), y)
     loss.backward()
     optimizer.step()
-    return loss.detach()
-
-@capture
-@torch.no_grad()
-def evaluate(model, x):
-    return model(x)
+    return loss.detach()         # the whole step, and no graph left
 ```
 
 ## Fix safety
@@ -36,7 +36,8 @@ A step moved into the function as a whole computes what it computed before.
 `torch.no_grad()` is safe for inference; under it no gradient reaches the parameters.
 
 ## Known gaps
-One finding stands for all operators of the call; the first is named.
+One finding stands for all operators of the call; the first is named. Gradients of gradients through a captured function
+raise an error. Where a tensor is used both inside and outside of the function, its gradients are added in another order.
 """
 
 from __future__ import annotations
@@ -47,21 +48,30 @@ from capture._findings import Case, Decision, Finding, Severity
 from capture.rules._rule import names_text, rule
 
 
-@rule("CG501", "gradient-needed", severity=Severity.EAGER)
+@rule("CG501", "gradient-needed", severity=Severity.EAGER, revision=2)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
-    uses = case.facts.gradients
+    uses, obstacles = case.facts.gradients, case.facts.gradient_obstacles
     if not uses:
         return
     paths = dict.fromkeys(use.path for use in uses if use.path)
     asked = f", asked for by {names_text(paths, most=2)}" if paths else ""
+    if not obstacles:
+        yield RULE.finding(
+            what=f"the result of {uses[0].op} needs gradients{asked}",
+            why="forward and backward are recorded apart: the backward pass is recorded when it runs",
+            where=uses[0].where,
+            path=uses[0].path,
+            severity=Severity.NOTE,
+        )
+        return
     yield RULE.finding(
-        what=f"the result of {uses[0].op} needs gradients{asked}",
-        why="a replay would overwrite what a backward pass outside of the function needs",
+        what=f"the result of {uses[0].op} needs gradients{asked}, and {obstacles[0].reason}",
+        why="so forward and backward cannot be recorded apart",
         fix=(
             "capture the whole step: backward and optimizer inside, detached results  (no cost)",
             "call it under torch.no_grad() or torch.inference_mode()  (no cost; no gradients)",
-            "detach the inputs that need no gradients  (no cost)",
+            "do what stands in the way outside of the function  (eager there)",
         ),
-        where=uses[0].where,
-        path=uses[0].path,
+        where=obstacles[0].where or uses[0].where,
+        path=obstacles[0].path or uses[0].path,
     )

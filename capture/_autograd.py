@@ -1,0 +1,199 @@
+"""Autograd: a captured function whose results need gradients is two recordings, forward and backward.
+
+The forward pass is an entry like any other. Its body runs the user's function on aliases of the arguments and hands
+out, beside the results, the tensors that its backward pass needs: they are ordinary outputs, so what is pending is what
+is alive. The backward pass is a captured function of its own, of those tensors and the gradients of the results. The
+caller's graph sees one node, whose inputs are the arguments and parameters that need gradients.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import define, evolve
+from typing_extensions import override
+
+from capture import _observe, _state
+from capture._ambient import inlining
+from capture._bind import Leaf, make_binder
+from capture._call import Call
+from capture._entry import Entry
+from capture._errors import CaptureError
+from capture._named import NamedKey
+from capture._node import Node
+from capture._program import Pair, Program, Saver
+from capture._tree import Tree, at_home, home, tree_for
+
+if TYPE_CHECKING:
+    from capture._runtime import Captured
+
+
+class DoubleBackwardError(CaptureError, RuntimeError):
+    """Gradients of gradients were asked for through a captured function."""
+
+
+@define(kw_only=True)
+class RegionCall(Call):
+    """A call whose body gives a ``Pair``."""
+
+    region: Region
+
+    @override
+    def run(self, values: tuple[Any, ...] | None = None) -> Any:
+        return self.region.run(self, self.values if values is None else values)
+
+
+class Region:
+    """Forward and backward of one entry."""
+
+    def __init__(self, captured: Captured, entry: Entry, leaves: Sequence[Leaf]) -> None:
+        self._captured, self._entry = captured, entry
+        tensors = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        self._wanted = tuple(index for index, leaf in tensors.items() if leaf.requires_grad)
+        self._empty = {index: torch.empty(0, dtype=tensors[index].dtype, device=tensors[index].device)
+                       for index in self._wanted}  # fmt: skip
+        self._made: Program | None = None
+        """Of the body's run in the present call, if there was one."""
+        self._backwards: dict[Any, _Backward] = {}
+        self._retired = False
+
+    def run(self, call: Call, values: tuple[Any, ...]) -> Pair:
+        """The user's function in grad mode, and its program."""
+        watch = _observe.active_watch()
+        before = watch.before if watch is not None else _state.snapshot(call.roots())
+        saver = Saver(call, values, before, self._wanted)
+        pair = saver.run(values, self._empty)
+        self._made = saver.program
+        return pair
+
+    def unready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
+        """As ``Captured.unready``, with the graph of the caller."""
+        self._made = None
+        return self._attach(self._captured.unready(entry, values, leaves), leaves)
+
+    def ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
+        """As ``Captured.ready``, with the graph of the caller."""
+        self._made = None
+        return self._attach(self._captured.ready(entry, values, leaves), leaves)
+
+    def replay(self, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
+        """As ``Captured.replay``, with the graph of the caller."""
+        self._made = None
+        return self._attach(self._captured.replay(node, tree, values, leaves), leaves)
+
+    def settle(self, node: Node) -> None:
+        """A recording was made of the last run."""
+        node.program = program = self._made
+        assert program is not None
+        paths = {id(tensor): path for path, tensor in node.statics.items()}
+        program.paths = {id(one): paths[id(one)] for one in (*program.parameters, *program.held) if id(one) in paths}
+
+    def _attach(self, result: Any, leaves: Sequence[Leaf]) -> Any:
+        """Make the results part of the caller's graph."""
+        made, self._made = self._made, None
+        if type(result) is not Pair:
+            return result
+        assert self._entry.backend is not None
+        node = tree_for(self._entry.backend).current
+        program: Program = made if made is not None else node.program
+        statics = node.statics if made is None else {}
+        parameters = program.now(program.parameters, statics)
+        kept = [*result.saved, *[leaves[index] for index in program.given], *program.now(program.held, statics)]
+        if result.attached:
+            frame = Frame(self, program, kept, result.attached)
+            _Gradients.apply(frame, *[leaves[index] for index in program.wanted], *parameters)  # type: ignore[no-untyped-call]
+        return result.result
+
+    def gradients(self, program: Program, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        """The backward pass of one call."""
+        if self._retired:
+            return program.gradients(tensors, grads)
+        backward = self._backwards.get(program.form)
+        if backward is None:
+            backward = self._backwards[program.form] = _Backward(self._captured, program)
+        return backward(program, tensors, grads)
+
+    def entries(self) -> list[Entry]:
+        """Of all backward passes."""
+        return [entry for backward in self._backwards.values() for entry in backward.captured.entries()]
+
+    def retire(self) -> None:
+        """The forward pass was forgotten. Backward passes still to come run eagerly."""
+        self._retired = True
+        for backward in self._backwards.values():
+            backward.captured.retire()
+        self._backwards.clear()
+
+
+class _Backward:
+    """The backward pass of programs of one form, as a captured function of the tensors it takes."""
+
+    def __init__(self, forward: Captured, program: Program) -> None:
+        self._program = program
+        names = [f"saved_{index}" for index in range(program.num_saved)]
+        names += [f"input_{index}" for index in range(len(program.given))]
+        held = [f"held_{index}" for index in range(len(program.held))]
+        names += [*held, *[f"gradient_{index}" for index in range(len(program.outputs))]]
+        signature = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in names])
+        policy = forward.annotation.outputs
+        annotation = evolve(
+            forward.annotation, parameters=tuple(names), static=tuple(held), guards=(), warmup=1,
+            outputs="preserve" if policy == "borrow" else policy,
+        )  # fmt: skip
+        self.captured = type(forward)(annotation, self._run, make_binder(signature), NamedKey(), None)
+        self.captured.log, self.captured.findings = forward.log, forward.findings
+        self.captured.keeps_plans = False
+
+    def __call__(self, program: Program, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        self._program = program
+        found: Sequence[Any] = self.captured(*tensors, *grads)
+        return found
+
+    def _run(self, *values: Any) -> tuple[Any, ...]:
+        program = self._program
+        count = len(values) - len(program.outputs)
+        with inlining():
+            return program.gradients(values[:count], values[count:])
+
+
+class Frame:
+    """One call in the caller's graph."""
+
+    __slots__ = ("_home", "_program", "_region", "attached", "kept")
+
+    def __init__(self, region: Region, program: Program, kept: Sequence[Any], attached: Sequence[Any]) -> None:
+        self._region, self._program, self._home = region, program, home()
+        self.kept, self.attached = kept, attached
+
+    def gradients(self, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        """The backward pass, in the tree that the forward pass ran in."""
+        if torch.is_grad_enabled():
+            raise DoubleBackwardError(
+                "gradients of gradients (create_graph=True) do not pass through a captured function. Run the forward "
+                "pass under capture.config.patch(enabled=False), or capture the whole computation with both backward "
+                "passes inside"
+            )
+        with at_home(self._home):
+            return self._region.gradients(self._program, tensors, grads)
+
+
+class _Gradients(torch.autograd.Function):
+    """The node in the caller's graph. What it saves is what eager saves, so that autograd itself frees and checks it."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, frame: Frame, *inputs: Any) -> Any:
+        ctx.frame, ctx.has_saved = frame, bool(frame.kept)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*frame.kept)
+        attached, frame.attached, frame.kept = frame.attached, (), ()
+        return tuple(attached)
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *grads: Any) -> Any:
+        saved = ctx.saved_tensors if ctx.has_saved else ()  # raises what eager raises
+        return (None, *ctx.frame.gradients(saved, grads))

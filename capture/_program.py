@@ -1,0 +1,241 @@
+"""Program: the autograd graph of a body, kept to compute gradients of calls that only replayed the body.
+
+The graph holds no values. Where autograd saves a tensor, it keeps a note of where that tensor is found in each call:
+made by the body (then it is handed out beside the results), part of an argument, or of a tensor in Python state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from attrs import define, field
+from torch.autograd.graph import GradientEdge, saved_tensors_hooks
+
+from capture import _containers
+from capture._call import Call
+from capture._gradients import nodes_of
+from capture._observe import result_leaves
+from capture._outputs import Alias
+from capture._state import Snapshot
+from capture.backends import Geometry
+
+
+class Pair(NamedTuple):
+    """What a body gives whose results need gradients."""
+
+    result: Any
+    """The user's result, without a graph."""
+    attached: tuple[torch.Tensor, ...]
+    """Tensors in it that need gradients."""
+    saved: tuple[torch.Tensor, ...]
+    """Made by the body and needed by its backward pass."""
+
+
+class Note:
+    """Stands for a saved tensor in the graph: how to find it among the tensors of a call."""
+
+    __slots__ = ("alias", "conj", "index", "neg")
+
+    def __init__(self) -> None:
+        self.index = -1
+        self.alias: Alias | None = None
+        self.conj = self.neg = False
+
+
+class Current:
+    """The tensors of the call whose gradients are computed now. The graph knows this, and nothing that knows it."""
+
+    __slots__ = ("tensors",)
+
+    def __init__(self) -> None:
+        self.tensors: Sequence[torch.Tensor] = ()
+
+    def find(self, note: Note) -> torch.Tensor:
+        """The tensor that a note stands for."""
+        alias = note.alias
+        if alias is None:
+            raise RuntimeError("the graph of a captured function is used outside of its backward pass")
+        tensor = alias.build(self.tensors[note.index].detach())
+        tensor = tensor.conj() if note.conj else tensor
+        return tensor.neg() if note.neg else tensor
+
+
+@define(eq=False)
+class Program:
+    """Gradients of one body. Tensors it needs, in order: ``saved``, then arguments, then tensors in Python state."""
+
+    current: Current = field(factory=Current)
+    outputs: tuple[GradientEdge, ...] = ()
+    inputs: tuple[GradientEdge, ...] = ()
+    """Arguments at ``wanted``, then parameters."""
+    wanted: tuple[int, ...] = ()
+    parameters: tuple[torch.Tensor, ...] = ()
+    given: tuple[int, ...] = ()
+    """Positions of arguments that the backward pass needs."""
+    held: tuple[torch.Tensor, ...] = ()
+    """Tensors in Python state that the backward pass needs."""
+    num_saved: int = 0
+    modified: bool = False
+    """A saved tensor was written afterwards by the body itself."""
+    paths: dict[int, str] = field(factory=dict)
+    """Path of parameters and held tensors, by ``id``, where the recording follows them."""
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """Programs of the same form take the same tensors in the same order."""
+        return (self.num_saved, self.given, len(self.held), self.wanted, len(self.parameters), len(self.outputs))
+
+    def now(self, tensors: Sequence[torch.Tensor], statics: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Those of a replay's Python state that have the places of these."""
+        paths = self.paths
+        return [statics.get(paths.get(id(one), ""), one) for one in tensors] if statics else list(tensors)
+
+    def gradients(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+        """Gradients of the inputs, None where nothing reaches one."""
+        if self.modified:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation in the "
+                "captured function that made it"
+            )
+        edges = [edge for edge, grad in zip(self.outputs, grads, strict=True) if grad is not None]
+        defined = [grad for grad in grads if grad is not None]
+        if not edges:
+            return (None,) * len(self.inputs)
+        self.current.tensors = tensors
+        try:
+            with _hooks_off(self.parameters):
+                return torch.autograd.grad(edges, self.inputs, defined, retain_graph=True, allow_unused=True)
+        finally:
+            self.current.tensors = ()
+
+
+@contextlib.contextmanager
+def _hooks_off(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Hooks of parameters run where the caller's own graph ends, not here too."""
+    kept = [(hooks, dict(hooks)) for hooks in (one._backward_hooks for one in parameters) if hooks]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.update(before)
+
+
+class Saver:
+    """Runs a body and makes its program. ``before``: what the body can reach."""
+
+    def __init__(self, call: Call, values: tuple[Any, ...], before: Snapshot, wanted: Sequence[int]) -> None:
+        self._call, self._before = call, before
+        self._leaves = [leaf for _, leaf in call.paths(values)]
+        self._aliases: dict[int, torch.Tensor] = {}
+        for position in wanted:
+            leaf = self._leaves[position]
+            same = next((p for p in self._aliases if self._leaves[p] is leaf), None)
+            self._aliases[position] = self._aliases[same] if same is not None else leaf.detach().requires_grad_()
+        self._packed: list[tuple[Note, torch.Tensor, int]] = []
+        self.program = Program()
+
+    def run(self, values: tuple[Any, ...], empty: dict[int, torch.Tensor]) -> Pair:
+        """``empty``: what the aliases of arguments become afterwards, so that the graph keeps no memory alive."""
+        given = self._call.substitute(self._aliases, values)
+        with torch.enable_grad():
+            with saved_tensors_hooks(self._pack, self.program.current.find):
+                result = self._call.run_plainly(given)
+            attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
+            attached = list({id(leaf): leaf for leaf in attached if leaf.requires_grad}.values())
+            detached = {id(leaf): leaf.detach() for leaf in attached}
+        with torch.no_grad():
+            self._note_edges(attached)
+            saved = self._find_saved(list(detached.values()))
+        self._packed.clear()
+        for position, alias in self._aliases.items():
+            alias.data = empty[position]
+        result = _replaced(result, detached)
+        return Pair(result, tuple(detached.values()), tuple(saved))
+
+    def _pack(self, tensor: torch.Tensor) -> Note:
+        note = Note()
+        self._packed.append((note, tensor, tensor._version))
+        return note
+
+    def _note_edges(self, attached: Sequence[torch.Tensor]) -> None:
+        program = self.program
+        program.outputs = tuple(GradientEdge(leaf.grad_fn, leaf.output_nr) for leaf in attached)  # type: ignore[arg-type]
+        ends = {id(node.variable): node for node in nodes_of(attached, set()) if hasattr(node, "variable")}
+        aliases = {id(alias): position for position, alias in reversed(self._aliases.items())}
+        program.wanted = tuple(sorted(aliases[one] for one in ends if one in aliases))
+        others = [node for one, node in ends.items() if one not in aliases]
+        program.parameters = tuple(node.variable for node in others)
+        nodes = [ends[id(self._aliases[position])] for position in program.wanted] + others
+        program.inputs = tuple(GradientEdge(node, 0) for node in nodes)
+
+    def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Where each saved tensor is found; gives those that the body made."""
+        arguments: dict[int, int] = {}
+        for position, leaf in enumerate(self._leaves):
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                arguments.setdefault(id(leaf.untyped_storage()), position)
+        given: dict[int, list[tuple[Note, torch.Tensor]]] = {}
+        held: dict[int, tuple[torch.Tensor, list[tuple[Note, torch.Tensor]]]] = {}
+        fresh: dict[int, list[tuple[Note, torch.Tensor]]] = {}
+        for note, tensor, version in self._packed:
+            self.program.modified = self.program.modified or tensor._version != version
+            storage = tensor.untyped_storage()
+            owners = [owner for _, owner in self._before.owners(storage)]
+            if id(storage) in arguments:
+                given.setdefault(arguments[id(storage)], []).append((note, tensor))
+            elif owners:
+                owner = next((one for one in owners if one is tensor), owners[0])
+                held.setdefault(id(owner), (owner, []))[1].append((note, tensor))
+            else:
+                fresh.setdefault(id(storage), []).append((note, tensor))
+        saved: list[torch.Tensor] = []
+        for members in fresh.values():
+            _save(members, attached, saved)
+        program, count = self.program, len(saved)
+        program.num_saved, program.given = count, tuple(given)
+        program.held = tuple(owner for owner, _ in held.values())
+        for index, (position, members) in enumerate(given.items(), count):
+            _point(members, index, self._leaves[position])
+        for index, (owner, members) in enumerate(held.values(), count + len(given)):
+            _point(members, index, owner)
+        return saved
+
+
+def _point(members: Sequence[tuple[Note, torch.Tensor]], index: int, base: torch.Tensor) -> None:
+    for note, tensor in members:
+        shift = int(tensor.storage_offset()) * tensor.element_size() - int(base.storage_offset()) * base.element_size()
+        same = Geometry.of(tensor) == Geometry.of(base)
+        note.index = index
+        note.conj, note.neg = tensor.is_conj() and not same, tensor.is_neg() and not base.is_neg()
+        note.alias = Alias(index, same, tensor.dtype, shift, tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def _save(
+    members: Sequence[tuple[Note, torch.Tensor]], attached: Sequence[torch.Tensor], saved: list[torch.Tensor]
+) -> None:
+    """One tensor for all that lie on one storage, so that no two inputs of the backward pass share memory."""
+    first = members[0][1]
+    forms = {Geometry.of(tensor) for _, tensor in members}
+    if len(forms) == 1:
+        outputs = [one for one in attached if one.untyped_storage() is first.untyped_storage()]
+        base = next((one for one in outputs if Geometry.of(one) in forms), None)
+        base = first.detach() if base is None else base
+    elif len({form.dtype for form in forms}) == 1 and not any(form.conj for form in forms):
+        begin = min(form.offset for form in forms)
+        ends = [form.offset + sum((n - 1) * s for n, s in zip(form.shape, form.stride, strict=True)) for form in forms]
+        base = first.detach().as_strided((max(ends) + 1 - begin,), (1,), begin)
+    else:
+        for form in forms:
+            _save([one for one in members if Geometry.of(one[1]) == form], attached, saved)
+        return
+    _point(members, len(saved), base)
+    saved.append(base)
+
+
+def _replaced(result: Any, detached: dict[int, torch.Tensor]) -> Any:
+    return _containers.replace_leaves(result, lambda leaf: detached.get(id(leaf), leaf))
