@@ -45,10 +45,10 @@ def _never() -> bool:
     return False
 
 
-class _Thread:
+class _Reading:
     """What a thread read last. ``check`` compares most modes, the other fields are compared with what they hold."""
 
-    __slots__ = ("check", "depth", "flags", "here", "inference", "inside", "known", "mode")
+    __slots__ = ("check", "depth", "flags", "here", "inference", "mode")
 
     def __init__(self) -> None:
         self.check: Callable[[], bool] = _never
@@ -59,6 +59,16 @@ class _Thread:
         self.mode: object = None
         """The one function mode: torch's own, which holds a default device."""
         self.here = Here(Ambient(()))
+
+
+class _Thread:
+    """What is known of a thread."""
+
+    __slots__ = ("inside", "known", "readings")
+
+    def __init__(self) -> None:
+        self.readings = (_Reading(), _Reading())
+        """Without and with gradients: forward and backward passes take turns."""
         self.known: dict[Ambient, Here] = {}
         self.inside = 0
         """Bodies that run now."""
@@ -71,6 +81,7 @@ class _Local(threading.local):
 
 _local = _Local()
 _autocast_types = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
+_is_grad = torch.is_grad_enabled
 _is_inference = torch.is_inference_mode_enabled
 _dispatch_modes = _torch_private.dispatch_mode_depth
 _function_modes = _torch_private.function_mode_depth
@@ -90,17 +101,18 @@ def here() -> Here | None:
     if thread.inside or _dispatch_modes() or _transforms() is not None or _tracer() is not None:
         return None
     depth = _function_modes()
+    last = thread.readings[_is_grad()]
     if (
-        depth == thread.depth
-        and (not depth or _function_mode(0) is thread.mode)
-        and thread.check()
-        and thread.inference is _is_inference()
-        and thread.flags == _flags()
+        depth == last.depth
+        and (not depth or _function_mode(0) is last.mode)
+        and last.check()
+        and last.inference is _is_inference()
+        and last.flags == _flags()
     ):
-        return thread.here
+        return last.here
     if depth and not _torch_private.only_default_device_modes():
         return None
-    return _read(thread)
+    return _read(thread, last)
 
 
 @contextlib.contextmanager
@@ -140,12 +152,12 @@ def ambient() -> Ambient:
     return _known.setdefault(values, Ambient(values))
 
 
-def _read(thread: _Thread) -> Here:
+def _read(thread: _Thread, last: _Reading) -> Here:
     now = ambient()
-    thread.here = thread.known.setdefault(now, Here(now))
-    thread.inference, thread.flags = torch.is_inference_mode_enabled(), _flags()
+    last.here = thread.known.setdefault(now, Here(now))
+    last.inference, last.flags = torch.is_inference_mode_enabled(), _flags()
     depth = _function_modes()
-    thread.depth, thread.mode = (depth, _function_mode(0) if depth else None) if depth < 2 else (-1, None)
+    last.depth, last.mode = (depth, _function_mode(0) if depth else None) if depth < 2 else (-1, None)
     if _torch_private.CAPABILITIES.global_state_guard:
-        thread.check = _torch_private.GlobalStateGuard().check
-    return thread.here
+        last.check = _torch_private.GlobalStateGuard().check
+    return last.here

@@ -193,8 +193,13 @@ def identity_token(value: Any) -> int:
         return known[1]
     address = id(value)
     token = next(_next_token)
+
+    def died(_: object) -> None:
+        _tokens.pop(address, None)
+        _module_lists.pop(token, None)
+
     try:
-        reference = weakref.ref(value, lambda _: _tokens.pop(address, None))
+        reference = weakref.ref(value, died)
     except TypeError:
         raise Unkeyable(f"{type(value).__name__} object") from None
     _tokens[address] = (reference, token)
@@ -230,8 +235,6 @@ def _members(
     module: torch.nn.Module,
 ) -> tuple[tuple[dict[str, Any], ...], tuple[weakref.ref[torch.nn.Module], ...]]:
     """Submodules by their ``__dict__``, which is read fastest; weakly where that would keep one alive."""
-    if len(_module_lists) > 1000:  # tokens are never given twice, so entries of dead modules only cost memory
-        _module_lists.clear()
     members = list(module.modules())
     return (
         tuple(member.__dict__ for member in members if "forward" not in member.__dict__),

@@ -66,7 +66,9 @@ class Call:
                 return replacements.get(next(position), leaf)
             return leaf
 
-        return tuple(_containers.replace_leaves(value, replace) for value in (self.values if values is None else values))
+        return tuple(
+            _containers.replace_leaves(value, replace) for value in (self.values if values is None else values)
+        )
 
     def is_static(self, path: str) -> bool:
         """A name in ``static=`` covers this path."""

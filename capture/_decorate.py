@@ -211,12 +211,20 @@ def _capture_module(module: torch.nn.Module, options: dict[str, Any]) -> torch.n
         raise AnnotationError(f"forward of this {type(module).__qualname__} is captured already")
     try:
         if isinstance(forward, types.MethodType) and forward.__self__ is module:
-            module.forward = types.MethodType(_method(forward.__func__, options), module)  # type: ignore[arg-type]
+            wrapper = _method(forward.__func__, options)  # type: ignore[arg-type]
+            module.forward = types.MethodType(wrapper, module)
+            # the wrapper dies with the module, and so would what waits for the module's end
+            weakref.finalize(wrapper, _retire, wrapper.__dict__[_HANDLE].instances).atexit = False
         else:
             module.forward = _capture(forward, options)
     except RuntimeError as error:
         raise AnnotationError(f"{type(module).__qualname__} does not let its forward be replaced: {error}") from None
     return module
+
+
+def _retire(instances: dict[int, tuple[Callable[[], Any], Captured]]) -> None:
+    for _, captured in instances.values():
+        captured.retire()
 
 
 def _dress(wrapper: Any, target: Any, handle: Handle) -> None:

@@ -18,7 +18,7 @@ from capture._state import Place
 if TYPE_CHECKING:
     from capture._describe import KeptEffect, KeptLeaf
 
-_RECOMPUTES = ("CheckpointFunctionBackward", "_NoopSaveInputsBackward")
+_RECOMPUTES = "CheckpointFunctionBackward"
 Arguments = Callable[[torch.UntypedStorage], Sequence[tuple[int, torch.Tensor]]]
 """Argument leaves on a storage."""
 
@@ -44,7 +44,7 @@ def obstacles(
     found = [*_outputs(outputs), *_effects(effects), *_externals(watched, arguments)]
     notes = watched.watch.notes
     found += [GradientObstacle(path=None, reason=f"the body uses {name}", where=at) for name, at in notes.hooks]
-    if any(node.name() in _RECOMPUTES for node in _nodes(watched, outputs)):
+    if any(node.name() == _RECOMPUTES for node in _nodes(watched, outputs)):
         found.append(GradientObstacle(path=None, reason="the body is recomputed in the backward pass"))
     return found
 
@@ -79,11 +79,9 @@ def _externals(watched: Watched, arguments: Arguments) -> Iterator[GradientObsta
     for external in watched.watch.notes.externals.values():
         tensor = external.tensor
         path = _path(watched, arguments, external)
-        named = path or "a tensor"
         if external.mutation is not None and tensor.requires_grad:
-            yield GradientObstacle(path=path, reason=f"{named} is written", where=external.mutation.where)
-        elif tensor.grad_fn is not None and not arguments(external.storage):
-            yield GradientObstacle(path=path, reason=f"{named}, no argument, has a graph of its own")
+            reason = f"{path or 'a tensor'} is written"
+            yield GradientObstacle(path=path, reason=reason, where=external.mutation.where)
 
 
 def _nodes(watched: Watched, outputs: Sequence[KeptLeaf]) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 _NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__")
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
@@ -61,9 +62,18 @@ def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
     for name in _HOOKS:
         setattr(torch.Tensor, name, _wrapper(name, getattr(torch.Tensor, name), note, lambda _: None, thread))
     torch.Tensor.grad_fn = property(read_grad_fn)  # type: ignore[assignment, method-assign]
+    enter = saved_tensors_hooks.__enter__
+
+    def use_hooks(hooks: saved_tensors_hooks) -> None:
+        if threading.get_ident() == thread:
+            note("hooks on saved tensors, as a checkpoint does")
+        enter(hooks)
+
+    saved_tensors_hooks.__enter__ = use_hooks
     try:
         yield
     finally:
+        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
         for name, original in saved.items():
             if original is None:
                 delattr(torch.Tensor, name)

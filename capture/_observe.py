@@ -32,7 +32,6 @@ from capture._torch_private import TorchDispatchMode, autocast_inside, generator
 DETACHING = frozenset(["detach", "alias", "detach_"])
 _SEEDING = "seeding a generator, or setting its state,"
 
-
 capture_lock = threading.RLock()
 """Held while a body is watched or recorded, process-wide."""
 

@@ -7,6 +7,7 @@ Inputs and static tensors are handed back as the caller's own, views of them are
 from __future__ import annotations
 
 import contextlib
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -138,6 +139,8 @@ class OutputPlan:
     """The source of a plan that has nothing else."""
     gradients: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
     """Groups that become the ``grad`` of a tensor, which the body does not read."""
+    fills: Callable[[Sequence[Any]], Any] | None = None
+    """``fill`` for a structure of tuples and lists."""
 
     def build_single(self) -> torch.Tensor:
         """Result of a replay of a plan with one fresh tensor and nothing else."""
@@ -210,7 +213,7 @@ class OutputPlan:
         """Put leaves into the result's structure and set effects."""
         for effect in self.effects:
             effect.at(named_values).set(fill(effect.skeleton, values, named_values))
-        return fill(self.skeleton, values, named_values)
+        return self.fills(values) if self.fills is not None else fill(self.skeleton, values, named_values)
 
     def own_values(
         self, kept: Sequence[Any], leaves: Sequence[Any], statics: Callable[[str], torch.Tensor]
@@ -264,6 +267,22 @@ def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[s
         return one.at(named_values) if isinstance(one, OwnContainer) else one
 
     return _containers.rebuild(skeleton, leaf)
+
+
+def _filler(skeleton: Any) -> Callable[[Sequence[Any]], Any] | None:
+    """``fill`` with everything looked up beforehand; None for what has other containers than tuples and lists."""
+    if isinstance(skeleton, Slot):
+        return operator.itemgetter(skeleton.index)
+    kind = type(skeleton)
+    if kind not in (tuple, list) and not _containers.is_namedtuple(kind):
+        return None
+    found = [_filler(member) for member in skeleton]
+    members = [one for one in found if one is not None]
+    if len(members) < len(found):
+        return None
+    if kind in (tuple, list):
+        return lambda values: kind([member(values) for member in members])
+    return lambda values: kind(*[member(values) for member in members])
 
 
 def _skeleton(value: Any, numbers: Iterator[int], own: dict[int, Place]) -> Any:
@@ -332,6 +351,7 @@ def plan_outputs(
         constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
         inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
         sources=sources, single=sources[0] if alone else None, gradients=_gradients(made, effects, slots),
+        fills=_filler(skeleton),
     )  # fmt: skip
 
 

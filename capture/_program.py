@@ -16,7 +16,6 @@ from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from capture import _containers
 from capture._call import Call
-from capture._gradients import nodes_of
 from capture._observe import result_leaves
 from capture._outputs import Alias
 from capture._state import Snapshot
@@ -37,28 +36,38 @@ class Pair(NamedTuple):
 class Note:
     """Stands for a saved tensor in the graph: how to find it among the tensors of a call."""
 
-    __slots__ = ("alias", "conj", "index", "neg")
+    __slots__ = ("alias", "conj", "index", "neg", "tensor", "version")
 
-    def __init__(self) -> None:
-        self.index = -1
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor
+        """The saved tensor itself, as long as the body runs."""
+        self.version = tensor._version
         self.alias: Alias | None = None
+        self.index = -1
         self.conj = self.neg = False
 
 
 class Current:
     """The tensors of the call whose gradients are computed now. The graph knows this, and nothing that knows it."""
 
-    __slots__ = ("tensors",)
+    __slots__ = ("notes", "tensors")
 
     def __init__(self) -> None:
         self.tensors: Sequence[torch.Tensor] = ()
+        self.notes: list[Note] = []
+        """Of the run of the body."""
+
+    def pack(self, tensor: torch.Tensor) -> Note:
+        """What the graph keeps in place of a tensor."""
+        self.notes.append(Note(tensor))
+        return self.notes[-1]
 
     def find(self, note: Note) -> torch.Tensor:
         """The tensor that a note stands for."""
-        alias = note.alias
-        if alias is None:
-            raise RuntimeError("the graph of a captured function is used outside of its backward pass")
-        tensor = alias.build(self.tensors[note.index].detach())
+        if note.tensor is not None:
+            return note.tensor.detach()
+        assert note.alias is not None
+        tensor = note.alias.build(self.tensors[note.index].detach())
         tensor = tensor.conj() if note.conj else tensor
         return tensor.neg() if note.neg else tensor
 
@@ -136,14 +145,14 @@ class Saver:
             leaf = self._leaves[position]
             same = next((p for p in self._aliases if self._leaves[p] is leaf), None)
             self._aliases[position] = self._aliases[same] if same is not None else leaf.detach().requires_grad_()
-        self._packed: list[tuple[Note, torch.Tensor, int]] = []
         self.program = Program()
 
     def run(self, values: tuple[Any, ...], empty: dict[int, torch.Tensor]) -> Pair:
         """``empty``: what the aliases of arguments become afterwards, so that the graph keeps no memory alive."""
         given = self._call.substitute(self._aliases, values)
         with torch.enable_grad():
-            with saved_tensors_hooks(self._pack, self.program.current.find):
+            current = self.program.current
+            with saved_tensors_hooks(current.pack, current.find):
                 result = self._call.run_plainly(given)
             attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
             attached = list({id(leaf): leaf for leaf in attached if leaf.requires_grad}.values())
@@ -151,27 +160,28 @@ class Saver:
         with torch.no_grad():
             self._note_edges(attached)
             saved = self._find_saved(list(detached.values()))
-        self._packed.clear()
+        for note in current.notes:
+            note.tensor = None
+        current.notes.clear()
         for position, alias in self._aliases.items():
             alias.data = empty[position]
         result = _replaced(result, detached)
         return Pair(result, tuple(detached.values()), tuple(saved))
 
-    def _pack(self, tensor: torch.Tensor) -> Note:
-        note = Note()
-        self._packed.append((note, tensor, tensor._version))
-        return note
-
     def _note_edges(self, attached: Sequence[torch.Tensor]) -> None:
         program = self.program
         program.outputs = tuple(GradientEdge(leaf.grad_fn, leaf.output_nr) for leaf in attached)  # type: ignore[arg-type]
-        ends = {id(node.variable): node for node in nodes_of(attached, set()) if hasattr(node, "variable")}
+        owned = [tensor for owners in self._before.tensors.values() for _, tensor in owners]
+        known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in owned if tensor.grad_fn is not None}
+        ends = _ends([leaf.grad_fn for leaf in attached], known)
         aliases = {id(alias): position for position, alias in reversed(self._aliases.items())}
-        program.wanted = tuple(sorted(aliases[one] for one in ends if one in aliases))
-        others = [node for one, node in ends.items() if one not in aliases]
-        program.parameters = tuple(node.variable for node in others)
-        nodes = [ends[id(self._aliases[position])] for position in program.wanted] + others
-        program.inputs = tuple(GradientEdge(node, 0) for node in nodes)
+        wanted = sorted(
+            ((aliases[id(tensor)], edge) for tensor, edge in ends if id(tensor) in aliases), key=lambda one: one[0]
+        )
+        others = [(tensor, edge) for tensor, edge in ends if id(tensor) not in aliases]
+        program.wanted = tuple(position for position, _ in wanted)
+        program.parameters = tuple(tensor for tensor, _ in others)
+        program.inputs = tuple(edge for _, edge in (*wanted, *others))
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Where each saved tensor is found; gives those that the body made."""
@@ -182,8 +192,10 @@ class Saver:
         given: dict[int, list[tuple[Note, torch.Tensor]]] = {}
         held: dict[int, tuple[torch.Tensor, list[tuple[Note, torch.Tensor]]]] = {}
         fresh: dict[int, list[tuple[Note, torch.Tensor]]] = {}
-        for note, tensor, version in self._packed:
-            self.program.modified = self.program.modified or tensor._version != version
+        for note in self.program.current.notes:
+            tensor = note.tensor
+            assert tensor is not None
+            self.program.modified = self.program.modified or tensor._version != note.version
             storage = tensor.untyped_storage()
             owners = [owner for _, owner in self._before.owners(storage)]
             if id(storage) in arguments:
@@ -204,6 +216,22 @@ class Saver:
         for index, (owner, members) in enumerate(held.values(), count + len(given)):
             _point(members, index, owner)
         return saved
+
+
+def _ends(above: list[Any], known: dict[tuple[Any, int], torch.Tensor]) -> list[tuple[torch.Tensor, GradientEdge]]:
+    """Where a graph ends: at leaves, and at ``known`` tensors of Python state that come with a graph of their own."""
+    stack, seen, found = [*above], set(above), {}
+    while stack:
+        for node, number in stack.pop().next_functions:
+            if (node, number) in known:
+                found[node, number] = known[node, number]
+            elif node is not None and node not in seen:
+                seen.add(node)
+                if hasattr(node, "variable"):
+                    found[node, 0] = node.variable
+                else:
+                    stack.append(node)
+    return [(tensor, GradientEdge(node, number)) for (node, number), tensor in found.items()]
 
 
 def _point(members: Sequence[tuple[Note, torch.Tensor]], index: int, base: torch.Tensor) -> None:

@@ -191,7 +191,8 @@ class Captured(Remarks):
         if entry.overlapping is None:
             entry.overlapping = Entry((*entry.key, "overlaps state"))
         if entry.overlapping.phase in ("cold", "eager"):
-            return self.unready(entry.overlapping, values, leaves)
+            runs = entry.overlapping.region or self
+            return runs.unready(entry.overlapping, values, leaves)
         return self.run_eagerly(self.call(values, leaves), "an argument shares memory with state that is written")
 
     def run_body(self, call: Call) -> Any:

@@ -31,8 +31,8 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_store _key_text",
         "_outputs _liveness _step _modules _node _tree _checks _program",
         (
-            "_remarks _entry _autograd _shortcut _difference _planning _results _instead _record _verify _rebind _runtime _warm "
-            "_cases"
+            "_remarks _entry _autograd _shortcut _difference _planning _results _instead _record _verify _rebind "
+            "_runtime _warm _cases"
         ),
         "_decorate _api",
         "__init__ __main__ testing integrations",

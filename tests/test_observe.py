@@ -568,7 +568,7 @@ def finding(explanation: Explanation, code: str) -> Finding:
     return found
 
 
-def test_gradients_run_eagerly_and_say_so() -> None:
+def test_gradients_are_recorded_apart() -> None:
     linear = nn.Linear(4, 4)
     captured = capture(lambda x: linear(x) * 2)
 
@@ -578,13 +578,25 @@ def test_gradients_run_eagerly_and_say_so() -> None:
         return bits(linear.weight.grad)
 
     with torch.enable_grad():
-        with pytest.warns(CaptureWarning, match="CG501") as warned:
-            got = [gradient(captured, seed) for seed in range(3)]
-        assert got == [gradient(lambda x: linear(x) * 2, seed) for seed in range(3)]
-    assert len(warned) == 1
+        got = [gradient(captured, seed) for seed in range(5)]
+        assert got == [gradient(lambda x: linear(x) * 2, seed) for seed in range(5)]
+    assert recordings(captured).recordings == 2
     for seed in range(4):
         assert bits(captured(x_of(seed))) == bits(linear(x_of(seed)) * 2)
-    assert recordings(captured).recordings == 1
+    assert recordings(captured).recordings == 3
+
+
+def test_gradients_through_a_view_of_an_input_run_eagerly_and_say_so() -> None:
+    captured = capture(lambda x: x.view(-1))
+
+    def gradient(seed: int) -> Any:
+        x = x_of(seed).requires_grad_()
+        captured(x).sum().backward()
+        return x.grad
+
+    with torch.enable_grad(), pytest.warns(CaptureWarning, match="CG501") as warned:
+        assert all(gradient(seed) is not None for seed in range(3))
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("make", [lambda: x_of(1, 4, 4).relu().to_sparse(), lambda: x_of(1, 4, 4).as_subclass(Marked)])

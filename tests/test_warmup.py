@@ -393,8 +393,15 @@ def test_an_argument_without_a_key_is_skipped() -> None:
     assert result.cases[0].code == "CG106"
 
 
-def test_calls_that_need_gradients_are_skipped() -> None:
+def test_calls_that_need_gradients_get_their_forward_pass() -> None:
     captured = capture(body)
+    with torch.enable_grad():
+        (row,) = warmup(captured).cases([(x_of(2).requires_grad_(),)]).cases
+    assert row.status == "recorded"
+
+
+def test_calls_whose_backward_pass_cannot_be_recorded_apart_are_skipped() -> None:
+    captured = capture(lambda x: x.view(-1))
     with torch.enable_grad(), pytest.warns(CaptureWarning, match="CG501"):
         (row,) = warmup(captured).cases([(x_of(2).requires_grad_(),)]).skipped
     assert row.code == "CG501"

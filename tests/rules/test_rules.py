@@ -20,6 +20,7 @@ from capture._facts import (
     Drift,
     Effect,
     Escape,
+    GradientObstacle,
     GradientUse,
     HostSync,
     HostWork,
@@ -235,6 +236,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
                 )
             ),
             case(gradients=(GradientUse(path=None, op="aten.mul.Tensor"),)),
+            case(
+                gradients=(GradientUse(path="x", op="aten.mul.Tensor", where=where()),),
+                gradient_obstacles=(
+                    GradientObstacle(path="output.1", reason="output.1 is no new tensor (input-view)"),
+                    GradientObstacle(path=None, reason="the body uses register_hook", where=where(90)),
+                ),
+            ),
         ],
         [case(placeholders=(argument("x", tensor=evolve(tensor(4), requires_grad=True)),))],
     ),

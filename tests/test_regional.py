@@ -1,0 +1,1082 @@
+"""Regional capture: functions whose results need gradients outside, against an eager twin."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
+
+from capture import (
+    CaptureError,
+    CaptureWarning,
+    _step,
+    _tree,
+    capture,
+    config,
+    explain,
+    mark_step_begin,
+    plans,
+    recordings,
+    release,
+    reset,
+    warmup,
+)
+from tests.device import DEVICE, MOVES_HELD
+
+STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_step._counter, "begun", 0)
+    _tree.forget_trees()
+    with torch.enable_grad(), config.patch(cache=False):
+        yield
+
+
+def bits(value: Any) -> Any:
+    """A tensor, or None, as bytes."""
+    return value.detach().numpy(force=True).tobytes() if isinstance(value, Tensor) else value
+
+
+class Block(nn.Module):
+    """Something of everything: norms, an activation, attention-like products, dropout, a skip connection."""
+
+    def __init__(self, width: int = 6, drop: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.drop = nn.Dropout(drop)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.a(self.norm(x)).chunk(3, -1)
+        mixed = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+        y: Tensor = x + self.drop(torch.tanh(self.b(mixed)))
+        return y
+
+
+Program = Callable[[Any, Any], Any]
+
+
+def twins(make: Callable[[], Any]) -> tuple[Any, Any]:
+    """The same modules twice."""
+    torch.manual_seed(0)
+    one = make().to(DEVICE)
+    return one, copy.deepcopy(one)
+
+
+def both(program: Callable[[Any, Callable[[Any], Any]], Any], mine: Any, theirs: Any, steps: int = STEPS) -> None:
+    """Run ``program(model, number)`` with each twin, step by step from the same seeds, and compare all it gives, all
+    parameters and their gradients."""
+    for number in range(steps):
+        found = []
+        for one, enabled in ((theirs, False), (mine, True)):
+            torch.manual_seed(number)
+            with config.patch(enabled=enabled):
+                result = program(one, number)
+            state = [(bits(p), bits(p.grad)) for p in one.parameters()]
+            state += [bits(b) for b in one.buffers()]
+            found.append([[bits(r) for r in result] if isinstance(result, (tuple, list)) else bits(result), state])
+        assert found[0] == found[1], f"step {number}"
+
+
+def inputs(number: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(*(shape or (4, 6)), generator=generator, device="cpu").to(DEVICE)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
+@pytest.mark.parametrize("to_none", [True, False], ids=["none", "zero"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_blocks_in_an_eager_loop(optimizer: str, to_none: bool, marks: bool) -> None:
+    mine, theirs = twins(lambda: nn.Sequential(Block(), Block(), Block()))
+    for block in mine:
+        capture(block)
+    optimizers = {id(one): OPTIMIZERS[optimizer](one.parameters()) for one in (mine, theirs)}
+
+    def step(model: nn.Module, number: int) -> Tensor:
+        if marks:
+            mark_step_begin()
+        optimizers[id(model)].zero_grad(set_to_none=to_none)
+        loss: Tensor = model(inputs(number)).square().mean()
+        loss.backward()
+        optimizers[id(model)].step()
+        return loss
+
+    both(step, mine, theirs, 20)
+    for block in mine:
+        assert recordings(block).replays >= 20, recordings(block)
+        assert recordings(block).recordings <= 4
+        assert recordings(block).eager_calls == 0
+
+
+class Wrapped(nn.Module):
+    """Holds modules whose use is up to the test; ``f`` is captured in one twin alone."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.m = nn.ModuleList(modules)
+
+
+def captured_twins(*make: Callable[[], nn.Module], **options: Any) -> tuple[Any, Any]:
+    mine, theirs = twins(lambda: Wrapped(*(one() for one in make)))
+    for one in mine.m:
+        capture(one, **options)
+    return mine, theirs
+
+
+def replayed(mine: Any, least: int = 1) -> None:
+    for one in mine.m:
+        assert recordings(one).replays >= least, (recordings(one), [(e.kind, e.detail) for e in recordings(one).events])
+
+
+ORDERS = [(0, 1, 2), (2, 1, 0), (1, 0, 2)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_several_forwards_and_backwards_in_any_order(order: tuple[int, ...]) -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> list[Tensor]:
+        model.zero_grad()
+        losses = [model.m[0](inputs(3 * number + i)).square().mean() for i in range(3)]
+        for index in order:
+            losses[index].backward()
+        return losses
+
+    both(step, mine, theirs)
+    replayed(mine)
+
+
+def test_a_backward_after_the_next_forward() -> None:
+    mine, theirs = captured_twins(Block)
+    pending: dict[int, Tensor] = {}
+
+    def step(model: Any, number: int) -> list[Tensor]:
+        loss = model.m[0](inputs(number)).square().mean()
+        before = pending.pop(id(model), None)
+        if before is not None:
+            before.backward()
+        pending[id(model)] = loss
+        return [loss]
+
+    both(step, mine, theirs)
+    replayed(mine)
+
+
+def test_two_backwards_with_retain_graph() -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        loss: Tensor = model.m[0](inputs(number)).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return loss
+
+    both(step, mine, theirs)
+    replayed(mine)
+
+
+def test_two_backwards_without_retain_graph_raise_what_eager_raises() -> None:
+    mine, theirs = captured_twins(Block)
+    for number in range(STEPS):
+        errors = []
+        for model in (theirs, mine):
+            model.zero_grad()
+            y = model.m[0](inputs(number))
+            y.sum().backward()
+            with pytest.raises(RuntimeError) as caught:
+                y.sum().backward()
+            errors.append((type(caught.value), str(caught.value)[:60]))
+        assert errors[0] == errors[1]
+
+
+def test_a_forward_whose_backward_never_comes() -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> Tensor:
+        y: Tensor = model.m[0](inputs(number))
+        if number % 3 == 2:
+            y.sum().backward()
+        return y
+
+    both(step, mine, theirs, 12)
+    pool = recordings(mine.m[0]).pool_bytes
+    both(step, mine, theirs, 30)
+    replayed(mine)
+    assert recordings(mine.m[0]).pool_bytes == pool
+
+
+def test_partial_gradients() -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> list[Any]:
+        block = model.m[0]
+        x = inputs(number).requires_grad_()
+        y = block(x)
+        some = torch.autograd.grad(y.sum(), [x], retain_graph=True)
+        others = torch.autograd.grad(y.sum(), [block.a.weight, block.b.bias])
+        return [y, *some, *others]
+
+    both(step, mine, theirs)
+    replayed(mine)
+
+
+class Several(nn.Module):
+    """Outputs in a structure: two that need gradients, the same one twice, an integer one, Python values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    @override
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        one, two = torch.relu(self.a(x)), torch.sigmoid(self.b(x))
+        return {"one": one, "more": [two, (one, "text", 3)], "best": two.argmax(-1), "mean": one.detach().mean()}
+
+
+@pytest.mark.parametrize("use", ["one", "two", "all", "none"])
+def test_structures_unused_outputs_and_undefined_gradients(use: str) -> None:
+    mine, theirs = captured_twins(Several)
+
+    def step(model: Any, number: int) -> list[Tensor]:
+        model.zero_grad()
+        out = model.m[0](inputs(number))
+        assert out["more"][1][1:] == ("text", 3)
+        assert out["more"][1][0] is out["one"]
+        assert not out["best"].requires_grad
+        assert not out["mean"].requires_grad
+        losses = {"one": out["one"].sum(), "two": out["more"][0].prod(), "none": torch.zeros((), requires_grad=True)}
+        losses["all"] = losses["one"] * losses["two"] + out["more"][1][0].square().sum()
+        losses[use].backward()
+        return [out["one"], out["more"][0], out["best"], out["mean"]]
+
+    both(step, mine, theirs)
+    if use != "none":
+        replayed(mine)
+
+
+def test_gradients_that_are_not_contiguous_or_expanded() -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        y: Tensor = model.m[0](inputs(number))
+        if number % 2:
+            y.sum().backward()  # one number, expanded
+        else:
+            (y.t() * inputs(number, 6, 4)).sum().backward()
+        return y
+
+    both(step, mine, theirs, 14)
+    replayed(mine)
+
+
+class Squares(nn.Module):
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x * x)
+
+
+@pytest.mark.parametrize("what", ["input", "output", "weight"])
+def test_in_place_after_save_raises_what_eager_raises(what: str) -> None:
+    mine, theirs = captured_twins(Block if what == "weight" else Squares)
+    for number in range(STEPS):
+        errors = []
+        for model in (theirs, mine):
+            leaf = inputs(number).requires_grad_()
+            x = leaf * 1
+            y = model.m[0](x)
+            with torch.no_grad():
+                {"input": x, "output": y, "weight": getattr(model.m[0], "b", nn.Linear(1, 1)).weight}[what].add_(1)
+            with pytest.raises(RuntimeError) as caught:
+                y.sum().backward()
+            errors.append((type(caught.value), "modified by an inplace operation" in str(caught.value)))
+        assert errors[0] == errors[1] == (RuntimeError, True)
+    replayed(mine)
+
+
+@pytest.mark.parametrize("to_none", [True, False], ids=["none", "zero"])
+def test_micro_batches_accumulate(to_none: bool) -> None:
+    mine, theirs = captured_twins(Block)
+    kept: dict[int, list[Tensor]] = {id(mine): [], id(theirs): []}
+
+    def step(model: Any, number: int) -> list[Any]:
+        model.zero_grad(set_to_none=to_none)
+        for part in range(3):
+            (model.m[0](inputs(3 * number + part)).square().mean() / 3).backward()
+        kept[id(model)] += [p.grad for p in model.parameters()]
+        return []
+
+    both(step, mine, theirs)
+    replayed(mine)
+    assert [bits(one) for one in kept[id(mine)]] == [bits(one) for one in kept[id(theirs)]]
+
+
+def test_gradients_kept_by_the_caller_keep_their_values() -> None:
+    mine, theirs = captured_twins(Block)
+    kept: dict[int, list[Any]] = {id(mine): [], id(theirs): []}
+
+    def step(model: Any, number: int) -> list[Any]:
+        model.zero_grad()
+        x = inputs(number).requires_grad_()
+        model.m[0](x).square().mean().backward()
+        kept[id(model)] += [x.grad, *(p.grad for p in model.parameters())]
+        return []
+
+    both(step, mine, theirs, 12)
+    replayed(mine)
+    assert [bits(one) for one in kept[id(mine)]] == [bits(one) for one in kept[id(theirs)]]
+
+
+def test_a_region_after_another() -> None:
+    mine, theirs = captured_twins(Block, Block, lambda: nn.Linear(6, 2))
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        y: Tensor = model.m[2](model.m[1](model.m[0](inputs(number))))
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs, 10)
+    replayed(mine, 10)
+    assert recordings(mine.m[1]).recordings == 2
+
+
+@pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
+def test_a_region_called_twice_in_one_graph(marks: bool) -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> Tensor:
+        if marks:
+            mark_step_begin()
+        model.zero_grad()
+        y: Tensor = model.m[0](model.m[0](inputs(number)))
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs, 10)
+    replayed(mine)
+
+
+def test_weights_shared_between_regions() -> None:
+    weight = {}
+
+    def step(model: Any, number: int) -> list[Tensor]:
+        if id(model) not in weight:
+            weight[id(model)] = [capture(lambda x: torch.tanh(x @ model.m[0].weight)),
+                                 capture(lambda x: torch.relu(x @ model.m[0].weight.t()))]  # fmt: skip
+        one, two = weight[id(model)]
+        model.zero_grad()
+        y = two(one(inputs(number)))
+        y.square().mean().backward()
+        return [y]
+
+    mine, theirs = twins(lambda: Wrapped(nn.Linear(6, 6, bias=False)))
+    both(step, mine, theirs)
+    assert recordings(weight[id(mine)][0]).replays >= 3
+
+
+def test_hooks_on_parameters_and_tensors_run_every_time() -> None:
+    mine, theirs = captured_twins(Block)
+    counts = {id(mine): 0, id(theirs): 0}
+    for model in (mine, theirs):
+
+        def hook(grad: Tensor, key: int = id(model)) -> Tensor:
+            counts[key] += 1
+            return grad * (1 + counts[key] % 100 / 8)
+
+        def after(p: Tensor, key: int = id(model)) -> None:
+            counts[key] += 100
+
+        model.m[0].a.weight.register_hook(hook)
+        model.m[0].b.weight.register_post_accumulate_grad_hook(after)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        x = inputs(number).requires_grad_()
+        x.register_hook(lambda grad: grad + 1)
+        y: Tensor = model.m[0](x)
+        y.register_hook(lambda grad: grad * 2)
+        y.square().mean().backward()
+        assert x.grad is not None
+        return x.grad
+
+    both(step, mine, theirs)
+    replayed(mine)
+    assert counts[id(mine)] == counts[id(theirs)] == STEPS * 101
+
+
+def test_hooks_do_not_run_where_no_gradient_comes() -> None:
+    mine, theirs = captured_twins(Several)
+    counts = {id(mine): 0, id(theirs): 0}
+    for model in (mine, theirs):
+
+        def hook(grad: Tensor, key: int = id(model)) -> Tensor:
+            counts[key] += 1
+            return grad * 2
+
+        model.m[0].a.weight.register_hook(hook)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        out = model.m[0](inputs(number))
+        loss: Tensor = out["one" if number % 3 == 0 else "more"][0].sum()
+        loss.backward()
+        return loss
+
+    both(step, mine, theirs, 12)
+    replayed(mine)
+    assert counts[id(mine)] == counts[id(theirs)]
+
+
+def test_outputs_written_in_place() -> None:
+    mine, theirs = captured_twins(lambda: nn.Linear(6, 6))
+
+    def step(model: Any, number: int) -> list[Tensor]:
+        model.zero_grad()
+        y = model.m[0](inputs(number))
+        y.relu_()
+        y[0].mul_(3)
+        z = y.clone()
+        z.square().mean().backward()
+        return [y, z]
+
+    both(step, mine, theirs)
+    replayed(mine)
+
+
+def test_frozen_and_unfrozen_parameters() -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        model.m[0].a.requires_grad_(number % 12 < 4 or number % 12 >= 8)
+        model.m[0].b.bias.requires_grad_(number % 12 < 6)
+        y: Tensor = model.m[0](inputs(number))
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs, 24)
+    replayed(mine)
+
+
+def test_all_parameters_frozen() -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.requires_grad_(number % 8 >= 4)
+        y: Tensor = model.m[0](inputs(number))
+        assert y.requires_grad == (number % 8 >= 4)
+        if y.requires_grad:
+            y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs, 24)
+    replayed(mine)
+
+
+def test_replaced_parameters() -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        if number % 4 == 3:
+            torch.manual_seed(number)
+            model.m[0].b.weight = nn.Parameter(torch.randn(6, 6, device=DEVICE))
+        if number % 4 == 1:
+            model.m[0].a.weight.data = model.m[0].a.weight.data.clone()
+        y: Tensor = model.m[0](inputs(number))
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs, 20)
+    replayed(mine)
+
+
+def test_closure_weights_that_are_no_parameters() -> None:
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        w = torch.randn(6, 6, device=DEVICE, requires_grad=True)
+        f = capture(lambda x, w=w: torch.tanh(x @ w)) if enabled else lambda x, w=w: torch.tanh(x @ w)
+        g = capture(lambda x: torch.tanh(x @ w)) if enabled else lambda x: torch.tanh(x @ w)  # noqa: B023
+        log = []
+        for number in range(STEPS):
+            for one in (f, g):
+                w.grad = None
+                y = one(inputs(number))
+                y.square().sum().backward()
+                log += [bits(y), bits(w.grad)]
+                with torch.no_grad():
+                    w -= 0.1 * w.grad
+        found.append(log)
+    assert found[0] == found[1]
+    assert recordings(g).replays >= STEPS
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])
+def test_autocast(outside: bool) -> None:
+    class Cast(Block):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=not outside or torch.is_autocast_enabled()):
+                return super().forward(x)
+
+    mine, theirs = captured_twins(Cast)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=outside and number % 3 != 1):
+            y: Tensor = model.m[0](inputs(number))
+        y.float().square().mean().backward()
+        return y.float()
+
+    both(step, mine, theirs, 16)
+    replayed(mine)
+
+
+def test_eval_and_no_grad_calls_in_between() -> None:
+    mine, theirs = captured_twins(lambda: Block(drop=0.3))
+
+    def step(model: Any, number: int) -> list[Tensor]:
+        model.zero_grad()
+        y = model.m[0](inputs(number))
+        with torch.no_grad():
+            z = model.m[0](inputs(number + 100))
+        y.square().mean().backward()
+        model.eval()
+        u = model.m[0](inputs(number))
+        with torch.inference_mode():
+            v = model.m[0](inputs(number)).clone()
+        model.train()
+        return [y, z, u, v]
+
+    both(step, mine, theirs, 12)
+    replayed(mine, 20)
+
+
+def test_dropout() -> None:
+    mine, theirs = captured_twins(lambda: Block(drop=0.5), lambda: Block(drop=0.5))
+
+    def step(model: Any, number: int) -> list[Tensor]:
+        model.zero_grad()
+        first = model.m[0](inputs(number))
+        second = model.m[1](inputs(number))
+        second.sum().backward()
+        first.sum().backward()
+        return [first, second, torch.rand(3, device=DEVICE)]
+
+    both(step, mine, theirs)
+    replayed(mine, 8)
+
+
+def test_batch_norm() -> None:
+    mine, theirs = captured_twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True)))
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        y: Tensor = model.m[0](inputs(number))
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs)
+    replayed(mine)
+
+
+def test_convolutions_and_embeddings() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.conv = nn.Embedding(10, 4), nn.Conv1d(4, 4, 3, padding=1)
+
+        @override
+        def forward(self, ids: Tensor) -> Tensor:
+            y: Tensor = F.max_pool1d(F.gelu(self.conv(self.table(ids).transpose(1, 2))), 2)
+            return y
+
+    mine, theirs = captured_twins(Net)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        ids = torch.randint(0, 10, (2, 6), generator=torch.Generator().manual_seed(number), device="cpu").to(DEVICE)
+        y: Tensor = model.m[0](ids)
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs)
+    replayed(mine)
+
+
+def test_a_custom_function_inside() -> None:
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        @override
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * x * x
+
+        @staticmethod
+        @override
+        def backward(ctx: Any, grad: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return 3 * x * x * grad
+
+    class Net(Block):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = Cube.apply(super().forward(x))  # type: ignore[no-untyped-call]
+            return y
+
+    mine, theirs = captured_twins(Net)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        y: Tensor = model.m[0](inputs(number))
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs)
+    replayed(mine)
+
+
+def test_gradients_computed_inside() -> None:
+    """As for forces of a potential: a gradient is part of the result, and is differentiated again outside."""
+
+    class Forces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(6, 1)
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            energy = torch.tanh(self.net(x)).sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+            return force
+
+    mine, theirs = captured_twins(Forces)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        force: Tensor = model.m[0](inputs(number).requires_grad_())
+        force.square().sum().backward()
+        return force
+
+    both(step, mine, theirs)
+    replayed(mine)
+
+
+def test_views_of_arguments_and_one_argument_twice() -> None:
+    class Net(nn.Module):
+        @override
+        def forward(self, x: Tensor, y: Tensor, scale: float = 2.0) -> Tensor:
+            return (x.t() @ y[:, 1:]) * x.reshape(-1)[3] * scale
+
+    mine, theirs = captured_twins(Net)
+
+    def step(model: Any, number: int) -> list[Any]:
+        x, y, z = (inputs(number + 50 * i).requires_grad_() for i in range(3))
+        out = [model.m[0](x, y), model.m[0](z, z, scale=3.0)]
+        (out[0].sum() + out[1].square().sum()).backward()
+        return [*out, x.grad, y.grad, z.grad]
+
+    both(step, mine, theirs, 14)
+    replayed(mine)
+
+
+def test_exceptions_in_the_body() -> None:
+    class Net(Block):
+        fails = False
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            if self.fails:
+                raise ValueError("on purpose")
+            return y
+
+    mine, theirs = captured_twins(Net)
+
+    def step(model: Any, number: int) -> list[Tensor]:
+        model.zero_grad()
+        model.m[0].fails = number % 3 == 1
+        try:
+            y = model.m[0](inputs(number))
+        except ValueError:
+            return []
+        y.sum().backward()
+        return [y]
+
+    both(step, mine, theirs, 16)
+    replayed(mine)
+
+
+def test_an_exception_in_the_recording_of_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = captured_twins(Block)
+    from capture import _record
+
+    original = _record._run
+
+    def run(captured: Any, entry: Any, call: Any, tree: Any, staged: Any, expected: Any, *, undo: bool) -> Any:
+        recorded = original(captured, entry, call, tree, staged, expected, undo=undo)
+        if "gradient_0" in captured.annotation.parameters:
+            from attrs import evolve
+
+            recorded.recording.release()
+            return evolve(recorded, recording=None, failure="on purpose")
+        return recorded
+
+    monkeypatch.setattr(_record, "_run", run)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        y: Tensor = model.m[0](inputs(number))
+        y.square().mean().backward()
+        return y
+
+    with pytest.warns(CaptureWarning, match="CG904"):
+        both(step, mine, theirs)
+    replayed(mine)
+
+
+def test_reset_and_release_with_a_backward_to_come() -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        y: Tensor = model.m[0](inputs(number))
+        if model is mine and number in (5, 6):
+            (release if number == 5 else reset)(model.m[0])
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs, 16)
+    replayed(mine)
+
+
+def test_what_is_said_about_a_region() -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> Tensor:
+        y: Tensor = model.m[0](inputs(number))
+        y.square().mean().backward()
+        return y
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CaptureWarning)
+        both(step, mine, theirs)
+    found = recordings(mine.m[0])
+    assert found.recordings == 2
+    assert found.eager_calls == 0
+    assert found.replays >= 2 * (STEPS - 4)
+    assert any(one.code == "CG501" for one in found.findings)
+    assert [plan.outcome for plan in plans(mine.m[0])] == ["record", "record"]
+    assert explain(mine.m[0])(inputs(0)).outcome == "record"
+    reset(mine.m[0])
+    assert recordings(mine.m[0]).recordings == 0
+    both(step, mine, theirs)
+    assert recordings(mine.m[0]).recordings == 2
+
+
+def test_warmup_of_a_region() -> None:
+    mine, theirs = captured_twins(lambda: Block(drop=0.2))
+    state = [bits(p) for p in mine.parameters()]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    warmup(mine.m[0])(inputs(0))
+    assert torch.equal(before, torch.get_rng_state())
+    assert [bits(p) for p in mine.parameters()] == state
+    assert recordings(mine.m[0]).recordings == 1
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        y: Tensor = model.m[0](inputs(number))
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs)
+    assert recordings(mine.m[0]).replays >= STEPS + 3
+
+
+def test_plans_on_disk(tmp_path: Any) -> None:
+    with config.patch(cache=True, cache_dir=tmp_path):
+        for _ in range(2):
+            mine, theirs = captured_twins(Block)
+
+            def step(model: Any, number: int) -> Tensor:
+                model.zero_grad()
+                y: Tensor = model.m[0](inputs(number).requires_grad_(number % 2 == 0))
+                y.square().mean().backward()
+                return y
+
+            both(step, mine, theirs, 12)
+            replayed(mine)
+    assert recordings(mine.m[0]).plans_loaded >= 1
+
+
+def test_recording_without_a_watched_run() -> None:
+    with config.patch(skip_warmup=True):
+        mine, theirs = captured_twins(Block)
+
+        def step(model: Any, number: int) -> Any:
+            model.zero_grad()
+            x = inputs(number).requires_grad_(number % 2 == 0)
+            model.m[0](x).square().mean().backward()
+            return [x.grad]
+
+        both(step, mine, theirs, 12)
+        replayed(mine)
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+def test_verified_regions(verify: str) -> None:
+    mine, theirs = captured_twins(lambda: Block(drop=0.2), verify=verify)
+
+    def step(model: Any, number: int) -> Any:
+        model.zero_grad()
+        y = model.m[0](inputs(number))
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs, 10)
+    assert recordings(mine.m[0]).verifications >= 2
+
+
+@pytest.mark.parametrize("outputs", ["borrow", "clone"])
+def test_other_policies_for_outputs(outputs: str) -> None:
+    mine, theirs = captured_twins(Block, outputs=outputs)
+
+    def step(model: Any, number: int) -> Any:
+        mark_step_begin()
+        model.zero_grad()
+        y = model.m[0](inputs(number))
+        loss = y.square().mean()
+        mark_step_begin()
+        model.m[0](inputs(number + 1))
+        loss.backward()
+        return [loss]
+
+    both(step, mine, theirs, 10)
+    replayed(mine)
+
+
+def test_poisoned_memory() -> None:
+    with config.patch(poison=True):
+        mine, theirs = captured_twins(lambda: Block(drop=0.2), Block)
+
+        def step(model: Any, number: int) -> Any:
+            model.zero_grad()
+            losses = [model.m[1](model.m[0](inputs(number + i))).square().mean() for i in range(2)]
+            losses[1].backward()
+            losses[0].backward()
+            return losses
+
+        both(step, mine, theirs, 10)
+        replayed(mine)
+
+
+def test_a_backward_in_another_thread() -> None:
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        y: Tensor = model.m[0](inputs(number))
+        loss = y.square().mean()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+        return y
+
+    both(step, mine, theirs)
+    replayed(mine)
+
+
+def test_a_region_inside_a_captured_step() -> None:
+    mine, theirs = captured_twins(Block)
+    steps: dict[int, Any] = {}
+
+    def step(model: Any, number: int) -> Any:
+        def body(x: Tensor) -> Tensor:
+            model.zero_grad()
+            loss = model.m[0](x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        run = steps.setdefault(id(model), capture(body))
+        if number % 4 == 0:
+            model.zero_grad()
+            model.m[0](inputs(number)).sum().backward()
+        return run(inputs(number))
+
+    both(step, mine, theirs, 12)
+    assert recordings(steps[id(mine)]).replays
+
+
+def test_a_step_whose_loss_is_not_detached() -> None:
+    mine, theirs = twins(lambda: Wrapped(Block()))
+
+    def body(model: Any, x: Tensor) -> Tensor:
+        model.zero_grad()
+        loss: Tensor = model.m[0](x).square().mean()
+        loss.backward()
+        return loss
+
+    run = capture(body)
+    with pytest.warns(CaptureWarning, match="CG501"):
+        both(lambda model, number: run(model, inputs(number)), mine, theirs)
+
+
+EAGER: dict[str, Callable[[Any, Tensor], Any]] = {
+    "an input": lambda m, x: (x, m(x)),
+    "a view of an input": lambda m, x: (x.t(), m(x)),
+    "a weight": lambda m, x: (m.b.weight, m(x)),
+    "outputs that share memory": lambda m, x: m(x).chunk(2),
+    "a hook inside": lambda m, x: _hooked(m(x)) * 2,
+    "retain_grad inside": lambda m, x: _retained(m(x)) * 2,
+    "a checkpoint": lambda m, x: checkpoint(m, x, use_reentrant=False),
+    "a reentrant checkpoint": lambda m, x: checkpoint(m, x, use_reentrant=True),
+}
+
+
+def _hooked(y: Tensor) -> Tensor:
+    y.register_hook(lambda grad: grad * 3)
+    return y
+
+
+def _retained(y: Tensor) -> Tensor:
+    y.retain_grad()
+    return y
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_what_cannot_be_cut_off_runs_eagerly(name: str) -> None:
+    mine, theirs = twins(lambda: Wrapped(Block(drop=0.2)))
+    run = capture(lambda model, x: EAGER[name](model.m[0], x))
+
+    def step(model: Any, number: int) -> list[Any]:
+        model.zero_grad()
+        x = inputs(number).requires_grad_()
+        out = run(model, x)
+        out = out if isinstance(out, tuple) else (out,)
+        sum(one.square().sum() for one in out).backward()
+        return [*out, x.grad]
+
+    with pytest.warns(CaptureWarning, match="CG501"):
+        both(step, mine, theirs)
+    assert recordings(run).replays == 0
+
+
+def test_an_argument_that_needs_gradients_and_is_written() -> None:
+    run = capture(lambda x: x.mul_(2).tanh())
+
+    def step(f: Callable[[Tensor], Tensor], number: int) -> list[Any]:
+        leaf = inputs(number).requires_grad_()
+        x = leaf * 1
+        y = f(x)
+        (y.sum() + x.sum()).backward()
+        return [bits(y), bits(x), bits(leaf.grad)]
+
+    with pytest.warns(CaptureWarning, match="CG501.*x is written"):
+        assert all(step(lambda x: x.mul_(2).tanh(), number) == step(run, number) for number in range(5))
+    assert recordings(run).replays == 0
+
+
+def test_state_left_with_a_graph() -> None:
+    class Net(Block):
+        last: Any = None
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = super().forward(x)
+            return self.last * 2  # type: ignore[no-any-return]
+
+    mine, theirs = captured_twins(Net)
+
+    def step(model: Any, number: int) -> Any:
+        model.zero_grad()
+        y = model.m[0](inputs(number))
+        (y.sum() + model.m[0].last.square().sum()).backward()
+        return [y]
+
+    with pytest.warns(CaptureWarning, match="CG501"):
+        both(step, mine, theirs)
+
+
+def test_a_closure_tensor_with_a_graph_of_its_own() -> None:
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        base = torch.randn(6, 6, device=DEVICE, requires_grad=True)
+        held: dict[str, Any] = {}
+        log = []
+
+        def body(x: Tensor) -> Tensor:
+            return torch.tanh(x @ held["w"])  # noqa: B023
+
+        f = capture(body) if enabled else body
+        for number in range(12):
+            base.grad = None
+            held["w"] = base * number if number not in (3, 7) else base.detach().requires_grad_()
+            f(inputs(number)).sum().backward()
+            log += [bits(base.grad), bits(held["w"].grad) if number in (3, 7) else None]
+        found.append(log)
+    assert found[0] == found[1]
+    assert recordings(f).replays >= 8
+
+
+def test_gradients_of_gradients_are_an_error_that_names_the_fix() -> None:
+    mine, _ = captured_twins(Block)
+    for number in range(STEPS):
+        x = inputs(number).requires_grad_()
+        if number < 4:
+            mine.m[0](x).sum().backward()
+            continue
+        with pytest.raises(CaptureError, match="enabled=False"):
+            torch.autograd.grad(mine.m[0](x).sum(), x, create_graph=True)
+
+
+def test_regions_die_with_their_modules() -> None:
+    def run() -> list[Any]:
+        import weakref
+
+        mine, _ = captured_twins(Block)
+        for number in range(6):
+            mine.m[0](inputs(number)).sum().backward()
+        replayed(mine)
+        return [weakref.ref(mine.m[0].a.weight), weakref.ref(mine.m[0])]
+
+    references = run()
+    gc.collect()
+    for tree in _tree.trees_here().values():
+        tree.sweep()
+    gc.collect()
+    assert [one() for one in references] == [None, None]
+
+
+@pytest.mark.skipif(not MOVES_HELD, reason="held outputs cannot be moved out of the pool")
+def test_nothing_is_kept_after_a_step() -> None:
+    """What autograd saved dies with the backward pass, as in eager."""
+    mine, _ = captured_twins(Block)
+    for number in range(8):
+        mine.m[0](inputs(number)).sum().backward()
+        mine.zero_grad()
+    tree = next(iter(_tree.trees_here().values()))
+    assert not tree.live_blocks()
