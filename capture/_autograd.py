@@ -181,7 +181,7 @@ class Frame:
 
 
 class _Gradients(torch.autograd.Function):
-    """The node in the caller's graph. What it saves is what eager saves, so that autograd itself frees and checks it."""
+    """The node in the caller's graph. It saves what eager saves, so that autograd itself frees and checks it."""
 
     @staticmethod
     @override

@@ -58,7 +58,8 @@ class Call:
         return found
 
     def substitute(self, replacements: dict[int, Leaf], values: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
-        """These values, or the caller's own, with leaves replaced by position; containers are rebuilt only where a member changed."""
+        """These values, or the caller's own, with leaves replaced by position; a container none of whose
+        members changed is kept."""
         position = iter(range(len(self.leaves)))
 
         def replace(leaf: Any) -> Any:

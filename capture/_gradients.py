@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from capture._facts import GradientObstacle, GradientUse
 from capture._notes import External
@@ -44,7 +45,8 @@ def obstacles(
     found = [*_outputs(outputs), *_effects(effects), *_externals(watched, arguments)]
     notes = watched.watch.notes
     found += [GradientObstacle(path=None, reason=f"the body uses {name}", where=at) for name, at in notes.hooks]
-    if any(node.name() == _RECOMPUTES for node in _nodes(watched, outputs)):
+    found += _partly_reached(watched, outputs)
+    if _recomputes(watched, outputs):
         found.append(GradientObstacle(path=None, reason="the body is recomputed in the backward pass"))
     return found
 
@@ -84,22 +86,55 @@ def _externals(watched: Watched, arguments: Arguments) -> Iterator[GradientObsta
             yield GradientObstacle(path=path, reason=reason, where=external.mutation.where)
 
 
-def _nodes(watched: Watched, outputs: Sequence[KeptLeaf]) -> Iterator[Any]:
-    """Nodes of the graph that the body made: up to those that its inputs came with."""
+def _partly_reached(watched: Watched, outputs: Sequence[KeptLeaf]) -> Iterator[GradientObstacle]:
+    """Where only some results are used, the one node of the caller's graph tells inputs that eager would not reach that
+    there is no gradient for them. Hooks and functions of users may not expect that."""
+    tensors = [
+        leaf.value for leaf in outputs if isinstance(leaf.value, torch.Tensor) and leaf.value.grad_fn is not None
+    ]
+    known = _known(watched)
+    reached = [{id(tensor): tensor for tensor, _ in ends_of([one.grad_fn], known)} for one in tensors]
+    everywhere = set.intersection(*[set(one) for one in reached]) if reached else set()
+    for one in reached:
+        for key, tensor in one.items():
+            users = isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
+            if key not in everywhere and (tensor._backward_hooks or users):
+                reason = "not every result depends on an input with hooks, or with a backward function of its own"
+                yield GradientObstacle(path=None, reason=reason)
+                return
+
+
+def _known(watched: Watched) -> dict[tuple[Any, int], torch.Tensor]:
+    """Inputs of the body that came with a graph, by their place in it."""
     inputs = [leaf for _, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
     inputs += [one.tensor for one in watched.watch.notes.externals.values()]
-    yield from nodes_of(
-        [leaf.value for leaf in outputs if isinstance(leaf.value, torch.Tensor)],
-        {tensor.grad_fn for tensor in inputs if tensor.grad_fn is not None},
-    )
+    return {(tensor.grad_fn, tensor.output_nr): tensor for tensor in inputs if tensor.grad_fn is not None}
 
 
-def nodes_of(tensors: Sequence[torch.Tensor], stops: set[Any]) -> Iterator[Any]:
-    """All nodes above some tensors, ``stops`` and what is above them left out."""
-    stack, seen = [tensor.grad_fn for tensor in tensors], set(stops)
+def ends_of(above: list[Any], known: dict[tuple[Any, int], torch.Tensor]) -> list[tuple[torch.Tensor, GradientEdge]]:
+    """Where a graph ends: at leaves, and at ``known`` tensors of Python state that come with a graph of their own."""
+    stack, seen, found = [*above], set(above), {}
+    while stack:
+        for node, number in stack.pop().next_functions:
+            if (node, number) in known:
+                found[node, number] = known[node, number]
+            elif node is not None and node not in seen:
+                seen.add(node)
+                if hasattr(node, "variable"):
+                    found[node, 0] = node.variable
+                else:
+                    stack.append(node)
+    return [(tensor, GradientEdge(node, number)) for (node, number), tensor in found.items()]
+
+
+def _recomputes(watched: Watched, outputs: Sequence[KeptLeaf]) -> bool:
+    stack = [leaf.value.grad_fn for leaf in outputs if isinstance(leaf.value, torch.Tensor)]
+    seen = {node for node, _ in _known(watched)}
     while stack:
         node = stack.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            yield node
+            if node.name() == _RECOMPUTES:
+                return True
             stack.extend(above for above, _ in node.next_functions)
+    return False

@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from capture import _containers
 from capture._call import Call
+from capture._gradients import ends_of
 from capture._observe import result_leaves
 from capture._outputs import Alias
 from capture._state import Snapshot
@@ -173,7 +174,7 @@ class Saver:
         program.outputs = tuple(GradientEdge(leaf.grad_fn, leaf.output_nr) for leaf in attached)  # type: ignore[arg-type]
         owned = [tensor for owners in self._before.tensors.values() for _, tensor in owners]
         known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in owned if tensor.grad_fn is not None}
-        ends = _ends([leaf.grad_fn for leaf in attached], known)
+        ends = ends_of([leaf.grad_fn for leaf in attached], known)
         aliases = {id(alias): position for position, alias in reversed(self._aliases.items())}
         wanted = sorted(
             ((aliases[id(tensor)], edge) for tensor, edge in ends if id(tensor) in aliases), key=lambda one: one[0]
@@ -216,22 +217,6 @@ class Saver:
         for index, (owner, members) in enumerate(held.values(), count + len(given)):
             _point(members, index, owner)
         return saved
-
-
-def _ends(above: list[Any], known: dict[tuple[Any, int], torch.Tensor]) -> list[tuple[torch.Tensor, GradientEdge]]:
-    """Where a graph ends: at leaves, and at ``known`` tensors of Python state that come with a graph of their own."""
-    stack, seen, found = [*above], set(above), {}
-    while stack:
-        for node, number in stack.pop().next_functions:
-            if (node, number) in known:
-                found[node, number] = known[node, number]
-            elif node is not None and node not in seen:
-                seen.add(node)
-                if hasattr(node, "variable"):
-                    found[node, 0] = node.variable
-                else:
-                    stack.append(node)
-    return [(tensor, GradientEdge(node, number)) for (node, number), tensor in found.items()]
 
 
 def _point(members: Sequence[tuple[Note, torch.Tensor]], index: int, base: torch.Tensor) -> None:

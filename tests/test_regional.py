@@ -65,7 +65,8 @@ class Block(nn.Module):
         return y
 
 
-Program = Callable[[Any, Any], Any]
+Program = Callable[[Any, int], Any]
+"""Of a model and a number that all randomness is made of."""
 
 
 def twins(make: Callable[[], Any]) -> tuple[Any, Any]:
@@ -75,7 +76,7 @@ def twins(make: Callable[[], Any]) -> tuple[Any, Any]:
     return one, copy.deepcopy(one)
 
 
-def both(program: Callable[[Any, Callable[[Any], Any]], Any], mine: Any, theirs: Any, steps: int = STEPS) -> None:
+def both(program: Program, mine: Any, theirs: Any, steps: int = STEPS) -> None:
     """Run ``program(model, number)`` with each twin, step by step from the same seeds, and compare all it gives, all
     parameters and their gradients."""
     for number in range(steps):
@@ -443,8 +444,8 @@ def test_hooks_do_not_run_where_no_gradient_comes() -> None:
         loss.backward()
         return loss
 
-    both(step, mine, theirs, 12)
-    replayed(mine)
+    with pytest.warns(CaptureWarning, match="CG501.*not every result"):
+        both(step, mine, theirs, 12)
     assert counts[id(mine)] == counts[id(theirs)]
 
 
@@ -454,7 +455,7 @@ def test_outputs_written_in_place() -> None:
     def step(model: Any, number: int) -> list[Tensor]:
         model.zero_grad()
         y = model.m[0](inputs(number))
-        y.relu_()
+        y.add_(1)
         y[0].mul_(3)
         z = y.clone()
         z.square().mean().backward()

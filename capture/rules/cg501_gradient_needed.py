@@ -1,9 +1,9 @@
 """What the function leaves behind needs gradients.
 
 ## What it does
-Finds results, attributes and written tensors that carry an autograd graph when the body is over. Where results alone do,
-forward and backward are recorded apart, and this is a remark; else the function runs eagerly. A backward pass inside
-the body that leaves no graph is recorded as part of it.
+Finds results, attributes and written tensors that carry an autograd graph when the body is over. Where results alone
+do, forward and backward are recorded apart, and this is a remark; else the function runs eagerly. A backward pass
+inside the body that leaves no graph is recorded as part of it.
 
 ## Why it matters
 The backward pass outside needs tensors that the forward pass inside saved. They are handed out beside the results and
@@ -36,8 +36,10 @@ A step moved into the function as a whole computes what it computed before.
 `torch.no_grad()` is safe for inference; under it no gradient reaches the parameters.
 
 ## Known gaps
-One finding stands for all operators of the call; the first is named. Gradients of gradients through a captured function
-raise an error. Where a tensor is used both inside and outside of the function, its gradients are added in another order.
+One finding stands for all operators of the call; the first is named. Gradients of gradients through a captured
+function raise an error. Where a tensor is used several times inside and again outside of the function, its gradients
+are added in another order, which may differ from eager in the last bit. A parameter's hooks run as in eager, but after
+all gradients of the function were computed.
 """
 
 from __future__ import annotations
