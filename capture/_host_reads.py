@@ -61,7 +61,7 @@ def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
     saved = {name: torch.Tensor.__dict__.get(name) for name in (*_HOOKS, "grad_fn")}
     for name in _HOOKS:
         setattr(torch.Tensor, name, _wrapper(name, getattr(torch.Tensor, name), note, lambda _: None, thread))
-    torch.Tensor.grad_fn = property(read_grad_fn)  # type: ignore[assignment, method-assign]
+    torch.Tensor.grad_fn = property(read_grad_fn)  # type: ignore[assignment]
     enter = saved_tensors_hooks.__enter__
 
     def use_hooks(hooks: saved_tensors_hooks) -> None:
@@ -69,11 +69,12 @@ def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
             note("hooks on saved tensors, as a checkpoint does")
         enter(hooks)
 
-    saved_tensors_hooks.__enter__ = use_hooks
+    hooking: Any = saved_tensors_hooks
+    hooking.__enter__ = use_hooks
     try:
         yield
     finally:
-        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+        hooking.__enter__ = enter
         for name, original in saved.items():
             if original is None:
                 delattr(torch.Tensor, name)

@@ -528,7 +528,7 @@ def test_closure_weights_that_are_no_parameters() -> None:
                 y.square().sum().backward()
                 log += [bits(y), bits(w.grad)]
                 with torch.no_grad():
-                    w -= 0.1 * w.grad
+                    w.sub_(torch.as_tensor(w.grad), alpha=0.1)
         found.append(log)
     assert found[0] == found[1]
     assert recordings(g).replays >= STEPS
@@ -741,6 +741,7 @@ def test_an_exception_in_the_recording_of_a_backward(monkeypatch: pytest.MonkeyP
         if "gradient_0" in captured.annotation.parameters:
             from attrs import evolve
 
+            assert recorded.recording is not None
             recorded.recording.release()
             return evolve(recorded, recording=None, failure="on purpose")
         return recorded
@@ -917,7 +918,7 @@ def test_a_region_inside_a_captured_step() -> None:
     def step(model: Any, number: int) -> Any:
         def body(x: Tensor) -> Tensor:
             model.zero_grad()
-            loss = model.m[0](x).square().mean()
+            loss: Tensor = model.m[0](x).square().mean()
             loss.backward()
             return loss.detach()
 
