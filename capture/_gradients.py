@@ -28,7 +28,7 @@ def uses(watched: Watched, arguments: Arguments, kept: Sequence[KeptLeaf]) -> li
     """Who asks for gradients; empty if nothing that is left has an autograd graph."""
     left = [leaf.value for leaf in kept if isinstance(leaf.value, torch.Tensor)]
     left += [one.tensor for one in watched.watch.notes.externals.values() if one.mutation is not None]
-    if not any(tensor.grad_fn is not None for tensor in left):
+    if not any(refuses(tensor) or tensor.grad_fn is not None for tensor in left):
         return []
     found = []
     for (storage, _), use in watched.watch.notes.gradients.items():
@@ -38,10 +38,22 @@ def uses(watched: Watched, arguments: Arguments, kept: Sequence[KeptLeaf]) -> li
     return found or [GradientUse(path=None, op="output requires grad")]
 
 
+def refuses(tensor: torch.Tensor) -> bool:
+    """A view made without gradients, whose base was written with them: autograd refuses to look at its graph."""
+    try:
+        _ = tensor.grad_fn
+    except RuntimeError:
+        return True
+    return False
+
+
 def obstacles(
     watched: Watched, arguments: Arguments, outputs: Sequence[KeptLeaf], effects: Sequence[KeptEffect]
 ) -> list[GradientObstacle]:
     """Why forward and backward cannot be a pair of recordings; empty if they can."""
+    tensors = [leaf.value for leaf in outputs] + [one.tensor for one in watched.watch.notes.externals.values()]
+    if any(isinstance(one, torch.Tensor) and refuses(one) for one in tensors):
+        return [GradientObstacle(path=None, reason="autograd refuses to look at a view that was written")]
     found = [*_outputs(outputs), *_effects(effects), *_externals(watched, arguments)]
     notes = watched.watch.notes
     found += [GradientObstacle(path=None, reason=f"the body uses {name}", where=at) for name, at in notes.hooks]

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from capture import _containers
 from capture._call import Call
-from capture._gradients import ends_of
+from capture._gradients import ends_of, refuses
 from capture._observe import result_leaves
 from capture._outputs import Alias
 from capture._state import Snapshot
@@ -173,7 +173,11 @@ class Saver:
         program = self.program
         program.outputs = tuple(GradientEdge(leaf.grad_fn, leaf.output_nr) for leaf in attached)  # type: ignore[arg-type]
         owned = [tensor for owners in self._before.tensors.values() for _, tensor in owners]
-        known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in owned if tensor.grad_fn is not None}
+        known = {
+            (tensor.grad_fn, tensor.output_nr): tensor
+            for tensor in owned
+            if not refuses(tensor) and tensor.grad_fn is not None
+        }
         ends = ends_of([leaf.grad_fn for leaf in attached], known)
         aliases = {id(alias): position for position, alias in reversed(self._aliases.items())}
         wanted = sorted(

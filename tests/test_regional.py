@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -1082,3 +1083,104 @@ def test_nothing_is_kept_after_a_step() -> None:
         mine.zero_grad()
     tree = next(iter(_tree.trees_here().values()))
     assert not tree.live_blocks()
+
+
+class Play:
+    """A random program over four regions: what a training loop may do, in any order. Draws depend on ``seed`` alone."""
+
+    def __init__(self, model: Any, seed: int) -> None:
+        self.model, self.random = model, random.Random(seed)
+        self.pending: list[tuple[Tensor, list[Tensor]]] = []
+        self.kept: list[tuple[Any, Any]] = []
+        self.values: list[Tensor] = [inputs(seed)]
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+
+    def act(self, number: int) -> list[Any]:
+        """One action; gives what it computed."""
+        choices = ["forward"] * 5 + ["chain"] * 2 + ["backward"] * 5
+        choices += ["drop", "zero", "step", "keep", "grad", "eval", "mark"]
+        action = self.random.choice(choices)
+        result: list[Any] = getattr(self, action)(number)
+        return [*result, *[(bits(one), bits(copied)) for one, copied in self.kept]]
+
+    def block(self) -> Any:
+        return self.random.choice(list(self.model.m))
+
+    def forward(self, number: int) -> list[Any]:
+        x = self.random.choice([inputs(number), self.values[-1].detach(), inputs(number).requires_grad_()])
+        y = self.block()(x)
+        self.values = [*self.values[-3:], y]
+        self.pending.append((y.square().mean(), [x]))
+        return [bits(y)]
+
+    def chain(self, number: int) -> list[Any]:
+        x = inputs(number).requires_grad_(self.random.random() < 0.5)
+        y = x
+        for _ in range(self.random.randint(2, 3)):
+            y = self.block()(y)
+        self.pending.append((y.sum() * 0.1, [x]))
+        return [bits(y)]
+
+    def backward(self, number: int) -> list[Any]:
+        if not self.pending:
+            return []
+        index = self.random.randrange(len(self.pending))
+        loss, leaves = self.pending[index]
+        retain = self.random.random() < 0.3
+        if not retain:
+            del self.pending[index]
+        try:
+            loss.backward(retain_graph=retain)
+        except RuntimeError as error:  # parameters were written since
+            return [type(error).__name__, "modified by an inplace operation" in str(error)]
+        return [bits(loss), *[bits(leaf.grad) for leaf in leaves if leaf.is_leaf]]
+
+    def grad(self, number: int) -> list[Any]:
+        block = self.block()
+        y = block(inputs(number))
+        found = torch.autograd.grad(y.sum(), [block.a.weight, block.b.bias])
+        self.kept = [*self.kept[-3:], *((one, one.clone()) for one in found)]
+        return list(map(bits, found))
+
+    def drop(self, number: int) -> list[Any]:
+        self.pending = self.pending[len(self.pending) // 2 :]
+        return []
+
+    def zero(self, number: int) -> list[Any]:
+        self.model.zero_grad(set_to_none=self.random.random() < 0.5)
+        return []
+
+    def step(self, number: int) -> list[Any]:
+        if self.random.random() < 0.8:
+            self.pending.clear()
+        self.optimizer.step()
+        return []
+
+    def keep(self, number: int) -> list[Any]:
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if grads:
+            one = self.random.choice(grads)
+            self.model.zero_grad()
+            self.kept = [*self.kept[-3:], (one, one.clone())]
+        return []
+
+    def eval(self, number: int) -> list[Any]:
+        with torch.no_grad():
+            return [bits(self.block()(inputs(number)))]
+
+    def mark(self, number: int) -> list[Any]:
+        if self.random.random() < 0.2:
+            mark_step_begin()
+        return []
+
+
+@pytest.mark.parametrize("poison", [False, True], ids=["plain", "poisoned"])
+@pytest.mark.parametrize("seed", range(30))
+def test_random_programs(seed: int, poison: bool) -> None:
+    makers = (Block, lambda: Block(drop=0.2), Block, lambda: Block(drop=0.2))
+    mine, theirs = captured_twins(*makers, outputs=("preserve", "clone")[seed % 5 == 4])
+    plays = {id(model): Play(model, seed) for model in (mine, theirs)}
+    with config.patch(poison=poison), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)  # CG901: more places in the tree than recordings
+        both(lambda model, number: (plays[id(model)].act(number),), mine, theirs, 80)
+    replayed(mine, 0)
