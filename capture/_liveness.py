@@ -98,8 +98,8 @@ def _holders(parameter: torch.Tensor) -> tuple[int, int]:
 
 def _probe_holders() -> tuple[int, int]:
     with torch.inference_mode(False):
-        parameter = torch.zeros(1, requires_grad=True)
-        parameter.grad = torch.zeros(1).data
+        parameter = torch.zeros(1, requires_grad=True, device="cpu")
+        parameter.grad = torch.zeros(1, device="cpu").data
     return _holders(parameter)
 
 

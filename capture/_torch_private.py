@@ -42,7 +42,7 @@ class Capabilities:
 
 
 def _probe_storage_weakref() -> bool:
-    tensor = torch.empty(4)
+    tensor = torch.empty(4, device="cpu")
     reference = weakref.ref(tensor.untyped_storage())
     view = tensor[1:]
     del tensor
@@ -79,7 +79,7 @@ count_holders: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", _n
 
 
 def _probe_storage_counts() -> bool:
-    first = torch.empty(4)
+    first = torch.empty(4, device="cpu")
     storage = first.untyped_storage()
     alone = count_holders(storage._cdata)
     with torch.no_grad():  # a view made with gradients on holds its base as well

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -278,3 +280,16 @@ def test_outputs_that_left_the_pool_are_their_holders_alone(end: str) -> None:
     del held
     gc.collect()
     assert [one() for one in alive] == [None, None]
+
+
+def test_probes_of_torch_do_not_depend_on_the_default_device() -> None:
+    """A program may import the library when it has chosen one; the probes must not start up a GPU either."""
+    found = set()
+    for device in ("cpu", "meta"):
+        code = (
+            f"import torch\nwith torch.device({device!r}):\n    from capture import _torch_private\n"
+            "print(_torch_private.CAPABILITIES)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        found.add(done.stdout.strip())
+    assert len(found) == 1, found
