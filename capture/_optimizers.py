@@ -23,12 +23,15 @@ class Optimizers:
 
     def __init__(self) -> None:
         self._found: list[weakref.ref[torch.optim.Optimizer]] = []
+        self.has_looked = False
+        """Python state was searched for them."""
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def note(self, state: Snapshot) -> None:
         """Look for more of them in what a body can reach."""
+        self.has_looked = True
         for _, value in state.entered:
             if isinstance(value, torch.optim.Optimizer):
                 self._add(value)

@@ -132,7 +132,7 @@ class Captured(Remarks):
 
     def _entry_for(self, values: tuple[Any, ...], modes: Ambient) -> tuple[Entry, list[Leaf]]:
         leaves: list[Leaf] = []
-        if not self.families:
+        if not self.optimizers.has_looked:  # once, also where no call ever gets a key
             self.optimizers.note(_state.snapshot(self.call(values, leaves).roots()))
         rest = () if self.stateless else self.rest(values)
         key = (modes, tuple([key_of(value, leaves) for value in values]), *rest)
@@ -281,7 +281,7 @@ class Captured(Remarks):
             tree.begin_call(self, self.annotation.max_recordings, entry.number)
             if tree.warm:
                 return self._warm_up(self.call(values, leaves), tree)
-        pattern = tree.pattern(leaves) if tree.path else (None,) * len(leaves)
+        pattern = tree.pattern(leaves)
         for node in tree.current.children.get((entry.number, pattern), ()):
             if not node.dead_before or node.may_run():
                 break
@@ -362,6 +362,7 @@ class Captured(Remarks):
         self.findings.clear()
         self.unsettled.clear()
         self.hopeless = None
+        self.optimizers = Optimizers()
         self.log = Log(self.annotation.function)
 
     def _at_limit(self, tree: Tree) -> bool:
