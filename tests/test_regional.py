@@ -77,6 +77,14 @@ def twins(make: Callable[[], Any]) -> tuple[Any, Any]:
     return one, copy.deepcopy(one)
 
 
+def forward_and_back(model: Any, number: int) -> Tensor:
+    """The first region alone, and its backward pass."""
+    model.zero_grad()
+    y: Tensor = model.m[0](inputs(number))
+    y.square().mean().backward()
+    return y
+
+
 def both(program: Program, mine: Any, theirs: Any, steps: int = STEPS) -> None:
     """Run ``program(model, number)`` with each twin, step by step from the same seeds, and compare all it gives, all
     parameters and their gradients."""
@@ -594,13 +602,7 @@ def test_dropout() -> None:
 def test_batch_norm() -> None:
     mine, theirs = captured_twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True)))
 
-    def step(model: Any, number: int) -> Tensor:
-        model.zero_grad()
-        y: Tensor = model.m[0](inputs(number))
-        y.square().mean().backward()
-        return y
-
-    both(step, mine, theirs)
+    both(forward_and_back, mine, theirs)
     replayed(mine)
 
 
@@ -650,13 +652,7 @@ def test_a_custom_function_inside() -> None:
 
     mine, theirs = captured_twins(Net)
 
-    def step(model: Any, number: int) -> Tensor:
-        model.zero_grad()
-        y: Tensor = model.m[0](inputs(number))
-        y.square().mean().backward()
-        return y
-
-    both(step, mine, theirs)
+    both(forward_and_back, mine, theirs)
     replayed(mine)
 
 
@@ -749,14 +745,8 @@ def test_an_exception_in_the_recording_of_a_backward(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(_record, "_run", run)
 
-    def step(model: Any, number: int) -> Tensor:
-        model.zero_grad()
-        y: Tensor = model.m[0](inputs(number))
-        y.square().mean().backward()
-        return y
-
     with pytest.warns(CaptureWarning, match="CG904"):
-        both(step, mine, theirs)
+        both(forward_and_back, mine, theirs)
     replayed(mine)
 
 
@@ -809,13 +799,7 @@ def test_warmup_of_a_region() -> None:
     assert [bits(p) for p in mine.parameters()] == state
     assert recordings(mine.m[0]).recordings == 1
 
-    def step(model: Any, number: int) -> Tensor:
-        model.zero_grad()
-        y: Tensor = model.m[0](inputs(number))
-        y.square().mean().backward()
-        return y
-
-    both(step, mine, theirs)
+    both(forward_and_back, mine, theirs)
     assert recordings(mine.m[0]).replays >= STEPS + 3
 
 
