@@ -30,6 +30,8 @@ from capture._tree import Tree, at_home, home, tree_for
 if TYPE_CHECKING:
     from capture._runtime import Captured
 
+_DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+
 
 class DoubleBackwardError(CaptureError, RuntimeError):
     """Gradients of gradients were asked for through a captured function."""
@@ -53,10 +55,14 @@ class Region:
         self._captured, self._entry = captured, entry
         tensors = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
         self._wanted = tuple(index for index, leaf in tensors.items() if leaf.requires_grad)
-        self._empty = {index: torch.empty(0, dtype=tensors[index].dtype, device=tensors[index].device)
-                       for index in self._wanted}  # fmt: skip
+        devices = {leaf.device for leaf in tensors.values()} | {torch.device("cpu")}
+        devices |= {torch.device(entry.backend.name)} if entry.backend is not None else set()
+        self._empty = {(dtype, device): torch.empty(0, dtype=dtype, device=device)
+                       for dtype in _DIFFERENTIABLE for device in devices}  # fmt: skip
         self._made: Program | None = None
         """Of the body's run in the present call, if there was one."""
+        self._recorded: dict[Any, Program] = {}
+        """By form, one whose body ran in a recording: autograd runs its nodes on the stream they were made on."""
         self._backwards: dict[Any, _Backward] = {}
         self._retired = False
 
@@ -88,6 +94,7 @@ class Region:
         """A recording was made of the last run."""
         node.program = program = self._made
         assert program is not None
+        self._recorded[program.form] = program
         paths = {id(tensor): path for path, tensor in node.statics.items()}
         program.paths = {id(one): paths[id(one)] for one in (*program.parameters, *program.held) if id(one) in paths}
 
@@ -114,7 +121,10 @@ class Region:
         backward = self._backwards.get(program.form)
         if backward is None:
             backward = self._backwards[program.form] = _Backward(self._captured, program)
-        return backward(program, tensors, grads)
+        recorded = self._recorded.get(program.form)
+        if recorded is None and backward.was_called:
+            return program.gradients(tensors, grads)
+        return backward(recorded or program, tensors, grads)
 
     def entries(self) -> list[Entry]:
         """Of all backward passes."""
@@ -132,7 +142,7 @@ class _Backward:
     """The backward pass of programs of one form, as a captured function of the tensors it takes."""
 
     def __init__(self, forward: Captured, program: Program) -> None:
-        self._program = program
+        self._program, self.was_called = program, False
         names = [f"saved_{index}" for index in range(program.num_saved)]
         names += [f"input_{index}" for index in range(len(program.given))]
         held = [f"held_{index}" for index in range(len(program.held))]
@@ -148,7 +158,7 @@ class _Backward:
         self.captured.keeps_plans = False
 
     def __call__(self, program: Program, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
-        self._program = program
+        self._program, self.was_called = program, True
         found: Sequence[Any] = self.captured(*tensors, *grads)
         return found
 

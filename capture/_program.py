@@ -19,6 +19,7 @@ from capture._call import Call
 from capture._gradients import ends_of, refuses
 from capture._observe import result_leaves
 from capture._outputs import Alias
+from capture._stand_ins import stand_ins
 from capture._state import Snapshot
 from capture.backends import Geometry
 
@@ -142,30 +143,34 @@ class Saver:
         self._call, self._before = call, before
         self._leaves = [leaf for _, leaf in call.paths(values)]
         self._aliases: dict[int, torch.Tensor] = {}
+        self._stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for position in wanted:
             leaf = self._leaves[position]
             same = next((p for p in self._aliases if self._leaves[p] is leaf), None)
             self._aliases[position] = self._aliases[same] if same is not None else leaf.detach().requires_grad_()
         self.program = Program()
 
-    def run(self, values: tuple[Any, ...], empty: dict[int, torch.Tensor]) -> Pair:
-        """``empty``: what the aliases of arguments become afterwards, so that the graph keeps no memory alive."""
+    def run(self, values: tuple[Any, ...], empty: dict[Any, torch.Tensor]) -> Pair:
+        """``empty``: by dtype and device, what aliases become afterwards, so that the graph keeps no memory alive."""
         given = self._call.substitute(self._aliases, values)
         with torch.enable_grad():
             current = self.program.current
-            with saved_tensors_hooks(current.pack, current.find):
+            hooks = saved_tensors_hooks(current.pack, current.find)
+            with hooks, stand_ins(self._before, self._leaves) as self._stand_ins:
                 result = self._call.run_plainly(given)
             attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
             attached = list({id(leaf): leaf for leaf in attached if leaf.requires_grad}.values())
             detached = {id(leaf): leaf.detach() for leaf in attached}
+            ends = [_with_metadata(leaf) for leaf in attached]
         with torch.no_grad():
-            self._note_edges(attached)
+            self._note_edges(ends)
             saved = self._find_saved(list(detached.values()))
         for note in current.notes:
             note.tensor = None
         current.notes.clear()
-        for position, alias in self._aliases.items():
-            alias.data = empty[position]
+        for alias in (*self._aliases.values(), *(alias for alias, _ in self._stand_ins.values())):
+            if (alias.dtype, alias.device) in empty:
+                alias.data = empty[alias.dtype, alias.device]
         result = _replaced(result, detached)
         return Pair(result, tuple(detached.values()), tuple(saved))
 
@@ -183,7 +188,8 @@ class Saver:
         wanted = sorted(
             ((aliases[id(tensor)], edge) for tensor, edge in ends if id(tensor) in aliases), key=lambda one: one[0]
         )
-        others = [(tensor, edge) for tensor, edge in ends if id(tensor) not in aliases]
+        rest = [(tensor, edge) for tensor, edge in ends if id(tensor) not in aliases]
+        others = [(self._stand_ins.get(id(tensor), (tensor, tensor))[1], edge) for tensor, edge in rest]
         program.wanted = tuple(position for position, _ in wanted)
         program.parameters = tuple(tensor for tensor, _ in others)
         program.inputs = tuple(edge for _, edge in (*wanted, *others))
@@ -221,6 +227,12 @@ class Saver:
         for index, (owner, members) in enumerate(held.values(), count + len(given)):
             _point(members, index, owner)
         return saved
+
+
+def _with_metadata(leaf: torch.Tensor) -> torch.Tensor:
+    """Before torch 2.12 gradients cannot be asked for at the node of a user's function, but at a view of its result."""
+    users = isinstance(leaf.grad_fn, torch.autograd.function.BackwardCFunction)
+    return leaf.view_as(leaf) if users else leaf
 
 
 def _point(members: Sequence[tuple[Note, torch.Tensor]], index: int, base: torch.Tensor) -> None:

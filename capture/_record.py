@@ -20,7 +20,7 @@ from capture._call import Call
 from capture._compile import compile_plan
 from capture._describe import Described
 from capture._entry import Entry
-from capture._facts import Facts
+from capture._facts import Drift, Facts, SequenceChange
 from capture._findings import Policy
 from capture._follow import Expected
 from capture._node import Node, Pattern
@@ -148,9 +148,9 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     counters = captured.log.counters
     counters.body_runs += 1
     begin = time.perf_counter()
-    recorded, followed = _run(captured, entry, call, tree, inputs, entry.expected, undo=undo), True
+    recorded, followed, parted = _run(captured, entry, call, tree, inputs, entry.expected, undo=undo), True, None
     if recorded.followed in ("unsuited", "differs"):
-        followed = recorded.followed == "unsuited"
+        followed, parted = recorded.followed == "unsuited", recorded.parted
         _forget_run(captured, entry, recorded)
         del recorded  # and with it what it has of the pool
         recorded = _run(captured, entry, call, tree, inputs, None, undo=undo)
@@ -161,7 +161,7 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     if recorded.followed == "yes" and entry.facts is not None and entry.plan is not None:
         facts, plan = entry.facts, entry.plan
     else:
-        facts, plan = _facts_and_plan(captured, entry, recorded)
+        facts, plan = _facts_and_plan(captured, entry, recorded, parted)
     written = _written(call, inputs, facts)
     if recorded.executed:
         count_writes(written, call.leaves)
@@ -239,10 +239,14 @@ def _result(captured: Captured, call: Call, tree: Tree, node: Node, recorded: Re
     return outputs.finish(outputs.adopt(own_values(outputs, call, described)), named(captured, call))
 
 
-def _facts_and_plan(captured: Captured, entry: Entry, recorded: Recorded) -> tuple[Facts, CapturePlan]:
+def _facts_and_plan(
+    captured: Captured, entry: Entry, recorded: Recorded, parted: SequenceChange | Drift | None
+) -> tuple[Facts, CapturePlan]:
     assert recorded.described is not None
     assert recorded.watched is not None
     facts = _planning.compared(entry, recorded.described.facts, recorded.watched.watch.notes.lines)
+    if facts.sequence_change is None and not facts.drifts:  # the run that was followed first may tell more
+        facts = evolve(facts, drifts=(parted,)) if isinstance(parted, Drift) else evolve(facts, sequence_change=parted)
     if not recorded.executed and entry.facts is not None:
         facts = evolve(facts, draws=entry.facts.draws)  # generators do not move while capturing
     known = facts.host_syncs or facts.host_work or facts.subclasses or any(o.kind == "foreign" for o in facts.outputs)

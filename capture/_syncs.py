@@ -14,11 +14,43 @@ from typing import Any
 
 import torch
 
+from capture._torch_private_cuda import set_sync_debug_mode
+
 _TEXT = "called a synchronizing CUDA operation"
 _CALLS = (
     (torch.cuda, "synchronize"), (torch.cuda.Stream, "synchronize"), (torch.cuda.Event, "synchronize"),
     (torch.cuda.Stream, "query"), (torch.cuda.Event, "query"),
 )  # fmt: skip
+
+
+class _Filter:
+    """The message of a warning filter that stays in place: a call that began under a watch may warn when it is over,
+    in any thread. It swallows what only the debug mode of a watch asked for."""
+
+    def __init__(self) -> None:
+        self.listeners: dict[int, Callable[[], None]] = {}
+        """By thread."""
+        self.users_mode = 0
+
+    def match(self, text: str) -> bool:
+        """What the module ``warnings`` asks of a filter's message."""
+        if not text.startswith(_TEXT):
+            return False
+        listener = self.listeners.get(threading.get_ident())
+        if listener is not None:
+            listener()
+        return not (self.users_mode if self.listeners else torch.cuda.get_sync_debug_mode())
+
+    def put_first(self) -> None:
+        """Before all other filters."""
+        item: Any = ("ignore", self, UserWarning, None, 0)
+        if warnings.filters[:1] != [item]:
+            warnings.filters.insert(0, item)  # type: ignore[attr-defined]
+            with warnings.catch_warnings():
+                pass  # which makes the interpreter forget what it decided by older filters
+
+
+_filter = _Filter()
 
 
 @contextmanager
@@ -28,31 +60,26 @@ def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]
         yield
         return
     thread = threading.get_ident()
-    shown = warnings.showwarning
 
-    def show(message: Any, category: Any, *args: Any, **kwargs: Any) -> None:
-        if not str(message).startswith(_TEXT) or before:
-            shown(message, category, *args, **kwargs)
-        if str(message).startswith(_TEXT) and threading.get_ident() == thread:
-            name = operator()
-            if name is not None:
-                note(name)
+    def listen() -> None:
+        name = operator()
+        if name is not None:
+            note(name)
 
     saved = [(holder, name, holder.__dict__[name]) for holder, name in _CALLS if name in holder.__dict__]
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        warnings.filterwarnings("always", message=_TEXT)
-        warnings.showwarning = show
+    before = _filter.users_mode = torch.cuda.get_sync_debug_mode()
+    _filter.put_first()
+    _filter.listeners[thread] = listen
+    for holder, name, original in saved:
+        setattr(holder, name, _noting(f"{holder.__name__}.{name}", original, note, thread))
+    set_sync_debug_mode(before or 1)  # a mode of the user's stays, an error included
+    try:
+        yield
+    finally:
+        set_sync_debug_mode(before)
+        del _filter.listeners[thread]
         for holder, name, original in saved:
-            setattr(holder, name, _noting(f"{holder.__name__}.{name}", original, note, thread))
-        torch.cuda.set_sync_debug_mode(before or "warn")  # a mode of the user's stays, an error included
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-            for holder, name, original in saved:
-                setattr(holder, name, original)
+            setattr(holder, name, original)
 
 
 def _noting(name: str, original: Any, note: Callable[[str], None], thread: int) -> Any:

@@ -14,6 +14,7 @@ from attrs import define, frozen
 
 from capture._call import Call
 from capture._describe import Described
+from capture._facts import Drift, SequenceChange
 from capture._follow import Expected
 from capture._observe import Watched
 
@@ -163,6 +164,8 @@ class Recorded:
     followed: Literal["no", "yes", "unsuited", "differs"] = "no"
     """The run was expected to be what a watched run was, on state outside of the pool. ``unsuited``, ``differs``: there
     is no recording, and the caller asks for one without expectations; only ``differs`` says something of the body."""
+    parted: SequenceChange | Drift | None = None
+    """Where a run that ``differs`` took another way than the watched one."""
     transient: bool = False
     """The failure says nothing about the body: memory ran out."""
 

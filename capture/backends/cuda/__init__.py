@@ -183,7 +183,8 @@ def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> s
 def _unlike(recorder: Follower, watched: Watched | None) -> Recorded:
     """What was recorded is not what was expected."""
     followed: Literal["unsuited", "differs"] = "differs" if recorder.is_suited else "unsuited"
-    return Recorded(watched, None, None, recorder.difference, executed=False, followed=followed)
+    parted = recorder.parted if recorder.is_suited else None
+    return Recorded(watched, None, None, recorder.difference, executed=False, followed=followed, parted=parted)
 
 
 def _block(leaf: KeptLeaf) -> Block | None:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from capture import _where
 from capture._describe import Described, Implicit
+from capture._facts import Drift, SequenceChange
 from capture._follow import Expected, confirm, find_implicit
 from capture._notes import scalars_of
 from capture._observe import DETACHING, Watched
@@ -36,6 +38,8 @@ class Follower(Recorder):
         self.expected = expected
         self.difference: str | None = None
         """What was not as in the watched run."""
+        self.parted: SequenceChange | Drift | None = None
+        """Where the body took another way."""
         self.is_suited = True
         """False if following was no good idea, whatever the body did."""
         self.implicit: list[Implicit] = []
@@ -72,6 +76,8 @@ class Follower(Recorder):
         """The run by the facts that were known before; None if it was another one after all."""
         if self._index != len(self._sequence):
             self.difference = "operators are missing"
+            missing = self._sequence[self._index]
+            self.parted = SequenceChange(index=self._index, first=missing, second="(end)")
             return None
         found = confirm(watched, self.expected, self.implicit, self.wrote)
         if isinstance(found, Described):
@@ -95,10 +101,11 @@ class Follower(Recorder):
         index = self._index
         self._index = index + 1
         if self.difference is not None or index >= len(self._sequence) or self._sequence[index] != known.name:
-            self._stop("other operators run")
+            self._part(index, known.name)
         if kwargs or self._scalars[index] or not TENSORS.issuperset(map(type, args)):
-            if scalars_of(known, args, kwargs, constant=None) != self._scalars[index]:
-                self._stop("an operator gets other values")
+            values = scalars_of(known, args, kwargs, constant=None)
+            if values != self._scalars[index]:
+                self._drift(index, values)
             self._check_call(known, args, kwargs, list(tensors_in(args, kwargs)))
         else:
             self._check_call(known, args, kwargs, args)
@@ -132,6 +139,19 @@ class Follower(Recorder):
     @override
     def is_copy(self, tensor: torch.Tensor) -> bool:
         return False
+
+    def _part(self, index: int, name: str) -> None:
+        if self.parted is None and self.difference is None:
+            first = self._sequence[index] if index < len(self._sequence) else "(end)"
+            self.parted = SequenceChange(index=index, first=first, second=name, where=_where.here())
+        self._stop("other operators run")
+
+    def _drift(self, index: int, values: tuple[str, ...]) -> None:
+        before = self._scalars[index]
+        first, second = next((pair for pair in zip(before, values, strict=False) if pair[0] != pair[1]), ("", ""))
+        path = f"{self._sequence[index]} argument"
+        self.parted = Drift(path=path, first=first, second=second, where=_where.here())
+        self._stop("an operator gets other values")
 
     def _stop(self, difference: str) -> None:
         self.difference = self.difference or difference
