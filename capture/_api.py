@@ -23,6 +23,7 @@ from capture._errors import AnnotationError
 from capture._events import Counters, Event
 from capture._facts import Facts
 from capture._findings import Finding, Severity
+from capture._lock import capture_lock
 from capture._plan import CapturePlan
 from capture._runtime import Captured
 from capture._store import LoadReport
@@ -96,7 +97,7 @@ def explain(function: Callable[P, R]) -> Callable[P, Explanation]:
     @functools.wraps(function)
     def explained(*args: P.args, **kwargs: P.kwargs) -> Explanation:
         call = _bound(captured, function, args, kwargs)
-        with _observe.capture_lock:
+        with capture_lock:
             watched = _observe.run_watched(call, _observe.Watch(undo=True))
             try:
                 if watched.error is not None:

@@ -9,6 +9,7 @@ caller's graph sees one node, whose inputs are the arguments and parameters that
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +23,21 @@ from capture._bind import Leaf, make_binder
 from capture._call import Call
 from capture._entry import Entry
 from capture._errors import CaptureError
+from capture._lock import PATIENCE, capture_lock
 from capture._named import NamedKey
 from capture._node import Node
 from capture._program import Pair, Program, Saver
 from capture._tree import Tree, at_home, home, tree_for
+from capture.backends import Pool
 
 if TYPE_CHECKING:
     from capture._runtime import Captured
 
 _DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+def _nowhere() -> None:
+    """Where no program was recorded."""
 
 
 class DoubleBackwardError(CaptureError, RuntimeError):
@@ -61,8 +68,8 @@ class Region:
                        for dtype in _DIFFERENTIABLE for device in devices}  # fmt: skip
         self._made: Program | None = None
         """Of the body's run in the present call, if there was one."""
-        self._recorded: dict[Any, Program] = {}
-        """By form, one whose body ran in a recording: autograd runs its nodes on the stream they were made on."""
+        self._recorded: dict[Any, tuple[Program, weakref.ref[Pool]]] = {}
+        """By form, one whose body ran in a recording, and where: autograd runs a node on the stream it was made on."""
         self._backwards: dict[Any, _Backward] = {}
         self._retired = False
 
@@ -94,7 +101,7 @@ class Region:
         """A recording was made of the last run."""
         node.program = program = self._made
         assert program is not None
-        self._recorded[program.form] = program
+        self._recorded[program.form] = program, weakref.ref(self._pool())
         paths = {id(tensor): path for path, tensor in node.statics.items()}
         program.paths = {id(one): paths[id(one)] for one in (*program.parameters, *program.held) if id(one) in paths}
 
@@ -114,17 +121,25 @@ class Region:
             _Gradients.apply(frame, *[leaves[index] for index in program.wanted], *parameters)  # type: ignore[no-untyped-call]
         return result.result
 
-    def gradients(self, program: Program, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
-        """The backward pass of one call."""
+    def gradients(
+        self, program: Program, tensors: Sequence[Any], grads: Sequence[Any], *, at_home: bool
+    ) -> Sequence[Any]:
+        """The backward pass of one call. ``at_home``: in the thread of the forward pass, or while that waits for it."""
         if self._retired:
-            return program.gradients(tensors, grads)
+            return _run_plainly(program, tensors, grads, at_home=at_home)
         backward = self._backwards.get(program.form)
         if backward is None:
             backward = self._backwards[program.form] = _Backward(self._captured, program)
-        recorded = self._recorded.get(program.form)
-        if recorded is None and backward.was_called:
-            return program.gradients(tensors, grads)
-        return backward(recorded or program, tensors, grads)
+        recorded, where = self._recorded.get(program.form, (None, _nowhere))
+        if recorded is None and not backward.was_called:
+            return backward(program, tensors, grads)
+        if recorded is None or where() is not self._pool():
+            return _run_plainly(program, tensors, grads, at_home=at_home)
+        return backward(recorded, tensors, grads)
+
+    def _pool(self) -> Pool:
+        assert self._entry.backend is not None
+        return tree_for(self._entry.backend).pool
 
     def entries(self) -> list[Entry]:
         """Of all backward passes."""
@@ -136,6 +151,18 @@ class Region:
         for backward in self._backwards.values():
             backward.captured.retire()
         self._backwards.clear()
+
+
+def _run_plainly(
+    program: Program, tensors: Sequence[Any], grads: Sequence[Any], *, at_home: bool
+) -> Sequence[torch.Tensor | None]:
+    """The thread of the forward pass, unless it waits for this, may be capturing the stream of a recorded program."""
+    held = not at_home and capture_lock.acquire(timeout=PATIENCE)
+    try:
+        return program.gradients(tensors, grads)
+    finally:
+        if held:
+            capture_lock.release()
 
 
 class _Backward:
@@ -186,8 +213,8 @@ class Frame:
                 "pass under capture.config.patch(enabled=False), or capture the whole computation with both backward "
                 "passes inside"
             )
-        with at_home(self._home):
-            return self._region.gradients(self._program, tensors, grads)
+        with at_home(self._home) as is_there:
+            return self._region.gradients(self._program, tensors, grads, at_home=is_there)
 
 
 class _Gradients(torch.autograd.Function):

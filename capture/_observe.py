@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,9 +30,6 @@ from capture._torch_private import TorchDispatchMode, autocast_inside, generator
 
 DETACHING = frozenset(["detach", "alias", "detach_"])
 _SEEDING = "seeding a generator, or setting its state,"
-
-capture_lock = threading.RLock()
-"""Held while a body is watched or recorded, process-wide."""
 
 
 class Watch(TorchDispatchMode):
@@ -106,7 +102,7 @@ class Watch(TorchDispatchMode):
         inputs = list(tensors_in(args, kwargs))
         input_storages = {id(_storage(tensor)) for tensor in inputs}
         lifted = known.lifts  # torch.tensor(...): a constant, new memory on every run
-        notes.plain = notes.plain and known.plain
+        plain, notes.plain = notes.plain and known.plain, False
         for tensor in () if lifted else inputs:
             self._see_input(tensor, known)
         self._see_host(known, args, kwargs, inputs)
@@ -119,6 +115,7 @@ class Watch(TorchDispatchMode):
                 result = self.execute(op, args, kwargs)
         else:
             result = self.execute(op, args, kwargs)
+        notes.plain = plain  # False stays where an operator raised: no sequence tells of that one
         if states is not None:
             self._see_draws(known, states, kwargs)
         made = False

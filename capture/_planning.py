@@ -20,6 +20,7 @@ from capture._errors import UncapturableError
 from capture._facts import Facts
 from capture._findings import Severity
 from capture._follow import expected
+from capture._lock import capture_lock
 from capture._observe import Watched
 from capture._plan import CapturePlan
 from capture._tree import Tree, tree_for
@@ -66,7 +67,7 @@ def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) ->
     """One watched eager run. ``trial``: what a body did that raises is undone, too."""
     captured.log.counters.observations += 1
     captured.log.counters.body_runs += 1
-    with _observe.capture_lock, captured.log.timed("observe"):
+    with capture_lock, captured.log.timed("observe"):
         with captured.optimizers.watching():
             watched = _observe.run_watched(call, _observe.Watch(undo=undo))
         if watched.error is not None:

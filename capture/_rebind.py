@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve
 
-from capture import _checks, _config, _observe, _record, _verify, _where
+from capture import _checks, _config, _record, _verify, _where
 from capture._bind import Leaf, forget_module_structure
 from capture._compile import compile_plan
 from capture._entry import Entry
 from capture._facts import Moved, Unbound
+from capture._lock import capture_lock
 from capture._node import SAMPLED, Node
 from capture._tree import Tree
 from capture.backends import Move, Recording, Refusal
@@ -147,7 +148,7 @@ def _learn(
     call = captured.call(values, leaves, entry)
     tree.recording = True
     try:
-        with _observe.capture_lock, captured.log.timed("calibrate") as timed:
+        with capture_lock, captured.log.timed("calibrate") as timed:
             tree.before_recording(captured.log)
             refusal = node.recording.learn(call, moves, others, _record.generators_of(call, entry))
             timed.detail = refusal.reason if refusal is not None else ", ".join(move.path for move in moves[:_NAMED])

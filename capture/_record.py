@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve
 
-from capture import _checks, _instead, _observe, _planning, _state, _tensors
+from capture import _checks, _instead, _planning, _state, _tensors
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._describe import Described
@@ -23,6 +23,7 @@ from capture._entry import Entry
 from capture._facts import Drift, Facts, SequenceChange
 from capture._findings import Policy
 from capture._follow import Expected
+from capture._lock import capture_lock
 from capture._node import Node, Pattern
 from capture._outputs import OutputPlan
 from capture._plan import CapturePlan
@@ -209,7 +210,7 @@ def _run(
     undo: bool,
 ) -> Recorded:  # fmt: skip
     """Let the engine record the body."""
-    with _observe.capture_lock:
+    with capture_lock:
         tree.before_recording(captured.log)
         with captured.log.range("record"):
             return tree.backend.record(

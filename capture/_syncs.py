@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from capture._torch_private_cuda import set_sync_debug_mode
-
 _TEXT = "called a synchronizing CUDA operation"
+_PROTOTYPE = "Synchronization debug mode is a prototype"
 _CALLS = (
     (torch.cuda, "synchronize"), (torch.cuda.Stream, "synchronize"), (torch.cuda.Event, "synchronize"),
     (torch.cuda.Stream, "query"), (torch.cuda.Event, "query"),
@@ -31,15 +30,25 @@ class _Filter:
         self.listeners: dict[int, Callable[[], None]] = {}
         """By thread."""
         self.users_mode = 0
+        self.is_setting = False
 
     def match(self, text: str) -> bool:
         """What the module ``warnings`` asks of a filter's message."""
         if not text.startswith(_TEXT):
-            return False
+            return self.is_setting and text.startswith(_PROTOTYPE)
         listener = self.listeners.get(threading.get_ident())
         if listener is not None:
             listener()
         return not (self.users_mode if self.listeners else torch.cuda.get_sync_debug_mode())
+
+    def set_mode(self, mode: int) -> None:
+        """Without torch's remark that the mode is a prototype."""
+        self.put_first()
+        self.is_setting = True
+        try:
+            torch.cuda.set_sync_debug_mode(mode)
+        finally:
+            self.is_setting = False
 
     def put_first(self) -> None:
         """Before all other filters."""
@@ -68,15 +77,14 @@ def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]
 
     saved = [(holder, name, holder.__dict__[name]) for holder, name in _CALLS if name in holder.__dict__]
     before = _filter.users_mode = torch.cuda.get_sync_debug_mode()
-    _filter.put_first()
     _filter.listeners[thread] = listen
     for holder, name, original in saved:
         setattr(holder, name, _noting(f"{holder.__name__}.{name}", original, note, thread))
-    set_sync_debug_mode(before or 1)  # a mode of the user's stays, an error included
+    _filter.set_mode(before or 1)  # a mode of the user's stays, an error included
     try:
         yield
     finally:
-        set_sync_debug_mode(before)
+        _filter.set_mode(before)
         del _filter.listeners[thread]
         for holder, name, original in saved:
             setattr(holder, name, original)

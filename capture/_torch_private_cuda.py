@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import types
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,16 +78,6 @@ def _public_capturing() -> bool:
 
 is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", _public_capturing)
 """The current stream is being captured (0.1 us). Asking makes a CUDA context, so only CUDA functions may ask."""
-
-
-def _public_sync_debug_mode(mode: int) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode(mode)
-
-
-set_sync_debug_mode: Callable[[int], None] = getattr(torch._C, "_cuda_set_sync_debug_mode", _public_sync_debug_mode)
-"""0: off, 1: warn at syncs, 2: raise there. The public call warns by itself."""
 
 
 def graph_launcher(graph: torch.cuda.CUDAGraph) -> Callable[[], None]:

@@ -103,7 +103,7 @@ class Tree:
 
         False if one of them cannot be moved: the path then goes on under it.
         """
-        lingering = []
+        lingering, stuck = [], False
         for node in self.path:
             for number, _, storage in list(node.live_groups()):
                 assert node.outputs is not None
@@ -113,7 +113,10 @@ class Tree:
                     lingering.append((node, number))
                 elif not self._move_out(node, number, storage):
                     self._copy_from_now_on(node)
-                    return False
+                    stuck = True
+        if stuck:
+            self.warm.clear()  # the step is over all the same, and what warmed up is not in the pool
+            return False
         self._end()
         self.lingering = lingering
         return True
@@ -340,15 +343,16 @@ def home() -> Home:
 
 
 @contextlib.contextmanager
-def at_home(there: Home) -> Iterator[None]:
-    """Use the trees of a thread that waits for autograd, whose own threads run backward passes on accelerators."""
+def at_home(there: Home) -> Iterator[bool]:
+    """Use the trees of a thread that waits for autograd, whose own threads run backward passes on accelerators. Gives
+    False in a thread that has to use trees of its own."""
     thread, trees = there
     if thread == threading.get_ident() or not _waits_for_autograd(thread):
-        yield
+        yield thread == threading.get_ident()
         return
     before, _trees.by_backend = _trees.by_backend, trees
     try:
-        yield
+        yield True
     finally:
         _trees.by_backend = before
 

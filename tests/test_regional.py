@@ -132,7 +132,7 @@ def test_blocks_in_an_eager_loop(optimizer: str, to_none: bool, marks: bool) -> 
     both(step, mine, theirs, 20)
     for block in mine:
         assert recordings(block).replays >= 20, recordings(block)
-        assert recordings(block).recordings <= 4
+        assert recordings(block).recordings <= (4 if MOVES_HELD else 6)  # the step's results are held: copies then
         assert recordings(block).eager_calls == 0
 
 

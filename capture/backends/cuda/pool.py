@@ -70,8 +70,13 @@ class CudaPool:
         with warnings.catch_warnings(), torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             warnings.simplefilter("ignore")  # torch says that the graph is empty
             order_draws(self.device)  # a capture begins by writing what replays that draw may be reading
-            anchor.capture_begin(pool=self.id, capture_error_mode="thread_local")
-            anchor.capture_end()
+            try:
+                anchor.capture_begin(pool=self.id, capture_error_mode="thread_local")
+                anchor.capture_end()
+            except RuntimeError:
+                self.is_broken = True
+                _torch_private_cuda.end_failed_capture(self.index, self.id)
+                raise
         self._anchors.append(anchor)
         follow(self)
         if not self.shared:  # a workspace made while capturing would be freed with its graph
@@ -108,7 +113,11 @@ class CudaPool:
         taken = self._taken | {storage.data_ptr() for storage in kept if storage.nbytes()}
         if not self._holds(taken):
             return None
-        layout = Layout(_torch_private_cuda.pool_state(self.index, self.id), taken)
+        try:
+            layout = Layout(_torch_private_cuda.pool_state(self.index, self.id), taken)
+        except RuntimeError:  # a block waits for another stream that it was recorded on: it never gets free in here
+            self.is_broken = True
+            return None
         for storage in kept:
             if storage.nbytes():
                 _torch_private_cuda.disown(storage)

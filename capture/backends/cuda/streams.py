@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from capture._observe import capture_lock
+from capture._lock import PATIENCE, capture_lock
 from capture.backends.cuda.driver import function
 
 if TYPE_CHECKING:
     from capture.backends.cuda.pool import CudaPool
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_PATIENCE = 5.0  # seconds; a body may itself wait for the thread that synchronizes
 _drew_on: dict[torch.device, torch.cuda.Stream] = {}
 """The stream of each device that the last graph with draws was launched or captured on."""
 _pools: weakref.WeakSet[CudaPool] = weakref.WeakSet()
@@ -79,7 +78,7 @@ def _wait_for_captures() -> None:
 
     @functools.wraps(synchronize)
     def wait(device: Any = None) -> None:
-        held = capture_lock.acquire(timeout=_PATIENCE)
+        held = capture_lock.acquire(timeout=PATIENCE)
         try:
             synchronize(device)
         finally:
