@@ -1,0 +1,175 @@
+"""What the body of a region finds in place of parameters, and that nobody else ever sees it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from capture import (
+    BorrowedOutputError,
+    _state,
+    _step,
+    _torch_private,
+    _tree,
+    capture,
+    config,
+    mark_step_begin,
+    recordings,
+)
+from capture._stand_ins import stand_ins
+from tests.device import DEVICE
+from tests.test_regional import Block, bits, both, captured_twins, inputs, twins
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_step._counter, "begun", 0)
+    _tree.forget_trees()
+    with torch.enable_grad(), config.patch(cache=False):
+        yield
+
+
+def test_every_loss_is_kept() -> None:
+    """Autograd's node of a parameter stays alive, with the stream of its first use, as long as any graph ends there."""
+    mine, theirs = captured_twins(Block)
+    kept: list[Tensor] = []
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        loss: Tensor = model.m[0](inputs(number)).square().mean()
+        kept.append(loss)
+        loss.backward()
+        return loss
+
+    both(step, mine, theirs, 10)
+    assert recordings(mine.m[0]).replays >= 10  # of forward and backward passes
+
+
+def test_a_graph_of_the_users_ends_at_the_same_weights() -> None:
+    mine, theirs = captured_twins(Block)
+    eager = {id(one): one.m[0].a(inputs(99)).square().sum() for one in (mine, theirs)}
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        loss: Tensor = model.m[0](inputs(number)).square().mean()
+        loss.backward()
+        eager[id(model)].backward(retain_graph=True)
+        return loss
+
+    both(step, mine, theirs)
+    assert recordings(mine.m[0]).replays >= 6
+
+
+def test_parameters_are_themselves_again() -> None:
+    class Raising(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l, self.flag = nn.Linear(6, 6), [False]
+            self.seen: list[bool] = []
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            if self.flag[0]:
+                raise KeyError("inside")
+            y: Tensor = self.l(x)
+            return y
+
+    module = Raising().to(DEVICE)
+    before = dict(module.named_parameters())
+    capture(module)
+    for number in range(5):
+        module(inputs(number)).sum().backward()
+        assert list(module.named_parameters()) == list(before.items())
+        assert all(now is before[name] for name, now in module.named_parameters())
+    module.flag[0] = True
+    with pytest.raises(KeyError, match="inside"):
+        module(inputs(1, 3, 6))
+    assert all(now is before[name] for name, now in module.named_parameters())
+
+
+def test_weights_in_containers_closures_and_tuples() -> None:
+    def make() -> tuple[Callable[[Tensor], Tensor], list[nn.Parameter]]:
+        generator = torch.Generator().manual_seed(3)
+        weights = [nn.Parameter(torch.randn(6, 6, generator=generator, device="cpu").to(DEVICE)) for _ in range(4)]
+        table, fixed, closed = {"a": weights[0], "b": [weights[1]]}, (weights[2],), weights[3]
+        return lambda x: torch.tanh(x @ table["a"] @ table["b"][0] @ fixed[0] @ closed), weights  # type: ignore[index, operator]
+
+    (mine, my_weights), (theirs, their_weights) = make(), make()
+    captured = capture(mine)
+    for number in range(6):
+        for function, weights in ((captured, my_weights), (theirs, their_weights)):
+            for weight in weights:
+                weight.grad = None
+            function(inputs(number)).sum().backward()
+        for one, other in zip(my_weights, their_weights, strict=True):
+            assert bits(one.grad) == bits(other.grad)
+    assert recordings(captured).replays >= 4
+
+
+def test_memory_of_a_replaced_weight_is_free() -> None:
+    mine, _ = captured_twins(Block)
+    for number in range(4):
+        mine.m[0](inputs(number)).sum().backward()
+    weight = mine.m[0].a.weight
+    storage = weakref.ref(weight.untyped_storage())
+    weight.data = weight.data.clone()
+    for number in range(3):
+        mine.m[0](inputs(number)).sum().backward()
+    gc.collect()
+    assert storage() is None
+
+
+def test_a_backward_pass_inside_leaves_its_gradients_at_the_parameters() -> None:
+    """Obstacles are found by a run without stand-ins; a later run may still go another way."""
+    module = nn.Linear(6, 6).to(DEVICE)
+    weight, bias = module.weight, module.bias
+    bias.grad = kept = torch.ones_like(bias)
+    with stand_ins(_state.snapshot(_state.roots(type(module).forward, module, {})), []) as found:
+        assert module.weight is not weight
+        assert module.weight.data_ptr() == weight.data_ptr()
+        assert {id(tensor) for _, tensor in found.values()} == {id(weight), id(bias)}
+        module(inputs(1)).sum().backward()
+    assert module.weight is weight
+    assert bias.grad is kept
+    twin, other = twins(lambda: nn.Linear(6, 6))
+    twin.load_state_dict(module.state_dict())
+    del other
+    twin(inputs(1)).sum().backward()
+    assert bits(weight.grad) == bits(twin.weight.grad)
+    assert bits(kept) == bits(twin.bias.grad + 1)
+
+
+def test_a_parameter_that_the_body_replaces_stays_replaced() -> None:
+    module = nn.Linear(6, 6).to(DEVICE)
+    new = nn.Parameter(torch.zeros(6, 6, device=DEVICE))
+    with stand_ins(_state.snapshot(_state.roots(type(module).forward, module, {})), []):
+        module.weight = new
+    assert module.weight is new
+
+
+def test_borrowed_outputs_turn_stale_beside_one_that_cannot_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)  # as before torch 2.13
+    monkeypatch.setattr(_torch_private, "CAPABILITIES", without)
+    preserved, borrowed = capture(lambda x: x * 2), capture(lambda x: x + 1, outputs="borrow")
+    views = []
+    with torch.no_grad():
+        for number in range(4):
+            mark_step_begin()
+            views.append(preserved(inputs(number))[1:])  # a view cannot be moved
+            kept = borrowed(inputs(number))
+            mark_step_begin()
+            again = preserved(inputs(number))
+            if recordings(borrowed).recordings:
+                with pytest.raises(BorrowedOutputError):
+                    kept.add(1)
+            del again
+    for number, view in enumerate(views):
+        assert bits(view) == bits((inputs(number) * 2)[1:])
