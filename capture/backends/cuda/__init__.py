@@ -169,6 +169,12 @@ class CudaBackend:
         )  # fmt: skip
 
 
+_LEGACY = (
+    "; autograd runs the node of a leaf on the stream of its first use, as long as any graph keeps it: drop the losses"
+    " of earlier eager steps, or run those on another stream than the default one"
+)
+
+
 def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> str | None:
     error = watched.error if watched is not None else None
     if isinstance(error, RefusedError):
@@ -176,6 +182,7 @@ def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> s
     if error is not None:
         where = _where.of_error(error)
         text = f"the body raised {type(error).__name__} while capturing: {error}".partition("\n")[0]
+        text += _LEGACY if "legacy stream" in text and watched is not None and watched.watch.notes.gradients else ""
         return f"{text} ({where})" if where is not None else text
     return capture.error or recorder.unexplained()
 
