@@ -21,11 +21,13 @@ from torch import Tensor
 
 from capture import capture, explain, mark_step_begin, plans, recordings
 from capture.backends import backend_for
+from examples import plot
 from examples.gpt import GPT, Cache, Shape
 from examples.training import curve, train
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("README.md", "docs/*.md", "capture/*.py", "capture/rules/*.py")
+PICTURE = ROOT / "build" / "losses.png"
 PROMPT = "A recording "
 Step = Callable[[Tensor, Cache], Tensor]
 
@@ -140,10 +142,15 @@ def main(arguments: list[str] | None = None) -> int:
     with section(f"train {size:,} parameters on {len(text.tokens):,} characters of this repository, {device}"):
         trained = train(model, text.tokens, options.train_steps, options.train_seconds, options.compared_steps, device)
         print(f"losses {trained.losses[0]:.3f} to {trained.losses[-1]:.3f}  {curve(trained.losses)}")
-        print(f"same losses as the eager twin over {trained.compared} steps: {'yes' if trained.same else 'NO'}")
+        print(
+            f"same losses as the eager twin over {len(trained.eager_losses)} steps: {'yes' if trained.same else 'NO'}"
+        )
         print(f"eager:    {trained.eager_rate:8.1f} steps per second")
         print(f"captured: {trained.captured_rate:8.1f} steps per second")
         print(trained.counts)
+        PICTURE.parent.mkdir(exist_ok=True)
+        plot.save(PICTURE, {"eager": trained.eager_losses, "captured": trained.losses})
+        print(f"both curves: {PICTURE.relative_to(ROOT)}")
     model.eval()
 
     # All there is to it: the cache keeps its address and is written in place; the rest is found by watching one run.

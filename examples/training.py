@@ -23,7 +23,7 @@ class Trained(NamedTuple):
     """``losses``: of every captured step. The rates are steps per second, medians of the steps run both ways."""
 
     losses: list[float]
-    compared: int
+    eager_losses: list[float]
     same: bool
     eager_rate: float
     captured_rate: float
@@ -53,6 +53,7 @@ def train(model: GPT, tokens: Tensor, steps: int, seconds: float, compared: int,
     twin, learner = Learner(copy.deepcopy(model), device), Learner(model, device)
     step = capture(learner.step)
     losses: list[float] = []
+    eager_losses: list[float] = []
     times: list[tuple[float, float]] = []
     same = True
     begin = time.perf_counter()
@@ -65,13 +66,14 @@ def train(model: GPT, tokens: Tensor, steps: int, seconds: float, compared: int,
         if number < compared:
             other, eager_took = _timed(twin.step, window)
             same &= loss == other
+            eager_losses.append(other)
             times.append((eager_took, took))
         losses.append(loss)
         if done >= 1.0:
             break
     timed = times[WARM:] or times
     rates = [1 / statistics.median(side) for side in zip(*timed, strict=True)]
-    return Trained(losses, len(times), same, rates[0], rates[1], str(recordings(step)))
+    return Trained(losses, eager_losses, same, rates[0], rates[1], str(recordings(step)))
 
 
 def curve(losses: list[float], width: int = 60) -> str:

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageColor
 
 from benchmarks import __main__ as command
 from benchmarks import memory, overhead, replay
 from benchmarks.timing import QUICK, Figure, alternate
 from capture import config
+from examples import plot
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -49,6 +51,15 @@ EXPECTED = {
         "same numbers either way: True",
         "eager calls: 4 against 0",
     ),
+    "06_train_a_block.py": (
+        "same losses as eager: True",
+        "__main__.Block.forward: 2 recordings, 54 replays, 0 rebinds, 0 eager calls, 3 observations",
+    ),
+    "07_micro_batches.py": (
+        "same losses as eager: True",
+        "__main__.Learner.gradients: 1 recordings, 78 replays, 0 rebinds, 0 eager calls, 1 observations",
+        "__main__.Learner.update: 1 recordings, 16 replays, 0 rebinds, 0 eager calls, 3 observations",
+    ),
 }
 
 
@@ -80,6 +91,9 @@ def test_the_demo_decodes_the_same_tokens() -> None:
     printed = run("demo.py", "--quick")
 
     assert "same losses as the eager twin over 12 steps: yes" in printed
+    with Image.open(ROOT / "build" / "losses.png") as picture:
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 16) or []}
+    assert {ImageColor.getrgb(colour) for colour in plot.COLOURS[:2]} <= colours  # both curves are seen
     trained = next(line for line in printed if line.startswith("examples.training.Learner.step: "))
     assert " 1 recordings, 8 replays" in trained
     assert "same tokens: yes" in printed
