@@ -22,6 +22,7 @@ from capture._bind import Leaf, training_reader
 from capture._containers import PLAIN_TYPES
 from capture._entry import Entry
 from capture._named import MISSING
+from capture._step import steps_begun
 from capture._tensors import any_overlap, span_bytes
 from capture._tree import trees_here
 
@@ -90,7 +91,8 @@ def _way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entr
     scope: dict[str, Any] = {
         "MISS": MISS, "HERE": here, "ENTRY": entry, "NUMBER": entry.number, "BACKEND": entry.backend.name,
         "FUNCTION": captured, "LIMIT": captured.annotation.max_recordings, "trees": trees_here(),
-        "in_capture": entry.backend.in_capture, "replay": runs.replay, "ready": runs.ready,
+        "COUNTERS": captured.log.counters, "steps_begun": steps_begun, "in_capture": entry.backend.in_capture,
+        "replay": runs.replay, "ready": runs.ready,
         "check": _torch_private.metadata_guard(leaves),
         "overlap": functools.partial(_overlap, [span_bytes(leaf) for leaf in leaves]),
     }  # fmt: skip
@@ -98,18 +100,35 @@ def _way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entr
     scope |= {f"A{index}": leaf.data_ptr() & 63 for index, leaf in enumerate(leaves)}
     if not captured.stateless:
         scope["same_world"] = _world(captured, len(values))
-    exec(_code(tensors, captured), scope)  # noqa: S102 - text made below
+    exec(_code(tensors, captured, attaches=runs is not captured), scope)  # noqa: S102 - text made below
     way: Way = scope["way"]
     return way
 
 
-def _code(tensors: tuple[bool, ...], captured: Captured) -> types.CodeType:
+def _code(tensors: tuple[bool, ...], captured: Captured, *, attaches: bool) -> types.CodeType:
     options = captured.annotation
-    return _steps(tensors, captured.stateless, options.verify != "off", options.checks == "sampled")
+    return _steps(tensors, captured.stateless, options.verify != "off", options.checks == "sampled", attaches)
+
+
+_REPLAY = [  # ``Captured.replay`` and ``Tree.stand_on``, for one fresh tensor as the result
+    "    outputs = node.outputs",
+    "    if outputs.single is None or node.written or tree.lingering:",
+    "        return replay(node, tree, values, leaves)",
+    "    node.recording.replay(leaves)",
+    "    result = outputs.build_single()",
+    "    if not path and not tree.warm:",
+    "        tree.mark = steps_begun()",
+    "    path.append(node)",
+    "    times = tree.times",
+    "    times[FUNCTION] = times.get(FUNCTION, 0) + 1",
+    "    tree.current, tree.pool_is_at = node, None",
+    "    COUNTERS.replays += 1",
+    "    return result",
+]
 
 
 @functools.lru_cache(maxsize=512)
-def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: bool) -> types.CodeType:
+def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: bool, attaches: bool) -> types.CodeType:
     """The steps of a call in the order of their cost; ``tensors``: which of the values are."""
     names = [f"v{index}" for index in range(len(tensors))]
     leaves = [name for name, is_tensor in zip(names, tensors, strict=True) if is_tensor]
@@ -149,7 +168,7 @@ def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: 
         f"    leaves = [{', '.join(leaves)}]",
         "    if not node.state_holds(leaves):" if sampled else "    if node.check(leaves):",
         "        return ready(ENTRY, tuple(values), leaves)",
-        "    return replay(node, tree, values, leaves)",
+        *(["    return replay(node, tree, values, leaves)"] if attaches else _REPLAY),
     ]
     return compile("\n".join(lines), "<capture shortcut>", "exec")
 
