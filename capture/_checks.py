@@ -106,7 +106,9 @@ class Checker:
             self.scope[name] = leaves[position].data_ptr()
         self.kinds = {path: kind_of(tensors[path]) for path, _, _ in self.owners}
         self.note_ranges(leaves)
-        self.scope["metadata"] = _torch_private.metadata_check([self.scope[name] for _, _, name in self.owners])
+        found = [self.scope[name] for _, _, name in self.owners]
+        self.scope["metadata"] = _torch_private.metadata_check(found)
+        self.scope["addresses"] = _torch_private.address_check(found)
 
     def follow(self, moved: dict[str, torch.Tensor], leaves: Sequence[Any]) -> None:
         """From now on these tensors, of the same kinds as before, are the right ones."""
@@ -122,6 +124,7 @@ class Checker:
         scope["metadata"] = (
             functools.partial(self.guard, *tensors) if self.guard else _torch_private.metadata_check(tensors)
         )
+        scope["addresses"] = _torch_private.address_check(tensors)
         self.note_ranges(leaves)
 
     def note_ranges(self, leaves: Sequence[Any]) -> None:
@@ -136,7 +139,7 @@ class Checker:
         tensors = " and ".join(self.tensors) or "True"
         lines = ["def check(t):", "    try:"]
         lines += [f"        if not ({condition}): return {CHANGED}" for condition in self.structure]
-        lines += [f"        if not ({tensors} and metadata()): return {MOVED}"]
+        lines += [f"        if not ({tensors} and addresses() and metadata()): return {MOVED}"]
         lines += [f"        return {OVERLAPS} if overlaps(t) else {OK}" if self.copied else f"        return {OK}"]
         lines += ["    except (AttributeError, KeyError, IndexError, ValueError):", f"        return {CHANGED}"]
         self.code = _compiled("\n".join(lines))
@@ -207,7 +210,7 @@ def make_checker(
         expression = " and ".join(f"{checker.name(g)}() is {{0}}" if not isinstance(g, str) else f"{g} is {{0}}"
                                   for g in getters)  # fmt: skip
         name = checker.name(one.owners[0][1])
-        checker.tensors.append(expression.format(name) + f" and {name}.data_ptr() == {name}_at")
+        checker.tensors.append(expression.format(name))
         checker.owners.append((one.path, tuple(getters), name))
         if one.also:
             checker.shared.add(one.path)

@@ -216,6 +216,25 @@ def metadata_check(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
     return lambda: check(*fixed)
 
 
+_addresses_equal: Callable[[Any, Any, Any], bool] | None = getattr(
+    torch._C, "_tensors_data_ptrs_at_indices_equal", None
+)
+
+
+def address_check(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    """A function that tells whether these tensors are still where they are now.
+
+    Without torch's comparison, which only CUDA builds have, addresses are read one by one (0.1 us a tensor).
+    """
+    found, addresses = list(tensors), [tensor.data_ptr() for tensor in tensors]
+    if not found:
+        return _always
+    if _addresses_equal is not None:
+        return functools.partial(_addresses_equal, found, addresses, list(range(len(found))))
+    read = torch.Tensor.data_ptr
+    return lambda: list(map(read, found)) == addresses
+
+
 set_grad_enabled: Callable[[bool], object] = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)
 """Switch grad mode (0.05 us); the public class of this name does the same in 0.5 us."""
 
