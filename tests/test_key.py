@@ -666,7 +666,7 @@ MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
         True,
     ),
     "default-dtype": lambda: _setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
-    "threads": lambda: _setting(torch.get_num_threads, torch.set_num_threads, 2),
+    "threads": lambda: _setting(torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1),
     "matmul-precision": lambda: _setting(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
     ),
