@@ -18,7 +18,7 @@ from benchmarks.gpu.setting import RESULTS, Outcome, Script, Setting, environmen
 from capture import config
 from capture._report import format_table
 
-SCRIPTS = ("record", "call", "chain", "models", "decode", "coldstart", "rebind", "training", "soak")
+SCRIPTS = ("record", "call", "chain", "models", "decode", "coldstart", "rebind", "training", "trainmodels", "soak")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
