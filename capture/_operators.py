@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -174,3 +174,12 @@ def shape_depends_on_data(op: Traits, args: tuple[Any, ...], kwargs: dict[str, A
     if op.base == "repeat_interleave":
         return op.data_dependent_shape and kwargs.get("output_size") is None
     return op.data_dependent_shape
+
+
+def lacks_tensor(op: Operator, args: Sequence[Any]) -> bool:
+    """A tensor that is not optional is none: autograd passes undefined tensors to backward operators, below its own
+    checks, where nobody else may."""
+    return any(
+        value is None and str(argument.type) == "Tensor"
+        for argument, value in zip(op._schema.arguments, args, strict=False)
+    )

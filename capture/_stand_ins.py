@@ -1,14 +1,15 @@
 """Stand-ins: what the body of a region finds in place of the tensors of Python state that need gradients.
 
 Autograd keeps one node for each leaf as long as any graph ends there, and runs it on the stream that was current when
-it was made. For the leaf itself that is the stream of some eager call in most cases, which a capture must not touch:
-the default stream cannot be captured. A stand-in lies on the same memory, with the same version counter, and its node
-is as old as the run.
+it was made: that of some eager call, which a capture must not touch, as the default stream cannot be captured. Where
+anybody in C++ holds a leaf there may be such a graph. A stand-in lies on the same memory, with the same version
+counter, and its node is as old as the run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from capture._gradients import refuses
 from capture._state import Place, Snapshot
+from capture._torch_private import leaf_like, use_count
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -29,7 +31,7 @@ def stand_ins(before: Snapshot, arguments: Sequence[Any]) -> Iterator[dict[int, 
     given = {id(leaf) for leaf in arguments}
     made: dict[int, torch.Tensor] = {}
     found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    places: list[tuple[Place, torch.Tensor]] = []
+    places: list[tuple[Place, Any, Any]] = []
     grads: dict[int, torch.Tensor | None] = {}
     try:
         for place, tensor in [owner for owners in before.tensors.values() for owner in owners]:
@@ -39,29 +41,41 @@ def stand_ins(before: Snapshot, arguments: Sequence[Any]) -> Iterator[dict[int, 
             if alias is None:
                 alias = made[id(tensor)] = _alias(tensor)
                 found[id(alias)], grads[id(alias)] = (alias, tensor), alias.grad
+            places.append((place, tensor, alias))
+        places += _references(before, made) if made else []
+        for place, _, alias in places:
             place.set(alias)
-            places.append((place, tensor))
         yield found
     finally:
-        for place, tensor in places:
-            if place.get() is made[id(tensor)]:
-                place.set(tensor)
+        for place, was, now in places:
+            if place.get() is now:
+                place.set(was)
         for alias, tensor in found.values():
             if alias.grad is not grads[id(alias)]:
                 tensor.grad = alias.grad  # the body ran a backward pass of its own
 
 
+def _references(before: Snapshot, made: dict[int, torch.Tensor]) -> Iterator[tuple[Place, Any, Any]]:
+    """Weak references to what is replaced, as those by which ``nn.LSTM`` looks whether it still has its weights."""
+    for place, value in before.places.values():
+        if type(value) is weakref.ref and id(value()) in made and _is_settable(place):
+            yield place, value, weakref.ref(made[id(value())])
+
+
 def _needs_one(place: Place, tensor: torch.Tensor) -> bool:
     if type(tensor) not in _TYPES or not tensor.requires_grad or refuses(tensor) or place.get() is not tensor:
         return False
+    return (not tensor.is_leaf or use_count(tensor) > 1) and _is_settable(place)
+
+
+def _is_settable(place: Place) -> bool:
     if place.kind == "attribute":
         return place.name in getattr(place.holder, "__dict__", ())
     return place.kind == "closure" or (place.kind != "root" and isinstance(place.holder, (dict, list)))
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    is_parameter = type(tensor) is torch.nn.Parameter
-    alias = torch.nn.Parameter(tensor) if is_parameter else tensor.detach().requires_grad_()
+    alias = leaf_like(tensor)
     alias.__dict__.update(tensor.__dict__)
     if tensor.is_leaf:
         alias.grad = tensor.grad

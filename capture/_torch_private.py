@@ -304,6 +304,14 @@ def fast_operator(op: Any) -> Callable[..., Any]:
     return entry if callable(entry) else op  # type: ignore[no-any-return]
 
 
+def leaf_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A leaf that needs gradients, of the tensor's type, on its memory and with its version counter, made unseen by
+    dispatch modes. Without this name a mode sees one operator more."""
+    make = getattr(torch.Tensor, "_make_subclass", None)
+    found: torch.Tensor = tensor.detach().requires_grad_() if make is None else make(type(tensor), tensor, True)
+    return found
+
+
 def composite(op: Any) -> Callable[..., Any] | None:
     """The C++ kernel of an operator that is made of others, which see a dispatch mode then; None if it has none.
 

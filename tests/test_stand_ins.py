@@ -131,6 +131,7 @@ def test_a_backward_pass_inside_leaves_its_gradients_at_the_parameters() -> None
     """Obstacles are found by a run without stand-ins; a later run may still go another way."""
     module = nn.Linear(6, 6).to(DEVICE)
     weight, bias = module.weight, module.bias
+    graph = module(inputs(0)).sum()  # of the eager calls before
     bias.grad = kept = torch.ones_like(bias)
     with stand_ins(_state.snapshot(_state.roots(type(module).forward, module, {})), []) as found:
         assert module.weight is not weight
@@ -139,6 +140,7 @@ def test_a_backward_pass_inside_leaves_its_gradients_at_the_parameters() -> None
         module(inputs(1)).sum().backward()
     assert module.weight is weight
     assert bias.grad is kept
+    assert graph.requires_grad
     twin, other = twins(lambda: nn.Linear(6, 6))
     twin.load_state_dict(module.state_dict())
     del other
@@ -150,9 +152,69 @@ def test_a_backward_pass_inside_leaves_its_gradients_at_the_parameters() -> None
 def test_a_parameter_that_the_body_replaces_stays_replaced() -> None:
     module = nn.Linear(6, 6).to(DEVICE)
     new = nn.Parameter(torch.zeros(6, 6, device=DEVICE))
+    graph = module(inputs(0)).sum()
     with stand_ins(_state.snapshot(_state.roots(type(module).forward, module, {})), []):
         module.weight = new
     assert module.weight is new
+    del graph
+
+
+def test_leaves_without_a_graph_are_left_alone() -> None:
+    module = nn.Linear(6, 6).to(DEVICE)
+    with stand_ins(_state.snapshot(_state.roots(type(module).forward, module, {})), []) as found:
+        assert not found
+
+
+class Recurrent(nn.Module):
+    """``nn.LSTM`` keeps its weights in a list and looks at them through weak references."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 6, num_layers=2, batch_first=True)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.lstm(x)[0]
+        return hidden
+
+
+def test_a_recurrent_region() -> None:
+    mine, theirs = captured_twins(Recurrent)
+    kept: list[Tensor] = []
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        loss: Tensor = model.m[0](inputs(number, 2, 5, 6)).square().mean()
+        kept.append(loss)
+        loss.backward()
+        return loss
+
+    both(step, mine, theirs)
+    assert recordings(mine.m[0]).replays >= 6
+
+
+def test_a_recurrent_step() -> None:
+    """oneDNN's backward operator gets a tensor that is not there, as no Python caller could give it."""
+    mine, theirs = twins(Recurrent)
+
+    def step_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    eager, captured = step_of(theirs), capture(step_of(mine))
+    for number in range(8):
+        x = inputs(number, 2, 5, 6)
+        assert bits(captured(x)) == bits(eager(x))
+    assert [bits(p) for p in mine.parameters()] == [bits(p) for p in theirs.parameters()]
+    assert recordings(captured).replays >= 4
 
 
 def test_borrowed_outputs_turn_stale_beside_one_that_cannot_leave(monkeypatch: pytest.MonkeyPatch) -> None:

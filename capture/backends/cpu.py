@@ -6,7 +6,7 @@ recording run executes the body for real, operator by operator, while every resu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from capture._observe import Watch, Watched, run_watched
 from capture._operators import (
     Operator,
     Traits,
+    lacks_tensor,
     shape_depends_on_data,
     tensors_in,
     tensors_out,
@@ -32,6 +33,8 @@ from capture.backends import Block, Geometry, Input, Recorded
 from capture.backends.arena import Arena
 from capture.backends.staging import stage
 from capture.backends.tape import Ref, Root, Step, Tape, python_form
+
+_READ_GRAD_MODE = frozenset(["mkldnn_rnn_layer"])  # its kernel makes the workspace of its backward pass in grad mode
 
 
 class CpuBackend:
@@ -214,7 +217,7 @@ class Recorder(Watch):
         moved = {id(out): self._move(out) for out in fresh}
         step.outs = [_place(moved.get(id(member))) for member in flat]
         step.form = "copy" if fresh else "call"
-        if fresh and len(fresh) == len(flat):
+        if fresh and len(fresh) == len(flat) and step.function is _torch_private.fast_operator(op):
             self._prefer_out(known, step, fresh)
         for out in fresh:
             moved[id(out)][0].copy_(out)
@@ -265,7 +268,10 @@ class Recorder(Watch):
         except LookupError as error:
             self._fail(f"{known.name}: {error}")
             return None
-        return Step(_torch_private.fast_operator(op), template, named, "call")
+        function = _torch_private.fast_operator(op)
+        if lacks_tensor(op, args) or (known.base in _READ_GRAD_MODE and torch.is_grad_enabled()):
+            function = _below_autograd(function, grad=torch.is_grad_enabled())
+        return Step(function, template, named, "call")
 
     def _adopt(self, tensor: torch.Tensor, known: Traits) -> bool:
         if known.base.startswith("lift"):
@@ -294,6 +300,16 @@ class Recorder(Watch):
         if generator_id(generator) not in self.generators:
             raise LookupError("a generator that nobody is known to own")
         return generator
+
+
+def _below_autograd(function: Callable[..., Any], *, grad: bool) -> Callable[..., Any]:
+    """In the grad mode of the recorded run, which replays turn off, but without a graph."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(), torch.set_grad_enabled(grad):
+            return function(*args, **kwargs)
+
+    return run
 
 
 def _place(moved: tuple[torch.Tensor, Root, str] | None) -> tuple[Root, str] | None:
