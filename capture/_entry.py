@@ -9,7 +9,7 @@ from attrs import define, field
 
 from capture._bind import Key
 from capture._facts import Facts
-from capture._findings import Severity
+from capture._findings import SETTLING, Severity
 from capture._follow import Expected
 from capture._node import Node
 from capture._plan import CapturePlan
@@ -66,5 +66,4 @@ class Family:
 
 def may_settle(plan: CapturePlan) -> bool:
     """Only reasons that a second run may clear: state that a first call sets up."""
-    settling = {"CG204", "CG205", "CG206", "CG401"}
-    return all(finding.code in settling for finding in plan.findings_at_least(Severity.EAGER))
+    return all(finding.code in SETTLING for finding in plan.findings_at_least(Severity.EAGER))

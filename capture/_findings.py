@@ -14,6 +14,9 @@ from typing_extensions import override
 from capture._annotate import Annotation
 from capture._facts import Facts, Where
 
+SETTLING = frozenset({"CG204", "CG205", "CG206", "CG401"})
+"""Codes of what a first call may do once, to set up state, and a second one may not."""
+
 
 class Severity(enum.IntEnum):
     """How much a finding costs. ``EAGER`` and above keep the call from being recorded."""

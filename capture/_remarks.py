@@ -10,7 +10,7 @@ from capture._annotate import Annotation
 from capture._errors import CaptureWarning, UncapturableError
 from capture._events import Log
 from capture._facts import Facts
-from capture._findings import Finding, Severity
+from capture._findings import SETTLING, Finding, Severity
 from capture._plan import CapturePlan
 
 
@@ -32,9 +32,13 @@ class Remarks:
             self.findings.setdefault((finding.code, finding.path), finding)
 
     def report(self, plan: CapturePlan) -> None:
-        """Warn about what keeps a call eager, once for each code and path; raise where the annotation asks for it."""
+        """Warn about what keeps a call eager, once for each code and path; raise where the annotation asks for it.
+
+        What only a first call may have done is left out where there are other reasons: a second one was not watched.
+        """
         findings = plan.findings_at_least(Severity.EAGER)
-        new = [finding for finding in findings if (finding.code, finding.path) not in self.findings]
+        lasting = [finding for finding in findings if finding.code not in SETTLING] or findings
+        new = [finding for finding in lasting if (finding.code, finding.path) not in self.findings]
         self.note_findings(plan)
         raising = self.annotation.fallback == "error" or any(f.severity is Severity.ERROR for f in findings)
         if findings and raising:

@@ -293,6 +293,26 @@ def test_a_caught_exception_inside_the_body_is_no_failure() -> None:
     assert recordings(captured).recordings == 1
 
 
+def test_what_only_a_first_call_may_do_is_no_reason_beside_a_lasting_one() -> None:
+    class Lazy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made: list[Tensor] = []
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.made:
+                self.made.append(torch.ones_like(x))
+            return x + self.made[0] if x.sum().item() > 0 else x
+
+    module = capture(Lazy())
+    with pytest.warns(CaptureWarning) as caught:
+        for seed in range(4):
+            module(x_of(seed))
+    assert [str(one.message)[:5] for one in caught] == ["CG201"]
+    assert {"CG201", "CG204"} <= {finding.code for finding in recordings(module).findings}
+
+
 def test_explain_and_warmup_raise_the_users_exception() -> None:
     captured = capture(_raising_helper([True]))
     for call in (explain(captured), warmup(captured)):

@@ -169,7 +169,9 @@ def _tokens(vocabulary: Callable[[Setting], int], length: int = 128) -> Callable
         generator = torch.Generator().manual_seed(3)
         shape = (10, 2, setting.pick(length, 16))
         drawn = torch.randint(vocabulary(setting), shape, generator=generator).to(setting.device)
-        return [(one.clone(),) for one in drawn]
+        seen = torch.ones(shape[-1], shape[-1], dtype=torch.bool, device=setting.device).tril()
+        mask = seen.expand(shape[1], 1, -1, -1).clone()  # without one transformers looks at values on the host
+        return [(one.clone(), mask) for one in drawn]
 
     return batches
 
@@ -183,7 +185,7 @@ def _pictures(setting: Setting) -> list[Batch]:
 
 
 def _causal(model: Any, batch: Batch) -> Tensor:
-    logits = model(batch[0], use_cache=False).logits
+    logits = model(batch[0], attention_mask=batch[1], use_cache=False).logits
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[0][:, 1:].flatten())
 
 
