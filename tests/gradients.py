@@ -1038,7 +1038,7 @@ def _outcome(world: World, act: Act, target: int, form: int, seed: int) -> str |
     with world.modes():
         try:
             world.scratch.append(("result", act(world, target, form, seed)))
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, TypeError) as error:
             if isinstance(error, CaptureError):
                 raise
             return f"{type(error).__name__}: {str(error)[:60]}"
