@@ -83,6 +83,28 @@ def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
+def gradient_reads() -> Iterator[list[torch.Tensor]]:
+    """The tensors whose ``grad`` code in this thread reads in the block."""
+    thread, read = threading.get_ident(), list[torch.Tensor]()
+    grad: Any = torch.Tensor.grad
+
+    def read_grad(tensor: torch.Tensor) -> Any:
+        if threading.get_ident() == thread:
+            read.append(tensor)
+        return grad.__get__(tensor)
+
+    own = torch.Tensor.__dict__.get("grad")
+    torch.Tensor.grad = property(read_grad, grad.__set__, grad.__delete__)  # type: ignore[assignment]
+    try:
+        yield read
+    finally:
+        if own is None:
+            del torch.Tensor.grad
+        else:
+            torch.Tensor.grad = own
+
+
+@contextmanager
 def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
     """Keep ``state`` (device type -> on) up to date while a body enters and leaves ``torch.autocast``."""
     thread = threading.get_ident()

@@ -30,7 +30,6 @@ from capture._torch_private import TorchDispatchMode, autocast_inside, generator
 
 DETACHING = frozenset(["detach", "alias", "detach_"])
 _SEEDING = "seeding a generator, or setting its state,"
-_COUNTED = "aten._foreach_"
 
 
 class Watch(TorchDispatchMode):
@@ -354,15 +353,13 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
 
 
 def _count_writes(watched: Watched) -> None:
-    """Count writes through lists of tensors (``_foreach_*``), which torch leaves out under a dispatch mode.
-
-    Writes of fused optimizers (``_fused_*``) it never counts.
-    """
+    """Count writes through lists of tensors (``_foreach_*``), which torch leaves out under a dispatch mode; those of
+    fused optimizers it never counts."""
     for tensor, version in watched.versions:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor._version != version:
             continue
         external = watched.watch.notes.externals.get(id(tensor.untyped_storage()))
-        if external is not None and external.mutation is not None and external.mutation.op.startswith(_COUNTED):
+        if external is not None and external.mutation and external.mutation.op.startswith("aten._foreach_"):
             torch.autograd.graph.increment_version(tensor)
 
 

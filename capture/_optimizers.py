@@ -1,33 +1,39 @@
 """Optimizers: settings such as the learning rate are Python values that only the optimizer's own code reads.
 
 A recording freezes them, so those of every optimizer that a body can reach are part of its key. A setting kept in a
-tensor is read where it lives.
+tensor is read where it lives. Whether a parameter has a gradient is such a value too: it decides what an optimizer
+updates, what is clipped or zeroed, and whether a backward pass accumulates.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from capture._host_reads import gradient_reads
 from capture._named import part_of
 from capture._state import Snapshot
 
+if TYPE_CHECKING:
+    from capture._observe import Watched
+
 
 class Optimizers:
-    """The optimizers that one captured function was seen to reach."""
+    """The optimizers that one captured function was seen to reach, and the parameters whose ``grad`` it looked at."""
 
     def __init__(self) -> None:
         self._found: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._parameters: list[weakref.ref[torch.Tensor]] = []
         self.has_looked = False
         """Python state was searched for them."""
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._found or self._parameters)
 
     def note(self, state: Snapshot) -> None:
         """Look for more of them in what a body can reach."""
@@ -41,28 +47,44 @@ class Optimizers:
             self._found.append(weakref.ref(optimizer))
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Those that take a step inside the block are found, however hidden they are."""
+    def watching(self) -> Iterator[list[torch.Tensor]]:
+        """Those that take a step inside the block are found, however hidden they are. Gives the tensors whose ``grad``
+        is read inside."""
         hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self._add(optimizer))
         try:
-            yield
+            with gradient_reads() as read:
+                yield read
         finally:
             hook.remove()
 
+    def note_gradients(self, watched: Watched, read: Sequence[torch.Tensor]) -> None:
+        """After a run: whether those have a gradient is part of the key from now on, as far as they were there before,
+        and that of all whose gradient came or went."""
+        changed = [one.place.holder for one in watched.changed if one.place.name == "grad" and not one.container]
+        candidates = {id(one): one for one in (*read, *changed) if isinstance(one, torch.Tensor)}
+        if not candidates:
+            return
+        there = {id(tensor) for owners in watched.before.tensors.values() for _, tensor in owners}
+        there |= {id(p) for one in self._alive() for group in one.param_groups for p in group["params"]}
+        there -= {id(leaf) for leaf in watched.call.leaves} | {id(one()) for one in self._parameters}
+        self._parameters += [weakref.ref(one) for key, one in candidates.items() if key in there]
+
     def part(self) -> tuple[Any, ...]:
-        """The key's part: all settings as they are now, without the parameters."""
-        return tuple([part_of(value, limit=None) for _, value in self._settings()])
+        """The key's part: all settings as they are now, without the parameters, and which gradients there are."""
+        settings = [part_of(value, limit=None) for _, value in self._settings()]
+        return (*settings, *[parameter.grad is None for one in self._parameters if (parameter := one()) is not None])
 
     def labels(self) -> list[str]:
         """Names of the parts."""
-        return [name for name, _ in self._settings()]
+        names = [name for name, _ in self._settings()]
+        return [*names, *["the lack of a gradient" for one in self._parameters if one() is not None]]
+
+    def _alive(self) -> list[torch.optim.Optimizer]:
+        return [optimizer for one in self._found if (optimizer := one()) is not None]
 
     def _settings(self) -> Iterable[tuple[str, Any]]:
-        for one in self._found:
-            optimizer = one()
-            if optimizer is None:
-                continue
-            several = len(optimizer.param_groups) > 1
-            for number, group in enumerate(optimizer.param_groups):
-                place = f"param_groups[{number}]" if several else type(optimizer).__name__
+        for one in self._alive():
+            several = len(one.param_groups) > 1
+            for number, group in enumerate(one.param_groups):
+                place = f"param_groups[{number}]" if several else type(one).__name__
                 yield from ((f"{name} of {place}", value) for name, value in group.items() if name != "params")

@@ -68,8 +68,9 @@ def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) ->
     captured.log.counters.observations += 1
     captured.log.counters.body_runs += 1
     with capture_lock, captured.log.timed("observe"):
-        with captured.optimizers.watching():
+        with captured.optimizers.watching() as read:
             watched = _observe.run_watched(call, _observe.Watch(undo=undo))
+        captured.optimizers.note_gradients(watched, read)
         if watched.error is not None:
             if trial:
                 _observe.undo(watched)
