@@ -21,6 +21,8 @@ class External:
     storage: torch.UntypedStorage
     first_use: Where | None
     mutation: Mutation | None = None
+    in_list: bool = False
+    """Written through a list of tensors, which torch counts only where no dispatch mode is."""
 
 
 @define

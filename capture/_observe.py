@@ -207,6 +207,8 @@ class Watch(TorchDispatchMode):
     def _see_writes(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor, from_norm in written(op, args, kwargs):
             external = self.notes.externals.get(id(_storage(tensor)))
+            if external is not None:
+                external.in_list |= op.base.startswith("_foreach_")
             if external is None or external.mutation is not None:
                 continue
             evidence: MutationEvidence = "norm" if from_norm else "schema"
@@ -359,7 +361,7 @@ def _count_writes(watched: Watched) -> None:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor._version != version:
             continue
         external = watched.watch.notes.externals.get(id(tensor.untyped_storage()))
-        if external is not None and external.mutation and external.mutation.op.startswith("aten._foreach_"):
+        if external is not None and external.in_list:
             torch.autograd.graph.increment_version(tensor)
 
 

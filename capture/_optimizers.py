@@ -2,7 +2,8 @@
 
 A recording freezes them, so those of every optimizer that a body can reach are part of its key. A setting kept in a
 tensor is read where it lives. Whether a parameter has a gradient is such a value too: it decides what an optimizer
-updates, what is clipped or zeroed, and whether a backward pass accumulates.
+updates, what is clipped or zeroed, and whether a backward pass accumulates. So are a parameter's hooks, and the
+training flags of modules that the body reaches and that are neither its own nor arguments.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from capture._bind import training_reader
 from capture._host_reads import gradient_reads
 from capture._named import part_of
 from capture._state import Snapshot
@@ -24,23 +26,39 @@ if TYPE_CHECKING:
 
 
 class Optimizers:
-    """The optimizers that one captured function was seen to reach, and the parameters whose ``grad`` it looked at."""
+    """What one captured function was seen to reach: optimizers, parameters whose ``grad`` it looked at, and modules."""
 
     def __init__(self) -> None:
         self._found: list[weakref.ref[torch.optim.Optimizer]] = []
         self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._modules: list[weakref.ref[torch.nn.Module]] = []
+        """Each with all its submodules."""
         self.has_looked = False
         """Python state was searched for them."""
 
     def __bool__(self) -> bool:
         return bool(self._found or self._parameters)
 
-    def note(self, state: Snapshot) -> None:
-        """Look for more of them in what a body can reach."""
+    def note(self, state: Snapshot, known: Sequence[Any]) -> None:
+        """Look for more of them in what a body can reach. ``known``: the receiver and the arguments."""
         self.has_looked = True
         for _, value in state.entered:
             if isinstance(value, torch.optim.Optimizer):
                 self._add(value)
+        above = [one for one in (*known, *self.modules()) if isinstance(one, torch.nn.Module)]
+        covered = {id(member) for one in above for member in one.modules()}
+        for module in state.modules:
+            if id(module) not in covered:
+                self._modules.append(weakref.ref(module))
+                covered |= {id(member) for member in module.modules()}
+
+    def modules(self) -> list[torch.nn.Module]:
+        """Modules whose flags are part of the key, without their submodules."""
+        return [module for one in self._modules if (module := one()) is not None]
+
+    def flags(self) -> list[bool]:
+        """Training flags of all modules."""
+        return [flag for module in self.modules() for flag in training_reader(module)()]
 
     def _add(self, optimizer: torch.optim.Optimizer) -> None:
         if all(one() is not optimizer for one in self._found):
@@ -70,14 +88,18 @@ class Optimizers:
         self._parameters += [weakref.ref(one) for key, one in candidates.items() if key in there]
 
     def part(self) -> tuple[Any, ...]:
-        """The key's part: all settings as they are now, without the parameters, and which gradients there are."""
+        """The key's part: all settings as they are now, without the parameters, which gradients there are, and flags."""
         settings = [part_of(value, limit=None) for _, value in self._settings()]
-        return (*settings, *[parameter.grad is None for one in self._parameters if (parameter := one()) is not None])
+        gradients = [(one.grad is None, *(one._backward_hooks or ())) for one in self._watched()]
+        return (*settings, *gradients, *self.flags())
 
     def labels(self) -> list[str]:
         """Names of the parts."""
-        names = [name for name, _ in self._settings()]
-        return [*names, *["the lack of a gradient" for one in self._parameters if one() is not None]]
+        names = [*[name for name, _ in self._settings()], *["the lack of a gradient, or hooks" for _ in self._watched()]]
+        return [*names, *["a module's training flag" for _ in self.flags()]]
+
+    def _watched(self) -> list[torch.Tensor]:
+        return [parameter for one in self._parameters if (parameter := one()) is not None]
 
     def _alive(self) -> list[torch.optim.Optimizer]:
         return [optimizer for one in self._found if (optimizer := one()) is not None]
