@@ -21,8 +21,6 @@ class External:
     storage: torch.UntypedStorage
     first_use: Where | None
     mutation: Mutation | None = None
-    in_list: bool = False
-    """Written through a list of tensors, which torch counts only where no dispatch mode is."""
 
 
 @define
@@ -74,6 +72,8 @@ class Notes:
     """No operator so far does more than its arguments tell."""
     objects: set[int] = field(factory=set)
     """``id`` of the tensor objects that operators got, while the caller or the snapshot keeps them alive."""
+    lists: set[int] = field(factory=set)
+    """``id`` of storages written through lists of tensors (``_foreach_*``; fused optimizers' writes are not counted)."""
     undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
     reshaped: list[tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int, ...]]] = field(factory=list)
     """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""

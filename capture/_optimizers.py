@@ -17,7 +17,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from capture._bind import training_reader
-from capture._host_reads import gradient_reads
 from capture._named import part_of
 from capture._state import Snapshot
 
@@ -65,21 +64,19 @@ class Optimizers:
             self._found.append(weakref.ref(optimizer))
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[list[torch.Tensor]]:
-        """Those that take a step inside the block are found, however hidden they are. Gives the tensors whose ``grad``
-        is read inside."""
+    def watching(self) -> Iterator[None]:
+        """Those that take a step inside the block are found, however hidden they are."""
         hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self._add(optimizer))
         try:
-            with gradient_reads() as read:
-                yield read
+            yield
         finally:
             hook.remove()
 
-    def note_gradients(self, watched: Watched, read: Sequence[torch.Tensor]) -> None:
-        """After a run: whether those have a gradient is part of the key from now on, as far as they were there before,
-        and that of all whose gradient came or went."""
+    def note_gradients(self, watched: Watched) -> None:
+        """After a run: whether a tensor has a gradient is part of the key from now on, if the body looked at it, or if
+        it came or went, and the tensor was there before."""
         changed = [one.place.holder for one in watched.changed if one.place.name == "grad" and not one.container]
-        candidates = {id(one): one for one in (*read, *changed) if isinstance(one, torch.Tensor)}
+        candidates = {id(one): one for one in (*watched.gradients_read, *changed) if isinstance(one, torch.Tensor)}
         if not candidates:
             return
         there = {id(tensor) for owners in watched.before.tensors.values() for _, tensor in owners}

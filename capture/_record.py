@@ -212,7 +212,7 @@ def _run(
     """Let the engine record the body."""
     with capture_lock:
         tree.before_recording(captured.log)
-        with captured.log.range("record"), captured.optimizers.watching() as read:
+        with captured.log.range("record"), captured.optimizers.watching():
             recorded = tree.backend.record(
                 tree.pool,
                 call,
@@ -224,7 +224,7 @@ def _run(
                 expected=expected if entry.facts is not None else None,
             )
         if recorded.watched is not None:
-            captured.optimizers.note_gradients(recorded.watched, read)
+            captured.optimizers.note_gradients(recorded.watched)
         return recorded
 
 

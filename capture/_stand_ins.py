@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from capture._gradients import refuses
+from capture._host_reads import gradient_of
 from capture._state import Place, Snapshot
 
 _TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -38,7 +39,7 @@ def stand_ins(before: Snapshot, arguments: Sequence[Any]) -> Iterator[dict[int, 
             alias = made.get(id(tensor))
             if alias is None:
                 alias = made[id(tensor)] = _alias(tensor)
-                found[id(alias)], grads[id(alias)] = (alias, tensor), alias.grad
+                found[id(alias)], grads[id(alias)] = (alias, tensor), gradient_of(alias)
             place.set(alias)
             places.append((place, tensor))
         yield found
@@ -47,8 +48,8 @@ def stand_ins(before: Snapshot, arguments: Sequence[Any]) -> Iterator[dict[int, 
             if place.get() is made[id(tensor)]:
                 place.set(tensor)
         for alias, tensor in found.values():
-            if alias.grad is not grads[id(alias)]:
-                tensor.grad = alias.grad  # the body ran a backward pass of its own
+            if gradient_of(alias) is not grads[id(alias)]:
+                tensor.grad = gradient_of(alias)  # the body ran a backward pass of its own
 
 
 def _needs_one(place: Place, tensor: torch.Tensor) -> bool:
@@ -64,5 +65,5 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     alias = torch.nn.Parameter(tensor) if is_parameter else tensor.detach().requires_grad_()
     alias.__dict__.update(tensor.__dict__)
     if tensor.is_leaf:
-        alias.grad = tensor.grad
+        alias.grad = gradient_of(tensor)
     return alias
