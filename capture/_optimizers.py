@@ -85,14 +85,17 @@ class Optimizers:
         self._parameters += [weakref.ref(one) for key, one in candidates.items() if key in there]
 
     def part(self) -> tuple[Any, ...]:
-        """The key's part: all settings as they are now, without the parameters, which gradients there are, and flags."""
+        """The key's part: all settings as they are now, without the parameters, which gradients there are, flags."""
         settings = [part_of(value, limit=None) for _, value in self._settings()]
         gradients = [(one.grad is None, *(one._backward_hooks or ())) for one in self._watched()]
         return (*settings, *gradients, *self.flags())
 
     def labels(self) -> list[str]:
         """Names of the parts."""
-        names = [*[name for name, _ in self._settings()], *["the lack of a gradient, or hooks" for _ in self._watched()]]
+        names = [
+            *[name for name, _ in self._settings()],
+            *["the lack of a gradient, or hooks" for _ in self._watched()],
+        ]
         return [*names, *["a module's training flag" for _ in self.flags()]]
 
     def _watched(self) -> list[torch.Tensor]:

@@ -183,7 +183,11 @@ def _world(captured: Captured, count: int) -> Callable[[], bool]:
     read, kind = named.read, type(receiver)
     own: Callable[[], list[bool]] = training_reader(receiver) if isinstance(receiver, torch.nn.Module) else list
     others = captured.optimizers.flags
-    training = (lambda: own() + others()) if captured.optimizers.modules() else own
+
+    def all_flags() -> list[bool]:
+        return own() + others()
+
+    training = all_flags if captured.optimizers.modules() else own
     flags = training()
     if not known:
         return lambda: type(receiver_of()) is kind and training() == flags

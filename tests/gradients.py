@@ -1,4 +1,4 @@
-"""Random training programs over captured functions, run beside an eager twin and compared bit for bit after every action.
+"""Random training programs over captured functions, run beside an eager twin and compared bit for bit each time.
 
 A ``Program`` is plain integers, as in ``tests/machine.py``: ``run(Program(...))`` runs a failure again from its text.
 
@@ -16,7 +16,7 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from attrs import define, field, frozen
@@ -73,7 +73,7 @@ class World:
     """One side of the twin: everything a caller owns."""
 
     captured: bool
-    outputs: str = "preserve"
+    outputs: Literal["preserve", "clone"] = "preserve"
     parts: list[Part] = field(factory=list)
     pending: list[Pending] = field(factory=list)
     held: list[Tensor] = field(factory=list)
@@ -88,8 +88,10 @@ class World:
         """``capture`` in the captured world, nothing in the other."""
         if not self.captured:
             return target
-        self.decorated.append(capture(target, outputs=self.outputs))
-        return self.decorated[-1]  # type: ignore[no-any-return]
+        function: Any = target
+        self.decorated.append(capture(function, outputs=self.outputs))
+        made: C = self.decorated[-1]
+        return made
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
@@ -170,6 +172,9 @@ def eager_region(build: Build) -> Build:
 class Holder(nn.Module):
     """Parameters of functions that are no modules."""
 
+    weight: Tensor
+    bias: Tensor
+
     def __init__(self, **parameters: Tensor) -> None:
         super().__init__()
         for name, value in parameters.items():
@@ -190,7 +195,8 @@ class Block(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.drop(self.linear(self.norm(x))))
+        y: Tensor = self.drop(self.linear(self.norm(x)))
+        return F.gelu(y)
 
 
 def of_module(w: World, name: str, module: nn.Module, **more: Any) -> Part:
@@ -228,7 +234,8 @@ def attention(w: World) -> Part:
         @override
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = self.a(x).chunk(3, -1)
-            return x + torch.softmax(q @ k.t(), -1) @ v
+            y: Tensor = x + torch.softmax(q @ k.t(), -1) @ v
+            return y
 
     return of_module(w, "attention", Attention())
 
@@ -236,7 +243,7 @@ def attention(w: World) -> Part:
 @region
 def closure(w: World) -> Part:
     module = Holder(weight=matrix(1))
-    weight: Any = module.weight
+    weight = module.weight
     return Part("closure", module, [w.capture(lambda x: torch.tanh(x @ weight))])
 
 
@@ -298,10 +305,10 @@ def twice(w: World) -> Part:
 
 @region
 def frozen_bias(w: World) -> Part:
-    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
-    module[0].bias.requires_grad_(False)
-    module[2].weight.requires_grad_(False)
-    return of_module(w, "frozen_bias", module)
+    first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    first.bias.requires_grad_(False)
+    last.weight.requires_grad_(False)
+    return of_module(w, "frozen_bias", nn.Sequential(first, nn.Tanh(), last))
 
 
 @region
@@ -533,7 +540,7 @@ def by_hand(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
     """Without ``.grad``: the gradients are results."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     loss = loss_of(function(x))
-    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    grads: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)
     with torch.no_grad():
         for parameter, grad in zip(parameters, grads, strict=True):
             if grad is not None:
@@ -660,7 +667,7 @@ def go_back(w: World, losses: Sequence[Tensor], **options: Any) -> None:
         raise
 
 
-def backward(w: World, target: int, form: int, seed: int) -> None:
+def backward(w: World, target: int, form: int, seed: int) -> Any:
     """The backward pass of something pending: once, retained, twice, two losses at once, into some leaves only."""
     if not w.pending:
         return forward(w, target, form, seed)
@@ -707,7 +714,7 @@ def differentiate(w: World, target: int, form: int, seed: int) -> Any:
     if not some:
         return None
     try:
-        found = torch.autograd.grad(
+        found: Sequence[Tensor | None] = torch.autograd.grad(
             one.loss, some, retain_graph=bool(form // 4 % 2), allow_unused=bool(form // 8 % 4)
         )
     except RuntimeError:
@@ -960,7 +967,7 @@ DECK: tuple[str, ...] = tuple(name for name, (weight, _) in ACTIONS.items() for 
 # -------------------------------------------------------------------------------------------------------------- running
 @frozen
 class Program:
-    """Integers that mean a program. ``cast``: (region, step, optimizer) each; a step is (action, target, form, seed)."""
+    """Integers that mean a program. ``cast``: (region, step, optimizer) each; steps: (action, target, form, seed)."""
 
     cast: tuple[tuple[int, int, int], ...]
     steps: tuple[tuple[int, int, int, int], ...]
@@ -1001,7 +1008,7 @@ class Runner:
         _tree.forget_trees()
         _step._counter.begun = 0
         program, state = self._program, rng_state()
-        verify = "first" if program.verify else "off"
+        verify: Literal["first", "off"] = "first" if program.verify else "off"
         try:
             with warnings.catch_warnings(), config.patch(cache=False, poison=program.poison, verify=verify):
                 warnings.simplefilter("ignore")
