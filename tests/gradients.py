@@ -7,7 +7,7 @@ times and something else uses as well are added in another order: regions that u
 is false) come once a graph, and no tensor goes into two regions. A backward pass that raises has done other parts of
 its work by then: afterwards both worlds drop all gradients. A region is freed and checked as a whole: where eager asks
 for some gradients alone, ours may raise and eager not, never the other way. A result that another one is made of is
-no part of that one's graph: it retains no gradient here.
+no part of that one's graph: it retains no gradient here, and parameters of such regions get no hooks.
 """
 
 from __future__ import annotations
