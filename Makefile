@@ -62,7 +62,7 @@ test-gpu:
 	  --ignore=tests/test_arena.py --ignore=tests/test_layout.py --ignore=tests/test_typing.py
 
 fuzz: $(STAMP)
-	CAPTURE_FUZZ_EXAMPLES=$${CAPTURE_FUZZ_EXAMPLES:-100000} $(PYTEST) tests/test_machine.py
+	CAPTURE_FUZZ_EXAMPLES=$${CAPTURE_FUZZ_EXAMPLES:-100000} $(PYTEST) tests/test_machine.py tests/test_gradients_machine.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

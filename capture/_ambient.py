@@ -88,6 +88,7 @@ _function_modes = _torch_private.function_mode_depth
 _function_mode = _torch_private.function_mode
 _transforms = _torch_private.functorch_interpreter
 _tracer = _torch_private.is_tracing
+_saved_hooks = _torch_private.saved_hooks
 _flags = _torch_private.unguarded_flags
 
 
@@ -95,13 +96,16 @@ def here() -> Here | None:
     """This thread and the modes in force now.
 
     None where a captured function is to run inline: inside the body of another one, or under somebody else's dispatch
-    or function mode, functorch transform or tracer.
+    or function mode, functorch transform, tracer or hooks on saved tensors (a checkpoint's above all).
     """
     thread = _local.thread
     if thread.inside or _dispatch_modes() or _transforms() is not None or _tracer() is not None:
         return None
+    grad = _is_grad()
+    if grad and _saved_hooks(True) is not None:
+        return None
     depth = _function_modes()
-    last = thread.readings[_is_grad()]
+    last = thread.readings[grad]
     if (
         depth == last.depth
         and (not depth or _function_mode(0) is last.mode)

@@ -115,7 +115,7 @@ class Region:
         program: Program = made if made is not None else node.program
         statics = node.statics if made is None else {}
         parameters = program.now(program.parameters, statics)
-        kept = [*result.saved, *[leaves[index] for index in program.given], *program.now(program.held, statics)]
+        kept = [*result.saved, *program.needed(leaves, statics)]
         if result.attached:
             frame = Frame(self, program, kept, result.attached)
             _Gradients.apply(frame, *[leaves[index] for index in program.wanted], *parameters)  # type: ignore[no-untyped-call]

@@ -55,6 +55,8 @@ def obstacles(
     if any(isinstance(one, torch.Tensor) and refuses(one) for one in tensors):
         return [GradientObstacle(path=None, reason="autograd refuses to look at a view that was written")]
     found = [*_outputs(outputs), *_effects(effects), *_externals(watched, arguments)]
+    if not torch.is_grad_enabled():
+        found.append(GradientObstacle(path=None, reason="gradients are switched on inside alone"))
     notes = watched.watch.notes
     found += [GradientObstacle(path=None, reason=f"the body uses {name}", where=at) for name, at in notes.hooks]
     found += _partly_reached(watched, outputs)

@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 _NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__")
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
+_GRAD: Any = torch.Tensor.grad
 _EXPORTS = ("__dlpack__", "__cuda_array_interface__")
 
 
@@ -80,6 +81,33 @@ def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
                 delattr(torch.Tensor, name)
             else:
                 setattr(torch.Tensor, name, original)
+
+
+@contextmanager
+def gradient_reads() -> Iterator[list[torch.Tensor]]:
+    """The tensors whose ``grad`` code in this thread reads in the block."""
+    thread, read = threading.get_ident(), list[torch.Tensor]()
+
+    def read_grad(tensor: torch.Tensor) -> Any:
+        if threading.get_ident() == thread:
+            read.append(tensor)
+        return _GRAD.__get__(tensor)
+
+    before = torch.Tensor.__dict__.get("grad")
+    torch.Tensor.grad = property(read_grad, _GRAD.__set__, _GRAD.__delete__)  # type: ignore[assignment]
+    try:
+        yield read
+    finally:
+        if before is None:
+            del torch.Tensor.grad
+        else:
+            torch.Tensor.grad = before
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Its ``grad``, where the look is not the body's."""
+    found: torch.Tensor | None = _GRAD.__get__(tensor)
+    return found
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from attrs import evolve
 
 from capture import _observe, _planning, _restore
@@ -103,10 +104,13 @@ def undo_run(recorded: Recorded) -> None:
 
 
 def _leave_pool(tree: Tree, recorded: Recorded) -> None:
-    """Move everything that a refused run made, and that is still used, out of the pool."""
+    """Move what a refused run made, as far as it is still used, and what it was given out of the pool: a graph may have
+    saved either."""
     assert recorded.watched is not None
-    for produced in recorded.watched.watch.alive().values():
-        storage = produced.storage()
+    made = [produced.storage() for produced in recorded.watched.watch.alive().values()]
+    leaves = [leaf for _, leaf in recorded.watched.arguments if isinstance(leaf, torch.Tensor)]
+    given = {id(one): one for one in (leaf.untyped_storage() for leaf in leaves if leaf.layout is torch.strided)}
+    for storage in (*made, *given.values()):
         if storage is not None and tree.pool.find(storage.data_ptr()) and not tree.pool.evacuate(storage):
             tree.retire()
             return

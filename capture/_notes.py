@@ -72,6 +72,8 @@ class Notes:
     """No operator so far does more than its arguments tell."""
     objects: set[int] = field(factory=set)
     """``id`` of the tensor objects that operators got, while the caller or the snapshot keeps them alive."""
+    lists: set[int] = field(factory=set)
+    """``id`` of storages written through lists of tensors (``_foreach_*``; torch never counts ``_fused_*``)."""
     undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
     reshaped: list[tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int, ...]]] = field(factory=list)
     """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""

@@ -21,7 +21,7 @@ from capture._call import Call
 from capture._constants import constants_on_host
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
 from capture._generators import default_generator, default_generators
-from capture._host_reads import autocast_switches, graph_uses, host_reads, no_autocast_cache
+from capture._host_reads import autocast_switches, gradient_reads, graph_uses, host_reads, no_autocast_cache
 from capture._notes import External, Notes, Produced, scalars_of
 from capture._operators import Traits, on_one_device, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
@@ -207,6 +207,8 @@ class Watch(TorchDispatchMode):
     def _see_writes(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor, from_norm in written(op, args, kwargs):
             external = self.notes.externals.get(id(_storage(tensor)))
+            if op.base.startswith("_foreach_"):
+                self.notes.lists.add(id(_storage(tensor)))
             if external is None or external.mutation is not None:
                 continue
             evidence: MutationEvidence = "norm" if from_norm else "schema"
@@ -293,6 +295,7 @@ class Watched:
     error: BaseException | None = None
     changed: list[Change] = field(factory=list)
     versions: list[tuple[torch.Tensor, int]] = field(factory=list)
+    gradients_read: list[torch.Tensor] = field(factory=list)
     states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
     """Generators as they were before, where they may have to be put back."""
     values: tuple[Any, ...] = ()
@@ -300,7 +303,7 @@ class Watched:
     def forget(self) -> None:
         """Drop what the run made; frames of an error would keep it alive."""
         self.result = self.error = None
-        self.values, self.arguments, self.changed = (), [], []
+        self.values, self.arguments, self.changed, self.gradients_read = (), [], [], []
         self.watch.notes = Notes()
 
 
@@ -339,6 +342,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(no_autocast_cache())
+            watched.gradients_read = around.enter_context(gradient_reads())
             around.enter_context(watch)
             watched.result = call.run(values)
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
@@ -355,10 +359,8 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
 def _count_writes(watched: Watched) -> None:
     """Count writes through lists of tensors (``_foreach_*``), which torch leaves out under a dispatch mode."""
     for tensor, version in watched.versions:
-        if tensor.layout is not torch.strided or tensor.is_nested or tensor._version != version:
-            continue
-        external = watched.watch.notes.externals.get(id(tensor.untyped_storage()))
-        if external is not None and external.mutation is not None and external.mutation.evidence == "schema":
+        plain = tensor.layout is torch.strided and not tensor.is_nested and tensor._version == version
+        if plain and id(tensor.untyped_storage()) in watched.watch.notes.lists:
             torch.autograd.graph.increment_version(tensor)
 
 

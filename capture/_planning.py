@@ -70,6 +70,8 @@ def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) ->
     with capture_lock, captured.log.timed("observe"):
         with captured.optimizers.watching():
             watched = _observe.run_watched(call, _observe.Watch(undo=undo))
+        captured.optimizers.note(watched.before, (call.receiver, *call.values))
+        captured.optimizers.note_gradients(watched)
         if watched.error is not None:
             if trial:
                 _observe.undo(watched)

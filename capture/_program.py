@@ -88,6 +88,8 @@ class Program:
     """Positions of arguments that the backward pass needs."""
     held: tuple[torch.Tensor, ...] = ()
     """Tensors in Python state that the backward pass needs."""
+    views: tuple[bool, ...] = ()
+    """Which of ``given`` and ``held`` were saved as views: those keep memory that ``.data =`` takes from the tensor."""
     num_saved: int = 0
     modified: bool = False
     """A saved tensor was written afterwards by the body itself."""
@@ -103,6 +105,11 @@ class Program:
         """Those of a replay's Python state that have the places of these."""
         paths = self.paths
         return [statics.get(paths.get(id(one), ""), one) for one in tensors] if statics else list(tensors)
+
+    def needed(self, leaves: Sequence[Any], statics: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of a call that its backward pass needs beside ``saved``."""
+        found = [*[leaves[index] for index in self.given], *self.now(self.held, statics)]
+        return [one.detach() if view else one for one, view in zip(found, self.views, strict=True)]
 
     def gradients(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
         """Gradients of the inputs, None where nothing reaches one."""
@@ -222,10 +229,10 @@ class Saver:
         program, count = self.program, len(saved)
         program.num_saved, program.given = count, tuple(given)
         program.held = tuple(owner for owner, _ in held.values())
-        for index, (position, members) in enumerate(given.items(), count):
-            _point(members, index, self._leaves[position])
-        for index, (owner, members) in enumerate(held.values(), count + len(given)):
-            _point(members, index, owner)
+        bases = [(self._leaves[position], members) for position, members in given.items()] + list(held.values())
+        for index, (base, members) in enumerate(bases, count):
+            _point(members, index, base)
+        program.views = tuple(not all(_alias_of(note).same for note, _ in members) for _, members in bases)
         return saved
 
 
@@ -233,6 +240,11 @@ def _with_metadata(leaf: torch.Tensor) -> torch.Tensor:
     """Before torch 2.12 gradients cannot be asked for at the node of a user's function, but at a view of its result."""
     users = isinstance(leaf.grad_fn, torch.autograd.function.BackwardCFunction)
     return leaf.view_as(leaf) if users else leaf
+
+
+def _alias_of(note: Note) -> Alias:
+    assert note.alias is not None
+    return note.alias
 
 
 def _point(members: Sequence[tuple[Note, torch.Tensor]], index: int, base: torch.Tensor) -> None:

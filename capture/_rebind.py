@@ -220,7 +220,7 @@ def _changed(captured: Captured, entry: Entry, values: tuple[Any, ...], tree: Tr
     captured.log.add("drop", "modules or attributes the recording relies on were replaced")
     captured.forget(entry, tree)
     receiver = captured.receiver
-    for one in (receiver, *values):
+    for one in (receiver, *values, *captured.optimizers.modules()):
         if isinstance(one, torch.nn.Module):
             forget_module_structure(one)
     return captured.look_again(values)

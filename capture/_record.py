@@ -212,8 +212,8 @@ def _run(
     """Let the engine record the body."""
     with capture_lock:
         tree.before_recording(captured.log)
-        with captured.log.range("record"):
-            return tree.backend.record(
+        with captured.log.range("record"), captured.optimizers.watching():
+            recorded = tree.backend.record(
                 tree.pool,
                 call,
                 inputs,
@@ -223,6 +223,9 @@ def _run(
                 generators=generators_of(call, entry),
                 expected=expected if entry.facts is not None else None,
             )
+        if recorded.watched is not None:
+            captured.optimizers.note_gradients(recorded.watched)
+        return recorded
 
 
 def _expel_state(tree: Tree, described: Described, copied: frozenset[str]) -> bool:

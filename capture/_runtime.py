@@ -80,7 +80,7 @@ class Captured(Remarks):
     @property
     def stateless(self) -> bool:
         """The key is made of modes and arguments alone."""
-        return self._names_nothing and not self.optimizers
+        return self._names_nothing and not self.optimizers and not self.optimizers.modules()
 
     @property
     def receiver(self) -> Any:
@@ -133,7 +133,7 @@ class Captured(Remarks):
     def _entry_for(self, values: tuple[Any, ...], modes: Ambient) -> tuple[Entry, list[Leaf]]:
         leaves: list[Leaf] = []
         if not self.optimizers.has_looked:  # once, also where no call ever gets a key
-            self.optimizers.note(_state.snapshot(self.call(values, leaves).roots()))
+            self.optimizers.note(_state.snapshot(self.call(values, leaves).roots()), (self.receiver, *values))
         rest = () if self.stateless else self.rest(values)
         key = (modes, tuple([key_of(value, leaves) for value in values]), *rest)
         family = self.families.get(key)

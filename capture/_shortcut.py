@@ -200,7 +200,13 @@ def _world(captured: Captured, count: int) -> Callable[[], bool]:
     plain = [None if isinstance(one, _WATCHED) else one for one in known]
     watched = [(index, weakref.ref(one), type(one)) for index, one in enumerate(known) if isinstance(one, _WATCHED)]
     read, kind = named.read, type(receiver)
-    training = training_reader(receiver) if isinstance(receiver, torch.nn.Module) else list
+    own: Callable[[], list[bool]] = training_reader(receiver) if isinstance(receiver, torch.nn.Module) else list
+    others = captured.optimizers.flags
+
+    def all_flags() -> list[bool]:
+        return own() + others()
+
+    training = all_flags if captured.optimizers.modules() else own
     flags = training()
     if not known:
         return lambda: type(receiver_of()) is kind and training() == flags

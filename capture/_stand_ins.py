@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from capture._gradients import refuses
+from capture._host_reads import gradient_of
 from capture._state import Place, Snapshot
 from capture._torch_private import leaf_like, use_count
 
@@ -40,7 +41,7 @@ def stand_ins(before: Snapshot, arguments: Sequence[Any]) -> Iterator[dict[int, 
             alias = made.get(id(tensor))
             if alias is None:
                 alias = made[id(tensor)] = _alias(tensor)
-                found[id(alias)], grads[id(alias)] = (alias, tensor), alias.grad
+                found[id(alias)], grads[id(alias)] = (alias, tensor), gradient_of(alias)
             places.append((place, tensor, alias))
         places += _references(before, made) if made else []
         for place, _, alias in places:
@@ -51,8 +52,8 @@ def stand_ins(before: Snapshot, arguments: Sequence[Any]) -> Iterator[dict[int, 
             if place.get() is now:
                 place.set(was)
         for alias, tensor in found.values():
-            if alias.grad is not grads[id(alias)]:
-                tensor.grad = alias.grad  # the body ran a backward pass of its own
+            if gradient_of(alias) is not grads[id(alias)]:
+                tensor.grad = gradient_of(alias)  # the body ran a backward pass of its own
 
 
 def _references(before: Snapshot, made: dict[int, torch.Tensor]) -> Iterator[tuple[Place, Any, Any]]:
@@ -78,5 +79,5 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
     alias = leaf_like(tensor)
     alias.__dict__.update(tensor.__dict__)
     if tensor.is_leaf:
-        alias.grad = tensor.grad
+        alias.grad = gradient_of(tensor)
     return alias

@@ -166,6 +166,28 @@ function_mode: Callable[[int], object] = getattr(torch._C, "_get_function_stack_
 is_tracing: Callable[[], object | None] = getattr(torch._C, "_get_tracing_state", _no_interpreter)
 
 
+def _probe_saved_hooks() -> Callable[[bool], object | None]:
+    top: Callable[[bool], object | None] = torch._C._autograd._top_saved_tensors_default_hooks
+    with torch.autograd.graph.saved_tensors_hooks(_no_packing, _no_packing):
+        if top(True) is None:
+            raise TypeError
+    return top
+
+
+def _no_packing(tensor: Any) -> Any:
+    return tensor
+
+
+def _no_hooks(_: bool) -> None: ...
+
+
+# Without this name hooks on saved tensors are called for what a region saves, not for what eager saves.
+try:
+    saved_hooks: Callable[[bool], object | None] = _probe_saved_hooks()
+except (AttributeError, TypeError):  # pragma: no cover - every supported torch has it
+    saved_hooks = _no_hooks
+
+
 def autocast_inside(kinds: Sequence[str]) -> Any:
     """A context in which an operator called from a dispatch mode casts what its kernel calls, as in plain eager.
 

@@ -307,8 +307,7 @@ def test_what_only_a_first_call_may_do_is_no_reason_beside_a_lasting_one() -> No
 
     module = capture(Lazy())
     with pytest.warns(CaptureWarning) as caught:
-        for seed in range(4):
-            module(x_of(seed))
+        [module(x_of(seed)) for seed in range(4)]
     assert [str(one.message)[:5] for one in caught] == ["CG201"]
     assert {"CG201", "CG204"} <= {finding.code for finding in recordings(module).findings}
 

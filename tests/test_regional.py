@@ -1187,3 +1187,102 @@ def test_random_programs(seed: int, poison: bool) -> None:
         warnings.simplefilter("ignore", CaptureWarning)  # CG901: more places in the tree than recordings
         both(lambda model, number: (plays[id(model)].act(number),), mine, theirs, 80)
     replayed(mine, 0)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_around_a_region(reentrant: bool) -> None:
+    """Hooks on saved tensors see what eager saves: under them, as in a checkpoint, functions run inline."""
+    mine, theirs = captured_twins(lambda: Block(drop=0.3))
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        x = inputs(number).requires_grad_()
+        y: Tensor = checkpoint(model.m[0], x, use_reentrant=reentrant)
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs)
+    assert bool(recordings(mine.m[0]).replays) == reentrant
+
+
+def test_hooks_on_saved_tensors_see_what_eager_saves() -> None:
+    mine, theirs = captured_twins(Block)
+    seen: dict[int, list[Any]] = {id(mine): [], id(theirs): []}
+
+    def step(model: Any, number: int) -> Tensor:
+        def pack(tensor: Tensor) -> Tensor:
+            seen[id(model)].append(tuple(tensor.shape))
+            return tensor * 2 if tensor.dim() == 2 else tensor
+
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y: Tensor = model.m[0](inputs(number))
+        y.square().mean().backward()
+        return y
+
+    both(forward_and_back, mine, theirs)
+    both(step, mine, theirs)
+    assert seen[id(mine)] == seen[id(theirs)]
+
+
+def test_a_parameter_unfrozen_before_the_recording() -> None:
+    """The run that shows that gradients are needed after all saved an input in the pool, and is no recording."""
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        holder = nn.Linear(6, 6, bias=False, device=DEVICE).requires_grad_(False)
+
+        def body(x: Tensor) -> Tensor:
+            return torch.tanh(x @ holder.weight.t())  # noqa: B023
+
+        f = capture(body) if enabled else body
+        f(inputs(0))
+        holder.requires_grad_(True)
+        results = [f(inputs(number)) for number in range(4)]
+        log = []
+        for y in results:
+            holder.weight.grad = None
+            y.square().mean().backward()
+            log.append(bits(holder.weight.grad))
+        found.append(log)
+    assert found[0] == found[1]
+
+
+def test_memory_of_a_parameter_replaced_before_the_backward() -> None:
+    """``.data =`` takes nothing from a view that was saved."""
+    mine, theirs = twins(lambda: Wrapped(nn.Linear(6, 6), nn.Linear(6, 6)))
+    capture(mine.m[0])
+
+    def step(model: Any, number: int) -> list[Any]:
+        model.zero_grad()
+        x = inputs(number).requires_grad_()
+        y = torch.tanh(model.m[0](x))
+        model.m[0].weight.data = inputs(number + 9, 6, 6)
+        y.square().mean().backward()
+        return [y, x.grad]
+
+    both(step, mine, theirs)
+    assert recordings(mine.m[0]).replays >= STEPS or not MOVES_HELD
+
+
+def test_gradients_switched_on_inside_alone() -> None:
+    class Forces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(6, 1)
+
+        @override
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                (force,) = torch.autograd.grad(torch.tanh(self.net(x)).sum(), x, create_graph=True)
+            return force, x.detach() * 2 + self.net.bias
+
+    mine, theirs = captured_twins(Forces)
+    for number in range(STEPS):
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", CaptureWarning)
+            right, found = theirs.m[0](inputs(number)), mine.m[0](inputs(number))
+        assert [bits(one) for one in found] == [bits(one) for one in right]
+        assert [one.requires_grad for one in found] == [True, False] == [one.requires_grad for one in right]
+    assert any("inside alone" in one.what for one in recordings(mine.m[0]).findings)

@@ -387,3 +387,106 @@ def test_gradients_are_true_whatever_happens_between_steps(body: Body, seed: int
                 act(name)
                 assert mine.values() == theirs.values(), name
                 assert [bits(one) for one, _ in kept] == [bits(other) for _, other in kept], name
+
+
+def _accumulate(t: Trainer, x: Tensor, y: Tensor) -> None:
+    F.mse_loss(t.model(x), y).backward()
+
+
+def _update(t: Trainer, x: Tensor, y: Tensor) -> None:
+    t.optimizer.step()
+
+
+def _clip(t: Trainer, x: Tensor, y: Tensor) -> Tensor:
+    return nn.utils.clip_grad_norm_(t.model.parameters(), 0.1)
+
+
+def _zero(t: Trainer, x: Tensor, y: Tensor) -> None:
+    t.model.zero_grad(set_to_none=False)
+
+
+def _by_hand(t: Trainer, x: Tensor, y: Tensor) -> None:
+    with torch.no_grad():
+        for p in t.model.parameters():
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=0.1)
+
+
+@pytest.mark.parametrize("body", [_accumulate, _update, _clip, _zero, _by_hand, zeroing_at_the_end])
+def test_gradients_that_come_and_go_between_steps(body: Body) -> None:
+    """Whether there is a gradient decides what is accumulated, updated, clipped and zeroed."""
+    mine, step, theirs, eager = pair(body, "sgd")
+
+    def grads(*positions: int) -> None:
+        for one in (mine, theirs):
+            for index, p in enumerate(one.model.parameters()):
+                p.grad = torch.ones_like(p) if index in positions else None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)  # CG204: a gradient of the caller's is set to None
+        for number, positions in enumerate([(), (), (1,), (), (0, 1, 2, 3, 4, 5), (2,)]):
+            for data in batches(3, seed=number):
+                grads(*positions)
+                run(mine, step, theirs, eager, [data])
+            run(mine, step, theirs, eager, batches(3, seed=number + 50))
+    assert recordings(step).replays
+
+
+def test_hooks_that_come_and_go_between_steps() -> None:
+    mine, step, theirs, eager = pair(plain_step)
+    run(mine, step, theirs, eager, batches(5))
+    handles = [next(iter(one.model.parameters())).register_hook(lambda grad: grad * 2) for one in (mine, theirs)]
+    run(mine, step, theirs, eager, batches(5, seed=1))
+    for handle in handles:
+        handle.remove()
+    run(mine, step, theirs, eager, batches(5, seed=2))
+    assert recordings(step).replays >= 6
+
+
+def test_training_flags_of_a_model_that_the_body_names() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)).to(DEVICE)
+    inner = [lambda x: model(x)]
+    functions = [capture(lambda x: model(x)), capture(lambda x: inner[0](x))]
+    with torch.no_grad():
+        for turn in range(6):
+            model.train(turn % 2 == 0)
+            for f, (x, _) in itertools.product(functions, batches(4, seed=turn)):
+                torch.manual_seed(turn)
+                with config.patch(enabled=False):
+                    right = f(x)
+                torch.manual_seed(turn)
+                assert bits(f(x)) == bits(right)
+    assert all(recordings(f).replays >= 12 and recordings(f).recordings <= 4 for f in functions)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd fused", "adamw fused", "sgd momentum"])
+def test_steps_count_as_writes_where_eagers_do(optimizer: str) -> None:
+    """Fused optimizers' do not: a backward pass that was pending goes through, with what eager computes."""
+    mine, step, theirs, eager = pair(plain_step, optimizer)
+    for number, data in enumerate(batches(8)):
+        losses = [F.mse_loss(one.model(data[0]), data[1]) for one in (mine, theirs)]
+        run(mine, step, theirs, eager, [data])
+        errors = []
+        for loss in losses:
+            try:
+                loss.backward()
+            except RuntimeError as error:
+                errors.append("modified by an inplace operation" in str(error))
+        assert errors in ([], [True, True]), number
+        assert mine.values() == theirs.values()
+
+
+def test_gradients_zeroed_after_a_fused_step_say_so() -> None:
+    def body(t: Trainer, x: Tensor, y: Tensor) -> None:
+        t.optimizer.step()
+        torch._foreach_zero_([p.grad for p in t.model.parameters() if p.grad is not None])
+
+    mine, step, theirs, eager = pair(body, "sgd fused")
+    for one in (mine, theirs):
+        _accumulate(one, *batches(1)[0])
+    for data in batches(6):
+        before = [[p.grad._version for p in one.model.parameters()] for one in (mine, theirs)]  # type: ignore[union-attr]
+        run(mine, step, theirs, eager, [data])
+        after = [[p.grad._version for p in one.model.parameters()] for one in (mine, theirs)]  # type: ignore[union-attr]
+        assert all(a > b for old, new in zip(before, after, strict=True) for b, a in zip(old, new, strict=True))

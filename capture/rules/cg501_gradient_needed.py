@@ -40,6 +40,12 @@ One finding stands for all operators of the call; the first is named. Gradients 
 function raise an error. Where a tensor is used several times inside and again outside of the function, its gradients
 are added in another order, which may differ from eager in the last bit. A parameter's hooks run as in eager, but after
 all gradients of the function were computed.
+
+The function is one node of the caller's graph, freed and checked as a whole. Where eager's backward pass needs a part
+of it alone (some inputs, one of two results that share nothing), a second backward pass, or a write into what another
+part saved, may raise here and not in eager. One that raises leaves other gradients behind. A result that another result
+is made of has no part in that one's graph: its hooks and `retain_grad` see what comes from outside only. A hook put on
+a parameter later gets None where only results are used that do not depend on it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1081 @@
+"""Random training programs over captured functions, run beside an eager twin and compared bit for bit each time.
+
+A ``Program`` is plain integers, as in ``tests/machine.py``: ``run(Program(...))`` runs a failure again from its text.
+
+Differences from eager that are allowed for, all on the page of CG501. Gradients of a tensor that a region uses several
+times and something else uses as well are added in another order: regions that use a parameter several times (``once``
+is false) come once a graph, and no tensor goes into two regions. A backward pass that raises has done other parts of
+its work by then: afterwards both worlds drop all gradients. A region is freed and checked as a whole: where eager asks
+for some gradients alone, ours may raise and eager not, never the other way. A result that another one is made of is
+no part of that one's graph: it retains no gradient here, and parameters of such regions get no hooks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+from capture import CaptureError, _step, _tree, capture, config, mark_step_begin, recordings, release, reset
+from tests.device import DEVICE, rng_state, set_rng_state
+from tests.machine import Comparison, Mismatch, Tally, fresh, state_of, tensors_of
+
+C = TypeVar("C")
+WIDTH = 4
+ROWS = 3
+LIMIT = 4
+"""Of pending losses, and of tensors held."""
+KNOWN: frozenset[str] = frozenset()
+"""Regions, steps and actions left out while a bug they find is open."""
+
+
+# --------------------------------------------------------------------------------------------------------------- worlds
+@define(eq=False)
+class Pending:
+    """A forward pass whose backward pass may come."""
+
+    loss: Tensor
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    """Those that the caller keeps."""
+    parts: tuple[Part, ...]
+
+
+@define(eq=False)
+class Part:
+    """Captured functions over one module, its optimizer, and a captured step over both."""
+
+    name: str
+    module: nn.Module
+    functions: list[Callable[..., Any]]
+    ids: bool = False
+    """Takes indices in place of a matrix."""
+    once: bool = True
+    """Uses each parameter once."""
+    optimizer: Any = None
+    step: Any = None
+    said: str = ""
+    """Names of step and optimizer."""
+
+
+@define(eq=False)
+class World:
+    """One side of the twin: everything a caller owns."""
+
+    captured: bool
+    outputs: Literal["preserve", "clone"] = "preserve"
+    parts: list[Part] = field(factory=list)
+    pending: list[Pending] = field(factory=list)
+    held: list[Tensor] = field(factory=list)
+    former: list[Tensor] = field(factory=list)
+    """Parameters that were replaced."""
+    hooks: list[RemovableHandle] = field(factory=list)
+    decorated: list[Any] = field(factory=list)
+    scratch: list[tuple[str, Any]] = field(factory=list)
+    rng: Tensor = field(factory=lambda: torch.Generator(DEVICE).manual_seed(5).get_state())
+
+    def capture(self, target: C) -> C:
+        """``capture`` in the captured world, nothing in the other."""
+        if not self.captured:
+            return target
+        function: Any = target
+        self.decorated.append(capture(function, outputs=self.outputs))
+        made: C = self.decorated[-1]
+        return made
+
+    @contextlib.contextmanager
+    def modes(self) -> Iterator[None]:
+        """This world's generator state, for one action."""
+        set_rng_state(self.rng)
+        with torch.enable_grad():
+            yield
+        self.rng = rng_state()
+
+    def parameters(self) -> list[Tensor]:
+        """Of all parts, each once."""
+        found = {id(p): p for part in self.parts for p in part.module.parameters()}
+        return list(found.values())
+
+    def forget_gradients(self) -> None:
+        """As after a backward pass that raised."""
+        waiting = [tensor for one in self.pending for tensor in (*one.inputs, *one.outputs)]
+        for tensor in (*self.parameters(), *self.former, *[t for t in waiting if t.is_leaf or t.retains_grad]):
+            tensor.grad = None
+        self.held.clear()
+
+
+def everything(w: World) -> list[tuple[str, Any]]:
+    """All that a caller of this world can see, in the same order in both worlds."""
+    found: list[tuple[str, Any]] = []
+    for index, part in enumerate(w.parts):
+        for name, value in state_of(part.module, f"{index}.{part.name}"):
+            found += _with_gradient(name, value)
+        for group in part.optimizer.param_groups:
+            for at, parameter in enumerate(group["params"]):
+                state = part.optimizer.state.get(parameter, {})
+                found += [(f"{index}.{part.said}.{at}.{name}", value) for name, value in state.items()]
+    for at, one in enumerate(w.pending):
+        found.append((f"pending.{at}.loss", one.loss))
+        for kind, tensors in (("inputs", one.inputs), ("outputs", one.outputs)):
+            for number, tensor in enumerate(tensors):
+                found += _with_gradient(f"pending.{at}.{kind}.{number}", tensor)
+    found += [(f"held.{at}", tensor) for at, tensor in enumerate(w.held)]
+    for at, tensor in enumerate(w.former):
+        found += _with_gradient(f"former.{at}", tensor)
+    for name, value in w.scratch:
+        found += [(f"{name}.{at}", tensor) for at, tensor in enumerate(tensors_of(value))]
+    return found
+
+
+def _with_gradient(name: str, value: Any) -> list[tuple[str, Any]]:
+    if not isinstance(value, Tensor):
+        return [(name, value)]
+    found: list[tuple[str, Any]] = [(name, value), (f"{name} is a leaf", value.is_leaf)]
+    if value.is_leaf or value.retains_grad:
+        found.append((f"{name}.grad", value.grad))
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- regions
+Build = Callable[[World], Part]
+REGIONS: dict[str, Build] = {}
+EAGER: set[str] = set()
+"""Regions that never replay, by their nature."""
+
+
+SEVERAL = frozenset({"two_outputs", "apart", "passing"})
+"""Regions with several results that need gradients."""
+
+
+def region(build: Build) -> Build:
+    """Add to the regions of a program."""
+    REGIONS[build.__name__] = build
+    return build
+
+
+def eager_region(build: Build) -> Build:
+    """One that cannot be cut off from the caller's graph."""
+    EAGER.add(build.__name__)
+    return region(build)
+
+
+class Holder(nn.Module):
+    """Parameters of functions that are no modules."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, **parameters: Tensor) -> None:
+        super().__init__()
+        for name, value in parameters.items():
+            setattr(self, name, nn.Parameter(value))
+
+
+def matrix(seed: int) -> Tensor:
+    """Values for a weight."""
+    return fresh((WIDTH, WIDTH), seed=seed) * 0.7
+
+
+class Block(nn.Module):
+    """A norm, a product, an activation."""
+
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.linear, self.drop = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Dropout(drop)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.drop(self.linear(self.norm(x)))
+        return F.gelu(y)
+
+
+def of_module(w: World, name: str, module: nn.Module, **more: Any) -> Part:
+    """A part whose module is captured."""
+    return Part(name, module, [w.capture(module)], **more)
+
+
+@region
+def block(w: World) -> Part:
+    return of_module(w, "block", Block())
+
+
+@region
+def dropped(w: World) -> Part:
+    return of_module(w, "dropped", Block(0.4))
+
+
+@region
+def residual(w: World) -> Part:
+    class Residual(Block):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.sigmoid(x) * super().forward(x)
+
+    return of_module(w, "residual", Residual(0.2))
+
+
+@region
+def attention(w: World) -> Part:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(WIDTH, 3 * WIDTH)
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.a(x).chunk(3, -1)
+            y: Tensor = x + torch.softmax(q @ k.t(), -1) @ v
+            return y
+
+    return of_module(w, "attention", Attention())
+
+
+@region
+def closure(w: World) -> Part:
+    module = Holder(weight=matrix(1))
+    weight = module.weight
+    return Part("closure", module, [w.capture(lambda x: torch.tanh(x @ weight))])
+
+
+@region
+def looked_up(w: World) -> Part:
+    """A function that reads the parameter anew from its module each time."""
+    module = Holder(weight=matrix(2), bias=fresh((WIDTH,), seed=3))
+    return Part("looked_up", module, [w.capture(lambda x: torch.relu(x @ module.weight + module.bias))])
+
+
+@region
+def two_outputs(w: World) -> Part:
+    """Either may stay unused, and the second needs the first."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        @override
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            one = torch.sigmoid(self.a(x))
+            return one, self.b(one * 2).tanh()
+
+    return of_module(w, "two_outputs", Two())
+
+
+@region
+def apart(w: World) -> Part:
+    """Outputs in a structure that have nothing but the input in common, one of integers, one without gradients."""
+
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        @override
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            one, two = torch.relu(self.a(x)), torch.sigmoid(self.b(x))
+            return {"one": one, "more": [two, (one, "text", 3)], "best": two.argmax(-1), "mean": one.detach().mean()}
+
+    return of_module(w, "apart", Apart())
+
+
+@region
+def tied(w: World) -> Part:
+    """Two functions of one weight."""
+    module = Holder(weight=matrix(4))
+    there = w.capture(lambda x: torch.tanh(x @ module.weight))
+    back = w.capture(lambda x: F.softplus(x @ module.weight.t()))
+    return Part("tied", module, [there, back])
+
+
+@region
+def twice(w: World) -> Part:
+    module = Holder(weight=matrix(5))
+    return Part("twice", module, [w.capture(lambda x: torch.tanh(x @ module.weight) @ module.weight.t())], once=False)
+
+
+@region
+def frozen_bias(w: World) -> Part:
+    first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    first.bias.requires_grad_(False)
+    last.weight.requires_grad_(False)
+    return of_module(w, "frozen_bias", nn.Sequential(first, nn.Tanh(), last))
+
+
+@region
+def embedded(w: World) -> Part:
+    module = nn.Sequential(nn.Embedding(6, WIDTH), nn.Linear(WIDTH, WIDTH))
+    return of_module(w, "embedded", module, ids=True)
+
+
+@region
+def normed(w: World) -> Part:
+    return of_module(w, "normed", nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True)))
+
+
+@region
+def noisy(w: World) -> Part:
+    module = Holder(weight=matrix(6))
+
+    def body(x: Tensor) -> Tensor:
+        y = x @ module.weight
+        return y * torch.randn_like(y) + torch.rand(WIDTH)
+
+    return Part("noisy", module, [w.capture(body)])
+
+
+@region
+def cast_inside(w: World) -> Part:
+    class Cast(Block):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                return super().forward(x).float()
+
+    return of_module(w, "cast_inside", Cast())
+
+
+@region
+def custom(w: World) -> Part:
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        @override
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * x * x
+
+        @staticmethod
+        @override
+        def backward(ctx: Any, grad: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return 3 * x * x * grad
+
+    module = Holder(weight=matrix(7))
+
+    def body(x: Tensor) -> Tensor:
+        y: Tensor = Cube.apply(x @ module.weight)  # type: ignore[no-untyped-call]
+        return y * 0.1
+
+    return Part("custom", module, [w.capture(body)])
+
+
+@region
+def written_inside(w: World) -> Part:
+    module = Holder(weight=matrix(8))
+
+    def body(x: Tensor) -> Tensor:
+        y = x @ module.weight
+        y[0] = y[1].detach() * 2
+        return y.add_(1).mul_(x)
+
+    return Part("written_inside", module, [w.capture(body)])
+
+
+@region
+def averaging(w: World) -> Part:
+    """Leaves state without a graph behind."""
+
+    class Averaging(nn.Module):
+        mean: Tensor
+        last: Any = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(matrix(9))
+            self.register_buffer("mean", torch.zeros(WIDTH))
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.tanh(x @ self.weight)
+            if self.training:
+                self.mean.mul_(0.9).add_(y.detach().mean(0))
+                self.last = y.detach() * 2
+            return y - self.mean
+
+    return of_module(w, "averaging", Averaging())
+
+
+@region
+def differentiated(w: World) -> Part:
+    """A gradient is part of the result, as forces are."""
+    module = Holder(weight=matrix(10))
+
+    def body(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x * 1 if x.requires_grad else x.detach().requires_grad_()
+            (force,) = torch.autograd.grad(torch.tanh(x @ module.weight).sum(), x, create_graph=True)
+        return force
+
+    return Part("differentiated", module, [w.capture(body)], once=False)
+
+
+@region
+def recomputed(w: World) -> Part:
+    """A captured block under a checkpoint of the caller's."""
+    module = Block(0.3)
+    inner = w.capture(module)
+
+    def around(x: Tensor) -> Any:
+        return checkpoint(inner, x, use_reentrant=False)
+
+    def reentrant(x: Tensor) -> Any:
+        return checkpoint(inner, x, use_reentrant=True)
+
+    return Part("recomputed", module, [around, reentrant])
+
+
+@eager_region
+def recomputing(w: World) -> Part:
+    """A checkpoint inside of what is captured."""
+    module = Block(0.3)
+    return Part("recomputing", module, [w.capture(lambda x: checkpoint(module, x, use_reentrant=False) * 2)])
+
+
+@eager_region
+def passing(w: World) -> Part:
+    """Gives its input back as well."""
+    module = Block()
+    return Part("passing", module, [w.capture(lambda x: (module(x), x))])
+
+
+# ---------------------------------------------------------------------------------------------------------------- steps
+StepBody = Callable[[Callable[[Tensor], Tensor], nn.Module, Any, Tensor], Any]
+STEPS: dict[str, StepBody] = {}
+
+
+def step_body(body: StepBody) -> StepBody:
+    """Add to the steps of a program."""
+    STEPS[body.__name__] = body
+    return body
+
+
+def loss_of(result: Any, form: int = 3) -> Tensor:
+    """A number made of some of a result's tensors that have gradients (or of all, where none has)."""
+    floating = [t for t in tensors_of(result) if t.is_floating_point()]
+    chosen = [t for t in floating if t.requires_grad] or floating
+    chosen = list({id(t): t for t in chosen}.values())
+    if len(chosen) > 1 and form % 4 < 2:
+        chosen = [chosen[form % 4]]
+    kind = form // 4 % 4
+    parts = []
+    for t in chosen:
+        if kind == 0:
+            parts.append(t.square().mean())
+        elif kind == 1:
+            parts.append(t.sum())  # an expanded gradient
+        elif kind == 2:
+            parts.append((t.t() * fresh(tuple(t.t().shape), seed=3)).sum())  # a transposed one
+        else:
+            parts.append(t[1:].sum() * 0.5)
+    return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
+
+
+@step_body
+def plain(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
+    optimizer.zero_grad()
+    loss = loss_of(function(x))
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@step_body
+def zeroing(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
+    optimizer.zero_grad(set_to_none=False)
+    loss = loss_of(function(x))
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@step_body
+def zeroing_at_the_end(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
+    loss = loss_of(function(x))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach(), loss.detach() * 2
+
+
+@step_body
+def never_zeroing(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
+    loss_of(function(x)).backward()
+    optimizer.step()
+
+
+@step_body
+def clipped(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
+    optimizer.zero_grad()
+    loss = loss_of(function(x))
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(module.parameters(), 0.3)
+    nn.utils.clip_grad_value_(module.parameters(), 0.1)
+    optimizer.step()
+    return loss.detach(), norm
+
+
+@step_body
+def accumulating(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
+    optimizer.zero_grad()
+    total = torch.zeros(())
+    for part in (x[:2], x[1:]):
+        loss = loss_of(function(part)) / 2
+        loss.backward()
+        total += loss.detach()
+    optimizer.step()
+    return total
+
+
+@step_body
+def by_hand(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
+    """Without ``.grad``: the gradients are results."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    loss = loss_of(function(x))
+    grads: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)
+    with torch.no_grad():
+        for parameter, grad in zip(parameters, grads, strict=True):
+            if grad is not None:
+                parameter.sub_(grad, alpha=0.05)
+    return loss.detach(), [grad for grad in grads if grad is not None]
+
+
+@step_body
+def only_backward(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
+    """Micro-batches accumulate over calls; the caller steps."""
+    loss = loss_of(function(x))
+    loss.backward()
+    return loss.detach()
+
+
+@step_body
+def only_update(function: Any, module: nn.Module, optimizer: Any, x: Tensor) -> Any:
+    """The other half: what the caller's backward passes left is used."""
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "momentum one by one": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False, maximize=True),
+    "sgd fused": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5, fused=True),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "adam amsgrad fused": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, fused=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+if DEVICE.type == "cuda":
+    OPTIMIZERS["adam capturable"] = lambda p: torch.optim.Adam(p, lr=0.01, capturable=True)
+    OPTIMIZERS["adamw foreach"] = lambda p: torch.optim.AdamW(p, lr=0.01, capturable=True, foreach=True)
+
+
+def make_part(w: World, number: int, body: int, optimizer: int) -> Part:
+    """A region with its optimizer and step."""
+    part = REGIONS[REGION_NAMES[number % len(REGIONS)]](w)
+    name, kind = STEP_NAMES[body % len(STEPS)], tuple(OPTIMIZERS)[optimizer % len(OPTIMIZERS)]
+    function, module = part.functions[0], part.module
+    part.optimizer = made = OPTIMIZERS[kind](list(module.parameters()))
+    run = STEPS[name]
+    part.step, part.said = w.capture(lambda x: run(function, module, made, x)), f"{name}, {kind}"
+    return part
+
+
+REGION_NAMES = tuple(REGIONS)
+STEP_NAMES = tuple(STEPS)
+
+
+# -------------------------------------------------------------------------------------------------------------- actions
+Act = Callable[[World, int, int, int], Any]
+
+
+def part_of(w: World, target: int) -> Part:
+    """The part a number means."""
+    return w.parts[target % len(w.parts)]
+
+
+def argument(w: World, part: Part, form: int, seed: int) -> Tensor:
+    """An input for a part: plain, a leaf, with a graph of its own, an output of before, something held."""
+    if part.ids:
+        return (fresh((ROWS,), seed=seed) * 2).long().abs() % 6
+    plain_one = fresh((ROWS, WIDTH), seed=seed)
+    kind = form % 8
+    if kind in (2, 3):
+        return plain_one.requires_grad_()
+    if kind == 4:
+        return fresh((ROWS, WIDTH), seed=seed).requires_grad_() * 1
+    if kind == 5:
+        kept = [t for one in w.pending for t in one.outputs if t.shape == (ROWS, WIDTH)]
+        return kept[-1].detach() if kept else plain_one
+    if kind == 6:
+        return fresh((WIDTH, ROWS), seed=seed).t().requires_grad_(bool(seed % 2))
+    return plain_one if kind < 2 else fresh((ROWS - 1, WIDTH), seed=seed)
+
+
+def through(part: Part, x: Tensor, seed: int) -> Any:
+    """The result of one of a part's functions."""
+    return part.functions[seed % len(part.functions)](x)
+
+
+def forward(w: World, target: int, form: int, seed: int) -> Any:
+    """A region, and a loss of it that waits for its backward pass."""
+    part = part_of(w, target)
+    x = argument(w, part, form, seed)
+    result = through(part, x, form // 8)
+    kept = [t for t in tensors_of(result) if t.is_floating_point()] if seed % 2 else []
+    if len(kept) == 1 and kept[0].requires_grad and seed % 8 == 7:
+        kept[0].retain_grad()
+    await_backward(w, Pending(loss_of(result, form // 16), [x], kept, (part,)))
+    return result if seed % 4 == 2 else None
+
+
+def await_backward(w: World, one: Pending) -> None:
+    """Keep a loss."""
+    w.pending.append(one)
+    del w.pending[:-LIMIT]
+
+
+def chain(w: World, target: int, form: int, seed: int) -> None:
+    """A region of a region; what lies between is dropped or kept."""
+    first = part_of(w, target)
+    x = argument(w, first, form % 4, seed)
+    y, kept, parts = through(first, x, form // 8), [], [first]
+    for turn in range(1 + seed % 2):
+        matrices = [t for t in tensors_of(y) if t.is_floating_point() and t.shape == (ROWS, WIDTH)]
+        then = part_of(w, target + turn + form // 16 % 3)
+        if then.ids or (then in parts and not then.once) or not matrices:
+            continue
+        kept += matrices[:1] if form // 64 % 2 else []
+        parts.append(then)
+        y = through(then, matrices[-1], form // 8 + turn)
+    await_backward(w, Pending(loss_of(y, form // 128), [x], kept, tuple(parts)))
+
+
+def go_back(w: World, losses: Sequence[Tensor], **options: Any) -> None:
+    """A backward pass; one that raises leaves other gradients behind, so that all are dropped."""
+    try:
+        torch.autograd.backward(losses, **options)
+    except RuntimeError:
+        w.forget_gradients()
+        raise
+
+
+def backward(w: World, target: int, form: int, seed: int) -> Any:
+    """The backward pass of something pending: once, retained, twice, two losses at once, into some leaves only."""
+    if not w.pending:
+        return forward(w, target, form, seed)
+    one = w.pending[-1 - target % len(w.pending)]
+    kind = form % 8
+    if kind == 0:
+        go_back(w, [one.loss], retain_graph=True)
+    elif kind == 1:
+        go_back(w, [one.loss], retain_graph=True)
+        go_back(w, [one.loss])
+    elif kind == 2:
+        go_back(w, [one.loss])
+        go_back(w, [one.loss])  # raises, if anything was saved
+    elif kind == 3:
+        other = w.pending[seed % len(w.pending)]
+        if may_go_together(one, other):
+            go_back(w, [one.loss, other.loss], retain_graph=bool(seed % 2))
+            return None
+        go_back(w, [one.loss])
+    elif kind == 4:
+        leaves = [p for p in one.parts[0].module.parameters() if p.requires_grad]
+        if leaves:
+            go_back(w, [one.loss], inputs=leaves[seed % 2 :: 2] or leaves)
+    else:
+        go_back(w, [one.loss])
+        w.pending.remove(one)
+    return None
+
+
+def may_go_together(one: Pending, other: Pending) -> bool:
+    """No tensor is used several times in a region and again elsewhere."""
+    if one is other or one.inputs[0] is other.inputs[0]:
+        return one is not other and len(one.parts) == len(other.parts) == 1
+    return all(part.once or part not in other.parts for part in one.parts)
+
+
+def differentiate(w: World, target: int, form: int, seed: int) -> Any:
+    """``torch.autograd.grad`` for some inputs."""
+    if not w.pending:
+        return forward(w, target, form, seed)
+    one = w.pending[-1 - target % len(w.pending)]
+    of = [p for p in (*one.inputs, *one.parts[0].module.parameters()) if p.requires_grad]
+    some = of[:1] if form % 4 == 0 else of[1:] if form % 4 == 1 else of
+    if not some:
+        return None
+    try:
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            one.loss, some, retain_graph=bool(form // 4 % 2), allow_unused=bool(form // 8 % 4)
+        )
+    except RuntimeError:
+        w.forget_gradients()
+        raise
+    grads = [grad for grad in found if grad is not None]
+    if seed % 3 == 0:
+        hold(w, grads[:1])
+    return grads, [grad is None for grad in found]
+
+
+def hold(w: World, tensors: Sequence[Tensor]) -> None:
+    """Keep tensors beyond their use."""
+    w.held.extend(tensors)
+    del w.held[:-LIMIT]
+
+
+def hold_gradient(w: World, target: int, form: int, seed: int) -> None:
+    """Keep a ``.grad``, or a view of one."""
+    grads = [p.grad for p in (*w.parameters(), *[x for one in w.pending for x in one.inputs if x.is_leaf])]
+    there = [grad for grad in grads if grad is not None]
+    if there:
+        one = there[form % len(there)]
+        hold(w, [one[:1] if seed % 4 == 3 and one.dim() else one])
+
+
+def drop(w: World, target: int, form: int, seed: int) -> None:
+    """Forget a pending loss, all of them, or something held."""
+    if form % 3 == 0 and w.held:
+        del w.held[target % len(w.held)]
+    elif form % 3 == 1 and w.pending:
+        del w.pending[target % len(w.pending)]
+    else:
+        w.pending.clear()
+
+
+def zero(w: World, target: int, form: int, seed: int) -> None:
+    """``zero_grad``, in both ways, of a module or an optimizer."""
+    part = part_of(w, target)
+    (part.module if form % 4 < 2 else part.optimizer).zero_grad(set_to_none=bool(form % 2))
+
+
+def optimize(w: World, target: int, form: int, seed: int) -> None:
+    """An optimizer's step outside, with or without clipping. What is pending may be out of date then."""
+    part = part_of(w, target)
+    if seed % 4:
+        w.pending.clear()
+    if seed % 3 == 0:
+        nn.utils.clip_grad_norm_(part.module.parameters(), 0.2)
+    part.optimizer.step()
+
+
+def step(w: World, target: int, form: int, seed: int) -> Any:
+    """Whole captured steps, one after the other."""
+    part, found = part_of(w, target), []
+    for turn in range(3 + form % 2):
+        if form // 2 % 2 and w.captured:
+            mark_step_begin()
+        found.append(part.step(argument(w, part, 0, seed + turn)))
+    return found if seed % 2 else None
+
+
+def loop(w: World, target: int, form: int, seed: int) -> Any:
+    """An eager training loop around regions."""
+    first, then = part_of(w, target), part_of(w, target + form % 3)
+    losses = []
+    for turn in range(4):
+        if form // 4 % 2 and w.captured:
+            mark_step_begin()
+        for part in {id(p): p for p in (first, then)}.values():
+            part.optimizer.zero_grad(set_to_none=bool(form // 8 % 2))
+        y = through(first, argument(w, first, form // 16 % 4, seed + turn), seed)
+        if then is not first and not then.ids:
+            y = through(then, next(t for t in tensors_of(y) if t.is_floating_point()), seed)
+        loss = loss_of(y, 2 + form // 64)
+        go_back(w, [loss])
+        for part in {id(p): p for p in (first, then)}.values():
+            part.optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def accumulate(w: World, target: int, form: int, seed: int) -> Any:
+    """Micro-batches through one region, each forward and backward or all forwards first."""
+    part = part_of(w, target)
+    losses = []
+    for turn in range(4):
+        losses.append(loss_of(through(part, argument(w, part, form % 4, seed + turn), seed), form // 16) / 4)
+        if form // 4 % 2:
+            go_back(w, [losses[-1]])
+    for loss in losses if not form // 4 % 2 else ():
+        go_back(w, [loss])
+    return [loss.detach() for loss in losses]
+
+
+def without(w: World, target: int, form: int, seed: int) -> Any:
+    """A call without gradients."""
+    part = part_of(w, target)
+    with (torch.no_grad, torch.inference_mode)[form % 2]():
+        found = tensors_of(through(part, argument(w, part, 0, seed), seed))
+        return [t.clone() for t in found] if form % 2 else found
+
+
+def write(w: World, target: int, form: int, seed: int) -> None:
+    """Write in place into what the caller can reach. Another loss of a written output may be made then."""
+    outputs = [(one, t) for one in w.pending for t in one.outputs if t.dim()]
+    if form % 2 and outputs:
+        one, tensor = outputs[target % len(outputs)]
+        if form // 2 % 3 == 0:
+            tensor.add_(1)
+        elif form // 2 % 3 == 1:
+            tensor[:1].mul_(2)
+        else:
+            with torch.no_grad():
+                tensor.mul_(0.5)
+        if form // 8 % 2:
+            await_backward(w, Pending(loss_of([tensor], form // 16), one.inputs, [tensor], one.parts))
+        return
+    inputs = [x for one in w.pending for x in one.inputs if x.is_floating_point()]
+    there = [*w.held, *[p.grad for p in w.parameters() if p.grad is not None], *inputs, *w.parameters()]
+    with torch.no_grad():
+        there[target * 7 % len(there)].mul_(0.5).add_(seed % 3)
+
+
+def again(w: World, target: int, form: int, seed: int) -> None:
+    """One more loss of outputs that were kept."""
+    kept = [one for one in w.pending if one.outputs]
+    if kept:
+        one = kept[target % len(kept)]
+        some = one.outputs if len(one.parts) == 1 else [one.outputs[form % len(one.outputs)]]
+        await_backward(w, Pending(loss_of(some, form), one.inputs, one.outputs, one.parts))
+
+
+def replace(w: World, target: int, form: int, seed: int) -> None:
+    """Replace a parameter, its memory or its gradient."""
+    part = part_of(w, target)
+    places = [(m, name) for m in part.module.modules() for name, p in m._parameters.items() if p is not None]
+    member, name = places[form // 8 % len(places)]
+    old: Any = member._parameters[name]
+    new = fresh(tuple(old.shape), seed=seed)
+    kind = form % 8
+    if kind < 3:
+        old.data = new
+    elif kind < 5:
+        setattr(member, name, nn.Parameter(new))
+        w.former = [*w.former[-1:], old]
+        if kind == 4:
+            part.optimizer.add_param_group({"params": [member._parameters[name]]})
+    elif kind == 5:
+        old.grad = new
+    elif kind == 6:
+        old.grad = None
+    else:
+        part.module.load_state_dict({key: value * 0.5 for key, value in part.module.state_dict().items()})
+
+
+def freeze(w: World, target: int, form: int, seed: int) -> None:
+    """Freeze or unfreeze a parameter, or all of a part."""
+    part = part_of(w, target)
+    parameters = list(part.module.parameters())
+    some = parameters if form % 4 == 0 else [parameters[form // 4 % len(parameters)]]
+    for one in some:
+        one.requires_grad_(bool(seed % 3))
+
+
+def train(w: World, target: int, form: int, seed: int) -> None:
+    """Switch between training and evaluation."""
+    part_of(w, target).module.train(bool(seed % 2))
+
+
+def settings(w: World, target: int, form: int, seed: int) -> None:
+    """Another learning rate."""
+    part_of(w, target).optimizer.param_groups[0]["lr"] = (0.1, 0.05, 0.02)[seed % 3]
+
+
+def hook(w: World, target: int, form: int, seed: int) -> None:
+    """A hook on a parameter, or one less."""
+    if w.hooks and form % 2:
+        w.hooks.pop(seed % len(w.hooks)).remove()
+        return
+    part = part_of(w, target)
+    parameters = [p for p in part.module.parameters() if p.requires_grad and part.name not in SEVERAL]
+    if parameters:
+        w.hooks.append(parameters[form // 2 % len(parameters)].register_hook(_halved))
+
+
+def _halved(grad: Tensor) -> Tensor:
+    return grad * 0.5
+
+
+def reseed(w: World, target: int, form: int, seed: int) -> None:
+    """Seed the default generator."""
+    torch.manual_seed(seed)
+
+
+def mark(w: World, target: int, form: int, seed: int) -> None:
+    """A new step."""
+    if w.captured:
+        mark_step_begin()
+
+
+def forget(w: World, target: int, form: int, seed: int) -> None:
+    """``reset`` or ``release`` one function or all."""
+    if w.captured:
+        one = w.decorated[target % len(w.decorated)] if form % 4 else None
+        (reset if seed % 2 else release)(one)
+
+
+def collect(w: World, target: int, form: int, seed: int) -> None:
+    """Collect garbage."""
+    if w.captured:
+        gc.collect()
+
+
+def disabled(w: World, target: int, form: int, seed: int) -> Any:
+    """A forward pass while capturing is switched off."""
+    with config.patch(enabled=False):
+        return forward(w, target, form, seed)
+
+
+ACTIONS: dict[str, tuple[int, Act]] = {
+    "forward": (8, forward),
+    "chain": (4, chain),
+    "backward": (10, backward),
+    "differentiate": (2, differentiate),
+    "hold_gradient": (2, hold_gradient),
+    "drop": (2, drop),
+    "zero": (2, zero),
+    "optimize": (2, optimize),
+    "step": (6, step),
+    "loop": (5, loop),
+    "accumulate": (4, accumulate),
+    "without": (1, without),
+    "write": (3, write),
+    "again": (2, again),
+    "replace": (3, replace),
+    "freeze": (1, freeze),
+    "train": (1, train),
+    "settings": (1, settings),
+    "hook": (1, hook),
+    "reseed": (1, reseed),
+    "mark": (2, mark),
+    "forget": (1, forget),
+    "collect": (1, collect),
+    "disabled": (1, disabled),
+}
+DECK: tuple[str, ...] = tuple(name for name, (weight, _) in ACTIONS.items() for _ in range(weight))
+
+
+# -------------------------------------------------------------------------------------------------------------- running
+@frozen
+class Program:
+    """Integers that mean a program. ``cast``: (region, step, optimizer) each; steps: (action, target, form, seed)."""
+
+    cast: tuple[tuple[int, int, int], ...]
+    steps: tuple[tuple[int, int, int, int], ...]
+    poison: bool = False
+    clone: bool = False
+    """Captured with ``outputs="clone"``."""
+    verify: bool = False
+    rounds: int = 1
+    """How often the steps are carried out, with other values."""
+
+
+def build(captured: bool, program: Program) -> World:
+    """A world as it stands before the first action."""
+    world = World(captured, "clone" if program.clone else "preserve")
+    torch.manual_seed(11)
+    world.parts = [make_part(world, *one) for one in program.cast]
+    return world
+
+
+def micro(program: Program) -> Iterator[tuple[str, int, int, int]]:
+    """The program's actions one by one."""
+    for turn in range(program.rounds):
+        for action, target, form, seed in program.steps:
+            name = DECK[action % len(DECK)]
+            if name not in KNOWN:
+                yield name, target, form, seed + 5 * turn
+
+
+class Runner:
+    """Runs one program in both worlds."""
+
+    def __init__(self, program: Program, tally: Tally | None = None) -> None:
+        self._program, self._tally = program, tally
+        self._log: list[str] = []
+
+    def run(self) -> None:
+        """Raise ``Mismatch`` where the worlds part, with the actions up to there."""
+        _tree.forget_trees()
+        _step._counter.begun = 0
+        program, state = self._program, rng_state()
+        verify: Literal["first", "off"] = "first" if program.verify else "off"
+        try:
+            with warnings.catch_warnings(), config.patch(cache=False, poison=program.poison, verify=verify):
+                warnings.simplefilter("ignore")
+                self._run()
+        except Mismatch as error:
+            raise Mismatch(f"{error}\n{program!r}\n  " + "\n  ".join(self._log)) from error
+        finally:
+            set_rng_state(state)
+
+    def _run(self) -> None:
+        eager, ours = build(False, self._program), build(True, self._program)
+        comparison = Comparison(everything)
+        for name, target, form, seed in micro(self._program):
+            part = part_of(eager, target)
+            self._log.append(f"{name} {part.name} ({part.said}) target={target} form={form} seed={seed}")
+            outcomes = [_outcome(world, ACTIONS[name][1], target, form, seed) for world in (eager, ours)]
+            if outcomes == [None, REFUSED] and _is_partial(name, form, ours):
+                for world in (eager, ours):
+                    world.forget_gradients()
+                    world.pending.clear()
+            elif outcomes[0] != outcomes[1]:
+                raise Mismatch(f"{outcomes[0]} eagerly, {outcomes[1]} captured")
+            self._log[-1] += f" -> {outcomes[0]}" if outcomes[0] else ""
+            comparison.check(eager, ours)
+            for world in (eager, ours):
+                world.scratch.clear()
+        self._count(ours)
+
+    def _count(self, ours: World) -> None:
+        if self._tally is None:
+            return
+        for part in ours.parts:
+            for name, functions in ((part.name, part.functions), (f"step {part.said}", [part.step])):
+                for function in functions:
+                    try:
+                        counted = recordings(part.module if part.name == "recomputed" and function is not part.step
+                                             else function)  # fmt: skip
+                    except CaptureError:
+                        continue
+                    self._tally.add(name, counted.body_runs + counted.replays, counted.replays)
+                    self._tally.recordings += counted.recordings
+
+
+def _is_partial(name: str, form: int, world: World) -> bool:
+    """Some gradients of a region are asked for, or those of some results: eager looks at what these need alone."""
+    some = (name == "differentiate") or (name == "backward" and form % 8 == 4)
+    return some or any(part.name in SEVERAL for part in world.parts)
+
+
+REFUSED = "autograd refuses"
+_REFUSALS = ("one of the variables needed for gradient", "Trying to backward through the graph a second time")
+"""What stands in the way is the same, but which is met first depends on the order of the nodes."""
+
+
+def _outcome(world: World, act: Act, target: int, form: int, seed: int) -> str | None:
+    """What an action raised: its type and how its text begins. The result goes to the world's scratch."""
+    with world.modes():
+        try:
+            world.scratch.append(("result", act(world, target, form, seed)))
+        except (RuntimeError, ValueError, TypeError) as error:
+            if isinstance(error, CaptureError):
+                raise
+            text = str(error)
+            return REFUSED if text.startswith(_REFUSALS) else f"{type(error).__name__}: {text[:60]}"
+    return None
+
+
+def run(program: Program, tally: Tally | None = None) -> None:
+    """Run one program in both worlds."""
+    Runner(program, tally).run()

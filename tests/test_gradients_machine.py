@@ -1,0 +1,76 @@
+"""Random training programs equal their eager twins, bit for bit, after every action.
+
+``CAPTURE_FUZZ_EXAMPLES=100000`` runs that many programs, new ones each time; otherwise the same 1,000, or 300 on a GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from tests import gradients
+from tests.device import DEVICE, MOVES_HELD, REBINDS
+from tests.machine import Tally
+
+PARTS = 8
+EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "1000" if DEVICE.type == "cpu" else "300"))
+FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
+LEAST_SHARE = 0.25 if MOVES_HELD and REBINDS else 0.05
+"""Of the calls, replays."""
+ENOUGH = 100
+"""Calls of a region after which one should have been a replay."""
+
+steps = st.tuples(
+    st.integers(0, len(gradients.DECK) - 1), st.integers(0, 4), st.integers(0, 16**3 - 1), st.integers(0, 63)
+)
+parts = st.tuples(
+    st.integers(0, len(gradients.REGIONS) - 1),
+    st.integers(0, len(gradients.STEPS) - 1),
+    st.integers(0, len(gradients.OPTIMIZERS) - 1),
+)
+programs = st.builds(
+    gradients.Program,
+    cast=st.lists(parts, min_size=1, max_size=3).map(tuple),
+    steps=st.lists(steps, min_size=2, max_size=5).map(tuple),
+    poison=st.booleans(),
+    clone=st.integers(0, 7).map(lambda n: n == 7),
+    verify=st.integers(0, 7).map(lambda n: n == 7),
+    rounds=st.integers(1, 3),
+)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_training_programs_equal_their_eager_twins(part: int) -> None:
+    tally = run_part(part)
+    assert tally.share() > LEAST_SHARE, f"only {tally.share():.0%} of the calls were replays"
+    kinds = set(gradients.REGIONS) - gradients.EAGER
+    never = [name for name in kinds if tally.calls.get(name, 0) > ENOUGH and not tally.replays[name]]
+    assert not never or not MOVES_HELD, f"never replayed: {never}"
+
+
+def run_part(part: int) -> Tally:
+    tally = Tally()
+
+    @seed(random.randrange(2**32) if FUZZING else part)
+    @settings(
+        max_examples=max(EXAMPLES // PARTS, 1),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(programs)
+    def one(program: gradients.Program) -> None:
+        gradients.run(program, tally)
+
+    gc.freeze()  # collections on demand then look at a program's own objects only
+    try:
+        one()
+    finally:
+        gc.unfreeze()
+    return tally
