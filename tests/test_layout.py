@@ -22,7 +22,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
     for stage in (
         "_errors _facts _annotate _findings rules _plan _compile _compare _report",
         "_config _events _progress _lock",
-        "_torch_private _torch_private_cuda",
+        "_torch_private _torch_private_cuda _torch_private_compile",
         "_profile _containers _bind _ambient _named _state _restore _optimizers _call _where _operators",
         "_host_reads _constants _syncs _generators _tensors",
         "_notes _observe _gradients _describe",
