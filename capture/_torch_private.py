@@ -299,6 +299,19 @@ def composite(op: Any) -> Callable[..., Any] | None:
         return None
 
 
+def is_higher_order(op: Any) -> bool:
+    """An operator that takes an operator or a graph; it has no schema."""
+    return not hasattr(op, "_schema")
+
+
+def python_kernel(op: Any, device: str) -> Callable[..., Any] | None:
+    """What a higher-order operator runs on a device type, as a Python function; None without such a function."""
+    kernels = getattr(op, "py_kernels", {})
+    names = (device.partition(":")[0].upper(), "CompositeExplicitAutograd")
+    keys = [getattr(torch._C.DispatchKey, name, None) for name in names]
+    return next((kernels[key] for key in keys if key is not None and key in kernels), None)
+
+
 def python_binding(name: str) -> Callable[..., Any] | None:
     """The generated Python binding of an aten operator (1.5 us less a call than the overload), or None.
 

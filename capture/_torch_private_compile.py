@@ -1,12 +1,13 @@
 """What ``torch.compile`` offers to backends without documenting it. Loaded by the backend alone: it loads the compiler.
 
-Each name stands behind a probe; what its absence costs stands beside it. Source of each: torch 2.11 to 2.13, read in the
-installed package.
+Each name stands behind a probe; what its absence costs stands beside it. Source of each: torch 2.11 to 2.13, read in
+the installed package.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -18,19 +19,18 @@ from torch.utils import _python_dispatch
 
 from capture._torch_private import dispatch_mode_depth
 
-try:
-    from torch._dynamo.backends.common import aot_autograd as _aot_autograd
-except ImportError:  # pragma: no cover - every supported torch has it
-    _aot_autograd = None  # type: ignore[assignment]
-try:
-    from torch._guards import CompileContext as _CompileContext
-    from torch._guards import TracingContext as _TracingContext
-except ImportError:  # pragma: no cover - every supported torch has them
-    _CompileContext = _TracingContext = None  # type: ignore[assignment, misc]
-try:
-    from torch._dynamo.symbolic_convert import InstructionTranslator as _Translator
-except ImportError:  # pragma: no cover - every supported torch has it
-    _Translator = None  # type: ignore[assignment, misc]
+
+def _found(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:  # pragma: no cover - every supported torch has them all
+        return None
+
+
+_aot_autograd = _found("torch._dynamo.backends.common", "aot_autograd")
+_CompileContext = _found("torch._guards", "CompileContext")
+_TracingContext = _found("torch._guards", "TracingContext")
+_Translator = _found("torch._dynamo.symbolic_convert", "InstructionTranslator")
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]
 """A graph and its example inputs -> a function of a list of inputs, which it may empty."""
@@ -51,9 +51,7 @@ def differentiate(
     if _aot_autograd is not None:
         found: Callable[..., Any] = _aot_autograd(**parts)(graph, inputs)
         return found
-    from functorch.compile import aot_module_simplified
-
-    found = torch.compiler.disable(aot_module_simplified(graph, inputs, **parts))
+    found = torch.compiler.disable(_found("functorch.compile", "aot_module_simplified")(graph, inputs, **parts))
     return found
 
 
@@ -104,6 +102,14 @@ def compiled_code() -> types.CodeType | None:
     except AttributeError:
         return None
     return code if isinstance(code, types.CodeType) else None
+
+
+def outermost_module(graph: torch.fx.GraphModule) -> str:
+    """Class of the module that Dynamo's graph begins in, where the function compiled is torch's own; empty without."""
+    for node in graph.graph.nodes:
+        for _, kind in (node.meta.get("nn_module_stack") or {}).values():
+            return kind.__qualname__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+    return ""
 
 
 def origin_of(placeholder: torch.fx.Node) -> int | None:

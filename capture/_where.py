@@ -25,7 +25,8 @@ _written: dict[str, Mapping[int, tuple[str, int, str]]] = {}
 """Per file of generated code: the file, line and function of the user's that each of its lines stands for."""
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Neither torch's nor this library's."""
     known = _users.get(file)
     if known is None:
         known = _users[file] = not file.startswith(_OWN) and not file.startswith("<capture")
@@ -46,7 +47,7 @@ def here() -> Where | None:
     """The innermost frame that is neither torch's nor this library's."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             return _of(frame.f_code, frame.f_lineno)
         frame = frame.f_back
     return None
@@ -58,7 +59,7 @@ def of_error(error: BaseException) -> Where | None:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if _is_users(code.co_filename):
+        if is_users(code.co_filename):
             found = _of(code, trace.tb_lineno)
         trace = trace.tb_next
     return found

@@ -25,7 +25,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_torch_private _torch_private_cuda _torch_private_compile",
         "_profile _containers _bind _ambient _named _state _restore _optimizers _call _where _operators",
         "_host_reads _constants _syncs _generators _tensors",
-        "_notes _observe _gradients _describe",
+        "_notes _higher_order _observe _gradients _describe",
         "_follow",
         "backends",
         "_store _key_text",

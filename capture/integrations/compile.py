@@ -1,4 +1,4 @@
-"""``torch.compile(model, backend="capture")``: Dynamo and AOTAutograd make the graphs, each runs as a captured function.
+"""``torch.compile(model, backend="capture")``: graphs of Dynamo and AOTAutograd, each run as a captured function.
 
 A graph's parameters and buffers come as arguments that keep their address; so do they, and views of them, among what
 its backward pass gets. What else the backward pass gets are outputs of the forward recording, which the tree knows.
@@ -7,8 +7,10 @@ its backward pass gets. What else the backward pass gets are outputs of the forw
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import threading
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -31,6 +33,7 @@ from capture._tree import Home, at_home, home
 Graph = torch.fx.GraphModule
 Part = Literal["inference", "forward", "backward"]
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
+_numbers = itertools.count(1)
 _all: weakref.WeakValueDictionary[int, Callable[..., Any]] = weakref.WeakValueDictionary()
 
 
@@ -100,11 +103,11 @@ class _Compiled:
                 "static= has no meaning for backend='capture': parameters and buffers are known to keep their "
                 "address; say it of other tensors with torch._dynamo.mark_static_address(tensor)"
             )
-        code = private.compiled_code()
         annotate("graph", (), options)  # an unknown option is told before anything is traced
-        name = options.pop("name", None) or _RESUMED.sub(r"\1:\2", code.co_qualname if code is not None else "graph")
-        given = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
+        code = private.compiled_code()
+        given = tuple(node.name for node in _placeholders(graph))
         where = _where.of_function(code) if code is not None else None
+        name = options.pop("name", None) or _name_of(graph, code)
         return cls(f"{name} [{private.compile_id()}]", options, given, where)
 
     def inference(self, graph: Graph, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
@@ -144,7 +147,7 @@ class _Compiled:
             name = self.given[origin] if origin is not None and origin < len(self.given) else node.name
             self.names[node.name] = node.name if name in self.names.values() else name
         static = [nodes[position] for position in private.static_inputs() if position < len(nodes)]
-        self.static = {name: False for name in _on_memory_of(graph, static)} | {node.name: True for node in static}
+        self.static = dict.fromkeys(_on_memory_of(graph, static), False) | {node.name: True for node in static}
         return self._inputs(nodes)
 
     def _of_backward(self, graph: Graph) -> _Inputs:
@@ -179,7 +182,7 @@ class _Compiled:
         run = _alone(handle, make) if inputs.owner is None else _of_owner(handle, inputs.owner, inputs.by_storage)
         run.__name__ = run.__qualname__ = name
         hand_back(run, handle)
-        _all[len(_all) and max(_all) + 1] = run
+        _all[next(_numbers)] = run
         return run
 
 
@@ -216,6 +219,13 @@ def _of_owner(handle: Handle, position: int, by_storage: bool) -> Callable[..., 
         return captured(*inputs)
 
     return run
+
+
+def _name_of(graph: Graph, code: types.CodeType | None) -> str:
+    """The compiled function's name; that of the module's class where torch's own forward is compiled."""
+    if code is None or not _where.is_users(code.co_filename):
+        return private.outermost_module(graph) or "graph"
+    return _RESUMED.sub(r"\1:\2", code.co_qualname)
 
 
 def _placeholders(graph: Graph) -> list[torch.fx.Node]:
