@@ -19,8 +19,8 @@ from capture._operators import tensors_in
 from capture._torch_private import TorchDispatchMode, generator_id
 
 _OPENED = frozenset([
-    "auto_functionalized", "auto_functionalized_v2", "with_effects", "graphsafe_run_with_rng_state",
-    "run_and_save_rng_state", "run_with_rng_state",
+    "auto_functionalized", "auto_functionalized_v2", "graphsafe_run_with_rng_state", "run_and_save_rng_state",
+    "run_with_rng_state",
 ])  # fmt: skip
 
 
@@ -60,9 +60,17 @@ class HigherOrderMode(TorchDispatchMode):
 
 def _kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
     """The Python behind it, if nothing but operators run there."""
+    if op.name() == "invoke_subgraph":
+        return _run_subgraph
     if op.name() not in _OPENED:
         return None
     devices = [tensor.device for tensor in tensors_in(args, kwargs)]
     lent = kwargs.get("rng_state")
     devices += [lent.device] if isinstance(lent, torch.Generator) else []
     return _torch_private.python_kernel(op, devices[0].type if devices else str(kwargs.get("device", "cpu")))
+
+
+def _run_subgraph(graph: Callable[..., Any], identifier: str, *operands: Any) -> Any:
+    """As torch's own kernel, which wants no mode."""
+    del identifier
+    return graph(list(operands)) if getattr(graph, "_boxed_call", False) else graph(*operands)

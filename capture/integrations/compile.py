@@ -224,7 +224,7 @@ def _of_owner(handle: Handle, position: int, by_storage: bool) -> Callable[..., 
 def _name_of(graph: Graph, code: types.CodeType | None) -> str:
     """The compiled function's name; that of the module's class where torch's own forward is compiled."""
     if code is None or not _where.is_users(code.co_filename):
-        return private.outermost_module(graph) or "graph"
+        return private.outermost_module(graph) or (code.co_qualname if code is not None else "graph")
     return _RESUMED.sub(r"\1:\2", code.co_qualname)
 
 
@@ -248,6 +248,8 @@ def _body(graph: Graph) -> Callable[..., Any]:
         if node.op == "get_attr":
             name = node.target.partition(".")[0]
             setattr(constants, name, getattr(graph, name))
+    for part in constants.modules():
+        _ = part.code if isinstance(part, Graph) else None  # some torches generate it at the first look
     forward = type(graph).forward
 
     def body(*inputs: Any) -> Any:
