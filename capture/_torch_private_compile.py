@@ -1,7 +1,7 @@
 """What ``torch.compile`` offers to backends without documenting it. Loaded by the backend alone: it loads the compiler.
 
-Each name stands behind a probe; what its absence costs stands beside it. Source of each: torch 2.11 to 2.13, read in
-the installed package.
+Each name stands behind a probe; what its absence costs stands beside it. Source of each: torch 2.11 and 2.13, read in
+the installed packages.
 """
 
 from __future__ import annotations

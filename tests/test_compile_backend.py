@@ -24,6 +24,7 @@ from capture import (
     CaptureWarning,
     _torch_private_compile,
     capture,
+    config,
     explain,
     mark_step_begin,
     plans,
@@ -292,6 +293,21 @@ def test_gradients_of_inputs_in_the_middle_of_a_graph() -> None:
     replayed("forward")
 
 
+def test_a_backward_pass_without_its_forward_pass_does_not_shift_the_steps() -> None:
+    """Else every step to come would begin with it and end before it, and move the saved activations out."""
+    net, twin = twins(Mlp)
+    f = compiled(net)
+    for step in range(2 * STEPS):
+        for run, one in ((f, net), (twin, twin)):
+            with config.patch(enabled=step != 0):
+                loss = run(rand(4, 8, seed=step)).square().mean()
+            one.zero_grad()  # between the two, so that no step ends by itself
+            loss.backward()
+        same([p.grad for p in net.parameters()], [p.grad for p in twin.parameters()])
+    assert only("forward").evacuations == 0
+    assert only("forward").replays >= STEPS
+
+
 # ------------------------------------------------------------------------------------------------- graphs and shapes
 
 
@@ -439,10 +455,23 @@ def test_chains_that_fail_in_reduce_overhead(marks: bool) -> None:
     assert all(replays > 0 and not eager for _, replays, eager in counts().values()), counts()
 
 
+class Turned(Block):
+    """Reads a buffer that all blocks share before anything else."""
+
+    table: Tensor
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.table)
+
+
 class Stack(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.blocks = nn.ModuleList([Turned() for _ in range(3)])
+        table = nn.Buffer(torch.linspace(0.5, 1.5, 8))
+        for block in self.blocks:
+            block.table = table
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -604,7 +633,7 @@ def test_a_generator_that_is_an_input() -> None:
     drawn = graph.call_function(torch.ops.aten.bernoulli.default, (given,), {"generator": generator})
     graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (drawn, 2)),))
     module = torch.fx.GraphModule({}, graph)
-    run = _Compiled("drawn", {}, (), None).inference(module, [])
+    run = _Compiled("drawn", {}, {}, None).inference(module, [])
     ours, theirs = torch.Generator(DEVICE).manual_seed(3), torch.Generator(DEVICE).manual_seed(3)
     for seed in range(STEPS):
         x = rand(6, seed=seed) + 0.5

@@ -54,7 +54,7 @@ def backend(graph: Graph, inputs: Sequence[Any], *, options: dict[str, Any] | No
             f"backend='capture' does not take {', '.join(f'{name}=' for name in others)}; "
             "its settings are options={...}, those of capture.capture"
         )
-    compiled = _Compiled.of(graph, dict(options or {}))
+    compiled = _Compiled.of(graph, inputs, dict(options or {}))
     return private.differentiate(
         graph, inputs, inference=compiled.inference, forward=compiled.forward, backward=compiled.backward
     )
@@ -85,8 +85,8 @@ class _Compiled:
 
     title: str
     options: dict[str, Any]
-    given: tuple[str, ...]
-    """Dynamo's names of the inputs."""
+    given: dict[str, bool]
+    """Dynamo's names of the inputs; True for parameters."""
     defined_at: Where | None
     names: dict[str, str] = field(factory=dict)
     """By AOTAutograd's name of an input of the forward pass: Dynamo's."""
@@ -96,7 +96,7 @@ class _Compiled:
     """Where the last forward pass ran."""
 
     @classmethod
-    def of(cls, graph: Graph, options: dict[str, Any]) -> _Compiled:
+    def of(cls, graph: Graph, inputs: Sequence[Any], options: dict[str, Any]) -> _Compiled:
         """What Dynamo compiles now."""
         if "static" in options:
             raise AnnotationError(
@@ -105,7 +105,10 @@ class _Compiled:
             )
         annotate("graph", (), options)  # an unknown option is told before anything is traced
         code = private.compiled_code()
-        given = tuple(node.name for node in _placeholders(graph))
+        given = {
+            node.name: isinstance(value, torch.nn.Parameter)
+            for node, value in zip(_placeholders(graph), inputs, strict=True)
+        }
         where = _where.of_function(code) if code is not None else None
         name = options.pop("name", None) or _name_of(graph, code)
         return cls(f"{name} [{private.compile_id()}]", options, given, where)
@@ -141,10 +144,10 @@ class _Compiled:
         return private.boxed(boxed)
 
     def _of_forward(self, graph: Graph) -> _Inputs:
-        nodes = _placeholders(graph)
+        nodes, given = _placeholders(graph), list(self.given)
         for node in nodes:
             origin = private.origin_of(node)
-            name = self.given[origin] if origin is not None and origin < len(self.given) else node.name
+            name = given[origin] if origin is not None and origin < len(given) else node.name
             self.names[node.name] = node.name if name in self.names.values() else name
         static = [nodes[position] for position in private.static_inputs() if position < len(nodes)]
         self.static = dict.fromkeys(_on_memory_of(graph, static), False) | {node.name: True for node in static}
@@ -158,9 +161,9 @@ class _Compiled:
         lasting = [position for position in static if self.static[nodes[position].name]]
         views = static if CAPABILITIES.storage_weakref else []
         names = tuple(self.names.get(node.name, node.name) for node in nodes)
-        return _Inputs(
-            names, tuple(names[position] for position in static), next(iter([*lasting, *views]), None), not lasting
-        )
+        parameters = [position for position in lasting if self.given.get(names[position])]
+        owner = next(iter([*parameters, *lasting, *views]), None)  # modules may share a buffer
+        return _Inputs(names, tuple(names[position] for position in static), owner, not lasting)
 
     def _captured(self, graph: Graph, part: Part, inputs: _Inputs) -> Callable[..., Any]:
         options = {**self.options, "static": inputs.static}
