@@ -642,6 +642,38 @@ def test_a_generator_that_is_an_input() -> None:
     replayed("inference")
 
 
+@pytest.mark.skipif(not EXECUTES, reason="a stand-in for what torch has on CUDA alone")
+def test_a_generator_lent_to_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU engine cannot hold it and says so; a CUDA graph reads the generator it was lent."""
+    operator = torch.ops.higher_order.graphsafe_run_with_rng_state
+    default = torch.default_generator
+
+    def kernel(op: Any, *args: Any, rng_state: torch.Generator) -> Any:
+        saved = default.get_state()
+        default.set_state(rng_state.get_state())
+        result = op(*args)
+        rng_state.set_state(default.get_state())
+        default.set_state(saved)
+        return result
+
+    monkeypatch.setitem(operator.py_kernels, torch._C.DispatchKey.CPU, kernel)
+
+    @capture
+    def f(x: Tensor, generator: torch.Generator) -> Any:
+        return operator(torch.ops.aten.bernoulli.default, x, rng_state=generator) * 2
+
+    ours, theirs = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    before = default.get_state()
+    with warned("CG904"):
+        for seed in range(STEPS):
+            x = rand(6, seed=seed) + 0.5
+            same(f(x, ours), torch.bernoulli(x, generator=theirs) * 2)
+            same(ours.get_state(), theirs.get_state())
+    same(default.get_state(), before)
+    assert recordings(f).recordings == 0
+    assert explain(f)(rand(6) + 0.5, ours).facts.draws
+
+
 @pytest.mark.skipif(not EXECUTES, reason="on CUDA the partitioner keeps generators instead of states")
 def test_dropout_under_a_checkpoint_runs_eagerly() -> None:
     """The CPU's generator is set back for the recomputation, which a replay would not do."""
@@ -712,12 +744,13 @@ def test_a_region_that_is_compiled_once() -> None:
 
 
 def test_a_compiled_optimizer() -> None:
-    """Its parameters and its state are known to keep their address, and written there."""
+    """Its parameters and its state are known to keep their address, and written there. Dynamo takes another
+    implementation than eager (``foreach``), which may round otherwise: compared with ``aot_eager``."""
     net, twin = twins(Mlp)
     ours, theirs = (torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (net, twin))
-    step = compiled(lambda: ours.step())
+    step, other = compiled(lambda: ours.step()), torch.compile(lambda: theirs.step(), backend="aot_eager")
     for seed in range(STEPS + 1):
-        for one, optimizer, run in ((net, ours, step), (twin, theirs, theirs.step)):
+        for one, optimizer, run in ((net, ours, step), (twin, theirs, other)):
             optimizer.zero_grad()
             one(rand(4, 8, seed=seed)).square().mean().backward()
             run()
