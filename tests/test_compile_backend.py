@@ -656,7 +656,9 @@ def test_a_generator_lent_to_an_operator(monkeypatch: pytest.MonkeyPatch) -> Non
         default.set_state(saved)
         return result
 
-    monkeypatch.setitem(operator.py_kernels, torch._C.DispatchKey.CPU, kernel)
+    for key in (torch._C.DispatchKey.CPU, torch._C.DispatchKey.BackendSelect):
+        monkeypatch.setitem(operator.py_kernels, key, kernel)
+    monkeypatch.setattr(operator, "_dispatch_cache", {})
 
     @capture
     def f(x: Tensor, generator: torch.Generator) -> Any:

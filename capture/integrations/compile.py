@@ -92,8 +92,8 @@ class _Compiled:
     """By AOTAutograd's name of an input of the forward pass: Dynamo's."""
     static: dict[str, bool] = field(factory=dict)
     """Nodes of the forward pass on memory that keeps its address; True for inputs, False for views of them."""
-    home: Home = field(factory=home)
-    """Where the last forward pass ran."""
+    homes: dict[int, Home] = field(factory=dict)
+    """Where forward passes ran, by thread."""
 
     @classmethod
     def of(cls, graph: Graph, inputs: Sequence[Any], options: dict[str, Any]) -> _Compiled:
@@ -125,20 +125,25 @@ class _Compiled:
         run = _seen_first(graph, self._captured(graph, "forward", self._of_forward(graph)))
 
         def boxed(values: list[Any]) -> Any:
-            self.home = home()
+            self.homes[threading.get_ident()] = home()
             return run(*values)
 
         return private.boxed(boxed)
 
     def backward(self, graph: Graph, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        """Compile a backward pass, which autograd may run in a thread of its own."""
+        """Compile a backward pass. On an accelerator autograd runs it in a thread of its own; where forward passes ran
+        in several, nothing tells which of them waits for it."""
         del inputs
         run = self._captured(graph, "backward", self._of_backward(graph))
+        given = [private.value_of(node) for node in _placeholders(graph)]
+        if all(value.device.type == "cpu" for value in given if isinstance(value, torch.Tensor)):
+            return private.boxed(lambda values: run(*values))
 
         def boxed(values: list[Any]) -> Any:
-            if self.home[0] == threading.get_ident():
+            if len(self.homes) != 1:
                 return run(*values)
-            with at_home(self.home):
+            (there,) = self.homes.values()
+            with at_home(there):
                 return run(*values)
 
         return private.boxed(boxed)
