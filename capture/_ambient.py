@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from capture import _torch_private
+from capture import _torch_private, _torch_private_flags
 
 
 class Ambient:
@@ -89,7 +89,7 @@ _function_mode = _torch_private.function_mode
 _transforms = _torch_private.functorch_interpreter
 _tracer = _torch_private.is_tracing
 _saved_hooks = _torch_private.saved_hooks
-_flags = _torch_private.unguarded_flags
+_flags = _torch_private_flags.unguarded_flags
 
 
 def here() -> Here | None:

@@ -182,7 +182,7 @@ class _Backward:
         )  # fmt: skip
         self.captured = type(forward)(annotation, self._run, make_binder(signature), NamedKey(), None)
         self.captured.log, self.captured.findings = forward.log, forward.findings
-        self.captured.keeps_plans = False
+        self.captured.keeps_plans, self.captured.is_backward = False, True
 
     def __call__(self, program: Program, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
         self._program, self.was_called = program, True

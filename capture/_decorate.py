@@ -83,13 +83,18 @@ class Handle:
     binder: Binder
     single: Captured | None = None
     instances: dict[int, tuple[Callable[[], Any], Captured]] = field(factory=dict)
+    make: Callable[[], Captured] | None = None
+    """Makes the state of an instance that the function is not a method of."""
 
     def of(self, receiver: Any) -> Captured:
         """The state of one instance, made at its first call."""
         known = self.instances.get(id(receiver))
         if known is not None and known[0]() is receiver:
             return known[1]
-        captured = _new(self.annotation, self.function, self.binder, receiver)
+        if self.make is None:
+            captured = _new(self.annotation, self.function, self.binder, receiver)
+        else:
+            captured = adopted(self.make())
         address = id(receiver)
 
         def died(_: object) -> None:
@@ -110,6 +115,23 @@ class Handle:
             yield self.single
         for _, captured in list(self.instances.values()):
             yield captured
+
+
+def adopted(captured: Captured) -> Captured:
+    """A state made elsewhere, known to ``report`` from now on."""
+    _all.add(captured)
+    return captured
+
+
+def hand_back(wrapper: Callable[..., Any], handle: Handle) -> None:
+    """Make a function that keeps its states in ``handle`` one that ``recordings`` and the others take."""
+    setattr(wrapper, _HANDLE, handle)
+    weakref.finalize(wrapper, _retire_all, handle).atexit = False
+
+
+def _retire_all(handle: Handle) -> None:
+    for captured in handle.states():
+        captured.retire()
 
 
 def _same(value: Any) -> Any:

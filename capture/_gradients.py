@@ -26,7 +26,8 @@ Arguments = Callable[[torch.UntypedStorage], Sequence[tuple[int, torch.Tensor]]]
 
 def uses(watched: Watched, arguments: Arguments, kept: Sequence[KeptLeaf]) -> list[GradientUse]:
     """Who asks for gradients; empty if nothing that is left has an autograd graph."""
-    left = [leaf.value for leaf in kept if isinstance(leaf.value, torch.Tensor)]
+    handed_back = ("input", "static")  # the caller's own tensor has its graph from elsewhere
+    left = [leaf.value for leaf in kept if isinstance(leaf.value, torch.Tensor) and leaf.kind not in handed_back]
     left += [one.tensor for one in watched.watch.notes.externals.values() if one.mutation is not None]
     if not any(refuses(tensor) or tensor.grad_fn is not None for tensor in left):
         return []

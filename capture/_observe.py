@@ -21,18 +21,19 @@ from capture._call import Call
 from capture._constants import constants_on_host
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
 from capture._generators import default_generator, default_generators
+from capture._higher_order import HigherOrderMode
 from capture._host_reads import autocast_switches, gradient_reads, graph_uses, host_reads, no_autocast_cache
 from capture._notes import External, Notes, Produced, scalars_of
 from capture._operators import Traits, on_one_device, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._state import Change, Snapshot
 from capture._syncs import device_syncs
-from capture._torch_private import TorchDispatchMode, autocast_inside, generator_id, hide_from_compiler
+from capture._torch_private import autocast_inside, generator_id, hide_from_compiler, is_higher_order
 
 DETACHING = frozenset(["detach", "alias", "detach_"])
 _SEEDING = "seeding a generator, or setting its state,"
 
 
-class Watch(TorchDispatchMode):
+class Watch(HigherOrderMode):
     """Writes down what a body does. ``undo``: keep the first contents of all external memory it writes."""
 
     @classmethod
@@ -41,13 +42,10 @@ class Watch(TorchDispatchMode):
         return False  # torch would import its compiler (1.1 s) to keep it from tracing the mode
 
     def __init__(self, *, undo: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.notes = Notes()
+        super().__init__()
         self.keep_undo = undo
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
-        self._drawn: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
-        """Generators by ``generator_id``, with the state the last draw left."""
         self._operator: str | None = "code outside of operators"
         self._at: Where | None = None
         self.arguments: set[int] = set()
@@ -91,6 +89,8 @@ class Watch(TorchDispatchMode):
     @override
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if is_higher_order(op):
+            return self.higher_order(op, args, kwargs)
         known = traits(op)
         if known.namespace == "profiler":  # ranges, which tensors have no part in
             return op(*args, **kwargs)

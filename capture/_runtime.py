@@ -70,6 +70,8 @@ class Captured(Remarks):
         self._is_module = isinstance(receiver, torch.nn.Module)
         self._shortcuts = Shortcuts()
         self.optimizers = Optimizers()
+        self.is_backward = False
+        """It is the backward pass of another one."""
         self.keeps_plans = True
         """Plans may be of use to other processes."""
         self._is_function = isinstance(function, types.FunctionType)

@@ -261,44 +261,6 @@ set_grad_enabled: Callable[[bool], object] = getattr(torch._C, "_set_grad_enable
 """Switch grad mode (0.05 us); the public class of this name does the same in 0.5 us."""
 
 
-_FLAG_NAMES = ("_get_mkldnn_enabled", "_get_flash_sdp_enabled", "_get_math_sdp_enabled")
-_CUDA_FLAG_NAMES = (
-    "_get_mem_efficient_sdp_enabled", "_get_cudnn_sdp_enabled", "_get_cudnn_enabled", "_get_cudnn_deterministic",
-    "_get_cudnn_benchmark",
-)  # fmt: skip
-_PRECISIONS = [(backend, op) for backend in ("mkldnn", "cuda") for op in ("matmul", "conv", "rnn")]
-
-
-def _legacy_precision() -> tuple[object, ...]:
-    """Without precisions by backend. The getters raise where a program mixes the old settings and the new ones."""
-    found: list[object] = []
-    for name in ("_get_float32_matmul_precision", "_get_cublas_allow_tf32", "_get_cudnn_allow_tf32"):
-        with contextlib.suppress(RuntimeError, AttributeError):
-            found.append(getattr(torch._C, name)())
-    return tuple(found)
-
-
-def _flag_reader() -> Callable[[], tuple[Any, ...]]:
-    built = torch.backends.cuda.is_built()
-    names = _FLAG_NAMES + (_CUDA_FLAG_NAMES if built else ())
-    flags = {name: getattr(torch._C, name) for name in names if hasattr(torch._C, name)}
-    terms = [f"{name}()" for name in flags]
-    precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-    flags["precision"] = _legacy_precision if precision is None else precision
-    if precision is None:
-        terms.append("precision()")
-    else:
-        terms += [f"precision{one}" for one in _PRECISIONS if built or "mkldnn" in one]
-    source = f"lambda: ({', '.join(terms)},)"
-    reader: Callable[[], tuple[Any, ...]] = eval(source, flags)  # noqa: S307 - the names above
-    return reader
-
-
-# Backend switches that ``GlobalStateGuard`` does not compare (0.05 us each, precisions 0.2). One that torch lacks is
-# left out.
-unguarded_flags: Callable[[], tuple[Any, ...]] = _flag_reader()
-
-
 def is_registered_container(kind: type) -> bool:
     """A pytree node type registered with torch (``ModelOutput``, ``TensorDict`` where it registers)."""
     return kind in pytree.SUPPORTED_NODES
@@ -346,6 +308,19 @@ def composite(op: Any) -> Callable[..., Any] | None:
         return functools.partial(op._op_dk, key) if known else None
     except (AttributeError, RuntimeError, TypeError):  # pragma: no cover - torch without these names
         return None
+
+
+def is_higher_order(op: Any) -> bool:
+    """An operator that takes an operator or a graph; it has no schema."""
+    return not hasattr(op, "_schema")
+
+
+def python_kernel(op: Any, device: str) -> Callable[..., Any] | None:
+    """What a higher-order operator runs on a device type, as a Python function; None without such a function."""
+    kernels = getattr(op, "py_kernels", {})
+    names = (device.partition(":")[0].upper(), "CompositeExplicitAutograd")
+    keys = [getattr(torch._C.DispatchKey, name, None) for name in names]
+    return next((kernels[key] for key in keys if key is not None and key in kernels), None)
 
 
 def python_binding(name: str) -> Callable[..., Any] | None:

@@ -92,10 +92,16 @@ class Tree:
         times = self.times.get(function, 0)
         if self.warm:
             times += sum(warm.function is function for warm in self.warm)
-        if times and marks == 0:
+        if marks == 0 and (times or self._lost_its_forward(function)):
             self.end_path("again", successor)
         elif times > limit:
             self.end_path("limit")
+
+    def _lost_its_forward(self, function: Any) -> bool:
+        """The step began with a backward pass, whose forward pass was in none: a forward pass begins one of its own, as
+        all steps to come would end between the two."""
+        first = self.path[0].function if self.path else self.warm[0].function
+        return bool(first.is_backward) and not function.is_backward
 
     def end_path(self, reason: str, successor: Node | None = None) -> bool:
         """End the step. Outputs that are still used leave the pool first, or turn stale if they were borrowed.

@@ -7,6 +7,7 @@ import os
 import sys
 import types
 import warnings
+from collections.abc import Mapping
 
 import torch
 
@@ -20,20 +21,33 @@ _OWN = (
 _cache: dict[tuple[str, int, str], Where] = {}
 _users: dict[str, bool] = {}
 """Per file: it is neither torch's nor this library's."""
+_written: dict[str, Mapping[int, tuple[str, int, str]]] = {}
+"""Per file of generated code: the file, line and function of the user's that each of its lines stands for."""
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Neither torch's nor this library's."""
     known = _users.get(file)
     if known is None:
         known = _users[file] = not file.startswith(_OWN) and not file.startswith("<capture")
     return known
 
 
+def note_generated(file: str, lines: Mapping[int, tuple[str, int, str]]) -> None:
+    """Messages about lines of generated code are to name the user's: file, line and function."""
+    _written[file] = lines
+
+
+def forget_generated(file: str) -> None:
+    """The generated code is gone."""
+    _written.pop(file, None)
+
+
 def here() -> Where | None:
     """The innermost frame that is neither torch's nor this library's."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             return _of(frame.f_code, frame.f_lineno)
         frame = frame.f_back
     return None
@@ -45,7 +59,7 @@ def of_error(error: BaseException) -> Where | None:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if _is_users(code.co_filename):
+        if is_users(code.co_filename):
             found = _of(code, trace.tb_lineno)
         trace = trace.tb_next
     return found
@@ -66,11 +80,13 @@ def of_function(code: types.CodeType) -> Where:
 
 
 def _of(code: types.CodeType, line: int) -> Where:
-    name = getattr(code, "co_qualname", code.co_name)
-    found = _cache.get((code.co_filename, line, name))
+    file, name = code.co_filename, getattr(code, "co_qualname", code.co_name)
+    if file in _written:
+        file, line, name = _written[file].get(line, (file, line, name))
+    found = _cache.get((file, line, name))
     if found is None:
         if len(_cache) > 10_000:
             _cache.clear()
-        text = linecache.getline(code.co_filename, line).strip()
-        found = _cache[code.co_filename, line, name] = Where(file=code.co_filename, line=line, function=name, code=text)
+        text = linecache.getline(file, line).strip()
+        found = _cache[file, line, name] = Where(file=file, line=line, function=name, code=text)
     return found

@@ -6,6 +6,7 @@ recording run executes the body for real, operator by operator, while every resu
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -181,6 +182,11 @@ class Recorder(Watch):
         """A host read: an error for the recording, as on a device; the body goes on eagerly."""
         super().note_sync(op, data_dependent_shape=data_dependent_shape)
         self._fail(f"{op} reads values on the host")
+
+    @override
+    def lent(self, generator: torch.Generator) -> contextlib.AbstractContextManager[None]:
+        self._fail("the default generator is set to another one's state and back, which no operator tells of")
+        return super().lent(generator)
 
     def _fail(self, reason: str) -> None:
         self.failure = self.failure or reason

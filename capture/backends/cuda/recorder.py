@@ -98,6 +98,10 @@ class Recorder(Watch):
         return
 
     @override
+    def lent(self, generator: torch.Generator) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    @override
     def made(self, tensor: torch.Tensor) -> bool:
         """An operator made the tensor's memory, or code that no operator tells of did, in this capture's pool."""
         if super().made(tensor):

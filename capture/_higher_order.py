@@ -1,0 +1,76 @@
+"""Higher-order operators: those that take an operator, or a graph, and stand in graphs of torch's compiler.
+
+Some are a few lines of Python around operators: a watch sees those. The others run whole and are no part of a
+recording.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from capture import _torch_private, _where
+from capture._facts import HostWork
+from capture._notes import Notes
+from capture._operators import tensors_in
+from capture._torch_private import TorchDispatchMode, generator_id
+
+_OPENED = frozenset([
+    "auto_functionalized", "auto_functionalized_v2", "graphsafe_run_with_rng_state", "run_and_save_rng_state",
+    "run_with_rng_state",
+])  # fmt: skip
+
+
+class HigherOrderMode(TorchDispatchMode):
+    """A dispatch mode that writes notes, and that higher-order operators pass through."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.notes = Notes()
+        self._drawn: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+        """Generators by ``generator_id``, with the state the last draw left."""
+
+    def higher_order(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one, its operators seen where that is possible."""
+        kernel = _kernel(op, args, kwargs)
+        if kernel is None:
+            self.notes.work.append(HostWork(op=op.name(), kind="unsafe", where=_where.here()))
+            return op(*args, **kwargs)
+        generator = kwargs.get("rng_state")
+        with self, self.lent(generator) if isinstance(generator, torch.Generator) else contextlib.nullcontext():
+            return kernel(*args, **kwargs)
+
+    def lent(self, generator: torch.Generator) -> contextlib.AbstractContextManager[None]:
+        """Inside, the default generator stands where this one does, and what it draws this one has drawn."""
+        return self._lent(generator)
+
+    @contextlib.contextmanager
+    def _lent(self, generator: torch.Generator) -> Iterator[None]:
+        drawn, self._drawn = self._drawn, {}
+        try:
+            yield
+        finally:
+            self._drawn = drawn | {generator_id(generator): (generator, generator.get_state())}
+
+
+def _kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    """The Python behind it, if nothing but operators run there."""
+    if op.name() == "invoke_subgraph":
+        return _run_subgraph
+    if op.name() not in _OPENED:
+        return None
+    devices = [tensor.device for tensor in tensors_in(args, kwargs)]
+    lent = kwargs.get("rng_state")
+    devices += [lent.device] if isinstance(lent, torch.Generator) else []
+    return _torch_private.python_kernel(op, devices[0].type if devices else str(kwargs.get("device", "cpu")))
+
+
+def _run_subgraph(graph: Callable[..., Any], identifier: str, *operands: Any) -> Any:
+    """As torch's own kernel, which wants no mode."""
+    del identifier
+    return graph(list(operands)) if getattr(graph, "_boxed_call", False) else graph(*operands)
