@@ -85,7 +85,7 @@ def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def gradient_reads() -> Iterator[list[torch.Tensor]]:
-    """The tensors whose ``grad`` code in this thread reads in the block."""
+    """The tensors whose ``grad`` code in this thread reads in the block, or that it differentiates for."""
     thread, read = threading.get_ident(), list[torch.Tensor]()
 
     def read_grad(tensor: torch.Tensor) -> Any:
@@ -93,11 +93,22 @@ def gradient_reads() -> Iterator[list[torch.Tensor]]:
             read.append(tensor)
         return _GRAD.__get__(tensor)
 
+    original = torch.autograd.grad
+
+    @functools.wraps(original)
+    def differentiate(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        if threading.get_ident() == thread:
+            read.extend(one for one in inputs if isinstance(one, torch.Tensor))
+        return original(outputs, inputs, *args, **kwargs)
+
+    torch.autograd.grad = differentiate
     before = torch.Tensor.__dict__.get("grad")
     torch.Tensor.grad = property(read_grad, _GRAD.__set__, _GRAD.__delete__)  # type: ignore[assignment]
     try:
         yield read
     finally:
+        torch.autograd.grad = original
         if before is None:
             del torch.Tensor.grad
         else:

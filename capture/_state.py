@@ -201,7 +201,7 @@ def snapshot(starts: list[Place]) -> Snapshot:
                 storage = value.untyped_storage()
                 found.storages.append(storage)
                 found.tensors.setdefault(id(storage), []).append(one)
-            if value.requires_grad and id(value) not in entered:
+            if id(value) not in entered:
                 entered.add(id(value))
                 queue.extend(_gradient(place, value))
         elif id(value) not in entered:
@@ -229,7 +229,7 @@ def _gradient(place: Place, tensor: torch.Tensor) -> list[Found]:
     except RuntimeError:  # a view made without gradients, whose base was written with them: autograd refuses to look
         return []
     gradient = tensor.grad
-    if gradient is None and not torch.is_grad_enabled():
+    if gradient is None and not (tensor.requires_grad and torch.is_grad_enabled()):
         return []
     return [(Place("attribute", tensor, "grad", f"{place.path}.grad", place), gradient)]
 

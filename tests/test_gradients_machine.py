@@ -17,11 +17,11 @@ from tests import gradients
 from tests.device import DEVICE, MOVES_HELD, REBINDS
 from tests.machine import Tally
 
-PARTS = 8
 EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "1000" if DEVICE.type == "cpu" else "300"))
+PARTS = min(max(EXAMPLES // 125, 1), 8)
 FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
-LEAST_SHARE = 0.25 if MOVES_HELD and REBINDS else 0.05
-"""Of the calls, replays."""
+LEAST_SHARE = 0.05 if not (MOVES_HELD and REBINDS) else 0.25 if EXAMPLES >= 1000 else 0.1
+"""Of the calls, replays. The first programs of a part are short, and replay little: few programs make fewer parts."""
 ENOUGH = 100
 """Calls of a region after which one should have been a replay."""
 

@@ -432,8 +432,9 @@ def test_gradients_that_come_and_go_between_steps(body: Body) -> None:
     assert recordings(step).replays
 
 
-def test_hooks_that_come_and_go_between_steps() -> None:
-    mine, step, theirs, eager = pair(plain_step)
+@pytest.mark.parametrize("body", [plain_step, gradients_step])
+def test_hooks_that_come_and_go_between_steps(body: Body) -> None:
+    mine, step, theirs, eager = pair(body)
     run(mine, step, theirs, eager, batches(5))
     handles = [next(iter(one.model.parameters())).register_hook(lambda grad: grad * 2) for one in (mine, theirs)]
     run(mine, step, theirs, eager, batches(5, seed=1))
@@ -477,6 +478,16 @@ def test_steps_count_as_writes_where_eagers_do(optimizer: str) -> None:
         assert mine.values() == theirs.values()
 
 
+def versions(*trainers: Trainer) -> list[list[int]]:
+    """Version counters of all gradients."""
+    return [[p.grad._version for p in one.model.parameters() if p.grad is not None] for one in trainers]
+
+
+def all_rose(before: list[list[int]], after: list[list[int]]) -> bool:
+    """Each one."""
+    return all(a > b for old, new in zip(before, after, strict=True) for b, a in zip(old, new, strict=True))
+
+
 def test_gradients_zeroed_after_a_fused_step_say_so() -> None:
     def body(t: Trainer, x: Tensor, y: Tensor) -> None:
         t.optimizer.step()
@@ -486,7 +497,20 @@ def test_gradients_zeroed_after_a_fused_step_say_so() -> None:
     for one in (mine, theirs):
         _accumulate(one, *batches(1)[0])
     for data in batches(6):
-        before = [[p.grad._version for p in one.model.parameters()] for one in (mine, theirs)]  # type: ignore[union-attr]
+        before = versions(mine, theirs)
         run(mine, step, theirs, eager, [data])
-        after = [[p.grad._version for p in one.model.parameters()] for one in (mine, theirs)]  # type: ignore[union-attr]
-        assert all(a > b for old, new in zip(before, after, strict=True) for b, a in zip(old, new, strict=True))
+        assert all_rose(before, versions(mine, theirs))
+
+
+def test_gradients_of_frozen_parameters() -> None:
+    mine, step, theirs, eager = pair(zeroing_step)
+    for number, frozen in enumerate((False, True, False, True)):
+        for one in (mine, theirs):
+            for p in list(one.model.parameters())[:2]:
+                p.requires_grad_(not frozen)
+                p.grad = torch.ones_like(p)
+        for data in batches(4, seed=number):
+            before = versions(mine, theirs)
+            run(mine, step, theirs, eager, [data])
+            grown = versions(mine, theirs)
+            assert all_rose([one[:2] for one in before], [one[:2] for one in grown])
