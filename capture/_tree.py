@@ -339,6 +339,7 @@ class _Trees(threading.local):
 _trees = _Trees()
 
 
+_ENGINE = "_engine_run_backward"
 Home = tuple[int, dict[str, Tree]]
 """A thread and its trees."""
 
@@ -353,7 +354,7 @@ def at_home(there: Home) -> Iterator[bool]:
     """Use the trees of a thread that waits for autograd, whose own threads run backward passes on accelerators. Gives
     False in a thread that has to use trees of its own."""
     thread, trees = there
-    if thread == threading.get_ident() or not _waits_for_autograd(thread):
+    if thread == threading.get_ident() or not _runs_for(thread):
         yield thread == threading.get_ident()
         return
     before, _trees.by_backend = _trees.by_backend, trees
@@ -363,9 +364,12 @@ def at_home(there: Home) -> Iterator[bool]:
         _trees.by_backend = before
 
 
-def _waits_for_autograd(thread: int) -> bool:
-    frame = sys._current_frames().get(thread)
-    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
+def _runs_for(thread: int) -> bool:
+    """That thread waits for autograd, which started this one: whoever calls autograd here may find it busy."""
+    frame, waiting = sys._getframe(), sys._current_frames().get(thread)
+    while frame.f_back is not None and frame.f_code.co_name != _ENGINE:
+        frame = frame.f_back
+    return frame.f_code.co_name != _ENGINE and waiting is not None and waiting.f_code.co_name == _ENGINE
 
 
 def tree_for(backend: Backend) -> Tree:

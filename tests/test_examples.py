@@ -58,7 +58,7 @@ EXPECTED = {
     "07_micro_batches.py": (
         "same losses as eager: True",
         "__main__.Learner.gradients: 1 recordings, 78 replays, 0 rebinds, 0 eager calls, 1 observations",
-        "__main__.Learner.update: 1 recordings, 16 replays, 0 rebinds, 0 eager calls, 3 observations",
+        "__main__.Learner.update: 1 recordings, 17 replays, 0 rebinds, 0 eager calls, 2 observations",
     ),
 }
 
@@ -95,7 +95,7 @@ def test_the_demo_decodes_the_same_tokens() -> None:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 16) or []}
     assert {ImageColor.getrgb(colour) for colour in plot.COLOURS[:2]} <= colours  # both curves are seen
     trained = next(line for line in printed if line.startswith("examples.training.Learner.step: "))
-    assert " 1 recordings, 8 replays" in trained
+    assert " 1 recordings, 9 replays" in trained
     assert "same tokens: yes" in printed
     counted = next(line for line in printed if line.startswith("examples.gpt.GPT.step: ") and "replays" in line)
     assert " 0 eager calls" in counted

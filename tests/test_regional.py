@@ -898,7 +898,7 @@ def test_a_backward_in_another_thread() -> None:
 
 def test_a_backward_in_a_thread_of_autograd_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on accelerators: the thread of the forward pass waits, and its tree is used."""
-    monkeypatch.setattr(_tree, "_waits_for_autograd", lambda _: True)
+    monkeypatch.setattr(_tree, "_runs_for", lambda _: True)
     mine, theirs = captured_twins(Block)
 
     def step(model: Any, number: int) -> Tensor:
