@@ -238,9 +238,18 @@ def metadata_check(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
     return lambda: check(*fixed)
 
 
-_addresses_equal: Callable[[Any, Any, Any], bool] | None = getattr(
-    torch._C, "_tensors_data_ptrs_at_indices_equal", None
-)
+def _probe_addresses_equal() -> Callable[[Any, Any, Any], bool] | None:
+    found: Any = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+    first, second = torch.empty(1, device="cpu"), torch.empty(1, device="cpu")
+    here, numbers = [first.data_ptr(), second.data_ptr()], [0, 1]
+    try:
+        told = found([first, second], here, numbers), found([second, first], here, numbers)
+    except TypeError:
+        return None
+    return found if told == (True, False) else None
+
+
+_addresses_equal = _probe_addresses_equal()
 
 
 def address_check(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
