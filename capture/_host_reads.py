@@ -41,11 +41,7 @@ def host_reads(note: Callable[[str], None], exported: Callable[[torch.Tensor], N
         yield
     finally:
         torch.Tensor.__cuda_array_interface__ = interface  # type: ignore[method-assign]
-        for name, original in saved.items():
-            if original is None:
-                delattr(torch.Tensor, name)
-            else:
-                setattr(torch.Tensor, name, original)
+        _put_back(saved)
 
 
 @contextmanager
@@ -76,11 +72,7 @@ def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         hooking.__enter__ = enter
-        for name, original in saved.items():
-            if original is None:
-                delattr(torch.Tensor, name)
-            else:
-                setattr(torch.Tensor, name, original)
+        _put_back(saved)
 
 
 @contextmanager
@@ -109,10 +101,16 @@ def gradient_reads() -> Iterator[list[torch.Tensor]]:
         yield read
     finally:
         torch.autograd.grad = original
-        if before is None:
-            del torch.Tensor.grad
+        _put_back({"grad": before})
+
+
+def _put_back(saved: dict[str, Any]) -> None:
+    """Attributes that ``torch.Tensor`` had of its own; None for what it inherits."""
+    for name, original in saved.items():
+        if original is None:
+            delattr(torch.Tensor, name)
         else:
-            torch.Tensor.grad = before
+            setattr(torch.Tensor, name, original)
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import random
 
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from tests import gradients
 from tests.device import DEVICE, MOVES_HELD, REBINDS
 from tests.machine import Tally
+from tests.programs import run_programs
 
 EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "1000" if DEVICE.type == "cpu" else "300"))
 PARTS = min(max(EXAMPLES // 125, 1), 8)
-FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
 LEAST_SHARE = 0.05 if not (MOVES_HELD and REBINDS) else 0.25 if EXAMPLES >= 1000 else 0.1
 """Of the calls, replays. The first programs of a part are short, and replay little: few programs make fewer parts."""
 ENOUGH = 100
@@ -55,22 +52,5 @@ def test_random_training_programs_equal_their_eager_twins(part: int) -> None:
 
 def run_part(part: int) -> Tally:
     tally = Tally()
-
-    @seed(random.randrange(2**32) if FUZZING else part)
-    @settings(
-        max_examples=max(EXAMPLES // PARTS, 1),
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-    )
-    @given(programs)
-    def one(program: gradients.Program) -> None:
-        gradients.run(program, tally)
-
-    gc.freeze()  # collections on demand then look at a program's own objects only
-    try:
-        one()
-    finally:
-        gc.unfreeze()
+    run_programs(programs, lambda program: gradients.run(program, tally), part=part, count=max(EXAMPLES // PARTS, 1))
     return tally

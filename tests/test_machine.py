@@ -5,22 +5,19 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import random
 
 import attrs
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from capture import _torch_private
 from tests import machine
 from tests.device import MOVES_HELD, REBINDS
+from tests.programs import run_programs
 
 PARTS = 8
 EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "4000"))
-FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
 LEAST_SHARE = 0.25 if MOVES_HELD and REBINDS else 0.1 if REBINDS else 0.05
 """Of the calls, replays. What cannot leave the pool or be bound anew is recorded again, and compared as well."""
 ENOUGH = 150 if MOVES_HELD and REBINDS else 250
@@ -66,22 +63,5 @@ def test_random_programs_where_held_outputs_cannot_leave(part: int, monkeypatch:
 
 def run_part(part: int) -> machine.Tally:
     tally = machine.Tally()
-
-    @seed(random.randrange(2**32) if FUZZING else part)
-    @settings(
-        max_examples=max(EXAMPLES // PARTS, 1),
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-    )
-    @given(programs)
-    def one(program: machine.Program) -> None:
-        machine.run(program, tally)
-
-    gc.freeze()  # collections on demand then look at a program's own objects only
-    try:
-        one()
-    finally:
-        gc.unfreeze()
+    run_programs(programs, lambda program: machine.run(program, tally), part=part, count=max(EXAMPLES // PARTS, 1))
     return tally

@@ -1,0 +1,37 @@
+"""Random programs, as many as asked for: what the state machines have in common."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
+P = TypeVar("P")
+
+
+def run_programs(programs: SearchStrategy[P], run: Callable[[P], object], *, part: int, count: int) -> None:
+    """The same programs for each ``part``, or new ones while fuzzing."""
+
+    @seed(random.randrange(2**32) if FUZZING else part)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
+    @given(programs)
+    def one(program: P) -> None:
+        run(program)
+
+    gc.freeze()  # collections on demand then look at a program's own objects only
+    try:
+        one()
+    finally:
+        gc.unfreeze()
