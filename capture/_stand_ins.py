@@ -54,6 +54,7 @@ def stand_ins(before: Snapshot, arguments: Sequence[Any]) -> Iterator[dict[int, 
         for alias, tensor in found.values():
             if gradient_of(alias) is not grads[id(alias)]:
                 tensor.grad = gradient_of(alias)  # the body ran a backward pass of its own
+            alias.grad = None  # the program's graph keeps the stand-in, and would keep the gradient
 
 
 def _references(before: Snapshot, made: dict[int, torch.Tensor]) -> Iterator[tuple[Place, Any, Any]]:
