@@ -49,6 +49,7 @@ class RegionCall(Call):
     """A call whose body gives a ``Pair``."""
 
     region: Region
+    keeps_program: bool = True
 
     @override
     def run(self, values: tuple[Any, ...] | None = None) -> Any:

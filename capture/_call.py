@@ -28,6 +28,8 @@ class Call:
     binder: Binder
     values: tuple[Any, ...]
     leaves: list[Leaf]
+    keeps_program: bool = False
+    """The graph of the body outlives the run, as the program of a region."""
 
     def run(self, values: tuple[Any, ...] | None = None) -> Any:
         """What is watched and recorded: the body, called with these values or with the caller's own."""

@@ -5,6 +5,7 @@ The second half of observation. Nothing here runs user code; objects are only co
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -26,8 +27,8 @@ from capture._facts import (
     PlaceholderInfo,
     SubclassLeaf,
 )  # fmt: skip
-from capture._notes import External
-from capture._observe import Watched, escapes, result_leaves
+from capture._notes import External, Produced
+from capture._observe import Watched, result_leaves
 from capture._state import Change, Place
 from capture._tensors import alias_groups, tensor_info
 from capture._torch_private import storage_use_count, use_count
@@ -102,7 +103,7 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
     given = {id(value) for place, value in watched.before.places.values() if place.kind == "root"}
     opaque = _opaque_outputs([leaf for leaf in outputs if id(leaf.value) not in given])  # those are handed back
     elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # explained by other facts
-    left = [] if elsewhere else escapes(watched, kept_storages)
+    left = [] if elsewhere else _escapes(watched, kept_storages)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
     accelerators = [device for device in notes.devices if not device.startswith(("cpu", "meta"))]
     facts = Facts(
@@ -129,6 +130,15 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
         scalars=tuple(notes.scalars),
     )
     return Described(facts, implicit, outputs, effects)
+
+
+def _escapes(watched: Watched, kept: set[int]) -> list[Produced]:
+    """Tensors made by the body that outlive it, except those on the storages in ``kept``."""
+    left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
+    if left:
+        gc.collect()  # a reference cycle is no escape
+        left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
+    return left
 
 
 def _note_versions(watched: Watched) -> None:

@@ -18,6 +18,8 @@ from torch.autograd.graph import saved_tensors_hooks
 _NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__")
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 _GRAD: Any = torch.Tensor.grad
+_looking: list[torch.Tensor] = []
+"""Whose ``grad`` this library looks at now."""
 _EXPORTS = ("__dlpack__", "__cuda_array_interface__")
 
 
@@ -81,7 +83,7 @@ def gradient_reads() -> Iterator[list[torch.Tensor]]:
     thread, read = threading.get_ident(), list[torch.Tensor]()
 
     def read_grad(tensor: torch.Tensor) -> Any:
-        if threading.get_ident() == thread:
+        if threading.get_ident() == thread and not _looking:
             read.append(tensor)
         return _GRAD.__get__(tensor)
 
@@ -114,8 +116,13 @@ def _put_back(saved: dict[str, Any]) -> None:
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Its ``grad``, where the look is not the body's."""
-    found: torch.Tensor | None = _GRAD.__get__(tensor)
+    """Its ``grad``, where the look is not the body's. Under a function mode, such as a default device, torch looks the
+    attribute up by its name."""
+    _looking.append(tensor)
+    try:
+        found: torch.Tensor | None = _GRAD.__get__(tensor)
+    finally:
+        _looking.clear()
     return found
 
 

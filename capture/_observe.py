@@ -8,7 +8,6 @@ noted, afterwards compared.
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from attrs import define, field
 from typing_extensions import override
 
-from capture import _containers, _restore, _state, _where
+from capture import _containers, _operators, _restore, _state, _where
 from capture._call import Call
 from capture._constants import constants_on_host
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
@@ -92,6 +91,9 @@ class Watch(HigherOrderMode):
         if is_higher_order(op):
             return self.higher_order(op, args, kwargs)
         known = traits(op)
+        if known.metadata == "storage" and len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
+            op, args = _operators.with_tensor(args)
+            known = traits(op)
         if known.namespace == "profiler":  # ranges, which tensors have no part in
             return op(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
@@ -264,6 +266,11 @@ class Watch(HigherOrderMode):
         self.notes.produced[id(storage)] = Produced.of(storage, tensor, op.name, self._line())
         return True
 
+    def note_made(self, tensor: torch.Tensor) -> None:
+        """The tensor was made for the body, unseen."""
+        storage = _storage(tensor)
+        self.notes.produced[id(storage)] = Produced.of(storage, tensor, "capture", None)
+
     def made(self, tensor: torch.Tensor) -> bool:
         """An operator of the body made this tensor's memory."""
         produced = self.notes.produced.get(id(_storage(tensor)))
@@ -383,15 +390,6 @@ def undo(watched: Watched) -> None:
     _restore.restore(watched.before, watched.changed)
     for generator, state in watched.states:
         generator.set_state(state)
-
-
-def escapes(watched: Watched, kept: set[int]) -> list[Produced]:
-    """Tensors made by the body that outlive it, except those on the storages in ``kept``."""
-    left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
-    if left:
-        gc.collect()  # a reference cycle is no escape
-        left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
-    return left
 
 
 def result_leaves(result: Any) -> list[tuple[str, Any]]:

@@ -60,6 +60,8 @@ class Traits:
     """Device types for which autocast acts on what the kernel calls."""
     metadata: Literal["no", "view", "storage"]
     """Changes its own argument's sizes and strides, or its storage."""
+    resizes: bool
+    """Gives a storage other memory."""
     indexes: bool
     """Depends on values if an index is a mask."""
     lifts: bool
@@ -104,6 +106,7 @@ def traits(op: Operator) -> Traits:
         reads_host=reads_host,
         data_dependent_shape=dynamic,
         metadata=changes,
+        resizes=changes == "storage" and base != "set_",
         casts_inside=_CASTING_INSIDE.get(base, ()),
         unsafe=unsafe,
         view=bool(schema.returns) and not writes and all(one.alias_info is not None for one in schema.returns),
@@ -118,6 +121,14 @@ def _metadata_change(base: str, tags: Any) -> Literal["no", "view", "storage"]:
     if base in ("resize_", "resize_as_", "set_", "set_data", "_resize_output_"):
         return "storage"
     return "view" if torch.Tag.inplace_view in tags else "no"
+
+
+def with_tensor(args: tuple[Any, ...]) -> tuple[Operator, tuple[Any, ...]]:
+    """``set_`` to a storage as ``set_`` to a tensor's: whose memory it is can then be told, as of every argument."""
+    target, storage, *rest = args
+    source = torch.empty(0, dtype=target.dtype, device=target.device).set_(storage)
+    geometry = rest or [0, source.shape, source.stride()]
+    return torch.ops.aten.set_.source_Tensor_storage_offset, (target, source, *geometry)
 
 
 def is_tensor(value: object) -> bool:

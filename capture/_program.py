@@ -16,11 +16,15 @@ from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from capture import _containers
 from capture._call import Call
-from capture._gradients import ends_of, refuses
+from capture._containers import TENSOR_TYPES
+from capture._gradients import ends_of, note_kept, refuses
+from capture._leaves import Lent, lent
 from capture._observe import result_leaves
 from capture._outputs import Alias
-from capture._stand_ins import stand_ins
+from capture._seeds import may_be_seed, on_host, read_seeds
 from capture._state import Snapshot
+from capture._torch_private import use_count
+from capture._torch_private_cuda import is_capturing
 from capture.backends import Geometry
 
 
@@ -38,7 +42,7 @@ class Pair(NamedTuple):
 class Note:
     """Stands for a saved tensor in the graph: how to find it among the tensors of a call."""
 
-    __slots__ = ("alias", "conj", "index", "neg", "tensor", "version")
+    __slots__ = ("alias", "conj", "index", "is_seed", "neg", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor: torch.Tensor | None = tensor
@@ -47,15 +51,19 @@ class Note:
         self.alias: Alias | None = None
         self.index = -1
         self.conj = self.neg = False
+        self.is_seed = False
+        """From what an attention kernel drew, which reads this on the host unless it is captured."""
 
 
 class Current:
     """The tensors of the call whose gradients are computed now. The graph knows this, and nothing that knows it."""
 
-    __slots__ = ("notes", "tensors")
+    __slots__ = ("is_marking", "notes", "tensors")
 
     def __init__(self) -> None:
         self.tensors: Sequence[torch.Tensor] = ()
+        self.is_marking = False
+        """What is looked for are seeds."""
         self.notes: list[Note] = []
         """Of the run of the body."""
 
@@ -67,11 +75,20 @@ class Current:
     def find(self, note: Note) -> torch.Tensor:
         """The tensor that a note stands for."""
         if note.tensor is not None:
-            return note.tensor.detach()
+            note.is_seed = self.is_marking and may_be_seed(note.tensor)
+            return note.tensor if self.is_marking else note.tensor.detach()
         assert note.alias is not None
         tensor = note.alias.build(self.tensors[note.index].detach())
         tensor = tensor.conj() if note.conj else tensor
-        return tensor.neg() if note.neg else tensor
+        tensor = tensor.neg() if note.neg else tensor
+        return on_host(tensor) if note.is_seed and not is_capturing() else tensor
+
+    def mark_seeds(self, ends: Sequence[torch.Tensor]) -> None:
+        """Find what was drawn from by attention kernels that were captured: such seeds lie on the device."""
+        if any(may_be_seed(note.tensor) for note in self.notes):
+            self.is_marking = True
+            read_seeds(ends)
+            self.is_marking = False
 
 
 @define(eq=False)
@@ -95,6 +112,10 @@ class Program:
     """A saved tensor was written afterwards by the body itself."""
     paths: dict[int, str] = field(factory=dict)
     """Path of parameters and held tensors, by ``id``, where the recording follows them."""
+
+    def note_nodes(self) -> None:
+        """Let it be known which nodes it keeps."""
+        note_kept(self, [node for node, *_ in self.inputs])
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -150,7 +171,7 @@ class Saver:
         self._call, self._before = call, before
         self._leaves = [leaf for _, leaf in call.paths(values)]
         self._aliases: dict[int, torch.Tensor] = {}
-        self._stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._lent: Lent = {}
         for position in wanted:
             leaf = self._leaves[position]
             same = next((p for p in self._aliases if self._leaves[p] is leaf), None)
@@ -163,23 +184,34 @@ class Saver:
         with torch.enable_grad():
             current = self.program.current
             hooks = saved_tensors_hooks(current.pack, current.find)
-            with hooks, stand_ins(self._before, self._leaves) as self._stand_ins:
+            with hooks, lent(self._to_lend()) as self._lent:
                 result = self._call.run_plainly(given)
             attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
             attached = list({id(leaf): leaf for leaf in attached if leaf.requires_grad}.values())
             detached = {id(leaf): leaf.detach() for leaf in attached}
             ends = [_with_metadata(leaf) for leaf in attached]
         with torch.no_grad():
+            current.mark_seeds(attached)
             self._note_edges(ends)
             saved = self._find_saved(list(detached.values()))
         for note in current.notes:
             note.tensor = None
         current.notes.clear()
-        for alias in (*self._aliases.values(), *(alias for alias, _ in self._stand_ins.values())):
+        for alias in (*self._aliases.values(), *(alias for alias, _ in self._lent.values())):
             if (alias.dtype, alias.device) in empty:
                 alias.data = empty[alias.dtype, alias.device]
         result = _replaced(result, detached)
         return Pair(result, tuple(detached.values()), tuple(saved))
+
+    def _to_lend(self) -> Iterator[torch.Tensor]:
+        """What needs gradients in Python state and is no argument: the program's graph is to end at the run's own."""
+        given = {id(leaf) for leaf in self._leaves}
+        for owners in self._before.tensors.values():
+            for _, tensor in owners:
+                if id(tensor) not in given and type(tensor) in TENSOR_TYPES and tensor.requires_grad:
+                    given.add(id(tensor))
+                    if not refuses(tensor) and (not tensor.is_leaf or use_count(tensor) > 1):
+                        yield tensor
 
     def _note_edges(self, attached: Sequence[torch.Tensor]) -> None:
         program = self.program
@@ -196,10 +228,11 @@ class Saver:
             ((aliases[id(tensor)], edge) for tensor, edge in ends if id(tensor) in aliases), key=lambda one: one[0]
         )
         rest = [(tensor, edge) for tensor, edge in ends if id(tensor) not in aliases]
-        others = [(self._stand_ins.get(id(tensor), (tensor, tensor))[1], edge) for tensor, edge in rest]
+        others = [(self._lent.get(id(tensor), (tensor, tensor))[1], edge) for tensor, edge in rest]
         program.wanted = tuple(position for position, _ in wanted)
         program.parameters = tuple(tensor for tensor, _ in others)
         program.inputs = tuple(edge for _, edge in (*wanted, *others))
+        program.note_nodes()
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Where each saved tensor is found; gives those that the body made."""

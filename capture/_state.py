@@ -10,7 +10,7 @@ import functools
 import operator
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -25,6 +25,7 @@ PlaceKind = Literal["argument", "attribute", "parameter", "buffer", "module", "i
 _PLACES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
 _MEMBERS_LIMIT = 10_000  # of one container
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TENSORS = frozenset(TENSOR_TYPES)
 _CLOSED = (str, bytes, bytearray, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Generator)
 _CLOSED_PACKAGES = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing",
@@ -204,6 +205,7 @@ def snapshot(starts: list[Place]) -> Snapshot:
             if id(value) not in entered:
                 entered.add(id(value))
                 queue.extend(_gradient(place, value))
+                queue.extend(_hooks(place, "_backward_hooks", value._backward_hooks))
         elif id(value) not in entered:
             entered.add(id(value))
             if kind is torch.Generator:
@@ -232,6 +234,11 @@ def _gradient(place: Place, tensor: torch.Tensor) -> list[Found]:
     if gradient is None and not (tensor.requires_grad and torch.is_grad_enabled()):
         return []
     return [(Place("attribute", tensor, "grad", f"{place.path}.grad", place), gradient)]
+
+
+def _hooks(place: Place, name: str, table: Mapping[int, Any] | None) -> list[Found]:
+    """Functions that autograd or a module calls, which keep state as any function does."""
+    return [(Place("root", hook, None, f"{place.path}.{name}[{n}]", place), hook) for n, hook in (table or {}).items()]
 
 
 def _open_members(found: Snapshot, place: Place, value: Any) -> list[Place]:
@@ -285,6 +292,9 @@ def _module_places(module: torch.nn.Module, place: Place) -> list[Found]:
         (Place("attribute", module, name, f"{path}.{name}", place), own[name])
         for name in own if name not in _MODULE_INTERNALS
     ]  # fmt: skip
+    for name in _HOOKS:
+        if own[name]:
+            found += _hooks(place, name, own[name])
     forward = type(module).forward
     if isinstance(forward, types.FunctionType) and not _closed_package(forward.__module__):
         for p in _function_places(forward, None):

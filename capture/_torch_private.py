@@ -205,6 +205,13 @@ def autocast_inside(kinds: Sequence[str]) -> Any:
         return contextlib.nullcontext()
 
 
+# Without this name such operators are seen, and a region that needs them goes eager as one that reads values.
+unseen: Callable[[], contextlib.AbstractContextManager[Any]] = getattr(
+    torch._C, "_DisableTorchDispatch", contextlib.nullcontext
+)
+"""Operators in the block are seen by no dispatch mode."""
+
+
 def only_default_device_modes() -> bool:
     """True if every active torch-function mode is ``torch.device`` used as a context or a default device."""
     from torch.utils._device import DeviceContext
@@ -303,6 +310,11 @@ def leaf_like(tensor: torch.Tensor) -> torch.Tensor:
     make = getattr(torch.Tensor, "_make_subclass", None)
     found: torch.Tensor = tensor.detach().requires_grad_() if make is None else make(type(tensor), tensor, True)
     return found
+
+
+# Without this name a leaf at which some graph ends cannot be lent to a capture: a whole step then runs eagerly.
+swap_tensors: Callable[[torch.Tensor, torch.Tensor], object] | None = getattr(torch._C, "_swap_tensor_impl", None)
+"""Exchange what two tensor objects stand for; the objects and their Python attributes stay."""
 
 
 def composite(op: Any) -> Callable[..., Any] | None:

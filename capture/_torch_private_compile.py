@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -134,6 +135,9 @@ class Line:
     function: str
 
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
 def lines_of(graph: torch.fx.GraphModule) -> tuple[str, dict[int, Line]]:
     """File name of a graph's generated code, and the user's line behind each of its lines.
 
@@ -147,7 +151,8 @@ def lines_of(graph: torch.fx.GraphModule) -> tuple[str, dict[int, Line]]:
     found = {}
     for line, index in places.items():
         frames = _FRAME.findall((nodes[index].stack_trace or "") if index is not None and index < len(nodes) else "")
+        users = [frame for frame in frames if not frame[0].startswith(_TORCH)]  # not a default device's mode
         if frames:
-            file, number, function = frames[-1]
+            file, number, function = (users or frames)[-1]
             found[line + begin] = Line(file, int(number), function)
     return code.co_filename, found

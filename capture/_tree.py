@@ -20,6 +20,7 @@ from capture._events import Log
 from capture._liveness import Held, StaleTensor, hold, make_stale
 from capture._node import Node, Pattern, walk
 from capture._outputs import OutputPlan, on_storage
+from capture._torch_private import dispatch_mode_depth
 from capture.backends import Backend, Block, Pool
 
 
@@ -54,9 +55,11 @@ class Tree:
         self.thread = threading.get_ident()
 
     def bury(self, node: Node) -> None:
-        """Forget a recording as soon as this thread may: not while it records, as garbage collection may ask for."""
+        """Forget a recording as soon as this thread may. Garbage collection asks for it at any time: what is moved out
+        must not become part of what is recorded or watched."""
         self.buried.append(node)
-        if threading.get_ident() == self.thread and not self.recording:
+        busy = self.recording or dispatch_mode_depth() or self.backend.in_capture()
+        if threading.get_ident() == self.thread and not busy:
             self.sweep()
 
     def sweep(self) -> None:
@@ -294,9 +297,7 @@ class Tree:
     def forget(self, node: Node) -> None:
         """Drop a recording and all below it. Outputs still held keep their values."""
         self.let_go()
-        if node in self.path and not self.end_path("drop"):
-            return
-        if node.parent is None:
+        if (node in self.path and not self.end_path("drop")) or node.parent is None:
             return
         siblings = node.parent.children.get(node.key, [])
         if node in siblings:

@@ -66,7 +66,7 @@ def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def rand(*shape: int, seed: int = 0) -> torch.Tensor:
     """Values that follow from the seed; no draw from the default generator."""
-    return torch.rand(shape, generator=torch.Generator(DEVICE).manual_seed(seed)) - 0.5
+    return torch.rand(shape, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE) - 0.5
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

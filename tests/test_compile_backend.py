@@ -206,7 +206,8 @@ def test_inference(name: str) -> None:
 def test_training(name: str) -> None:
     make, inputs = MODELS[name]
     net, twin = twins(make)
-    same(train(compiled(net), net, inputs), train(twin, twin, inputs))
+    eager = twin if DEVICE.type == "cpu" else torch.compile(twin, backend="aot_eager")  # which rounds differently there
+    same(train(compiled(net), net, inputs), train(eager, twin, inputs))
     replayed("forward")
     replayed("backward")
     assert only("forward").evacuations == 0, "saved activations stay in the pool"
@@ -805,6 +806,8 @@ def test_threads_share_a_graph() -> None:
     wrong: list[int] = []
 
     def work(thread: int) -> None:
+        if DEVICE.type == "cuda":
+            torch.set_default_device(DEVICE)  # the compiler guards on it
         for step in range(STEPS + 3):
             x = rand(4, 8, seed=100 * thread + step)
             ours = torch.autograd.grad(f(x).square().mean(), list(net.parameters()))

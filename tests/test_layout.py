@@ -25,11 +25,11 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_torch_private _torch_private_cuda _torch_private_compile _torch_private_flags",
         "_profile _containers _bind _ambient _named _state _restore _call _where _operators",
         "_host_reads _constants _syncs _generators _tensors",
-        "_notes _higher_order _observe _gradients _describe",
+        "_notes _higher_order _observe _gradients _describe _leaves",
         "_follow _optimizers",
         "backends",
         "_store _key_text",
-        "_outputs _liveness _step _modules _node _tree _checks _stand_ins _program",
+        "_outputs _liveness _step _modules _node _tree _checks _seeds _program",
         (
             "_remarks _entry _autograd _shortcut _difference _planning _results _instead _record _verify _rebind "
             "_runtime _warm _cases"

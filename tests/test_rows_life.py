@@ -263,3 +263,32 @@ def test_row_008_children_of_a_recording_node_start_empty() -> None:
         del y
     assert [len(kids(root)) for root in roots()] == [1]
     assert recordings(f).recordings == 2
+
+
+def test_a_module_dies_while_a_body_runs() -> None:
+    """What is kept of its outputs leaves the pool then, which is no part of that body."""
+
+    class Doubling(torch.nn.Module):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    dying = [Doubling()]
+    capture(dying[0])
+    kept = [dying[0](rand(4, seed=i)) for i in range(3)]
+    state = {"x": rand(4)}
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        y = x + state["x"]
+        dying.clear()
+        gc.collect()
+        return y.sin()
+
+    for i in range(6):
+        x = rand(4, seed=10 + i)
+        same(f(x), torch.sin(x + state["x"]))
+        for seed, one in enumerate(kept):
+            same(one, rand(4, seed=seed) * 2)
+    assert recordings(f).replays >= 2
+    assert not recordings(f).eager_calls

@@ -218,6 +218,37 @@ def test_row_123_storage_of_a_parameter_exchanged(how: str) -> None:
         same(net.weight.data, twin.weight.data)
 
 
+@torch.no_grad()
+def test_a_tensor_set_to_a_storage_is_a_view_of_its_owner() -> None:
+    """As recurrent layers make them of weights that do not lie in one piece."""
+
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(rand(4))
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            storage = self.weight.untyped_storage()
+            return (
+                x
+                + torch.empty(0, device=x.device).set_(storage, 1, (3,), (1,)) * torch.empty(0).to(x).set_(storage)[1:]
+            )
+
+    net = Looking()
+    twin = copy.deepcopy(net)
+    capture(net)
+    for i in range(10):
+        if i == 5:
+            net.weight.data, twin.weight.data = (rand(4, seed=9) for _ in range(2))
+        if i > 6:
+            net.weight.add_(1)
+            twin.weight.add_(1)
+        same(net(rand(3, seed=i)), twin(rand(3, seed=i)))
+    assert recordings(net).replays >= 6
+    assert not recordings(net).eager_calls
+
+
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 @pytest.mark.parametrize("value", ["scalar", "tensor"])
 def test_row_125_boolean_mask_assignment(value: str) -> None:

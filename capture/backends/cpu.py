@@ -200,9 +200,9 @@ class Recorder(Watch):
         for tensor in tensors_in(args, kwargs):
             if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type != "cpu":
                 self._fail(f"{known.name} reads a tensor that is not strided, or not on the CPU")
-        if known.metadata == "storage" or (known.metadata == "view" and self.block_of(args[0]) is None):
+        if known.metadata != "no" and (known.resizes or not self.made(args[0])):
             self._fail(f"{known.name} changes the shape of a tensor in place")
-        if self.failure is not None or known.metadata == "view":
+        if self.failure is not None or known.metadata != "no":
             return op(*args, **kwargs)
         inputs = {id(tensor.untyped_storage()) for tensor in tensors_in(args, kwargs)}
         step = self._step(op, known, args, kwargs)

@@ -61,10 +61,12 @@ class CudaBackend:
         pool.find(0)  # look at the memory once, before anything is asked about it while capturing
         here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
         mine = [one for one in generators if one.device in here]
-        capture = Capture(pool, mine, relaxed=not warm)
+        # a thread's first recording may make library handles of its own, cuBLAS's above all
+        capture = Capture(pool, mine, relaxed=opened or not warm)
         known = {generator_id(one) for one in (*mine, default_generator(self.device))}
         follows = expected is not None and not moving and self._may_follow(pool, call)
         recorder = Follower(pool, expected) if expected and follows else Recorder(pool, known, moving)
+        recorder.lends = torch.is_grad_enabled() and not call.keeps_program
         staging, watched, failure = Staging(), None, None
         try:
             with capture.running():

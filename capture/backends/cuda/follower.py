@@ -20,7 +20,7 @@ from capture._follow import Expected, confirm, find_implicit
 from capture._notes import scalars_of
 from capture._observe import DETACHING, Watched
 from capture._operators import TENSORS, Operator, Traits, shape_depends_on_data, tensors_in, traits, written
-from capture._torch_private import fast_operator
+from capture._torch_private import fast_operator, is_higher_order
 from capture._torch_private_cuda import is_capturing
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.pool import CudaPool
@@ -92,7 +92,12 @@ class Follower(Recorder):
     @override
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        known, run = _look_up(op)
+        found = _operators.get(id(op))
+        if found is None:
+            if is_higher_order(op):
+                return self.higher_order(op, args, kwargs)
+            found = _operators[id(op)] = (traits(op), fast_operator(op), op)
+        known, run, _ = found
         if known.namespace == "profiler":
             return run(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
@@ -210,10 +215,3 @@ class Follower(Recorder):
         if at < 0 or address >= self._ranges[at][1]:
             return None
         return self._ranges[at][2]
-
-
-def _look_up(op: Operator) -> tuple[Traits, Callable[..., Any]]:
-    found = _operators.get(id(op))
-    if found is None:
-        found = _operators[id(op)] = (traits(op), fast_operator(op), op)
-    return found[0], found[1]

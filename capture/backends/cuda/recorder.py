@@ -15,7 +15,9 @@ import torch
 from typing_extensions import override
 
 from capture import _where
+from capture._containers import TENSOR_TYPES
 from capture._facts import Where
+from capture._leaves import is_unhooked, lent
 from capture._observe import Watch
 from capture._operators import Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._torch_private import generator_id
@@ -37,6 +39,8 @@ class Recorder(Watch):
         self._host: Host | None = None
         self._count = node_counter(pool.stream)
         self._nodes = 0
+        self.lends = False
+        """The body may run backward passes of its own."""
         self.unseen: list[Where | None] = []
         """Lines near which kernels were launched that no operator told of."""
         self._exports = False
@@ -80,7 +84,14 @@ class Recorder(Watch):
 
     @override
     def device_syncs(self) -> contextlib.AbstractContextManager[None]:
-        return _as_if_eager()  # a capture stops at a sync by itself
+        return self._surroundings()  # a capture stops at a sync by itself
+
+    @contextlib.contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        owned = {id(tensor): tensor for owners in self.before.tensors.values() for _, tensor in owners}
+        plain = [one for one in owned.values() if type(one) in TENSOR_TYPES and one.device == self.device]
+        with _as_if_eager(), lent(filter(is_unhooked, plain) if self.lends else ()):
+            yield
 
     @override
     def end(self) -> None:
@@ -170,7 +181,7 @@ class Recorder(Watch):
         reason = None
         if known.reads_host or shape_depends_on_data(known, args, kwargs):
             reason = f"{known.name} waits for the device"
-        elif known.metadata == "storage" or (known.metadata == "view" and not self.made(args[0])):
+        elif known.metadata != "no" and (known.resizes or not self.made(args[0])):
             reason = f"{known.name} changes the shape of a tensor in place"
         elif any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
             reason = f"{known.name} reads a tensor that is not strided"

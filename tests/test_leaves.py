@@ -1,4 +1,4 @@
-"""What the body of a region finds in place of parameters, and that nobody else ever sees it."""
+"""Parameters at which graphs end, lent to bodies, and that nobody else ever sees it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from capture import (
     BorrowedOutputError,
-    _state,
     _step,
     _torch_private,
     _tree,
@@ -24,7 +23,7 @@ from capture import (
     mark_step_begin,
     recordings,
 )
-from capture._stand_ins import stand_ins
+from capture._leaves import is_unhooked, lent
 from tests.device import DEVICE
 from tests.test_regional import Block, bits, both, captured_twins, inputs, twins
 
@@ -128,41 +127,58 @@ def test_memory_of_a_replaced_weight_is_free() -> None:
 
 
 def test_a_backward_pass_inside_leaves_its_gradients_at_the_parameters() -> None:
-    """Obstacles are found by a run without stand-ins; a later run may still go another way."""
-    module = nn.Linear(6, 6).to(DEVICE)
+    module, twin = twins(lambda: nn.Linear(6, 6))
     weight, bias = module.weight, module.bias
     graph = module(inputs(0)).sum()  # of the eager calls before
     bias.grad = kept = torch.ones_like(bias)
-    with stand_ins(_state.snapshot(_state.roots(type(module).forward, module, {})), []) as found:
-        assert module.weight is not weight
-        assert module.weight.data_ptr() == weight.data_ptr()
-        assert {id(tensor) for _, tensor in found.values()} == {id(weight), id(bias)}
+    node, versions = node_of(weight), (weight._version, bias._version)
+    with lent([weight, bias]) as found:
+        assert (module.weight is weight, type(weight)) == (True, nn.Parameter)
+        assert node_of(weight) is not node
+        assert [tensor for _, tensor in found.values()] == [weight, bias]
         module(inputs(1)).sum().backward()
-    assert module.weight is weight
+        with torch.no_grad():
+            weight.add_(1)
+    assert node_of(weight) is node
     assert bias.grad is kept
-    assert graph.requires_grad
-    twin, other = twins(lambda: nn.Linear(6, 6))
-    twin.load_state_dict(module.state_dict())
-    del other
+    assert (weight._version, bias._version) == (versions[0] + 1, versions[1])
     twin(inputs(1)).sum().backward()
     assert bits(weight.grad) == bits(twin.weight.grad)
+    assert bits(weight) == bits(twin.weight + 1)
     assert bits(kept) == bits(twin.bias.grad + 1)
-
-
-def test_a_parameter_that_the_body_replaces_stays_replaced() -> None:
-    module = nn.Linear(6, 6).to(DEVICE)
-    new = nn.Parameter(torch.zeros(6, 6, device=DEVICE))
-    graph = module(inputs(0)).sum()
-    with stand_ins(_state.snapshot(_state.roots(type(module).forward, module, {})), []):
-        module.weight = new
-    assert module.weight is new
     del graph
 
 
-def test_leaves_without_a_graph_are_left_alone() -> None:
+def test_a_leaf_is_whole_again_after_an_error() -> None:
     module = nn.Linear(6, 6).to(DEVICE)
-    with stand_ins(_state.snapshot(_state.roots(type(module).forward, module, {})), []) as found:
-        assert not found
+    weight, graph = module.weight, module(inputs(0)).sum()
+    node = node_of(weight)
+    with pytest.raises(KeyError), lent([weight]):
+        raise KeyError
+    assert node_of(weight) is node
+    graph.backward()
+    assert weight.grad is not None
+
+
+def test_hooks_keep_a_leaf_from_being_lent_to_a_whole_step() -> None:
+    def leaf() -> tuple[Tensor, Tensor]:
+        weight = torch.ones(3, requires_grad=True, device=DEVICE)
+        return weight, (weight * 2).sum()
+
+    plain, hooked, noded, accumulating = (leaf() for _ in range(4))
+    hooked[0].register_hook(lambda grad: grad)
+    node = node_of(noded[0])
+    node.register_hook(lambda *_: None)
+    accumulating[0].register_post_accumulate_grad_hook(lambda _: None)
+    assert [is_unhooked(one) for one, _ in (plain, hooked, noded, accumulating)] == [True, False, False, False]
+    assert not is_unhooked(torch.ones(3, requires_grad=True, device=DEVICE)), "no graph ends there"
+
+
+def node_of(leaf: Tensor) -> Any:
+    """Autograd's."""
+    edge = leaf.view_as(leaf).grad_fn
+    assert edge is not None
+    return edge.next_functions[0][0]
 
 
 class Recurrent(nn.Module):
@@ -235,3 +251,32 @@ def test_borrowed_outputs_turn_stale_beside_one_that_cannot_leave(monkeypatch: p
             del again
     for number, view in enumerate(views):
         assert bits(view) == bits((inputs(number) * 2)[1:])
+
+
+def test_a_gradient_is_free_once_nobody_needs_it() -> None:
+    mine, _ = captured_twins(Block)
+    kept = []
+    for number in range(4):
+        kept.append(mine.m[0](inputs(number)).square().mean())
+        kept[-1].backward()
+    gradients = [weakref.ref(p.grad.untyped_storage()) for p in mine.parameters()]
+    mine.zero_grad()
+    gc.collect()
+    assert [one() for one in gradients] == [None] * len(gradients)
+
+
+def test_a_default_device_changes_nothing() -> None:
+    """It is a function mode, under which torch looks attributes up by their names."""
+    mine, theirs = captured_twins(Block)
+    kept: list[Tensor] = []
+
+    def step(model: Any, number: int) -> Tensor:
+        loss: Tensor = model.m[0](inputs(number)).square().mean()
+        kept.append(loss)
+        loss.backward()
+        return loss
+
+    with torch.device(DEVICE):
+        both(step, mine, theirs, 10)
+    assert recordings(mine.m[0]).recordings == 2
+    assert recordings(mine.m[0]).replays >= 10

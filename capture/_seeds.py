@@ -1,0 +1,54 @@
+"""Seeds: what dropout inside an attention kernel was drawn from, saved for the backward pass.
+
+Run eagerly such a kernel keeps seed and offset on the host and reads them there; captured it keeps them on the device.
+A backward pass that runs eagerly after a recorded forward pass has to bring them to the host, or it would read a
+device's address there. Source: ``mem_efficient_attention`` and cuDNN's attention in torch 2.11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from capture._observe import active_watch
+from capture._syncs import unnoticed
+from capture._torch_private import unseen
+
+_SEEDS = ("_saved_philox_seed", "_saved_philox_offset")
+
+
+def may_be_seed(tensor: torch.Tensor | None) -> bool:
+    """It has the form of a seed that a captured kernel left."""
+    return tensor is not None and not tensor.dim() and tensor.dtype is torch.int64 and tensor.device.type != "cpu"
+
+
+def read_seeds(ends: Sequence[torch.Tensor]) -> None:
+    """Have autograd unpack all seeds in the graph of these tensors."""
+    for node in _nodes(ends):
+        for name in _SEEDS:
+            getattr(node, name, None)
+
+
+def _nodes(ends: Sequence[torch.Tensor]) -> Iterator[Any]:
+    stack = [tensor.grad_fn for tensor in ends]
+    seen = set(stack)
+    while stack:
+        node: Any = stack.pop()
+        yield node
+        above = [one for one, _ in node.next_functions if one is not None and one not in seen]
+        seen.update(above)
+        stack.extend(above)
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU, of which a watch sees that the body may read it."""
+    if tensor.device.type == "cpu":
+        return tensor
+    with unseen(), unnoticed():
+        copy = tensor.cpu()
+    watch = active_watch()
+    if watch is not None:
+        watch.note_made(copy)
+    return copy
