@@ -27,7 +27,8 @@ from capture._lock import PATIENCE, capture_lock
 from capture._named import NamedKey
 from capture._node import Node
 from capture._program import Pair, Program, Saver
-from capture._tree import Tree, at_home, home, tree_for
+from capture._tree import Tree
+from capture._trees import at_home, home, tree_for
 from capture.backends import Pool
 
 if TYPE_CHECKING:

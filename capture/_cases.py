@@ -19,7 +19,7 @@ from capture._containers import PLAIN_TYPES
 from capture._errors import CaptureBug, CaptureWarning, UncapturableError
 from capture._progress import bytes_text, progress
 from capture._runtime import Captured
-from capture._tree import trees_of
+from capture._trees import trees_of
 from capture._warm import Outcome, Status
 
 Case = tuple[Any, ...] | Mapping[str, Any]

@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 import torch
 from attrs import define, field
 
-from capture import _events, _profile, _tree, _where
+from capture import _events, _profile, _trees, _where
 from capture._annotate import Annotation, CaptureOptions, annotate
 from capture._bind import Binder, make_binder, signature_of
 from capture._errors import AnnotationError
@@ -300,7 +300,7 @@ def _forget_in_child() -> None:
     """A forked child keeps decorated functions but no recordings."""
     for captured in list(_all):
         captured.families.clear()
-    _tree.forget_trees()
+    _trees.forget_trees()
 
 
 _events.use_trace(_profile.TRACE)

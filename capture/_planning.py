@@ -23,7 +23,8 @@ from capture._follow import expected
 from capture._lock import capture_lock
 from capture._observe import Watched
 from capture._plan import CapturePlan
-from capture._tree import Tree, tree_for
+from capture._tree import Tree
+from capture._trees import tree_for
 from capture.backends import backend_for
 
 if TYPE_CHECKING:

@@ -42,7 +42,8 @@ from capture._optimizers import Optimizers
 from capture._plan import CapturePlan
 from capture._remarks import Remarks
 from capture._shortcut import MISS, Shortcuts
-from capture._tree import Tree, tree_for
+from capture._tree import Tree
+from capture._trees import tree_for
 from capture.backends import Backend, backend_for
 
 _current_config = _config.current

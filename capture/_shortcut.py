@@ -24,7 +24,7 @@ from capture._entry import Entry
 from capture._named import MISSING
 from capture._step import steps_begun
 from capture._tensors import any_overlap, span_bytes
-from capture._tree import trees_here
+from capture._trees import trees_here
 
 if TYPE_CHECKING:
     from capture._runtime import Captured

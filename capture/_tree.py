@@ -6,10 +6,8 @@ given that memory to it. To record after replays, the pool is restored to what i
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,6 +49,8 @@ class Tree:
         self.pool_is_at: Node | None = self.root
         self.checkpoints = 0
         self.buried: list[Node] = []
+        self.kept: list[Node] = []
+        """To be buried when the path ends, which an output of theirs holds open."""
         self.recording = False
         self.thread = threading.get_ident()
 
@@ -110,7 +110,7 @@ class Tree:
         """End the step. Outputs that are still used leave the pool first, or turn stale if they were borrowed.
         Gradients that the ``successor`` replaces stay.
 
-        False if one of them cannot be moved: the path then goes on under it.
+        False if one of them cannot be moved: the path then goes back to it, and the next step goes on under it.
         """
         lingering, stuck = [], False
         for node in self.path:
@@ -124,11 +124,20 @@ class Tree:
                     self._copy_from_now_on(node)
                     stuck = True
         if stuck:
-            self.warm.clear()  # the step is over all the same, and what warmed up is not in the pool
+            self._go_back()
             return False
         self._end()
         self.lingering = lingering
         return True
+
+    def _go_back(self) -> None:
+        """The step is over, but for outputs that have to stay in the pool: what comes after the last of them goes."""
+        while not any(True for _ in self.path[-1].live_groups()):
+            self.path.pop()
+        self.current, self.pool_is_at = self.path[-1], None
+        self.times.clear()
+        self.warm.clear()  # what warmed up is not in the pool
+        self.mark = _step.steps_begun()
 
     def _is_replaced(self, node: Node, number: int, successor: Node) -> bool:
         assert node.outputs is not None
@@ -145,6 +154,8 @@ class Tree:
                 self._move_out(node, number, storage)
 
     def _end(self) -> None:
+        self.buried += self.kept
+        self.kept.clear()
         self.path.clear()
         self.times.clear()
         self.warm.clear()
@@ -297,7 +308,10 @@ class Tree:
     def forget(self, node: Node) -> None:
         """Drop a recording and all below it. Outputs still held keep their values."""
         self.let_go()
-        if (node in self.path and not self.end_path("drop")) or node.parent is None:
+        if node in self.path and not self.end_path("drop") and node in self.path:
+            self.kept.append(node)
+            return
+        if node.parent is None:
             return
         siblings = node.parent.children.get(node.key, [])
         if node in siblings:
@@ -318,83 +332,3 @@ def _lose(node: Node) -> None:
     if node.outputs is not None:
         for number in range(len(node.outputs.groups)):
             node.outputs.lose(number)
-
-
-class _Own:
-    """A thread's trees, given up when it ends."""
-
-    def __init__(self) -> None:
-        self.trees: dict[str, Tree] = {}
-
-    def __del__(self) -> None:
-        for tree in self.trees.values():
-            tree.pool.keep_for([storage for _, storage in tree.live_blocks()])
-
-
-class _Trees(threading.local):
-    def __init__(self) -> None:
-        self.own = _Own()
-        self.by_backend = self.own.trees
-
-
-_trees = _Trees()
-
-
-_ENGINE = "_engine_run_backward"
-Home = tuple[int, dict[str, Tree]]
-"""A thread and its trees."""
-
-
-def home() -> Home:
-    """This thread's."""
-    return threading.get_ident(), _trees.by_backend
-
-
-@contextlib.contextmanager
-def at_home(there: Home) -> Iterator[bool]:
-    """Use the trees of a thread that waits for autograd, whose own threads run backward passes on accelerators. Gives
-    False in a thread that has to use trees of its own."""
-    thread, trees = there
-    if thread == threading.get_ident() or not _runs_for(thread):
-        yield thread == threading.get_ident()
-        return
-    before, _trees.by_backend = _trees.by_backend, trees
-    try:
-        yield True
-    finally:
-        _trees.by_backend = before
-
-
-def _runs_for(thread: int) -> bool:
-    """That thread waits for autograd, which started this one: whoever calls autograd here may find it busy."""
-    frame, waiting = sys._getframe(), sys._current_frames().get(thread)
-    while frame.f_back is not None and frame.f_code.co_name != _ENGINE:
-        frame = frame.f_back
-    return frame.f_code.co_name != _ENGINE and waiting is not None and waiting.f_code.co_name == _ENGINE
-
-
-def tree_for(backend: Backend) -> Tree:
-    """This thread's tree on a backend."""
-    try:
-        return _trees.by_backend[backend.name]
-    except KeyError:
-        tree = _trees.by_backend[backend.name] = Tree(backend)
-        return tree
-
-
-def trees_here() -> dict[str, Tree]:
-    """This thread's trees, by name of their backend. Always the same dictionary."""
-    return _trees.by_backend
-
-
-def trees_of(function: Any) -> list[Tree]:
-    """Trees of all threads that hold recordings of a captured function."""
-    nodes = [node for entry in function.entries() for node in entry.nodes]
-    return list({id(node.tree): node.tree for node in nodes if node.tree is not None}.values())
-
-
-def forget_trees() -> None:
-    """Start over in this thread."""
-    for tree in _trees.by_backend.values():
-        tree.pool.keep_for([storage for _, storage in tree.live_blocks()])
-    _trees.by_backend.clear()

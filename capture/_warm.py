@@ -14,7 +14,8 @@ from capture._entry import RETRIES, Entry
 from capture._findings import Severity
 from capture._plan import CapturePlan
 from capture._runtime import Captured
-from capture._tree import Tree, tree_for
+from capture._tree import Tree
+from capture._trees import tree_for
 
 Status = Literal["recorded", "known", "skipped"]
 

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from capture import CaptureError, _step, _tree, capture, config, mark_step_begin, recordings, release, reset
+from capture import CaptureError, _step, _trees, capture, config, mark_step_begin, recordings, release, reset
 from tests.device import DEVICE, rng_state, set_rng_state
 from tests.machine import Comparison, Mismatch, Tally, fresh, state_of, tensors_of
 
@@ -1005,7 +1005,7 @@ class Runner:
 
     def run(self) -> None:
         """Raise ``Mismatch`` where the worlds part, with the actions up to there."""
-        _tree.forget_trees()
+        _trees.forget_trees()
         _step._counter.begun = 0
         program, state = self._program, rng_state()
         verify: Literal["first", "off"] = "first" if program.verify else "off"

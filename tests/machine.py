@@ -27,7 +27,7 @@ from capture import (
     BorrowedOutputError,
     CaptureError,
     _step,
-    _tree,
+    _trees,
     capture,
     config,
     explain,
@@ -1411,7 +1411,7 @@ class Runner:
 
     def run(self) -> None:
         """Raise ``Mismatch`` where the worlds part, with the actions up to there."""
-        _tree.forget_trees()
+        _trees.forget_trees()
         _step._counter.begun = 0
         program = self._program
         state = rng_state()

@@ -13,7 +13,8 @@ import torch
 from capture import CaptureWarning, _step, config, recordings, reset
 from capture._node import Node, walk
 from capture._outputs import OutputPlan
-from capture._tree import Tree, forget_trees, tree_for
+from capture._tree import Tree
+from capture._trees import forget_trees, tree_for
 from capture.backends import Block, backend_for
 from capture.backends.arena import Arena
 from capture.backends.tape import Tape

@@ -20,7 +20,7 @@ from capture import (
     BorrowedOutputError,
     CaptureWarning,
     _torch_private,
-    _tree,
+    _trees,
     capture,
     config,
     mark_step_begin,
@@ -39,7 +39,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
         monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
     elif not MOVES_HELD:
         pytest.skip("this torch cannot swap storages")
-    _tree.forget_trees()
+    _trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False, poison=True):
         yield
     gc.collect()

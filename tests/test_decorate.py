@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import AnnotationError, _tree, capture, config, explain, plans, recordings, release, report, reset
+from capture import AnnotationError, _trees, capture, config, explain, plans, recordings, release, report, reset
 from capture._decorate import captured_states
 from tests.device import DEVICE, use_device
 
@@ -31,7 +31,7 @@ from tests.device import DEVICE, use_device
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no marks and no tree of another test."""
-    _tree.forget_trees()
+    _trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from capture import Event, _events, _torch_private, _tree, capture, config, mark_step_begin, recordings, warmup
+from capture import Event, _events, _torch_private, _trees, capture, config, mark_step_begin, recordings, warmup
 from capture._events import EventKind, Log, parse_logs
 from tests.device import DEVICE, EXECUTES
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    _tree.forget_trees()
+    _trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
 

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import CaptureWarning, _tree, capture, config, recordings
+from capture import CaptureWarning, _trees, capture, config, recordings
 from tests.device import DEVICE, REBINDS
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no marks and no tree of another test."""
-    _tree.forget_trees()
+    _trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
 

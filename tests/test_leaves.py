@@ -17,7 +17,7 @@ from capture import (
     BorrowedOutputError,
     _step,
     _torch_private,
-    _tree,
+    _trees,
     capture,
     config,
     mark_step_begin,
@@ -31,7 +31,7 @@ from tests.test_regional import Block, bits, both, captured_twins, inputs, twins
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_step._counter, "begun", 0)
-    _tree.forget_trees()
+    _trees.forget_trees()
     with torch.enable_grad(), config.patch(cache=False):
         yield
 
@@ -280,3 +280,24 @@ def test_a_default_device_changes_nothing() -> None:
         both(step, mine, theirs, 10)
     assert recordings(mine.m[0]).recordings == 2
     assert recordings(mine.m[0]).replays >= 10
+
+
+@torch.no_grad()
+def test_an_output_that_is_kept_for_ever_does_not_make_the_path_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot leave the pool, later steps go on under it, and replay there."""
+    lacking = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)
+    monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
+    first, second, third = (capture(lambda x, k=k: torch.sin(x * k)) for k in (2, 3, 4))
+    kept = [first(inputs(0)) for _ in range(3)]
+    views = [one[0] for one in kept]
+    for number in range(12):
+        mark_step_begin()
+        x = inputs(number)
+        y = third(second(x))
+        assert bits(y) == bits(torch.sin(torch.sin(x * 3) * 4))
+        z = second(y)
+        assert bits(z) == bits(torch.sin(y * 3))
+    assert all(bits(one) == bits(torch.sin(inputs(0) * 2)) for one in kept)
+    assert [bits(one) for one in views] == [bits(one[0]) for one in kept]
+    assert recordings(second).recordings <= 4
+    assert recordings(second).replays >= 16

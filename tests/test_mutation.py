@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import CaptureWarning, _tree, capture, config, mark_step_begin, plans, recordings, warmup
+from capture import CaptureWarning, _trees, capture, config, mark_step_begin, plans, recordings, warmup
 from tests.device import DEVICE, MOVES_HELD, REBINDS, rng_state
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no marks and no tree of another test; dead memory is NaN."""
-    _tree.forget_trees()
+    _trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False, poison=True):
         yield
 

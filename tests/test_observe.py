@@ -22,7 +22,7 @@ from capture import (
     Explanation,
     Finding,
     Severity,
-    _tree,
+    _trees,
     capture,
     config,
     explain,
@@ -38,7 +38,7 @@ from tests.rows import noted
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no marks and no tree of another test."""
-    _tree.forget_trees()
+    _trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
 

@@ -21,7 +21,7 @@ from capture import (
     CaptureError,
     CaptureWarning,
     _step,
-    _tree,
+    _trees,
     capture,
     config,
     explain,
@@ -40,7 +40,7 @@ STEPS = 8
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(_step._counter, "begun", 0)
-    _tree.forget_trees()
+    _trees.forget_trees()
     with torch.enable_grad(), config.patch(cache=False):
         yield
 
@@ -898,7 +898,7 @@ def test_a_backward_in_another_thread() -> None:
 
 def test_a_backward_in_a_thread_of_autograd_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on accelerators: the thread of the forward pass waits, and its tree is used."""
-    monkeypatch.setattr(_tree, "_runs_for", lambda _: True)
+    monkeypatch.setattr(_trees, "_runs_for", lambda _: True)
     mine, theirs = captured_twins(Block)
 
     def step(model: Any, number: int) -> Tensor:
@@ -1071,7 +1071,7 @@ def test_regions_die_with_their_modules() -> None:
 
     references = run()
     gc.collect()
-    for tree in _tree.trees_here().values():
+    for tree in _trees.trees_here().values():
         tree.sweep()
     gc.collect()
     assert [one() for one in references] == [None, None]
@@ -1084,7 +1084,7 @@ def test_nothing_is_kept_after_a_step() -> None:
     for number in range(8):
         mine.m[0](inputs(number)).sum().backward()
         mine.zero_grad()
-    tree = next(iter(_tree.trees_here().values()))
+    tree = next(iter(_trees.trees_here().values()))
     assert not tree.live_blocks()
 
 

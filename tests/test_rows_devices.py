@@ -17,7 +17,7 @@ from capture._call import Call
 from capture._compile import compile_plan
 from capture._facts import Facts
 from capture._follow import Expected
-from capture._tree import tree_for
+from capture._trees import tree_for
 from capture.backends import Input, Recorded
 from capture.backends.arena import Arena
 from capture.backends.cpu import CpuBackend
@@ -165,18 +165,18 @@ def test_row_160_several_accelerators_are_refused() -> None:
 
 def test_row_161_a_tree_only_where_one_is_used() -> None:
     """Decorating makes nothing; a call makes a tree for its own device and thread, no other."""
-    from capture import _tree
+    from capture import _trees
 
     @capture
     def f(x: Tensor) -> Tensor:
         return x + 1
 
-    assert _tree._trees.by_backend == {}
+    assert _trees.trees_here() == {}
     for i in range(3):
         same(f(rand(4, seed=i)), rand(4, seed=i) + 1)
-    assert list(_tree._trees.by_backend) == [str(DEVICE)]
+    assert list(_trees.trees_here()) == [str(DEVICE)]
     seen: list[object] = []
-    thread = threading.Thread(target=lambda: seen.append(dict(_tree._trees.by_backend)))
+    thread = threading.Thread(target=lambda: seen.append(dict(_trees.trees_here())))
     thread.start()
     thread.join()
     assert seen == [{}]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import CaptureWarning, _runtime, _tree, capture, config, mark_step_begin, recordings, release
+from capture import CaptureWarning, _runtime, _trees, capture, config, mark_step_begin, recordings, release
 from capture._decorate import captured_states
 from capture._node import SAMPLED
 from tests.device import use_device
@@ -23,7 +23,7 @@ from tests.device import use_device
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    _tree.forget_trees()
+    _trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
 

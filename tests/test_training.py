@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from capture import CaptureWarning, _tree, capture, config, mark_step_begin, recordings, release
+from capture import CaptureWarning, _trees, capture, config, mark_step_begin, recordings, release
 from tests.device import DEVICE
 
 STEPS = 12
@@ -26,7 +26,7 @@ Step = Callable[[Tensor, Tensor], Any]
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    _tree.forget_trees()
+    _trees.forget_trees()
     with torch.enable_grad(), config.patch(cache=False):
         yield
 

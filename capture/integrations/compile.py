@@ -28,7 +28,7 @@ from capture._facts import Where
 from capture._named import NamedKey
 from capture._runtime import Captured
 from capture._torch_private import CAPABILITIES, dispatch_mode_depth
-from capture._tree import Home, at_home, home
+from capture._trees import Home, at_home, home
 
 Graph = torch.fx.GraphModule
 Part = Literal["inference", "forward", "backward"]

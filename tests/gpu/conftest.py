@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from capture import _step, config, reset
-from capture._tree import forget_trees
+from capture._trees import forget_trees
 from tests.gpu.support import ON_CUDA, forget_runs
 
 

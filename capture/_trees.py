@@ -1,0 +1,95 @@
+"""Trees: which tree a thread records in and replays from.
+
+Each thread has its own for each device type. Autograd's threads use those of the thread they work for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from capture._tree import Tree
+from capture.backends import Backend
+
+
+class _Own:
+    """A thread's trees, given up when it ends."""
+
+    def __init__(self) -> None:
+        self.trees: dict[str, Tree] = {}
+
+    def __del__(self) -> None:
+        for tree in self.trees.values():
+            tree.pool.keep_for([storage for _, storage in tree.live_blocks()])
+
+
+class _Trees(threading.local):
+    def __init__(self) -> None:
+        self.own = _Own()
+        self.by_backend = self.own.trees
+
+
+_trees = _Trees()
+
+
+_ENGINE = "_engine_run_backward"
+Home = tuple[int, dict[str, Tree]]
+"""A thread and its trees."""
+
+
+def home() -> Home:
+    """This thread's."""
+    return threading.get_ident(), _trees.by_backend
+
+
+@contextlib.contextmanager
+def at_home(there: Home) -> Iterator[bool]:
+    """Use the trees of a thread that waits for autograd, whose own threads run backward passes on accelerators. Gives
+    False in a thread that has to use trees of its own."""
+    thread, trees = there
+    if thread == threading.get_ident() or not _runs_for(thread):
+        yield thread == threading.get_ident()
+        return
+    before, _trees.by_backend = _trees.by_backend, trees
+    try:
+        yield True
+    finally:
+        _trees.by_backend = before
+
+
+def _runs_for(thread: int) -> bool:
+    """That thread waits for autograd, which started this one: whoever calls autograd here may find it busy."""
+    frame, waiting = sys._getframe(), sys._current_frames().get(thread)
+    while frame.f_back is not None and frame.f_code.co_name != _ENGINE:
+        frame = frame.f_back
+    return frame.f_code.co_name != _ENGINE and waiting is not None and waiting.f_code.co_name == _ENGINE
+
+
+def tree_for(backend: Backend) -> Tree:
+    """This thread's tree on a backend."""
+    try:
+        return _trees.by_backend[backend.name]
+    except KeyError:
+        tree = _trees.by_backend[backend.name] = Tree(backend)
+        return tree
+
+
+def trees_here() -> dict[str, Tree]:
+    """This thread's trees, by name of their backend. Always the same dictionary."""
+    return _trees.by_backend
+
+
+def trees_of(function: Any) -> list[Tree]:
+    """Trees of all threads that hold recordings of a captured function."""
+    nodes = [node for entry in function.entries() for node in entry.nodes]
+    return list({id(node.tree): node.tree for node in nodes if node.tree is not None}.values())
+
+
+def forget_trees() -> None:
+    """Start over in this thread."""
+    for tree in _trees.by_backend.values():
+        tree.pool.keep_for([storage for _, storage in tree.live_blocks()])
+    _trees.by_backend.clear()
