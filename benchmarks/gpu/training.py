@@ -195,7 +195,9 @@ def _note(trainer: Trainer) -> str:
 
 
 def _optimizer(model: torch.nn.Module, setting: Setting) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3, device=setting.device), fused=True)
+    return torch.optim.AdamW(
+        model.parameters(), lr=torch.tensor(1e-3, device=setting.device), fused=True, capturable=setting.on_gpu
+    )
 
 
 def _step(model: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
