@@ -32,9 +32,9 @@ def train(model: nn.Sequential, steps: int) -> list[float]:
     losses = []
     for _ in range(steps):
         mark_step_begin()
+        optimizer.zero_grad()
         x = torch.randn(8, 16)
         loss = F.mse_loss(model(x), x.roll(1, -1))
-        optimizer.zero_grad()
         loss.backward()  # one node of this graph is the captured block: its backward pass is replayed, too
         optimizer.step()
         losses.append(loss.item())

@@ -9,7 +9,8 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -160,3 +161,15 @@ def save(name: str, machine: dict[str, str | int], outcome: Outcome, folder: Pat
 
 
 Script = Callable[[Setting], Outcome]
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Where torch has deterministic kernels, those run."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from benchmarks.gpu.graphs import Hands
-from benchmarks.gpu.setting import Outcome, Setting, last_lines, ratio, wall_ms
+from benchmarks.gpu.setting import Outcome, Setting, deterministic, last_lines, ratio, wall_ms
 from benchmarks.timing import Figure, undisturbed
-from capture import CaptureWarning, capture, mark_step_begin, recordings
+from capture import capture, mark_step_begin, recordings
 from capture import reset as reset_captured
 
 BATCH, LENGTH, VOCABULARY, HEADS = 2, 64, 256, 4
@@ -96,13 +96,14 @@ def measure(setting: Setting) -> Outcome:
     failed: dict[str, str] = {}
     for name, build in MECHANISMS.items():
         try:
-            with warnings.catch_warnings(), torch.enable_grad():
-                warnings.simplefilter("ignore", CaptureWarning)
+            with warnings.catch_warnings(), torch.enable_grad(), deterministic():
+                warnings.simplefilter("ignore")  # CaptureWarning, and what has no deterministic kernel
                 trainers[name] = _set_up(build, copy.deepcopy(start), data, setting)
         except Exception as error:  # noqa: BLE001 - the other mechanisms still run
             print(f"{name}:\n" + "".join(traceback.format_exc().splitlines(keepends=True)[-12:]), flush=True)
             failed[name] = last_lines(error)
-    with torch.enable_grad():
+    with warnings.catch_warnings(), torch.enable_grad(), deterministic():
+        warnings.simplefilter("ignore")
         times = _rounds(trainers, data, setting)
     rows = [("mechanism", "ms/step", "steps/s", "peak MiB", "losses", "note")]
     expected = trainers[EAGER].losses

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
 import statistics
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from benchmarks.gpu import nets
-from benchmarks.gpu.setting import Outcome, Setting, last_lines, wall_ms
+from benchmarks.gpu.setting import Outcome, Setting, deterministic, last_lines, wall_ms
 from benchmarks.timing import undisturbed
 from capture import Severity, capture, config, mark_step_begin, recordings
 from capture import reset as reset_captured
@@ -79,7 +77,7 @@ def measure(setting: Setting) -> Outcome:
     wrong: list[str] = []
     for case in CASES:
         try:
-            with warnings.catch_warnings(), torch.enable_grad(), _deterministic():
+            with warnings.catch_warnings(), torch.enable_grad(), deterministic():
                 warnings.simplefilter("ignore")  # the table says why
                 found, mistakes = _proved(case, setting)
         except Exception as error:  # noqa: BLE001 - the other models still run
@@ -92,17 +90,6 @@ def measure(setting: Setting) -> Outcome:
         for row in found:
             print("  ".join(row), flush=True)
     return Outcome(rows=tuple(rows), wrong=tuple(wrong))
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _proved(case: Case, setting: Setting) -> tuple[list[tuple[str, ...]], list[str]]:

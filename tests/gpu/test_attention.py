@@ -1,0 +1,69 @@
+"""Attention with dropout trains by region: what the backward pass draws is what its own forward pass drew."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from typing_extensions import override
+
+from capture import capture, config, recordings
+from tests.gpu.support import needs_cuda
+
+pytestmark = needs_cuda
+
+KERNELS = {
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, torch.float32),
+    "flash": (SDPBackend.FLASH_ATTENTION, torch.bfloat16),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, torch.bfloat16),
+    "math": (SDPBackend.MATH, torch.float32),
+}
+
+
+class Attention(nn.Module):
+    """One layer, with dropout inside the kernel."""
+
+    def __init__(self, kernel: SDPBackend) -> None:
+        super().__init__()
+        self.kernel, self.heads, self.out = kernel, nn.Linear(128, 3 * 128), nn.Linear(128, 128)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one.unflatten(-1, (2, 64)).transpose(1, 2) for one in self.heads(x).chunk(3, -1))
+        with sdpa_kernel(self.kernel):
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.25, is_causal=True)
+        found: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return found
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "two pending"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_dropout_inside_attention(name: str, late: bool) -> None:
+    kernel, dtype = KERNELS[name]
+    torch.manual_seed(0)
+    mine = Attention(kernel).to("cuda", dtype)
+    theirs = copy.deepcopy(mine)
+    capture(mine)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with torch.enable_grad(), config.patch(cache=False):
+            for number in range(8):
+                x = torch.randn(2, 32, 128, device="cuda", dtype=dtype)
+                for one in (theirs, mine):
+                    torch.manual_seed(number)
+                    one.zero_grad()
+                    losses = [one(x * scale).float().square().mean() for scale in ((1, 2) if late else (1,))]
+                    for loss in reversed(losses):
+                        loss.backward()
+                for p, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+                    assert p.grad is not None
+                    assert other.grad is not None
+                    assert torch.equal(p.grad, other.grad), number
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert recordings(mine).replays >= 6
