@@ -52,16 +52,6 @@ def pool_segments(pool: PoolId) -> list[tuple[int, int]]:
     return [(segment["address"], segment["total_size"]) for segment in snapshot["segments"]]
 
 
-def clear_workspaces() -> None:
-    """Let cuBLAS take new workspaces, from the pool while capturing and from normal memory afterwards (0.1 us).
-
-    Without this name a workspace stays where it was made first.
-    """
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
-
-
 def end_failed_capture(device: int, pool: PoolId) -> None:
     """What ``capture_end`` leaves undone if it raises (2.11, 2.13): the pool's route and its use count.
 

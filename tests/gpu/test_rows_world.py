@@ -84,6 +84,53 @@ def test_row_161_each_device_has_its_own_recordings() -> None:
     assert recordings(f).recordings == 2
 
 
+def fillers() -> list[Tensor]:
+    """What gets the memory that was just given back."""
+    return [torch.full((1 << 20,), 3.0, device=DEVICE) for _ in range(64)]
+
+
+@needs_cuda
+def test_a_graph_captured_by_hand_keeps_its_workspace() -> None:
+    """A product split over its inner dimension writes to cuBLAS's workspace, by an address that the graph keeps."""
+    a, b = rand(64, 16384), rand(16384, 64, seed=1)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.mm(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        out = torch.mm(a, b)
+    f = capture(lambda x: torch.mm(x, b))
+    for i in range(4):
+        x = rand(64, 16384, seed=i)
+        same(f(x), torch.mm(x, b))
+    full = fillers()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(bool((one == 3).all()) for one in full)
+    same(out, torch.mm(a, b))
+
+
+@needs_cuda
+def test_workspaces_that_somebody_has_cublas_forget() -> None:
+    """CUDAGraph Trees do so before and after each of their recordings."""
+    b = rand(16384, 64)
+    f, g = capture(lambda x: torch.mm(x, b)), capture(lambda x: torch.mm(x, b) + 1)
+    for i in range(3):
+        x = rand(64, 16384, seed=i)
+        same(f(x), torch.mm(x, b))
+    forget = torch.compile(lambda x: torch.mm(x, b) * 2, mode="reduce-overhead")
+    for i in range(4):
+        x = rand(64, 16384, seed=i)
+        forget(x)
+        full = fillers()
+        same(f(x), torch.mm(x, b))
+        same(g(x), torch.mm(x, b) + 1)
+        torch.cuda.synchronize()
+        assert all(bool((one == 3).all()) for one in full)
+    assert counts(f)[1:] == (1, 5, 0)
+
+
 @needs_cuda
 def test_row_168_workspaces_of_libraries_stay_out_of_the_pool() -> None:
     """Matrix products of several kinds: nothing is found to leak, and releasing gives all memory back."""

@@ -61,8 +61,8 @@ class CudaBackend:
         pool.find(0)  # look at the memory once, before anything is asked about it while capturing
         here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
         mine = [one for one in generators if one.device in here]
-        # a thread's first recording may make library handles of its own, cuBLAS's above all
-        capture = Capture(pool, mine, relaxed=opened or not warm)
+        pool.keep_workspaces()
+        capture = Capture(pool, mine, relaxed=not warm)
         known = {generator_id(one) for one in (*mine, default_generator(self.device))}
         follows = expected is not None and not moving and self._may_follow(pool, call)
         recorder = Follower(pool, expected) if expected and follows else Recorder(pool, known, moving)
@@ -70,7 +70,6 @@ class CudaBackend:
         staging, watched, failure = Staging(), None, None
         try:
             with capture.running():
-                pool.take_workspace()
                 staging = stage(pool, call, [one for one in inputs if self._is_here(call.leaves[one.position])])
                 watched = run_watched(call, recorder, call.substitute(staging.replacements))
         except RuntimeError as error:
@@ -88,7 +87,6 @@ class CudaBackend:
             return Recorded(watched, None, None, failure, executed=False, stopped=stopped, transient=transient)
         for storage in staging.storages():
             pool.give_back(storage)
-        pool.note_operators(recorder.sequence())
         if isinstance(recorder, Follower):
             return self._followed(pool, capture, recorder, staging, watched, inputs, undo=undo)
         described = describe(watched)

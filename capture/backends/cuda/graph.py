@@ -56,8 +56,6 @@ class Capture:
                 self._graph.register_generator_state(generator)
             pool.stream.wait_stream(before)
             order_draws(pool.device)  # a capture begins by writing what replays that draw may be reading
-            if pool.shared:
-                _torch_private_cuda.clear_workspaces()
             pool.is_capturing = True
             gc.disable()  # a collection may free graphs and events, which no capture survives
             try:
@@ -70,8 +68,6 @@ class Capture:
                 pool.end_capture()
                 if collecting:
                     gc.enable()
-                if pool.shared:
-                    _torch_private_cuda.clear_workspaces()
         before.wait_stream(pool.stream)
 
     def launcher(self) -> Callable[[], None]:

@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from capture import _torch_private, _torch_private_cuda
 from capture.backends import Address, Block, Geometry, views_of
-from capture.backends.cuda.streams import follow, order_draws, own_stream
+from capture.backends.cuda.streams import Lane, follow, give_lane_back, keep_workspaces, order_draws, take_lane
 from capture.backends.staging import over
 
-_PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "linear", "matmul"])
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
 
@@ -44,14 +43,13 @@ class CudaPool:
         self.device = device
         self.index = int(device.index)
         self.shared = _torch_private.CAPABILITIES.pool_checkpoint
-        self.stream = own_stream(device)
+        self._lane: Lane | None = None
         self.id = torch.cuda.graph_pool_handle()
         self._anchors: list[torch.cuda.CUDAGraph] = []
         self._taken: frozenset[Address] = frozenset()
         self._outputs: list[tuple[Address, Address]] = []
         self._segments: list[tuple[Address, Address]] = []
         self._grew = True
-        self._multiplies = False
         self.is_capturing = False
         self._owned: list[torch.UntypedStorage] = []
         """Without a shared pool: what holds the memory of outputs. Freed, it would belong to nobody."""
@@ -61,6 +59,23 @@ class CudaPool:
         """Streams that the caller recorded on outputs (``record_stream``) since the last replay."""
         self.is_broken = False
         """A capture ended in an error of the driver: torch takes no further capture into this pool (2.11)."""
+
+    def __del__(self) -> None:
+        if self._lane is not None:
+            give_lane_back(self.device, evolve(self._lane, ran_on=self.ran_on))
+
+    @property
+    def lane(self) -> Lane:
+        """What this pool captures with, taken at the first use: the pool before is gone by then."""
+        if self._lane is None:
+            self._lane = take_lane(self.device, shared=self.shared)
+            self.ran_on = self._lane.ran_on
+        return self._lane
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        """Captures run on it."""
+        return self.lane.stream
 
     def open(self) -> bool:
         """Keep the pool alive by an empty graph, also while no recording uses it. True the first time."""
@@ -124,15 +139,11 @@ class CudaPool:
         self._free_taken()
         return layout
 
-    def take_workspace(self) -> None:
-        """Let cuBLAS take its workspace before anything else is taken for this recording: it fits what the last one
-        had, unless a small buffer splits that first, and then the pool grows by another one."""
-        if self.shared and self._multiplies:
-            torch.cuda.current_blas_handle()
-
-    def note_operators(self, names: Sequence[str]) -> None:
-        """A recording ran these."""
-        self._multiplies = self._multiplies or any(name.split(".")[1] in _PRODUCTS for name in set(names))
+    def keep_workspaces(self) -> None:
+        """Before a capture: what cuBLAS takes while capturing would come from the pool."""
+        if self.shared:
+            self.enter()  # replays use the same ones
+            keep_workspaces(self.lane, self.device)
 
     def give_back(self, storage: torch.UntypedStorage) -> None:
         """A buffer is not used between replays: others may have its memory then."""

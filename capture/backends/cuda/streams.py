@@ -6,14 +6,17 @@ for its own blocks only; for memory of a pool the next replay waits for that str
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import frozen
 
 from capture._lock import PATIENCE, capture_lock
+from capture._torch_private import unseen
 from capture.backends.cuda.driver import function
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _drew_on: dict[torch.device, torch.cuda.Stream] = {}
 """The stream of each device that the last graph with draws was launched or captured on."""
+_idle: dict[tuple[torch.device, bool], list[Lane]] = {}
 _pools: weakref.WeakSet[CudaPool] = weakref.WeakSet()
 _installed = False
 
@@ -35,6 +39,51 @@ def own_stream(device: torch.device) -> torch.cuda.Stream:
         if create is None or create(ctypes.byref(handle), _NON_BLOCKING) or not handle.value:
             return torch.cuda.Stream(device)
         return torch.cuda.ExternalStream(handle.value, device=device)
+
+
+@frozen(eq=False)
+class Lane:
+    """A stream to capture on, and memory for the workspaces that cuBLAS has for it; pools take turns with them.
+
+    ``ran_on``: handle of the stream that the last replay of the pool before ran on, which may still use a workspace.
+    """
+
+    stream: torch.cuda.Stream
+    workspaces: Any
+    """A ``torch.cuda.MemPool``; None where the allocator has none."""
+    ran_on: int | None = None
+
+
+def take_lane(device: torch.device, *, shared: bool) -> Lane:
+    """One that no pool uses. ``shared``: the allocator has pools."""
+    idle = _idle.setdefault((device, shared), [])
+    if idle:
+        return idle.pop()
+    with torch.cuda.device(device):
+        workspaces = torch.cuda.MemPool() if shared else None
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(workspaces))  # cuBLAS uses it until the process ends
+    return Lane(own_stream(device), workspaces)
+
+
+def give_lane_back(device: torch.device, lane: Lane) -> None:
+    """Another pool may have it."""
+    _idle[device, lane.workspaces is not None].append(lane)
+
+
+def keep_workspaces(lane: Lane, device: torch.device) -> None:
+    """Have workspaces of cuBLAS and cuBLASLt ready for captures in this thread, in memory that nothing else gets.
+
+    A graph goes on to use the workspace it was captured with. Others make cuBLAS forget all workspaces, as CUDAGraph
+    Trees do: what is freed stays here. This library forgets none, as graphs that users captured by hand need theirs.
+    """
+    if lane.workspaces is None:
+        return
+    lane.stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(lane.stream), torch.cuda.use_mem_pool(lane.workspaces, device), unseen(), torch.no_grad():
+        torch.cuda.current_blas_handle()
+        with contextlib.suppress(RuntimeError):  # products that are not deterministic may be forbidden
+            square = torch.zeros(8, 8, device=device)
+            torch.addmm(square[0], square, square)  # with a bias it is cuBLASLt's
 
 
 def follow(pool: CudaPool) -> None:
