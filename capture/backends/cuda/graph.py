@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,6 @@ from capture import _torch_private, _torch_private_cuda
 from capture.backends.cuda.pool import CudaPool
 from capture.backends.cuda.streams import order_draws
 
-_failed: list[torch.cuda.CUDAGraph] = []
-"""Graphs whose capture failed. torch goes on asking them whether a stream is theirs when pinned memory is allocated."""
 _ATTEMPTS = 3  # another thread's sync may end a capture at any moment
 
 
@@ -111,7 +110,8 @@ class Capture:
         pool = self._pool
         pool.is_broken = True
         assert self._graph is not None
-        _failed.append(self._graph)
+        # torch goes on asking it whether a stream is its own when pinned memory comes and goes, up to the very end
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._graph))
         _torch_private_cuda.end_failed_capture(pool.index, pool.id)
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(RuntimeError):
