@@ -198,8 +198,8 @@ class CudaPool:
         return _torch_private_cuda.pool_holds(self.index, self.id, set(addresses))
 
     def _forget_workspaces(self) -> None:
-        """Those that cuBLAS made while capturing in a thread of autograd's, which has handles of its own: the pool hands
-        their memory out again."""
+        """Those that cuBLAS made while capturing in autograd's threads, which have handles of their own: the pool
+        hands that memory out again."""
         _torch_private_cuda.clear_workspaces()
 
     def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
