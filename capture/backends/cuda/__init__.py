@@ -61,7 +61,6 @@ class CudaBackend:
         pool.find(0)  # look at the memory once, before anything is asked about it while capturing
         here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
         mine = [one for one in generators if one.device in here]
-        pool.keep_workspaces()
         capture = Capture(pool, mine, relaxed=not warm)
         known = {generator_id(one) for one in (*mine, default_generator(self.device))}
         follows = expected is not None and not moving and self._may_follow(pool, call)

@@ -49,6 +49,7 @@ class Capture:
         pool = self._pool
         collecting = gc.isenabled()
         before = torch.cuda.current_stream(pool.device)
+        pool.keep_workspaces()
         with torch.cuda.device(pool.device), torch.cuda.stream(pool.stream):
             assert self._graph is not None
             for generator in self._generators:
