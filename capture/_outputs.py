@@ -201,6 +201,9 @@ class OutputPlan:
             if source is not None:
                 tensors = [source.tensor(self.live[number])]
                 self.live[number] = source.held
+                if self.preserving:
+                    values[group.positions[0]] = tensors[0]
+                    continue
             else:
                 tensors = pool.views(group.block, group.geometries)
                 self.live[number] = hold(tensors[0].untyped_storage())

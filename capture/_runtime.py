@@ -378,6 +378,8 @@ class Captured(Remarks):
 
     def _miss(self, entry: Entry, call: Call, tree: Tree, pattern: Any) -> Any:
         """No recording fits: make one, within the limit."""
+        if tree.lingering:  # nobody else has those gradients yet; an eager run may change that
+            tree.let_go()
         if self._at_limit(tree):
             return self._limit_reached(entry, call, tree, pattern)
         if _record.shares_with_state(call, entry.plan):
