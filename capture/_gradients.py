@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,14 +158,19 @@ def references_to(node: Any) -> int:
     return _kept[id(node)]
 
 
-def _recomputes(watched: Watched, outputs: Sequence[KeptLeaf]) -> bool:
-    stack = [leaf.value.grad_fn for leaf in outputs if isinstance(leaf.value, torch.Tensor)]
-    seen = {node for node, _ in _known(watched)}
+def nodes_above(ends: Sequence[torch.Tensor], known: Iterable[Any] = ()) -> Iterator[Any]:
+    """The nodes of a graph from these tensors on, without the ``known`` ones and what only they lead to."""
+    seen = {None, *known}
+    stack: list[Any] = [tensor.grad_fn for tensor in ends]
     while stack:
         node = stack.pop()
-        if node is not None and node not in seen:
+        if node not in seen:
             seen.add(node)
-            if node.name() == _RECOMPUTES:
-                return True
+            yield node
             stack.extend(above for above, _ in node.next_functions)
-    return False
+
+
+def _recomputes(watched: Watched, outputs: Sequence[KeptLeaf]) -> bool:
+    ends = [leaf.value for leaf in outputs if isinstance(leaf.value, torch.Tensor)]
+    known = [node for node, _ in _known(watched)]
+    return any(node.name() == _RECOMPUTES for node in nodes_above(ends, known))

@@ -113,10 +113,6 @@ class Program:
     paths: dict[int, str] = field(factory=dict)
     """Path of parameters and held tensors, by ``id``, where the recording follows them."""
 
-    def note_nodes(self) -> None:
-        """Let it be known which nodes it keeps."""
-        note_kept(self, [node for node, *_ in self.inputs])
-
     @property
     def form(self) -> tuple[Any, ...]:
         """Programs of the same form take the same tensors in the same order."""
@@ -232,7 +228,7 @@ class Saver:
         program.wanted = tuple(position for position, _ in wanted)
         program.parameters = tuple(tensor for tensor, _ in others)
         program.inputs = tuple(edge for _, edge in (*wanted, *others))
-        program.note_nodes()
+        note_kept(program, [node for node, *_ in program.inputs])
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Where each saved tensor is found; gives those that the body made."""

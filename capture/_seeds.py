@@ -7,11 +7,11 @@ would read a device's address there. Flash attention and cuDNN's keep theirs on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
+from capture._gradients import nodes_above
 from capture._observe import active_watch
 from capture._syncs import unnoticed
 from capture._torch_private import unseen
@@ -26,20 +26,9 @@ def may_be_seed(tensor: torch.Tensor | None) -> bool:
 
 def read_seeds(ends: Sequence[torch.Tensor]) -> None:
     """Have autograd unpack all seeds in the graph of these tensors."""
-    for node in _nodes(ends):
+    for node in nodes_above(ends):
         for name in _SEEDS if "EfficientAttention" in node.name() else ():
             getattr(node, name, None)
-
-
-def _nodes(ends: Sequence[torch.Tensor]) -> Iterator[Any]:
-    stack = [tensor.grad_fn for tensor in ends]
-    seen = set(stack)
-    while stack:
-        node: Any = stack.pop()
-        yield node
-        above = [one for one, _ in node.next_functions if one is not None and one not in seen]
-        seen.update(above)
-        stack.extend(above)
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:

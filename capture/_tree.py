@@ -308,7 +308,9 @@ class Tree:
     def forget(self, node: Node) -> None:
         """Drop a recording and all below it. Outputs still held keep their values."""
         self.let_go()
-        if node in self.path and not self.end_path("drop") and node in self.path:
+        if node in self.path:
+            self.end_path("drop")
+        if node in self.path:
             self.kept.append(node)
             return
         if node.parent is None:

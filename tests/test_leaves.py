@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -15,25 +15,15 @@ from typing_extensions import override
 
 from capture import (
     BorrowedOutputError,
-    _step,
     _torch_private,
-    _trees,
     capture,
-    config,
     mark_step_begin,
     recordings,
 )
 from capture._leaves import is_unhooked, lent
 from tests.device import DEVICE
 from tests.test_regional import Block, bits, both, captured_twins, inputs, twins
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_step._counter, "begun", 0)
-    _trees.forget_trees()
-    with torch.enable_grad(), config.patch(cache=False):
-        yield
+from tests.test_regional import fresh as fresh
 
 
 def test_every_loss_is_kept() -> None:
