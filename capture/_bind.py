@@ -184,10 +184,16 @@ def _registered_key(value: Any, leaves: list[Leaf]) -> Any:
 
 _tokens: dict[int, tuple[weakref.ref[Any], int]] = {}
 _next_token = itertools.count(1)
+_held: OrderedDict[Any, int] = OrderedDict()
+_MOST_HELD = 1024
+_NEVER_WEAKLY = (torch.Stream, torch.Event)
+"""A CUDA stream or event of torch 2.11 dies without clearing its weak references, which then give out freed memory."""
 
 
 def identity_token(value: Any) -> int:
     """A number for an object that lives as long as the object and is never given to another one."""
+    if isinstance(value, _NEVER_WEAKLY):
+        return _token_of_held(value)
     known = _tokens.get(id(value))
     if known is not None and known[0]() is value:
         return known[1]
@@ -203,6 +209,16 @@ def identity_token(value: Any) -> int:
     except TypeError:
         raise Unkeyable(f"{type(value).__name__} object") from None
     _tokens[address] = (reference, token)
+    return token
+
+
+def _token_of_held(value: Any) -> int:
+    """The same for what is kept alive instead; streams that are equal share one. A number that was forgotten, to hold
+    no more than so many, costs a recording."""
+    token = _held.pop(value, 0) or next(_next_token)
+    _held[value] = token
+    if len(_held) > _MOST_HELD:
+        _held.popitem(last=False)
     return token
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import get_default_nowrap_functions
 
 _NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__")
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
@@ -21,6 +22,8 @@ _GRAD: Any = torch.Tensor.grad
 _looking: list[torch.Tensor] = []
 """Whose ``grad`` this library looks at now."""
 _EXPORTS = ("__dlpack__", "__cuda_array_interface__")
+
+get_default_nowrap_functions()  # torch keeps what it finds on its first look, and importing dynamo is one (2.11 raises)
 
 
 @contextmanager

@@ -672,6 +672,24 @@ def test_a_forked_child_computes_and_leaves_its_parent_alone() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_torch_keeps_from_its_first_look_is_its_own() -> None:
+    """Also where that look happens in a watched body: a custom operator imports dynamo, say."""
+    script = """
+        import torch
+        from torch.overrides import get_default_nowrap_functions
+        from capture import capture
+
+        captured = capture(lambda x: x + len(get_default_nowrap_functions()) * 0)
+        captured(torch.ones(3))
+        assert torch.Tensor.grad.__get__ in get_default_nowrap_functions()
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_threads_get_right_results_at_once() -> None:
     captured = capture(lambda x: torch.tanh(torch.relu(x) * 2 + 1) @ x.t())
     net = CapturedNet()
