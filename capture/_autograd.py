@@ -177,10 +177,9 @@ class _Backward:
         held = [f"held_{index}" for index in range(len(program.held))]
         names += [*held, *[f"gradient_{index}" for index in range(len(program.outputs))]]
         signature = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in names])
-        policy = forward.annotation.outputs
         annotation = evolve(
             forward.annotation, parameters=tuple(names), static=tuple(held), guards=(), warmup=1,
-            outputs="preserve" if policy == "borrow" else policy,
+            outputs="clone",  # autograd may use them on any stream, and tells the allocator alone
         )  # fmt: skip
         self.captured = type(forward)(annotation, self._run, make_binder(signature), NamedKey(), None)
         self.captured.log, self.captured.findings = forward.log, forward.findings

@@ -17,10 +17,11 @@ from attrs import define, evolve, field, frozen
 
 from capture import _containers, _torch_private
 from capture._annotate import Outputs
+from capture._copies import Copier, on_storage
 from capture._describe import KeptEffect, KeptLeaf
 from capture._liveness import Held, Source, hold, is_only_gradient, is_sole_holder
 from capture._state import Place
-from capture.backends import Block, Geometry, Pool, views_of
+from capture.backends import Block, Geometry, Pool
 
 
 class Slot:
@@ -141,6 +142,8 @@ class OutputPlan:
     """Groups that become the ``grad`` of a tensor, which the body does not read."""
     fills: Callable[[Sequence[Any]], Any] | None = None
     """``fill`` for a structure of tuples and lists."""
+    copier: Copier | None = None
+    """Made at the first replay whose outputs are copies."""
 
     def build_single(self) -> torch.Tensor:
         """Result of a replay of a plan with one fresh tensor and nothing else."""
@@ -196,6 +199,16 @@ class OutputPlan:
         return self.finish(values, named_values)
 
     def _build_fresh(self, pool: Pool, values: list[Any]) -> None:
+        if self.policy == "clone":
+            if self.copier is None:
+                self.copier = Copier(pool, [(group.block, group.positions, group.geometries) for group in self.groups])
+            self.copier.copy_into(values)
+        else:
+            self._build_watched(pool, values)
+        for position, geometry, device in self.empties:
+            values[position] = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype, device=device)
+
+    def _build_watched(self, pool: Pool, values: list[Any]) -> None:
         for number, group in enumerate(self.groups):
             source = self.sources[number]
             if source is not None:
@@ -209,8 +222,6 @@ class OutputPlan:
                 self.live[number] = hold(tensors[0].untyped_storage())
             for position, tensor in zip(group.positions, self._hand_out(number, tensors), strict=True):
                 values[position] = tensor
-        for position, geometry, device in self.empties:
-            values[position] = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype, device=device)
 
     def finish(self, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
         """Put leaves into the result's structure and set effects."""
@@ -248,15 +259,6 @@ class OutputPlan:
             return on_storage(storage, tensors)
         self.tensors[number] = [weakref.ref(tensor) for tensor in tensors]
         return tensors
-
-
-def on_storage(storage: torch.UntypedStorage, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like these on another storage, sharing a version counter."""
-    one = like[0]
-    first = torch.empty(0, dtype=one.dtype, device=one.device)
-    first = first.set_(storage, one.storage_offset(), one.shape, one.stride())
-    others = views_of(first, [Geometry.of(other) for other in like[1:]])
-    return [first.conj() if one.is_conj() else first, *others]
 
 
 def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:

@@ -23,7 +23,6 @@ from capture._observe import result_leaves
 from capture._outputs import Alias
 from capture._seeds import may_be_seed, on_host, read_seeds
 from capture._state import Snapshot
-from capture._torch_private import use_count
 from capture._torch_private_cuda import is_capturing
 from capture.backends import Geometry
 
@@ -200,13 +199,14 @@ class Saver:
         return Pair(result, tuple(detached.values()), tuple(saved))
 
     def _to_lend(self) -> Iterator[torch.Tensor]:
-        """What needs gradients in Python state and is no argument: the program's graph is to end at the run's own."""
+        """What needs gradients in Python state and is no argument: the program's graph is to end at the run's own. It
+        keeps the nodes at its ends, and autograd runs those on the stream that was current when they were made."""
         given = {id(leaf) for leaf in self._leaves}
         for owners in self._before.tensors.values():
             for _, tensor in owners:
                 if id(tensor) not in given and type(tensor) in TENSOR_TYPES and tensor.requires_grad:
                     given.add(id(tensor))
-                    if not refuses(tensor) and (not tensor.is_leaf or use_count(tensor) > 1):
+                    if not refuses(tensor):
                         yield tensor
 
     def _note_edges(self, attached: Sequence[torch.Tensor]) -> None:

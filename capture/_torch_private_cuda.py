@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,16 +50,6 @@ def pool_segments(pool: PoolId) -> list[tuple[int, int]]:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
     snapshot = torch._C._cuda_memorySnapshot(pool)
     return [(segment["address"], segment["total_size"]) for segment in snapshot["segments"]]
-
-
-def clear_workspaces() -> None:
-    """Have cuBLAS forget all workspaces, and take new ones where it is used next (0.1 us).
-
-    Without this name such recordings are refused.
-    """
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
 
 
 def end_failed_capture(device: int, pool: PoolId) -> None:
@@ -118,12 +108,3 @@ def cuda_builder(
         )
     meta = {"size": shape, "stride": stride, "dtype": dtype, "device": device, "storage_offset": offset}
     return lambda: tensor(meta, storage(address, device, nbytes))
-
-
-def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
-
-
-copy_all: Callable[[Any, Any], Any] = getattr(torch, "_foreach_copy_", _copy_each)
-"""Copy a list of tensors into a list of tensors in as few kernels as torch can; else one by one."""

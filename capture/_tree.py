@@ -14,10 +14,11 @@ import torch
 from attrs import define
 
 from capture import _config, _step
+from capture._copies import on_storage
 from capture._events import Log
 from capture._liveness import Held, StaleTensor, hold, make_stale
 from capture._node import Node, Pattern, walk
-from capture._outputs import OutputPlan, on_storage
+from capture._outputs import OutputPlan
 from capture._torch_private import dispatch_mode_depth
 from capture.backends import Backend, Block, Pool
 

@@ -1080,8 +1080,8 @@ def test_old_and_new_precision_settings_may_be_mixed() -> None:
 def test_streams_and_events_are_never_referenced_weakly() -> None:
     """Those of a device die without clearing such references (torch 2.11): what is asked later is freed memory."""
     stream, event = torch.Stream(device="cpu"), torch.Event()
-    named = capture(lambda x: x + 1 if stream else x)
-    given = capture(lambda x, mark: x + 1 if mark else x)
+    named = capture(lambda x: x + (1 if repr(stream) else 0))
+    given = capture(lambda x, mark: x + (1 if repr(mark) else 0))
     for _ in range(4):
         assert bits(named(A)) == bits(A + 1)
         assert bits(given(A, event)) == bits(given(A, stream)) == bits(A + 1)

@@ -29,7 +29,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_follow _optimizers",
         "backends",
         "_store _key_text",
-        "_outputs _liveness _step _modules _node _tree _trees _checks _seeds _program",
+        "_copies _outputs _liveness _step _modules _node _tree _trees _checks _seeds _program",
         (
             "_remarks _entry _autograd _shortcut _difference _planning _results _instead _record _verify _rebind "
             "_runtime _warm _cases"

@@ -97,6 +97,9 @@ def both(program: Program, mine: Any, theirs: Any, steps: int = STEPS) -> None:
             state = [(bits(p), bits(p.grad)) for p in one.parameters()]
             state += [bits(b) for b in one.buffers()]
             found.append([[bits(r) for r in result] if isinstance(result, (tuple, list)) else bits(result), state])
+        names = [name for name, _ in (*mine.named_parameters(), *mine.named_buffers())]
+        wrong = [name for name, a, b in zip(names, found[0][1], found[1][1], strict=True) if a != b]
+        assert not wrong, f"step {number}"
         assert found[0] == found[1], f"step {number}"
 
 

@@ -16,10 +16,11 @@ Body = Callable[[], Tensor]
 
 @frozen
 class Hand:
-    """``replay()`` writes the body's result to ``output``."""
+    """``replay()`` writes the body's result to ``output``. The tensors that the ``body`` uses live as long as this."""
 
     replay: Callable[[], object]
     output: Tensor
+    body: Body
 
 
 class Hands:
@@ -47,11 +48,11 @@ class Hands:
             self.warm(body, warmups)
         if self.stream is None:
             output = body()
-            return Hand(lambda: output.copy_(body()), output)
+            return Hand(lambda: output.copy_(body()), output, body)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             output = body()
-        return Hand(graph.replay, output)
+        return Hand(graph.replay, output, body)
 
     def capture_bare(self, body: Body) -> object:
         """The least a recording can be: begin, run, end, instantiate. Gives what keeps it alive."""

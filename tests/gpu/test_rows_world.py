@@ -18,6 +18,7 @@ row                                     where
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,6 +110,55 @@ def test_a_graph_captured_by_hand_keeps_its_workspace() -> None:
     torch.cuda.synchronize()
     assert all(bool((one == 3).all()) for one in full)
     same(out, torch.mm(a, b))
+
+
+@needs_cuda
+@pytest.mark.parametrize("kind", ["regions", "whole step"])
+def test_training_beside_a_graph_captured_by_hand(kind: str) -> None:
+    """Backward passes run in a thread of autograd, which has workspaces of its own for the same streams."""
+    stream, width = torch.cuda.Stream(), 8192
+    weight = torch.nn.Parameter(rand(64, width) / 64)
+
+    def gradient(x: Tensor, weight: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad((x @ weight).square().mean(), weight)
+        return found
+
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = net(x).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                if p.grad is not None:
+                    p.sub_(0.1 * p.grad)
+                p.grad = None
+        return loss.detach()
+
+    with torch.enable_grad():
+        x = rand(64, 64)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            expected = gradient(x, weight)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            found = gradient(x, weight)
+        net = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.Linear(width, 64)).to(DEVICE)
+        twin = copy.deepcopy(net)
+        run = capture(step) if kind == "whole step" else step
+        if kind == "regions":
+            for layer in net:
+                capture(layer)
+        ours = [run(rand(64, 64, seed=i)) for i in range(6)]
+        replays = counts(run)[2] if kind == "whole step" else counts(net[0])[2]
+        net = twin
+        theirs = [step(rand(64, 64, seed=i)) for i in range(6)]
+    with torch.cuda.stream(stream):
+        full = fillers()
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(bool((one == 3).all()) for one in full)
+    same(found, expected)
+    same(ours, theirs)
+    assert replays >= 3
 
 
 @needs_cuda

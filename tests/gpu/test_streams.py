@@ -336,6 +336,72 @@ def test_record_stream_and_copies_to_the_host() -> None:
         same(target, (inputs[i % 3] * 2).cpu())
 
 
+def layers(captured: bool) -> torch.nn.Sequential:
+    """Always the same three."""
+    torch.manual_seed(3)
+    net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(3)]).to(DEVICE)
+    if captured:
+        for layer in net:
+            capture(layer)
+    return net
+
+
+def ends(net: torch.nn.Module) -> list[Any]:
+    """The nodes that add to the gradients, made now if there are none."""
+    return [torch.autograd.graph.get_gradient_edge(p).node for p in net.parameters()]
+
+
+def test_gradients_are_added_on_the_callers_stream() -> None:
+    """Autograd does so on the stream that was current when some graph first ended at the parameter."""
+    net, here = layers(captured=True), torch.cuda.current_stream().cuda_stream
+    found: list[int] = []
+    with torch.enable_grad():
+        for i in range(6):
+            loss = net(rand(8, 64, seed=i)).square().sum()
+            hooks = [
+                node.register_prehook(lambda _: found.append(torch.cuda.current_stream().cuda_stream))
+                for node in ends(net)
+            ]
+            loss.backward()
+            for hook in hooks:
+                hook.remove()
+            net.zero_grad(set_to_none=False)
+    assert counts(net[0])[2] >= 4
+    assert found == [here] * 36
+
+
+@pytest.mark.parametrize("side", ["backward", "ends"])
+def test_gradients_added_on_another_stream(side: str) -> None:
+    """Somebody keeps the nodes that add to the gradients, and the work on their stream is late."""
+    stream, default = torch.cuda.Stream(), torch.cuda.default_stream()
+    here, there = (stream, default) if side == "backward" else (default, stream)
+    results = []
+    for captured in (True, False):
+        net = layers(captured)
+        torch.cuda.synchronize()
+        with torch.enable_grad():
+            with torch.cuda.stream(there):
+                kept = ends(net)
+            for i in range(8):
+                torch.cuda.synchronize()
+                with torch.cuda.stream(here):
+                    loss = net(rand(8, 64, seed=i)).square().sum()
+                    with torch.cuda.stream(there):
+                        torch.cuda._sleep(4_000_000)
+                    loss.backward()
+                torch.cuda.synchronize()
+                with torch.no_grad():
+                    for p in net.parameters():
+                        assert p.grad is not None
+                        p.sub_(0.001 * p.grad)
+                        p.grad.mul_(0.5)
+        results.append([p.detach() for p in net.parameters()])
+        assert len(kept) == 6
+        if captured:
+            assert counts(net[0])[2] >= 6
+    same(*results)
+
+
 def test_row_059_one_stream_for_the_whole_pool() -> None:
     """Functions recorded from several streams of the caller share memory: their pool is no larger than on one."""
 

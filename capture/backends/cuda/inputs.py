@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from capture import _torch_private_cuda
+from capture import _torch_private
 from capture._tensors import span_bytes
 from capture.backends import Geometry
 from capture.backends.cuda.pool import CudaPool
@@ -114,7 +114,7 @@ def _one(target: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]
 
 
 def _many(targets: list[torch.Tensor], positions: list[int]) -> Callable[[Sequence[Any]], None]:
-    copy = _torch_private_cuda.copy_all
+    copy = _torch_private.copy_all
 
     def copy_in(leaves: Sequence[Any]) -> None:
         copy(targets, [leaves[position] for position in positions])

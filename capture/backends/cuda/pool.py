@@ -154,8 +154,6 @@ class CudaPool:
 
     def abandon(self) -> None:
         """A recording came to nothing: give back what was taken for it."""
-        if self.shared and not _torch_private_cuda.pool_holds(self.index, self.id, set(self._taken)):
-            self._forget_workspaces()
         self._free_taken()
 
     def end_capture(self) -> None:
@@ -193,14 +191,8 @@ class CudaPool:
     def _holds(self, addresses: frozenset[Address]) -> bool:
         if _torch_private_cuda.pool_holds(self.index, self.id, set(addresses)):
             return True
-        self._forget_workspaces()
         gc.collect()  # a reference cycle is no leak
         return _torch_private_cuda.pool_holds(self.index, self.id, set(addresses))
-
-    def _forget_workspaces(self) -> None:
-        """Those that cuBLAS made while capturing in autograd's threads, which have handles of their own: the pool
-        hands that memory out again."""
-        _torch_private_cuda.clear_workspaces()
 
     def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
         """Memory for an input, while capturing. No ``torch.empty``: deterministic mode would fill it in the graph."""
