@@ -119,6 +119,16 @@ def here() -> Here | None:
     return _read(thread, last)
 
 
+def foreign() -> str | None:
+    """What of others has to see every operator, where a call is to run inline for that and could not be recorded."""
+    if _local.thread.inside or _dispatch_modes() or _tracer() is not None:
+        return None
+    if _transforms() is not None:
+        return "a transform of torch.func"
+    hooked = _is_grad() and _saved_hooks(True) is not None
+    return "hooks on saved tensors, as a checkpoint sets them" if hooked else None
+
+
 @contextlib.contextmanager
 def inlining() -> Iterator[None]:
     """Captured functions called inside the block run inline."""

@@ -298,6 +298,8 @@ class Facts:
     borrowed_use: BorrowedUse | None = None
     separate_pools: str | None = None
     """The device's allocator, where it cannot put a pool's state back, so that every recording has its own pool."""
+    around: str | None = None
+    """What is around the call that has to see the body's own operators."""
     unseen: tuple[Where | None, ...] = ()
     """Lines near which kernels were launched that no operator told of."""
     refused: str | None = None

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from capture import _config, _difference, _observe, _planning, _rebind, _record, _state, _verify, _where
-from capture._ambient import Ambient, Here, ambient, here, inlining
+from capture._ambient import Ambient, Here, ambient, foreign, here, inlining
 from capture._annotate import Annotation
 from capture._autograd import Region, RegionCall
 from capture._bind import (
@@ -172,9 +172,12 @@ class Captured(Remarks):
         return [one for entry in own for one in (entry, *(entry.region.entries() if entry.region is not None else ()))]
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        watch = _observe.active_watch()
+        watch, around = _observe.active_watch(), foreign()
         if watch is not None:
             watch.notes.inlined.append(Inlined(function=self.annotation.function, where=_where.here()))
+        elif around is not None and _current_config().enabled:
+            self.report(compile_plan(self.annotation, self.bare_facts(around=around)))
+            self.log.counters.eager_calls += 1
         return self.body()(*args, **kwargs)
 
     def _unkeyable(self, values: tuple[Any, ...], reason: str) -> Any:

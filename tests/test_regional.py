@@ -1194,7 +1194,7 @@ def test_random_programs(seed: int, poison: bool) -> None:
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_checkpoint_around_a_region(reentrant: bool) -> None:
-    """Hooks on saved tensors see what eager saves: under them, as in a checkpoint, functions run inline."""
+    """Hooks on saved tensors see what eager saves: under them, as in a checkpoint, functions run inline, and say so."""
     mine, theirs = captured_twins(lambda: Block(drop=0.3))
 
     def step(model: Any, number: int) -> Tensor:
@@ -1204,8 +1204,12 @@ def test_a_checkpoint_around_a_region(reentrant: bool) -> None:
         y.square().mean().backward()
         return y
 
-    both(step, mine, theirs)
-    assert bool(recordings(mine.m[0]).replays) == reentrant
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CaptureWarning)
+        both(step, mine, theirs)
+    assert ["CG805" in str(one.message) for one in caught] == ([] if reentrant else [True])
+    found = recordings(mine.m[0])
+    assert (bool(found.replays), found.eager_calls) == ((True, 0) if reentrant else (False, 2 * STEPS))
 
 
 def test_hooks_on_saved_tensors_see_what_eager_saves() -> None:
@@ -1224,7 +1228,8 @@ def test_hooks_on_saved_tensors_see_what_eager_saves() -> None:
         return y
 
     both(forward_and_back, mine, theirs)
-    both(step, mine, theirs)
+    with pytest.warns(CaptureWarning, match="CG805"):
+        both(step, mine, theirs)
     assert seen[id(mine)] == seen[id(theirs)]
 
 

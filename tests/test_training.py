@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from capture import CaptureWarning, _trees, capture, config, mark_step_begin, recordings, release
@@ -167,8 +168,17 @@ def gradients_step(t: Trainer, x: Tensor, y: Tensor) -> Tensor:
     return loss.detach()
 
 
+def recomputing_step(t: Trainer, x: Tensor, y: Tensor) -> Tensor:
+    t.optimizer.zero_grad()
+    loss = F.mse_loss(checkpoint(t.model, x, use_reentrant=False, preserve_rng_state=False), y)
+    loss.backward()
+    t.optimizer.step()
+    return loss.detach()
+
+
 BODIES: list[Body] = [
     plain_step, zeroing_step, zeroing_at_the_end, clipped_step, accumulating_step, dropping_step, gradients_step,
+    recomputing_step,
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import statistics
 import traceback
 import warnings
@@ -188,7 +189,7 @@ def _gpt2(setting: Setting) -> Any:
     return _for_training(nets.gpt2(setting))
 
 
-def _llama(setting: Setting) -> Any:
+def _llama(setting: Setting, *, reentrant: bool) -> Any:
     """Llama-shaped, 160 million parameters, dropout in attention, activations computed again in the backward pass."""
     big = setting.pick(True, False)
     package = nets.transformers()
@@ -199,7 +200,7 @@ def _llama(setting: Setting) -> Any:
     )  # fmt: skip
     torch.manual_seed(6)
     model = package.AutoModelForCausalLM.from_config(shape).to(setting.device)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     return _for_training(model)
 
 
@@ -241,8 +242,9 @@ def _residual_stages(model: Any) -> list[nn.Module]:
 
 CASES = (
     Case("GPT-2 small", _gpt2, _tokens(lambda s: s.pick(50_257, 256)), _causal, lambda m: m.transformer.h),
-    Case("Llama 160M, checkpoints, dropout", _llama, _tokens(lambda s: s.pick(32_000, 256)), _causal,
-         lambda m: m.model.layers),
+    *[Case(f"Llama 160M, {kind} checkpoints, dropout", functools.partial(_llama, reentrant=kind == "reentrant"),
+           _tokens(lambda s: s.pick(32_000, 256)), _causal, lambda m: m.model.layers)
+      for kind in ("reentrant", "other")],
     Case("ResNet-50", _vision("resnet50"), _pictures, _classified, _residual_stages),
     Case("ViT-B/16", _vision("vit_b_16"), _pictures, _classified, lambda m: list(m.encoder.layers)),
     Case("LSTM, 2 layers", _recurrent, _tokens(lambda _: 256, 64), _next_character, lambda m: [m.lstm]),

@@ -257,6 +257,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(devices=("cuda:0",))],
     ),
     "CG804": ([case(unpatchable="the package cuda-bindings is not installed")], [case(devices=("cuda:0",))]),
+    "CG805": ([case(around="a transform of torch.func")], [case(num_ops=2)]),
     "CG901": (
         [
             limited(),
