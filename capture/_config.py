@@ -87,8 +87,15 @@ def patch(**settings: Unpack[ConfigPatch]) -> Iterator[Config]:
     for name in settings:
         if name not in known:
             raise AnnotationError(f"unknown setting {name!r}{suggestion(name, known)}; known: {', '.join(known)}")
-    token = _current.set(evolve(_current.get(), **settings))
+    with using(evolve(_current.get(), **settings)) as settings_now:
+        yield settings_now
+
+
+@contextmanager
+def using(settings: Config) -> Iterator[Config]:
+    """Exactly these settings for a block, in this thread or task only."""
+    token = _current.set(settings)
     try:
-        yield _current.get()
+        yield settings
     finally:
         _current.reset(token)

@@ -7,11 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class _Counter(threading.local):
-    begun: int = 0
+class Marks:
+    """Of one thread."""
+
+    __slots__ = ("begun",)
+
+    def __init__(self) -> None:
+        self.begun = 0
 
 
-_counter = _Counter()
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.marks = Marks()
+
+
+_here = _Here()
 
 
 def mark_step_begin() -> None:
@@ -20,7 +30,7 @@ def mark_step_begin() -> None:
     Outputs still held keep their values (``outputs="preserve"``), or raise on use (``"borrow"``). Once this was
     called, a thread's steps no longer end by themselves.
     """
-    _counter.begun += 1
+    _here.marks.begun += 1
 
 
 @contextmanager
@@ -35,4 +45,14 @@ def step() -> Iterator[None]:
 
 def steps_begun() -> int:
     """Marks seen in this thread; 0 means that steps end by themselves."""
-    return _counter.begun
+    return _here.marks.begun
+
+
+def marks() -> Marks:
+    """This thread's."""
+    return _here.marks
+
+
+def use_marks(of_some_thread: Marks) -> None:
+    """From now on these are this thread's."""
+    _here.marks = of_some_thread

@@ -11,6 +11,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from attrs import frozen
+
+from capture._config import Config, current, using
+from capture._step import Marks, marks, use_marks
 from capture._tree import Tree
 from capture.backends import Backend
 
@@ -36,28 +40,39 @@ _trees = _Trees()
 
 
 _ENGINE = "_engine_run_backward"
-Home = tuple[int, dict[str, Tree]]
-"""A thread and its trees."""
+
+
+@frozen(kw_only=True)
+class Home:
+    """A thread and what is its own."""
+
+    thread: int
+    trees: dict[str, Tree]
+    marks: Marks
+    config: Config
 
 
 def home() -> Home:
-    """This thread's."""
-    return threading.get_ident(), _trees.by_backend
+    """This thread's, as it is now."""
+    return Home(thread=threading.get_ident(), trees=_trees.by_backend, marks=marks(), config=current())
 
 
 @contextlib.contextmanager
 def at_home(there: Home) -> Iterator[bool]:
-    """Use the trees of a thread that waits for autograd, whose own threads run backward passes on accelerators. Gives
-    False in a thread that has to use trees of its own."""
-    thread, trees = there
-    if thread == threading.get_ident() or not _runs_for(thread):
-        yield thread == threading.get_ident()
+    """Be in a thread that waits for autograd, whose own threads run backward passes on accelerators. Gives False in a
+    thread that has to use trees of its own."""
+    if there.thread == threading.get_ident() or not _runs_for(there.thread):
+        yield there.thread == threading.get_ident()
         return
-    before, _trees.by_backend = _trees.by_backend, trees
+    before, own_marks = _trees.by_backend, marks()
+    _trees.by_backend = there.trees
+    use_marks(there.marks)
     try:
-        yield True
+        with using(there.config):
+            yield True
     finally:
         _trees.by_backend = before
+        use_marks(own_marks)
 
 
 def _runs_for(thread: int) -> bool:

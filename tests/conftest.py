@@ -18,7 +18,7 @@ use_device()
 @pytest.fixture(autouse=True)
 def _unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps end by themselves until a test marks them."""
-    monkeypatch.setattr(_step._counter, "begun", 0)
+    monkeypatch.setattr(_step.marks(), "begun", 0)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

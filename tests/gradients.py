@@ -1006,7 +1006,7 @@ class Runner:
     def run(self) -> None:
         """Raise ``Mismatch`` where the worlds part, with the actions up to there."""
         _trees.forget_trees()
-        _step._counter.begun = 0
+        _step.marks().begun = 0
         program, state = self._program, rng_state()
         verify: Literal["first", "off"] = "first" if program.verify else "off"
         try:

@@ -1412,7 +1412,7 @@ class Runner:
     def run(self) -> None:
         """Raise ``Mismatch`` where the worlds part, with the actions up to there."""
         _trees.forget_trees()
-        _step._counter.begun = 0
+        _step.marks().begun = 0
         program = self._program
         state = rng_state()
         try:

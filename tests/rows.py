@@ -29,13 +29,13 @@ ran = _ran.append
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """An empty tree in a thread that never marked a step; dead memory reads as NaN."""
-    _step._counter.begun = 0
+    _step.marks().begun = 0
     forget_trees()
     _ran.clear()
     with config.patch(poison=True, cache=False):
         yield
     reset()
-    _step._counter.begun = 0
+    _step.marks().begun = 0
     forget_trees()
 
 

@@ -39,7 +39,7 @@ STEPS = 8
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_step._counter, "begun", 0)
+    monkeypatch.setattr(_step.marks(), "begun", 0)
     _trees.forget_trees()
     with torch.enable_grad(), config.patch(cache=False):
         yield
@@ -899,12 +899,15 @@ def test_a_backward_in_another_thread() -> None:
     replayed(mine)
 
 
-def test_a_backward_in_a_thread_of_autograd_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on accelerators: the thread of the forward pass waits, and its tree is used."""
+@pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
+def test_a_backward_in_a_thread_of_autograd_itself(monkeypatch: pytest.MonkeyPatch, marks: bool) -> None:
+    """As on accelerators: the thread of the forward pass waits, and its tree and its marks are used."""
     monkeypatch.setattr(_trees, "_runs_for", lambda _: True)
     mine, theirs = captured_twins(Block)
 
     def step(model: Any, number: int) -> Tensor:
+        if marks:
+            mark_step_begin()
         model.zero_grad()
         y: Tensor = model.m[0](inputs(number))
         loss = y.square().mean()
@@ -915,7 +918,29 @@ def test_a_backward_in_a_thread_of_autograd_itself(monkeypatch: pytest.MonkeyPat
 
     both(step, mine, theirs)
     replayed(mine, 2 * (STEPS - 4))
-    assert recordings(mine.m[0]).recordings == 2
+    found = recordings(mine.m[0])
+    assert (found.recordings, found.evacuations) == (2, 0)
+
+
+def test_settings_hold_in_a_thread_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_trees, "_runs_for", lambda _: True)
+    found: list[tuple[bool, int]] = []
+
+    def run() -> None:
+        before = (config.current().poison, _step.steps_begun())
+        with _trees.at_home(there):
+            mark_step_begin()
+            found.append((config.current().poison, _step.steps_begun()))
+        assert (config.current().poison, _step.steps_begun()) == before
+
+    with config.patch(poison=True):
+        mark_step_begin()
+        there = _trees.home()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [(True, 2)]
+    assert _step.steps_begun() == 2
 
 
 def test_a_region_inside_a_captured_step() -> None:

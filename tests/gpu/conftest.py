@@ -25,7 +25,7 @@ def small_heap() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """No gradients, no plans on disk, no marks and no tree of another test; dead memory reads as NaN."""
-    _step._counter.begun = 0
+    _step.marks().begun = 0
     forget_trees()
     forget_runs()
     with torch.no_grad(), config.patch(poison=True, cache=False):
@@ -33,5 +33,5 @@ def fresh() -> Iterator[None]:
     if ON_CUDA and torch.cuda.is_available():
         torch.cuda.synchronize()
     reset()
-    _step._counter.begun = 0
+    _step.marks().begun = 0
     forget_trees()
