@@ -7,14 +7,17 @@ never overridden, except ``verify`` where the environment asks for a stricter on
 from __future__ import annotations
 
 import os
+import sys
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TypedDict, Unpack, get_args
+from typing import Any, TypedDict, Unpack, get_args
 
 import platformdirs
 from attrs import evolve, frozen
+from typing_extensions import override
 
 from capture._annotate import Verify, suggestion
 from capture._errors import AnnotationError
@@ -99,3 +102,20 @@ def using(settings: Config) -> Iterator[Config]:
         yield settings
     finally:
         _current.reset(token)
+
+
+class _Settings(types.ModuleType):
+    """What is set here would be in force nowhere."""
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ConfigPatch.__annotations__:
+            raise AnnotationError(
+                f"capture.config.{name} cannot be set. Settings hold for a block, "
+                f"`with capture.config.patch({name}={value!r}):`, or for a process, by CAPTURE_{name.upper()} in its "
+                "environment"
+            )
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Settings

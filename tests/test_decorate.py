@@ -630,6 +630,15 @@ def test_torch_export_of_a_captured_module(make: Callable[[], Net]) -> None:
     assert bits(exported.module()(x)) == bits(Net.forward(net, x))
 
 
+def test_settings_are_patched_and_not_set() -> None:
+    """As an attribute of the module a setting would be in force nowhere."""
+    with pytest.raises(AnnotationError, match=r"config\.patch\(enabled=False\).*CAPTURE_ENABLED"):
+        setattr(config, "enabled", False)  # noqa: B010 - no type checker lets it pass
+    with pytest.raises(AnnotationError, match="unknown setting 'enable' .did you mean 'enabled'"):
+        config.patch(enable=False).__enter__()  # type: ignore[call-arg]
+    assert config.current().enabled
+
+
 def test_torch_func_transforms_run_inline() -> None:
     captured = capture(lambda x: torch.relu(x) * 2 + 1)
     x = torch.randn(3, 4)
