@@ -67,7 +67,8 @@ class Node:
     def replaces(self, parameter: torch.Tensor) -> bool:
         """Every replay gives this tensor another ``grad``, without having read the one before."""
         assert self.outputs is not None
-        return any(of() is parameter for of in self.outputs.gradients.values())
+        found = self.outputs.replaced.get(id(parameter))
+        return found is not None and found() is parameter
 
     def drop(self) -> None:
         """Remove this recording and all below it from the tree, now or, from another thread, at its next call."""

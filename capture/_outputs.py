@@ -140,6 +140,8 @@ class OutputPlan:
     """The source of a plan that has nothing else."""
     gradients: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
     """Groups that become the ``grad`` of a tensor, which the body does not read."""
+    replaced: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
+    """The same tensors by ``id``."""
     fills: Callable[[Sequence[Any]], Any] | None = None
     """``fill`` for a structure of tuples and lists."""
     copier: Copier | None = None
@@ -350,13 +352,14 @@ def plan_outputs(
     inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
     sources = tuple(_source(pool, group) for group in made)
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference
+    gradients = _gradients(made, effects, slots)
     preserving = policy == "preserve" and _torch_private.CAPABILITIES.swap_data_ptr
     return OutputPlan(
         policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
         constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
         inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
-        sources=sources, single=sources[0] if alone else None, gradients=_gradients(made, effects, slots),
-        fills=_filler(skeleton),
+        sources=sources, single=sources[0] if alone else None, gradients=gradients,
+        replaced={id(of()): of for of in gradients.values()}, fills=_filler(skeleton),
     )  # fmt: skip
 
 

@@ -283,7 +283,7 @@ class Captured(Remarks):
         if entry.backend.in_capture():  # type: ignore[union-attr] # an entry is ready only with a backend
             return self.call(values, leaves).run_plainly()
         tree = tree_for(entry.backend)  # type: ignore[arg-type] # an entry is ready only with a backend
-        if tree.path or tree.warm or tree.buried:
+        if tree.path or tree.warm or tree.buried or tree.lingering:
             tree.begin_call(self, self.annotation.max_recordings, entry.number)
             if tree.warm:
                 return self._warm_up(self.call(values, leaves), tree)

@@ -157,7 +157,7 @@ def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: 
         "    if tree is None:",
         "        return MISS",
         "    path = tree.path",
-        "    if path or tree.warm or tree.buried:",
+        "    if path or tree.warm or tree.buried or tree.lingering:",
         "        tree.begin_call(FUNCTION, LIMIT, NUMBER)",
         "        if tree.warm:",
         "            return MISS",

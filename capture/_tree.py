@@ -46,6 +46,8 @@ class Tree:
         self.lingering: list[tuple[Node, int]] = []
         """Gradients of the last step, by node and group, that nobody has but their parameter: the replay to come
         replaces them. What else comes has them moved out first."""
+        self.awaited: Node | None = None
+        """That replay, while nobody else can have got hold of a gradient: in the call that found them."""
         self.mark = _step.steps_begun()
         self.pool_is_at: Node | None = self.root
         self.checkpoints = 0
@@ -73,6 +75,7 @@ class Tree:
     def begin_call(self, function: Any, limit: int, entry: int | None = None) -> None:
         """End the step if it is over: before anything is matched or recorded for ``function``. ``entry``: the number
         of its entry, where a replay of it is to come."""
+        self.awaited = None
         if self.buried:
             self.sweep()
         if not self.path and not self.warm:
@@ -128,7 +131,7 @@ class Tree:
             self._go_back()
             return False
         self._end()
-        self.lingering = lingering
+        self.lingering, self.awaited = lingering, successor
         return True
 
     def _go_back(self) -> None:
@@ -148,6 +151,8 @@ class Tree:
     def let_go(self, successor: Node | None = None) -> None:
         """What is to come is the replay of ``successor``, or something else: other gradients leave the pool."""
         lingering, self.lingering = self.lingering, []
+        if successor is not None and successor is self.awaited:
+            return
         for node, number in lingering:
             held = node.live[number]
             storage = held() if held is not None else None

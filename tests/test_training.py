@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from capture import CaptureWarning, _trees, capture, config, mark_step_begin, recordings, release
+from capture import CaptureWarning, _tree, _trees, capture, config, mark_step_begin, recordings, release
 from tests.device import DEVICE
 
 STEPS = 12
@@ -305,6 +305,25 @@ def test_gradients_kept_by_the_caller_keep_their_values() -> None:
         run(mine, step, theirs, eager, [data])
         kept += [(p.grad, q.grad) for p, q in zip(mine.model.parameters(), theirs.model.parameters(), strict=True)]
     assert [bits(one) for one, _ in kept] == [bits(other) for _, other in kept]
+
+
+def test_gradients_taken_after_an_interrupted_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call had found that nobody has them, and was stopped before the replay that would have replaced them."""
+    mine, step, theirs, eager = pair(plain_step)
+    data = batches(STEPS)
+    run(mine, step, theirs, eager, data[:6])
+    with monkeypatch.context() as patched:
+
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        patched.setattr(_tree.Tree, "let_go", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step(*data[6])
+    held = [p.grad for p in mine.model.parameters()]
+    values = [bits(one) for one in held]
+    run(mine, step, theirs, eager, data[6:])
+    assert [bits(one) for one in held] == values
 
 
 def test_a_parameter_added_to_the_optimizer_later() -> None:
