@@ -75,7 +75,8 @@ class Tree:
     def begin_call(self, function: Any, limit: int, entry: int | None = None) -> None:
         """End the step if it is over: before anything is matched or recorded for ``function``. ``entry``: the number
         of its entry, where a replay of it is to come."""
-        self.awaited = None
+        if self.lingering:
+            self._take_up()
         if self.buried:
             self.sweep()
         if not self.path and not self.warm:
@@ -142,6 +143,22 @@ class Tree:
         self.times.clear()
         self.warm.clear()  # what warmed up is not in the pool
         self.mark = _step.steps_begun()
+
+    def _take_up(self) -> None:
+        """The call that found gradients to linger was stopped before its replay. Where somebody has got hold of one
+        since, and it cannot leave the pool, its step goes on."""
+        lingering, self.lingering, self.awaited = self.lingering, [], None
+        stuck = None
+        for node, number in lingering:
+            held = node.live[number]
+            storage = held() if held is not None else None
+            if storage is not None and not self._move_out(node, number, storage):
+                stuck = node
+        while stuck is not None and stuck is not self.root:
+            self.path.insert(0, stuck)
+            stuck = stuck.parent
+        if self.path:
+            self._go_back()
 
     def _is_replaced(self, node: Node, number: int, successor: Node) -> bool:
         assert node.outputs is not None

@@ -1,0 +1,351 @@
+"""``make_graphed_callables`` with the signature of ``torch.cuda.make_graphed_callables``, on captured functions.
+
+Each callable is captured and run with its sample arguments until forward and backward passes replay: alone, all of them
+one after the other in one step, and where the results of one are what the next one takes, fed to it. What these runs
+wrote is put back after each of them, so that each of them meets what the first real call will meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, TypeVarTuple, overload
+
+import torch
+from attrs import define, frozen
+
+from capture import _containers, _observe, _state, _warm
+from capture._api import recordings, warmup
+from capture._config import current, patch
+from capture._decorate import capture, captured_state
+from capture._errors import AnnotationError, CaptureError
+from capture._gradients import refuses
+from capture._host_reads import no_autocast_cache
+from capture._lock import capture_lock
+
+F = TypeVar("F", bound=Callable[..., Any])
+Ts = TypeVarTuple("Ts")
+
+_PASSES = 8  # a backward pass replays in its third; a few more for state that a first call sets up
+_NAME = "make_graphed_callables"
+
+
+class UnusedInputError(CaptureError, RuntimeError):
+    """An argument or parameter needs gradients, and no result of its callable depends on it."""
+
+
+@overload
+def make_graphed_callables(
+    callables: F,
+    sample_args: tuple[Any, ...],
+    num_warmup_iters: int = ...,
+    allow_unused_input: bool = ...,
+    pool: Any = ...,
+) -> F: ...
+@overload
+def make_graphed_callables(
+    callables: tuple[*Ts],
+    sample_args: tuple[tuple[Any, ...], ...],
+    num_warmup_iters: int = ...,
+    allow_unused_input: bool = ...,
+    pool: Any = ...,
+) -> tuple[*Ts]: ...
+
+
+def make_graphed_callables(
+    callables: Any,
+    sample_args: Any,
+    num_warmup_iters: int = 3,
+    allow_unused_input: bool = False,
+    pool: Any = None,
+) -> Any:
+    """Capture callables, and record the forward and backward passes of calls like the samples.
+
+    A module comes back as the same object with its ``forward`` captured, a function as a captured function; a tuple of
+    callables as a tuple. Modules, tensors, gradients, Python state and generators are afterwards as they were before,
+    and the samples are neither written nor kept. What cannot be recorded runs eagerly, and a warning says why.
+
+    Args:
+        callables: a module or function, or a tuple of them in the order in which they run.
+        sample_args: positional arguments of a call, or a tuple of those, one for each callable. Shapes, strides,
+            dtypes, devices and ``requires_grad`` are those of the calls to come; others make recordings of their own.
+            Values that are no tensors may be among them. Autocast and grad mode should be as in these calls.
+        num_warmup_iters: eager runs of forward and backward pass before anything is recorded, for libraries that choose
+            kernels or set themselves up in their first calls. Default 3, as torch has it; one is made for 0.
+        allow_unused_input: take arguments and parameters that need gradients and that no result depends on; their
+            gradients are None. Default False, as that is a mistake in most cases.
+        pool: checked and not used. All recordings of a thread share one pool, whose memory only this library hands out.
+
+    Raises:
+        AnnotationError: arguments of another form, or what ``capture`` does not take.
+        UnusedInputError: as said above. After any error the modules have the ``forward`` they had before.
+    """
+    _check_options(num_warmup_iters, allow_unused_input, pool)
+    given = _given(callables, sample_args)
+    with contextlib.ExitStack() as on_error:
+        parts = []
+        for one in given:
+            if isinstance(one.target, torch.nn.Module):
+                on_error.callback(_put_forward_back, one.target, one.target.__dict__.get("forward"))
+            parts.append(_Part.of(one))
+        if current().enabled:
+            _warm_up(parts, max(num_warmup_iters, 1), allow_unused_input)
+        on_error.pop_all()
+    made = tuple(part.made for part in parts)
+    return made if isinstance(callables, tuple) else made[0]
+
+
+@frozen
+class _Given:
+    """One callable and its sample arguments, as the caller gave them."""
+
+    place: str
+    """``"callables"`` or ``"callables[1]"``, with its name; for messages."""
+    target: Any
+    args: tuple[Any, ...]
+
+
+@define(eq=False)
+class _Part:
+    """One callable while it is warmed up."""
+
+    given: _Given
+    made: Any
+    """What the caller gets."""
+    run: Callable[..., Any]
+    """The captured function itself: hooks of a module run around it in real calls, and not here."""
+    args: tuple[Any, ...]
+    """The samples; those that need gradients stand in by leaves of their own on the same memory."""
+    watched: _observe.Watched | None = None
+    """The first run, which tells what there is to put back."""
+
+    @classmethod
+    def of(cls, given: _Given) -> _Part:
+        """Capture it."""
+        made = capture(given.target)
+        run = made.forward if isinstance(made, torch.nn.Module) else made
+        own: dict[int, torch.Tensor] = {}
+
+        def leaf_of(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or not value.requires_grad:
+                return value
+            return own.setdefault(id(value), value.detach().requires_grad_())
+
+        return cls(given, made, run, _containers.replace_leaves(given.args, leaf_of))
+
+    def watch(self) -> None:
+        """Run it once, eagerly and watched, and undo that."""
+        captured = captured_state(self.run)
+        try:
+            values = captured.binder.values(*self.args)
+        except TypeError as error:
+            text = str(error).removeprefix("_values() ")
+            raise AnnotationError(f"{_NAME}: the sample arguments of {self.given.place} do not fit: {text}") from None
+        call = captured.call(values, _warm.leaves_of(values))
+        with capture_lock:
+            watched = self.watched = _observe.run_watched(call, _observe.Watch(undo=True))
+        raised, watched.result, watched.error = watched.error, None, None
+        self.put_back()
+        if raised is not None:
+            raised.add_note(f"{_NAME} ran {self.given.place} with its sample arguments")
+            raise raised
+
+    def put_back(self) -> None:
+        """Undo what runs since the first one wrote: tensors, Python state, generators."""
+        if self.watched is not None:
+            self.watched.changed = _state.changes(self.watched.before)
+            _observe.undo(self.watched)
+            self.watched.changed = []
+
+    def differentiable(self) -> dict[int, tuple[str, torch.Tensor]]:
+        """What needs gradients, by ``id``, with its name. What is neither an argument nor a parameter, as a closure's
+        tensor, has none."""
+        assert self.watched is not None
+        found: list[tuple[str, torch.Tensor]] = [
+            (f"argument '{path}'", leaf) for path, leaf in self.watched.call.paths() if isinstance(leaf, torch.Tensor)
+        ]
+        if isinstance(self.made, torch.nn.Module):
+            found += [(f"parameter '{name}'", one) for name, one in self.made.named_parameters()]
+        found += [("", one) for owners in self.watched.before.tensors.values() for _, one in owners]
+        wanted = [(name, one) for name, one in found if one.requires_grad and not refuses(one)]
+        return {id(one): (name, one) for name, one in reversed(wanted)}
+
+
+def _warm_up(parts: Sequence[_Part], num_iters: int, allow_unused: bool) -> None:
+    """Bring all of them to replay, without a trace."""
+    with no_autocast_cache():  # a weight that was cast here would be used by the caller's own code
+        try:
+            for part in parts:
+                part.watch()
+            for part in parts:
+                _run_eagerly(part, num_iters, allow_unused)
+                warmup(part.run)(*part.args)
+            recorded = [part for part in parts if recordings(part.run).recordings]
+            _until_settled(recorded, fed=False)
+            if len(recorded) > 1:
+                _until_settled(recorded, fed=True)
+        finally:
+            for part in reversed(parts):
+                part.put_back()
+                part.watched = None
+
+
+def _run_eagerly(part: _Part, num_iters: int, allow_unused: bool) -> None:
+    needed = part.differentiable()
+    for _ in range(num_iters):
+        with patch(enabled=False):
+            result = part.run(*part.args)
+            gradients = _gradients([result], needed)
+        del result
+        part.put_back()
+        unused = [name for key, (name, _) in needed.items() if name and gradients and gradients[key] is None]
+        if unused and not allow_unused:
+            raise UnusedInputError(
+                f"{_NAME}: no result of {part.given.place} depends on {', '.join(sorted(unused))}, which need "
+                "gradients: these would be None in every backward pass. Call requires_grad_(False) on "
+                "what is meant to get none, or pass allow_unused_input=True"
+            )
+
+
+def _until_settled(parts: Sequence[_Part], *, fed: bool) -> None:
+    """Run a step of them until nothing is watched or recorded in it any more."""
+    before = None
+    for _ in range(_PASSES):
+        now = [(one.observations, one.recordings) for one in (recordings(part.run) for part in parts)]
+        if now == before:
+            return
+        before = now
+        _step(parts, fed=fed)
+        for part in reversed(parts):
+            part.put_back()
+
+
+def _step(parts: Sequence[_Part], *, fed: bool) -> None:
+    """All forward passes, then all backward passes, the last first. What was given out stays alive until the end, as a
+    recording may run again where less is alive, and not where more is."""
+    results: list[Any] = []
+    ends: list[Any] = []
+    needed: dict[int, tuple[str, torch.Tensor]] = {}
+    for part in parts:
+        args = _fed(part.args, results[-1]) if fed and results else None
+        if args is not None:
+            ends.pop()
+        results.append(part.run(*(part.args if args is None else args)))
+        ends.append(results[-1])
+        needed |= part.differentiable()
+    _gradients(ends, needed)
+
+
+def _fed(args: tuple[Any, ...], result: Any) -> tuple[Any, ...] | None:
+    """These arguments with a result in place of the first ones; None where its tensors are of another kind."""
+    results = [leaf for _, leaf in _containers.leaves(result)]
+    samples = [leaf for _, leaf in _containers.leaves(args)][: len(results)]
+    if not results or [_kind(one) for one in results] != [_kind(one) for one in samples] or None in map(_kind, results):
+        return None
+    rest = iter(results)
+    fed: tuple[Any, ...] = _containers.replace_leaves(args, lambda leaf: next(rest, leaf))
+    return fed
+
+
+def _kind(leaf: Any) -> tuple[Any, ...] | None:
+    """What a recording has frozen of a tensor; None for what is no plain one."""
+    if type(leaf) not in _containers.TENSOR_TYPES or leaf.layout is not torch.strided:
+        return None
+    return leaf.dtype, leaf.shape, leaf.stride(), leaf.device, leaf.requires_grad
+
+
+def _gradients(results: Sequence[Any], needed: dict[int, tuple[str, torch.Tensor]]) -> dict[int, torch.Tensor | None]:
+    """One backward pass from all results to what needs gradients, by ``id``; nothing is accumulated. Empty where no
+    result needs gradients."""
+    leaves = [leaf for result in results for _, leaf in _containers.leaves(result) if isinstance(leaf, torch.Tensor)]
+    ends = list({id(leaf): leaf for leaf in leaves if leaf.requires_grad}.values())
+    wanted = [one for _, one in needed.values()]
+    if not ends or not wanted:
+        return {}
+    with _hooks_off(wanted):
+        found = torch.autograd.grad(ends, wanted, [torch.ones_like(one) for one in ends], allow_unused=True)
+    return dict(zip(needed, found, strict=True))
+
+
+@contextlib.contextmanager
+def _hooks_off(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """The caller's hooks are for real gradients."""
+    kept = [(hooks, dict(hooks)) for hooks in (one._backward_hooks for one in tensors) if hooks]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.update(before)
+
+
+def _put_forward_back(module: torch.nn.Module, forward: Any) -> None:
+    if forward is None:
+        module.__dict__.pop("forward", None)
+    else:
+        module.forward = forward
+
+
+def _given(callables: Any, sample_args: Any) -> list[_Given]:
+    """The callables with their samples. Raises ``AnnotationError`` where the two do not fit."""
+    if not isinstance(callables, tuple):
+        if isinstance(callables, (list, dict, set)) or not callable(callables):
+            raise AnnotationError(
+                f"{_NAME}: callables is a {_type(callables)}; give a module, a function, or a tuple of them"
+            )
+        return [_Given(f"callables ({_title(callables)})", callables, _sample("sample_args", sample_args))]
+    if not isinstance(sample_args, (tuple, list)) or len(sample_args) != len(callables):
+        number = f"{len(sample_args)} samples" if isinstance(sample_args, (tuple, list)) else f"a {_type(sample_args)}"
+        raise AnnotationError(
+            f"{_NAME}: {len(callables)} callables and {number} in sample_args; give one tuple of arguments a callable, "
+            "as in ((x,), (h,))"
+        )
+    found = []
+    for index, (target, args) in enumerate(zip(callables, sample_args, strict=True)):
+        place = f"callables[{index}]"
+        if not callable(target):
+            raise AnnotationError(f"{_NAME}: {place} is a {_type(target)}; give a module or a function")
+        same = [n for n, other in enumerate(callables[:index]) if other is target and _is_module(target)]
+        if same:
+            raise AnnotationError(
+                f"{_NAME}: {place} is callables[{same[0]}] again; name a module once, it may be called as often as you "
+                "like"
+            )
+        found.append(_Given(f"{place} ({_title(target)})", target, _sample(f"sample_args[{index}]", args)))
+    return found
+
+
+def _sample(place: str, args: Any) -> tuple[Any, ...]:
+    if isinstance(args, (tuple, list)):
+        return tuple(args)
+    raise AnnotationError(
+        f"{_NAME}: {place} is a {_type(args)}; give a tuple of positional arguments, as in (x,); a tensor alone would "
+        "be unpacked into its rows"
+    )
+
+
+def _check_options(num_warmup_iters: object, allow_unused_input: object, pool: object) -> None:
+    if not isinstance(num_warmup_iters, int) or isinstance(num_warmup_iters, bool) or num_warmup_iters < 0:
+        raise AnnotationError(f"{_NAME}: num_warmup_iters={num_warmup_iters!r} is not a whole number from 0 on")
+    if not isinstance(allow_unused_input, bool):
+        raise AnnotationError(f"{_NAME}: allow_unused_input={allow_unused_input!r} is neither True nor False")
+    is_token = isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(one, int) for one in pool)
+    if pool is not None and not is_token:
+        raise AnnotationError(
+            f"{_NAME}: pool is a {_type(pool)} and no pool's token, which torch.cuda.graph_pool_handle() and "
+            "torch.cuda.MemPool().id give; leave it out, as this library has a pool of its own"
+        )
+
+
+def _is_module(value: object) -> bool:
+    return isinstance(value, torch.nn.Module)
+
+
+def _type(value: object) -> str:
+    return type(value).__qualname__
+
+
+def _title(target: Any) -> str:
+    return target.__qualname__ if isinstance(target, (types.FunctionType, types.MethodType)) else _type(target)
