@@ -31,14 +31,14 @@ def lent(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
         yield {}
         return
     pairs: Lent = {}
-    for tensor in tensors:
-        other = leaf_like(tensor)
-        if tensor.is_leaf:
-            other.grad = gradient_of(tensor)
-        pairs[id(other)] = other, tensor
     try:
-        for other, tensor in pairs.values():
-            swap(tensor, other)
+        for tensor in tensors:
+            other = leaf_like(tensor)
+            if tensor.is_leaf:
+                other.grad = gradient_of(tensor)
+            with contextlib.suppress(RuntimeError):  # autocast's cache may know the tensor by a weak reference
+                swap(tensor, other)
+                pairs[id(other)] = other, tensor
         yield pairs
     finally:
         for other, tensor in pairs.values():

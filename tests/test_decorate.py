@@ -634,7 +634,7 @@ def test_settings_are_patched_and_not_set() -> None:
     """As an attribute of the module a setting would be in force nowhere."""
     with pytest.raises(AnnotationError, match=r"config\.patch\(enabled=False\).*CAPTURE_ENABLED"):
         setattr(config, "enabled", False)  # noqa: B010 - no type checker lets it pass
-    with pytest.raises(AnnotationError, match="unknown setting 'enable' .did you mean 'enabled'"):
+    with pytest.raises(AnnotationError, match=r"unknown setting 'enable' .did you mean 'enabled'"):
         config.patch(enable=False).__enter__()  # type: ignore[call-arg]
     assert config.current().enabled
 

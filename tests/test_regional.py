@@ -1258,6 +1258,23 @@ def test_hooks_on_saved_tensors_see_what_eager_saves() -> None:
     assert seen[id(mine)] == seen[id(theirs)]
 
 
+def test_a_weight_whose_cast_autocast_has_cached() -> None:
+    """The cache refers to the weight weakly, and torch does not exchange a tensor that somebody refers to so."""
+    mine, theirs = captured_twins(lambda: nn.Linear(6, 6))
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            with config.patch(enabled=False):
+                model.m[0](inputs(number))
+            y: Tensor = model.m[0](inputs(number + 100)).float()
+        y.square().mean().backward()
+        return y
+
+    both(step, mine, theirs)
+    replayed(mine, 2 * (STEPS - 4))
+
+
 def test_a_parameter_unfrozen_before_the_recording() -> None:
     """The run that shows that gradients are needed after all saved an input in the pool, and is no recording."""
     found = []
