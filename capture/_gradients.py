@@ -5,6 +5,7 @@ A backward pass inside the body that leaves nothing behind is nobody's business.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -174,3 +175,16 @@ def _recomputes(watched: Watched, outputs: Sequence[KeptLeaf]) -> bool:
     ends = [leaf.value for leaf in outputs if isinstance(leaf.value, torch.Tensor)]
     known = [node for node, _ in _known(watched)]
     return any(node.name() == _RECOMPUTES for node in nodes_above(ends, known))
+
+
+@contextlib.contextmanager
+def hooks_off(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Hooks of tensors run where the caller's own graph ends, and not where gradients are only computed for it."""
+    kept = [(hooks, dict(hooks)) for hooks in (one._backward_hooks for one in tensors) if hooks]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.update(before)

@@ -6,7 +6,6 @@ made by the body (then it is handed out beside the results), part of an argument
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 from capture import _containers
 from capture._call import Call
 from capture._containers import TENSOR_TYPES
-from capture._gradients import ends_of, note_kept, refuses
+from capture._gradients import ends_of, hooks_off, note_kept, refuses
 from capture._leaves import Lent, lent
 from capture._observe import result_leaves
 from capture._outputs import Alias
@@ -140,23 +139,10 @@ class Program:
             return (None,) * len(self.inputs)
         self.current.tensors = tensors
         try:
-            with _hooks_off(self.parameters):
+            with hooks_off(self.parameters):
                 return torch.autograd.grad(edges, self.inputs, defined, retain_graph=True, allow_unused=True)
         finally:
             self.current.tensors = ()
-
-
-@contextlib.contextmanager
-def _hooks_off(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Hooks of parameters run where the caller's own graph ends, not here too."""
-    kept = [(hooks, dict(hooks)) for hooks in (one._backward_hooks for one in parameters) if hooks]
-    for hooks, _ in kept:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, before in kept:
-            hooks.update(before)
 
 
 class Saver:

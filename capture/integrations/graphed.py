@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 import torch
@@ -20,7 +20,7 @@ from capture._api import recordings, warmup
 from capture._config import current, patch
 from capture._decorate import capture, captured_state
 from capture._errors import AnnotationError, CaptureError
-from capture._gradients import refuses
+from capture._gradients import hooks_off, refuses
 from capture._host_reads import no_autocast_cache
 from capture._lock import capture_lock
 
@@ -174,6 +174,7 @@ class _Part:
 
 def _warm_up(parts: Sequence[_Part], num_iters: int, allow_unused: bool) -> None:
     """Bring all of them to replay, without a trace."""
+    torch.clear_autocast_cache()  # it refers weakly to weights it cast, which keeps them from being lent to a body
     with no_autocast_cache():  # a weight that was cast here would be used by the caller's own code
         try:
             for part in parts:
@@ -263,22 +264,9 @@ def _gradients(results: Sequence[Any], needed: dict[int, tuple[str, torch.Tensor
     wanted = [one for _, one in needed.values()]
     if not ends or not wanted:
         return {}
-    with _hooks_off(wanted):
+    with hooks_off(wanted):
         found = torch.autograd.grad(ends, wanted, [torch.ones_like(one) for one in ends], allow_unused=True)
     return dict(zip(needed, found, strict=True))
-
-
-@contextlib.contextmanager
-def _hooks_off(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """The caller's hooks are for real gradients."""
-    kept = [(hooks, dict(hooks)) for hooks in (one._backward_hooks for one in tensors) if hooks]
-    for hooks, _ in kept:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, before in kept:
-            hooks.update(before)
 
 
 def _put_forward_back(module: torch.nn.Module, forward: Any) -> None:

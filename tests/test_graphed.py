@@ -1,0 +1,749 @@
+"""``make_graphed_callables`` on captured functions, against an eager twin."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from capture import (
+    AnnotationError,
+    CaptureError,
+    CaptureWarning,
+    _step,
+    _trees,
+    capture,
+    config,
+    mark_step_begin,
+    recordings,
+)
+from capture.integrations.graphed import UnusedInputError, make_graphed_callables
+from tests.device import DEVICE, rng_state
+
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    _trees.forget_trees()
+    with torch.enable_grad(), config.patch(cache=False):
+        yield
+
+
+class Block(nn.Module):
+    """Buffers that are written, dropout, a skip connection where the widths allow one."""
+
+    def __init__(self, width: int = 6, out: int = 6, drop: float = 0.25) -> None:
+        super().__init__()
+        self.a, self.norm, self.drop = nn.Linear(width, out), nn.BatchNorm1d(out), nn.Dropout(drop)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.drop(torch.tanh(self.norm(self.a(x))))
+        return x + y if x.shape == y.shape else y
+
+
+def rand(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
+    """Values that follow from the seed; no draw from a default generator."""
+    values = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu").to(DEVICE)
+    return values.requires_grad_(grad)
+
+
+def bits(value: Any) -> Any:
+    """A tensor as bytes, members of a container one by one."""
+    if isinstance(value, Tensor):
+        return (
+            str(value.dtype),
+            tuple(value.shape),
+            value.detach().cpu().contiguous().flatten().view(torch.uint8).tolist(),
+        )
+    if isinstance(value, dict):
+        return {name: bits(one) for name, one in value.items()}
+    return [bits(one) for one in value] if isinstance(value, (tuple, list)) else value
+
+
+def same(one: Any, other: Any) -> None:
+    """Equal bit for bit."""
+    assert bits(one) == bits(other)
+
+
+def state(*modules: nn.Module) -> list[Any]:
+    """Parameters, their gradients and buffers."""
+    found: list[Any] = []
+    for module in modules:
+        found += [(bits(p), bits(p.grad)) for p in module.parameters()] + [bits(b) for b in module.buffers()]
+    return found
+
+
+def twins(make: Callable[[], nn.Module]) -> tuple[Any, Any]:
+    """The same module twice."""
+    torch.manual_seed(0)
+    one = make().to(DEVICE)
+    return one, copy.deepcopy(one)
+
+
+def bodies(*functions: Any) -> int:
+    """How often bodies, and backward passes, ran."""
+    return sum(recordings(one).body_runs for one in functions)
+
+
+def both(program: Callable[[Any, int], Any], mine: Any, theirs: Any, number: int) -> None:
+    """Run ``program(model, number)`` with each twin from the same seed; results and state are equal."""
+    found = []
+    for one in (theirs, mine):
+        torch.manual_seed(number)
+        results = bits(program(one, number))
+        found.append((results, state(one), bits(rng_state())))
+    assert found[0] == found[1], number
+
+
+def train(model: Any, number: int, rows: int = 4) -> Tensor:
+    """One step of training but for the optimizer."""
+    model.zero_grad()
+    x = rand(rows, 6, seed=number)
+    y: Tensor = model(x)
+    F.mse_loss(y, torch.ones_like(y)).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.sub_(p.grad, alpha=0.1)
+    return y
+
+
+@pytest.mark.parametrize("marks", [False, True])
+def test_a_module_replays_from_the_first_call_on(marks: bool) -> None:
+    mark = mark_step_begin if marks else bool
+    mark()
+    mine, theirs = twins(Block)
+    assert make_graphed_callables(mine, (rand(4, 6),)) is mine
+    assert isinstance(mine, Block)
+    before = recordings(mine)
+    for number in range(STEPS):
+        mark()
+        both(train, mine, theirs, number)
+    now = recordings(mine)
+    assert (now.body_runs, now.recordings, now.eager_calls) == (before.body_runs, before.recordings, 0)
+    assert now.replays - before.replays == 2 * STEPS, "forward and backward of each step"
+
+
+@pytest.mark.parametrize("between", ["nothing", "eager code"])
+def test_a_chain_replays_from_the_first_pass_on(between: str) -> None:
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(6, 8), Block(8, 8), Block(8, 2)])
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x) if between == "nothing" else block(x) * 2
+            return x
+
+    mine, theirs = twins(Chain)
+    samples = ((rand(4, 6),), (rand(4, 8, grad=True),), (rand(4, 8, grad=True),))
+    given = make_graphed_callables(tuple(mine.blocks), samples)
+    assert type(given) is tuple
+    assert all(one is other for one, other in zip(given, mine.blocks, strict=True))
+    before = bodies(*mine.blocks)
+    for number in range(STEPS):
+        both(train, mine, theirs, number)
+    assert bodies(*mine.blocks) == before
+
+
+def test_each_of_a_tuple_runs_alone() -> None:
+    """Forward passes replay at once; the backward pass after one of them alone is recorded in its first call."""
+    mine, theirs = twins(lambda: nn.ModuleList([Block(), Block()]))
+    make_graphed_callables((mine[0], mine[1]), ((rand(4, 6),), (rand(4, 6),)))
+    before = bodies(*mine)
+    for number in range(STEPS):
+        both(lambda model, number: model[number % 2](rand(4, 6, seed=number)), mine, theirs, number)
+    assert bodies(*mine) == before
+    for number in range(STEPS):
+        both(lambda model, number: train(model[1], number), mine, theirs, number)
+    assert bodies(*mine) == before + 1
+    for number in range(STEPS):
+        with torch.no_grad():
+            both(lambda model, number: model[number % 2](rand(4, 6, seed=number)), mine, theirs, number)
+
+
+def test_a_function_and_what_it_names() -> None:
+    weight = rand(6, 3, seed=1, grad=True)
+    other = weight.detach().clone().requires_grad_()
+
+    def of(weight: Tensor) -> Callable[..., dict[str, Any]]:
+        def body(x: Tensor, y: Tensor) -> dict[str, Any]:
+            hidden = torch.tanh(x @ weight)
+            return {"sum": hidden + y, "parts": (hidden * 2, y.detach().cos()), "three": 3}
+
+        return body
+
+    mine = make_graphed_callables(of(weight), (rand(4, 6, grad=True), rand(4, 3)))
+    theirs = of(other)
+    assert weight.grad is None
+    before = bodies(mine)
+    for number in range(STEPS):
+        found = []
+        for run, leaf in ((mine, weight), (theirs, other)):
+            x, y = rand(4, 6, seed=number, grad=True), rand(4, 3, seed=number + 50)
+            result = run(x, y=y)
+            (result["sum"].square().mean() + result["parts"][0].square().mean()).backward()
+            found.append(bits([result, x.grad, leaf.grad]))
+        assert found[0] == found[1], number
+    assert bodies(mine) == before
+
+
+def test_results_without_gradients() -> None:
+    with torch.no_grad():
+        mine, theirs = twins(Block)
+        f, g = make_graphed_callables((mine, torch.cos), ((rand(4, 6),), (rand(4, 6),)))
+        before = bodies(f, g)
+        for number in range(STEPS):
+            torch.manual_seed(number)
+            expected = torch.cos(theirs(rand(4, 6, seed=number)))
+            torch.manual_seed(number)
+            same(g(f(rand(4, 6, seed=number))), expected)
+        assert bodies(f, g) == before
+
+
+def test_values_that_are_no_tensors_and_nested_samples() -> None:
+    def body(pair: tuple[Tensor, Tensor], scale: float, mask: Tensor | None = None) -> Tensor:
+        y = torch.relu(pair[0] + pair[1]) * scale
+        return y if mask is None else y * mask
+
+    mine = make_graphed_callables(body, ((rand(3, grad=True), rand(3, seed=1)), 2.0, None))
+    before = bodies(mine)
+    for number in range(STEPS):
+        x, y = rand(3, seed=number, grad=True), rand(3, seed=number, grad=True)
+        for run, leaf in ((mine, x), (body, y)):
+            run((leaf, rand(3, seed=9)), 2.0).square().mean().backward()
+        same([x.grad], [y.grad])
+    assert bodies(mine) == before
+
+
+def test_one_tensor_as_two_samples() -> None:
+    def body(x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(x) * y
+
+    sample = rand(4, grad=True)
+    mine = make_graphed_callables(body, (sample, sample))
+    assert sample.grad is None
+    before = bodies(mine)
+    for number in range(STEPS):
+        found = []
+        for run in (mine, body):
+            x = rand(4, seed=number, grad=True)
+            run(x, x).square().mean().backward()
+            found.append(bits(x.grad))
+        assert found[0] == found[1]
+    assert bodies(mine) == before
+
+
+def test_autocast_with_its_cache() -> None:
+    mine, theirs = twins(lambda: Block(drop=0.0))
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        with torch.no_grad():
+            mine.a(rand(4, 6))
+        make_graphed_callables(mine, (rand(4, 6),))
+        assert torch.is_autocast_enabled(DEVICE.type)
+        assert torch.is_autocast_cache_enabled()
+        before = bodies(mine)
+        for number in range(STEPS):
+            both(lambda model, number: F.mse_loss(model(rand(4, 6, seed=number)), rand(4, 6)).backward(),
+                 mine, theirs, number)  # fmt: skip
+        torch.clear_autocast_cache()
+    for number in range(STEPS):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            both(lambda model, number: F.mse_loss(model(rand(4, 6, seed=number)), rand(4, 6)).backward(),
+                 mine, theirs, number)  # fmt: skip
+    assert bodies(mine) == before
+
+
+class Messy(nn.Module):
+    """Writes buffers, arguments, attributes and containers, and draws from two generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.own = Block(), torch.Generator(DEVICE).manual_seed(7)
+        self.seen: Tensor | None = None
+        self.table = {"a": torch.zeros(6, device=DEVICE)}
+
+    @override
+    def forward(self, x: Tensor, work: Tensor) -> Tensor:
+        work.add_(x.detach())
+        y: Tensor = self.inner(x) + torch.rand(6, generator=self.own, device=DEVICE)
+        self.seen = y.detach() * 2
+        self.table["a"].add_(y.detach().sum(0))
+        return y + torch.rand(6, device=DEVICE)
+
+
+def test_no_trace_is_left() -> None:
+    mine = Messy().to(DEVICE)
+    mine.inner.a.weight.grad = torch.ones(6, 6, device=DEVICE)
+    calls: list[str] = []
+    note = calls.append  # a builtin method, so that no watch takes the note for a side effect
+    mine.inner.a.weight.register_hook(lambda _: note("parameter"))
+    mine.register_forward_hook(lambda *_: note("module"))
+    mine.register_full_backward_hook(lambda *_: note("module"))
+    sample, work = rand(4, 6, grad=True), rand(4, 6, seed=1)
+    sample.register_hook(lambda _: note("sample"))
+    parts = (mine.inner.a.weight, mine.inner.a.weight.grad, mine.table["a"], mine.inner.norm.running_mean)
+
+    def everything() -> Any:
+        values = [state(mine), bits(mine.table["a"]), bits(sample), bits(work)]
+        return [*values, bits(mine.own.get_state()), bits(rng_state()), bits(torch.get_rng_state())]
+
+    before, marks = everything(), _step.steps_begun()
+    make_graphed_callables(mine, (sample, work))
+    assert everything() == before
+    now = (mine.inner.a.weight, mine.inner.a.weight.grad, mine.table["a"], mine.inner.norm.running_mean)
+    assert all(one is other for one, other in zip(parts, now, strict=True))
+    assert (mine.seen, sample.grad, work.grad, calls) == (None, None, None, [])
+    assert _step.steps_begun() == marks
+    assert mine.inner.norm.num_batches_tracked == 0
+    assert torch.is_grad_enabled()
+    assert recordings(mine).recordings >= 2
+
+
+def test_the_numbers_after_no_trace() -> None:
+    found = []
+    for graphed in (False, True):
+        torch.manual_seed(0)
+        one = Messy().to(DEVICE)
+        if graphed:
+            make_graphed_callables(one, (rand(4, 6, grad=True), rand(4, 6)))
+        results = []
+        for number in range(STEPS):
+            torch.manual_seed(number)
+            x, work = rand(4, 6, seed=number, grad=True), rand(4, 6)
+            y = one(x, work)
+            y.square().mean().backward()
+            assert one.seen is not None
+            results.append([bits(y), bits(x.grad), bits(work), bits(one.seen), bits(one.table["a"]), state(one)])
+        found.append(results)
+    assert found[0] == found[1]
+
+
+def test_samples_are_not_kept() -> None:
+    mine, _ = twins(Block)
+    sample = rand(4, 6, grad=True)
+    held = weakref.ref(sample.untyped_storage()), weakref.ref(sample)
+    make_graphed_callables(mine, (sample,))
+    del sample
+    gc.collect()
+    assert held[1]() is None
+    assert held[0]() is None
+
+
+def test_a_step_that_is_open_goes_on() -> None:
+    """What the caller holds of recordings keeps its values, and a backward pass that is to come is eager's."""
+    mine, theirs = twins(lambda: nn.ModuleList([Block(), Block()]))
+    make_graphed_callables(mine[0], (rand(4, 6),))
+    losses = []
+    for one in (mine, theirs):
+        torch.manual_seed(3)
+        y = one[0](rand(4, 6, seed=1))
+        losses.append((y, y.square().mean()))
+    make_graphed_callables(mine[1], (rand(4, 6, grad=True),))
+    same(losses[0][0], losses[1][0])
+    for _, loss in losses:
+        loss.backward()
+    assert state(mine) == state(theirs)
+    for number in range(STEPS):
+        both(lambda model, number: train(nn.Sequential(*model), number), mine, theirs, number)
+
+
+def test_other_shapes_are_other_recordings() -> None:
+    mine, theirs = twins(Block)
+    make_graphed_callables(mine, (rand(4, 6),))
+    for number in range(18):
+        both(functools.partial(train, rows=(4, 3, 5)[number % 3]), mine, theirs, number)
+    before = bodies(mine)
+    for number in range(6):
+        both(functools.partial(train, rows=(4, 3, 5)[number % 3]), mine, theirs, number)
+    assert bodies(mine) == before
+    assert recordings(mine).eager_calls == 0
+
+
+def test_gradients_of_another_layout_are_another_recording() -> None:
+    mine, theirs = twins(Block)
+    make_graphed_callables(mine, (rand(4, 6),))
+    before = bodies(mine)
+    for number in range(STEPS):
+        both(lambda model, number: model(rand(4, 6, seed=number)).sum().backward(), mine, theirs, number)
+    assert bodies(mine) == before + 2
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_accumulate(to_none: bool) -> None:
+    mine, theirs = twins(lambda: Block(drop=0.0))
+    make_graphed_callables(mine, (rand(4, 6),))
+    before, kept = bodies(mine), []
+
+    def micro_batches(model: Any, number: int) -> Any:
+        model.zero_grad(set_to_none=to_none)
+        for part in range(3):
+            F.mse_loss(model(rand(4, 6, seed=10 * number + part)), rand(4, 6, seed=99)).backward()
+            kept.append([p.grad.clone() for p in model.parameters()])
+        return [p.grad for p in model.parameters()]
+
+    for number in range(STEPS):
+        both(micro_batches, mine, theirs, number)
+        same(kept[:3], kept[3:])
+        kept.clear()
+    assert bodies(mine) == before
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_several_forwards_before_their_backwards(order: tuple[int, ...]) -> None:
+    mine, theirs = twins(Block)
+    make_graphed_callables(mine, (rand(4, 6),))
+
+    def program(model: Any, number: int) -> Any:
+        model.zero_grad()
+        results = [model(rand(4, 6, seed=10 * number + index)) for index in range(3)]
+        for index in order:
+            results[index].square().mean().backward()
+        return results
+
+    for number in range(2 * STEPS):
+        both(program, mine, theirs, number)
+    assert recordings(mine).eager_calls == 0
+
+
+def test_training_and_evaluation() -> None:
+    """torch's function runs the other mode eagerly; here it has recordings of its own."""
+    mine, theirs = twins(Block)
+    make_graphed_callables(mine, (rand(4, 6),))
+
+    def evaluate(model: Any, number: int) -> Any:
+        model.eval()
+        with torch.no_grad():
+            y = model(rand(4, 6, seed=number))
+        model.train()
+        return y
+
+    for number in range(2 * STEPS):
+        both(train if number % 2 else evaluate, mine, theirs, number)
+    before = bodies(mine)
+    for number in range(4):
+        both(train if number % 2 else evaluate, mine, theirs, number)
+    assert bodies(mine) == before
+
+
+def test_a_sample_in_evaluation_mode() -> None:
+    mine, theirs = twins(lambda: Block().eval())
+    make_graphed_callables(mine, (rand(4, 6),))
+    before = bodies(mine)
+    for number in range(STEPS):
+        both(train, mine, theirs, number)
+    assert bodies(mine) == before
+    mine.train(), theirs.train()
+    for number in range(STEPS):
+        both(train, mine, theirs, number)
+
+
+def test_parameters_and_buffers_come_go_and_move() -> None:
+    mine, theirs = twins(Block)
+    make_graphed_callables(mine, (rand(4, 6),))
+    for number in range(3 * STEPS):
+        for one in (mine, theirs):
+            if number == 3:
+                one.a.weight = nn.Parameter(one.a.weight.detach() * 2)
+            if number == 6:
+                one.a.bias.requires_grad_(False)
+            if number == 9:
+                one.load_state_dict({k: v.clone() for k, v in one.state_dict().items()}, assign=True)
+            if number == 12:
+                one.norm = nn.BatchNorm1d(6, affine=False).to(DEVICE)
+            for p in one.parameters():
+                p.grad = torch.zeros_like(p)
+        both(lambda model, number: model(rand(4, 6, seed=number)).square().mean().backward(), mine, theirs, number)
+
+
+def test_hooks_that_are_there_before() -> None:
+    mine, theirs = twins(lambda: Block(drop=0.0))
+    seen: dict[int, list[Any]] = {id(mine): [], id(theirs): []}
+    for one in (mine, theirs):
+        notes = seen[id(one)]
+        one.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+        one.register_forward_hook(lambda module, args, y, notes=notes: notes.append(bits(y)))
+        one.a.weight.register_hook(lambda grad, notes=notes: notes.append(bits(grad)))
+    make_graphed_callables(mine, (rand(4, 6),))
+    assert seen[id(mine)] == []
+    for number in range(STEPS):
+        both(train, mine, theirs, number)
+    assert seen[id(mine)] == seen[id(theirs)]
+    assert len(seen[id(mine)]) == 2 * STEPS
+
+
+def test_a_buffer_that_needs_gradients() -> None:
+    class Scaled(nn.Module):
+        scale: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.full((6,), 2.0, device=DEVICE, requires_grad=True))
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x * self.scale)
+
+    mine, theirs = Scaled(), Scaled()
+    make_graphed_callables(mine, (rand(4, 6),))
+    before = bodies(mine)
+    for number in range(STEPS):
+        for one in (mine, theirs):
+            one(rand(4, 6, seed=number)).square().mean().backward()
+        same([mine.scale.grad], [theirs.scale.grad])
+    assert bodies(mine) == before
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_programs(seed: int) -> None:
+    """Calls of two modules in any order, with backward passes that come late, in another order, or never."""
+    choose = random.Random(seed)
+    mine, theirs = twins(lambda: nn.ModuleList([Block(), Block(drop=0.0)]))
+    make_graphed_callables((mine[0], mine[1]), ((rand(4, 6),), (rand(4, 6, grad=True),)))
+    pending: list[tuple[Tensor, Tensor]] = []
+    for number in range(40):
+        action = choose.choice(["call", "call", "chain", "back", "back", "drop", "zero", "rows", "eval"])
+        index, rows, at = choose.randrange(2), choose.choice([2, 3]) if action == "rows" else 4, len(pending)
+        at = choose.randrange(at) if at else 0
+        if action == "back" and pending:
+            for y in pending.pop(at):
+                y.square().mean().backward()
+        elif action == "drop" and pending:
+            pending.pop(at)
+        elif action == "zero":
+            mine.zero_grad(), theirs.zero_grad()
+        elif action in ("call", "chain", "rows", "eval"):
+            results = []
+            for one in (mine, theirs):
+                torch.manual_seed(number)
+                one.train(action != "eval")
+                y = one[index](rand(rows, 6, seed=number))
+                results.append(one[1 - index](y) if action == "chain" else y)
+                one.train()
+            same(results[0], results[1])
+            pending.append((results[0], results[1]))
+        assert state(mine) == state(theirs), (number, action)
+
+
+class TwoPaths(nn.Module):
+    """Uses neither its second argument nor its second weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    @override
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.tanh(self.used(x))
+
+
+def test_an_unused_input_is_an_error() -> None:
+    mine, theirs = twins(TwoPaths)
+    samples = (rand(4, 6, grad=True), rand(4, 6, grad=True))
+    with pytest.raises(UnusedInputError, match=r"TwoPaths\) depends on argument 'y', parameter 'idle.bias'") as error:
+        make_graphed_callables(mine, samples)
+    assert "allow_unused_input=True" in str(error.value)
+    assert isinstance(error.value, (RuntimeError, CaptureError))
+    assert "forward" not in mine.__dict__
+    make_graphed_callables(mine, samples, allow_unused_input=True)
+    before = bodies(mine)
+    for number in range(STEPS):
+        found = []
+        for one in (mine, theirs):
+            one.zero_grad()
+            x, y = rand(4, 6, seed=number, grad=True), rand(4, 6, grad=True)
+            one(x, y).square().mean().backward()
+            assert y.grad is None
+            found.append([bits(x.grad), state(one)])
+        assert found[0] == found[1]
+    assert bodies(mine) == before
+
+
+def double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda m: (m, rand(4, 6)), r"sample_args is a Tensor; give a tuple .* as in \(x,\)"),
+        (lambda m: ((m,), (rand(4, 6),)), r"sample_args\[0\] is a Tensor; give a tuple"),
+        (lambda m: ((m, double), ((rand(4, 6),),)), r"2 callables and 1 samples in sample_args"),
+        (lambda m: ((m,), rand(4, 6)), r"1 callables and a Tensor in sample_args"),
+        (lambda m: ([m, double], ((rand(4, 6),), (rand(4, 6),))), r"callables is a list; give a module, a function"),
+        (lambda m: ((m, 3), ((rand(4, 6),), (rand(4, 6),))), r"callables\[1\] is a int; give a module or a function"),
+        (lambda m: ((m, m), ((rand(4, 6),), (rand(4, 6),))), r"callables\[1\] is callables\[0\] again"),
+        (lambda m: (m, (rand(4, 6), rand(4, 6))), r"arguments of callables \(Block\) do not fit: takes 1 positional"),
+        (lambda m: (m, ()), r"arguments of callables \(Block\) do not fit: missing 1 required .* 'x'"),
+        (lambda m: (Block, (rand(4, 6),)), r"not the class .*Block"),
+        (lambda m: (m, (rand(4, 6),), -1), r"num_warmup_iters=-1 is not a whole number"),
+        (lambda m: (m, (rand(4, 6),), True), r"num_warmup_iters=True is not a whole number"),
+        (lambda m: (m, (rand(4, 6),), 3, None), r"allow_unused_input=None is neither"),
+        (lambda m: (m, (rand(4, 6),), 3, False, "pool"), r"pool is a str and no pool's token"),
+    ],
+)
+def test_bad_arguments(arguments: Callable[[nn.Module], Any], message: str) -> None:
+    module = Block().to(DEVICE)
+    with pytest.raises(AnnotationError, match=message):
+        make_graphed_callables(*arguments(module))
+    assert "forward" not in module.__dict__
+    make_graphed_callables(module, (rand(4, 6),))
+
+
+def test_what_is_captured_already() -> None:
+    module = capture(Block())
+    with pytest.raises(AnnotationError, match="captured already"):
+        make_graphed_callables(module, (rand(4, 6),))
+    assert recordings(module).recordings == 0
+
+
+def test_an_exception_of_a_body_comes_out_and_nothing_is_captured() -> None:
+    class Picky(Block):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            self.norm.bias.detach().add_(1)
+            raise LookupError("no")
+
+    first, second = Block().to(DEVICE), Picky().to(DEVICE)
+    before = state(first, second)
+    with pytest.raises(LookupError, match="no") as error:
+        make_graphed_callables((first, second), ((rand(4, 6),), (rand(4, 6),)))
+    assert error.value.__notes__ == [
+        f"make_graphed_callables ran callables[1] ({Picky.__qualname__}) with its sample arguments"
+    ]
+    assert state(first, second) == before
+    assert "forward" not in first.__dict__
+    assert "forward" not in second.__dict__
+
+
+class Refuses(torch.autograd.Function):
+    """No way back."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise LookupError("not back")
+
+
+def test_an_exception_of_a_backward_pass_comes_out_and_nothing_is_left() -> None:
+    class OneWay(Block):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            return Refuses.apply(super().forward(x))  # type: ignore[no-any-return, no-untyped-call]
+
+    module = OneWay().to(DEVICE)
+    hooks = module.a.weight.register_hook(lambda grad: grad * 2)
+    before = state(module), bits(rng_state())
+    with pytest.raises(LookupError, match="not back"):
+        make_graphed_callables(module, (rand(4, 6),))
+    assert (state(module), bits(rng_state())) == before
+    assert "forward" not in module.__dict__
+    assert len(module.a.weight._backward_hooks or {}) == 1
+    hooks.remove()
+    assert make_graphed_callables((), ()) == ()
+
+
+def test_what_cannot_be_recorded_runs_eagerly_and_says_so() -> None:
+    class Reads(Block):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (2 if x.sum().item() > 0 else 3)
+
+    mine, theirs = twins(lambda: nn.Sequential(Block(), Reads()))
+    with pytest.warns(CaptureWarning, match="CG201") as caught:
+        make_graphed_callables((mine[0], mine[1]), ((rand(4, 6),), (rand(4, 6, grad=True),)))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    for number in range(STEPS):
+        both(train, mine, theirs, number)
+    assert recordings(mine[1]).recordings == 0
+    assert recordings(mine[0]).replays >= 2 * STEPS
+
+
+def test_gradients_of_gradients_are_an_error() -> None:
+    mine, _ = twins(lambda: Block(drop=0.0))
+    make_graphed_callables(mine, (rand(4, 6, grad=True),))
+    x = rand(4, 6, grad=True)
+    with pytest.raises(CaptureError, match="create_graph=True"):
+        torch.autograd.grad(mine(x).square().sum(), x, create_graph=True)
+
+
+def test_switched_off() -> None:
+    mine, theirs = twins(Block)
+    with config.patch(enabled=False):
+        assert make_graphed_callables(mine, (rand(4, 6),)) is mine
+        both(train, mine, theirs, 0)
+    assert bodies(mine) == 0
+    for number in range(STEPS):
+        both(train, mine, theirs, number)
+    assert recordings(mine).replays > 0
+
+
+@pytest.mark.parametrize(("num_iters", "runs"), [(0, 1), (1, 1), (3, 3), (11, 11)])
+def test_eager_runs_before_anything_is_recorded(num_iters: int, runs: int) -> None:
+    calls: list[bool] = []
+    note = calls.append  # a builtin method, so that no watch takes the note for a side effect
+
+    def body(x: Tensor) -> Tensor:
+        note(torch.is_grad_enabled())
+        return torch.tanh(x)
+
+    fewest: list[bool] = []
+    for number in (1, num_iters):
+        calls.clear()
+        make_graphed_callables(body, (rand(4, grad=True),), num_warmup_iters=number)
+        fewest = fewest or list(calls)
+    assert len(calls) - len(fewest) == runs - 1
+
+
+def test_a_pool_is_taken_and_not_used() -> None:
+    mine, theirs = twins(Block)
+    make_graphed_callables(mine, (rand(4, 6),), pool=(0, 1))
+    for number in range(STEPS):
+        both(train, mine, theirs, number)
+
+
+def test_kinds_of_callables() -> None:
+    class Scaled:
+        factor = 3.0
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return torch.tanh(x) * self.factor
+
+        def method(self, x: Tensor) -> Tensor:
+            return torch.sin(x) * self.factor
+
+    scaled = Scaled()
+    bodies_of: tuple[Callable[[Tensor], Tensor], ...] = (
+        double, scaled, scaled.method, functools.partial(torch.mul, 2.0), torch.relu, lambda x: x + 1
+    )  # fmt: skip
+    made = make_graphed_callables(bodies_of, tuple((rand(5),) for _ in bodies_of))
+    for number in range(STEPS):
+        for one, other in zip(made, bodies_of, strict=True):
+            same(one(rand(5, seed=number)), other(rand(5, seed=number)))
+    assert all(recordings(one).replays >= STEPS and recordings(one).eager_calls == 0 for one in made)
+
+
+def test_the_same_function_twice() -> None:
+    first, second = make_graphed_callables((double, double), ((rand(4, grad=True),), (rand(4, grad=True),)))
+    x = rand(4, grad=True)
+    second(first(x)).sum().backward()
+    same([x.grad], [torch.full((4,), 4.0, device=DEVICE)])
