@@ -250,11 +250,24 @@ def training_reader(module: torch.nn.Module) -> Callable[[], list[bool]]:
 def _members(
     module: torch.nn.Module,
 ) -> tuple[tuple[dict[str, Any], ...], tuple[weakref.ref[torch.nn.Module], ...]]:
-    """Submodules by their ``__dict__``, which is read fastest; weakly where that would keep one alive."""
+    """Submodules by their ``__dict__``, which is read fastest; weakly where that could keep one alive."""
     members = list(module.modules())
-    return (
-        tuple(member.__dict__ for member in members if "forward" not in member.__dict__),
-        tuple(weakref.ref(member) for member in members if "forward" in member.__dict__),
+    if all(map(_names_no_module, members)):
+        return tuple(member.__dict__ for member in members), ()
+    return (), tuple(weakref.ref(member) for member in members)
+
+
+_NAMES_NONE = _containers.PLAIN_TYPES | {types.BuiltinFunctionType, type}
+
+
+def _names_no_module(module: torch.nn.Module) -> bool:
+    """Nothing in it but its tensors and submodules could lead to a module, as a bound method does."""
+    return all(
+        type(value) in _NAMES_NONE
+        or name in ("_parameters", "_buffers", "_modules")
+        or (type(value) in (tuple, list) and all(type(one) in _NAMES_NONE for one in value))
+        or (isinstance(value, (dict, set)) and not value)
+        for name, value in module.__dict__.items()
     )
 
 

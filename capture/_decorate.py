@@ -11,13 +11,13 @@ import inspect
 import os
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import torch
 from attrs import define, field
 
-from capture import _events, _profile, _trees, _where
+from capture import _events, _packages, _profile, _trees, _where
 from capture._annotate import Annotation, CaptureOptions, annotate
 from capture._bind import Binder, make_binder, signature_of
 from capture._errors import AnnotationError
@@ -303,6 +303,14 @@ def _forget_in_child() -> None:
     _trees.forget_trees()
 
 
+def _start_over(users: Sequence[Annotation]) -> None:
+    """What these functions recorded holds constants that a package has no more; its next run must be an eager one."""
+    for captured in list(_all):
+        if any(captured.annotation is one for one in users):
+            captured.retire()
+
+
 _events.use_trace(_profile.TRACE)
+_packages.when_updated(_start_over)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)

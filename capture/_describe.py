@@ -115,6 +115,7 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
         effects=tuple(effect_facts),
         host_syncs=tuple(notes.syncs.values()),
         host_work=tuple(notes.work) + (_once_a_line(notes.cpu_work) if accelerators else ()),
+        runners=tuple(notes.runners),
         draws=tuple(notes.draws.values()),
         devices=tuple(sorted(notes.devices)),
         opaque=(*call.opaque_leaves(), *opaque),

@@ -118,11 +118,11 @@ class HostSync:
 
 @frozen(kw_only=True)
 class HostWork:
-    """Work a device graph cannot hold: an operator on CPU tensors beside an accelerator, a copy between
-    the two, or an operator tagged as unsafe for graphs."""
+    """Work a recording cannot hold: an operator on CPU tensors beside an accelerator, a copy between the two, an
+    operator tagged as unsafe for graphs, or a collective on the CPU."""
 
     op: str
-    kind: Literal["compute", "copy", "unsafe"]
+    kind: Literal["compute", "copy", "unsafe", "collective"]
     where: Where | None = None
 
 
@@ -263,6 +263,18 @@ class BorrowedUse:
 
 
 @frozen(kw_only=True)
+class PackageRunner:
+    """A model package of AOTInductor on a device that no graph can hold as it was loaded.
+
+    ``entry``: it calls the entry point for many threads (``threaded``), and its library has no other (``missing``); or
+    nothing tells which it calls (``unknown``).
+    """
+
+    entry: Literal["threaded", "missing", "unknown"]
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
 class Facts:
     """Everything that rules may look at, for one function and one key."""
 
@@ -275,6 +287,7 @@ class Facts:
     effects: tuple[Effect, ...] = ()
     host_syncs: tuple[HostSync, ...] = ()
     host_work: tuple[HostWork, ...] = ()
+    runners: tuple[PackageRunner, ...] = ()
     draws: tuple[Draw, ...] = ()
     devices: tuple[str, ...] = ()
     opaque: tuple[OpaqueLeaf, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutation, TensorInfo, Where
+from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutation, PackageRunner, TensorInfo, Where
 from capture._operators import Traits, is_tensor
 from capture._tensors import digest
 
@@ -55,6 +55,9 @@ class Notes:
 
     externals: dict[int, External] = field(factory=dict)
     produced: dict[int, Produced] = field(factory=dict)
+    runners: list[PackageRunner] = field(factory=list)
+    lent: set[int] = field(factory=set)
+    """``id`` of the storages in ``externals`` that code got which may write them without a word."""
     syncs: dict[tuple[str, int, bool], HostSync] = field(factory=dict)
     work: list[HostWork] = field(factory=list)
     cpu_work: list[HostWork] = field(factory=list)

@@ -24,6 +24,7 @@ from capture._higher_order import HigherOrderMode
 from capture._host_reads import autocast_switches, gradient_reads, graph_uses, host_reads, no_autocast_cache
 from capture._notes import External, Notes, Produced, scalars_of
 from capture._operators import Traits, on_one_device, shape_depends_on_data, tensors_in, tensors_out, traits, written
+from capture._packages import packages
 from capture._state import Change, Snapshot
 from capture._syncs import device_syncs
 from capture._torch_private import autocast_inside, generator_id, hide_from_compiler, is_higher_order
@@ -163,8 +164,11 @@ class Watch(HigherOrderMode):
                 self.notes.reshaped.append((first, *had))
         there = {tensor.device for tensor in inputs}
         if not there <= self._devices:
-            self._note_devices(there)
+            self._devices |= there
+            self.notes.devices.update(map(str, there))
         devices = {device.type for device in there}
+        if op.collective and devices <= {"cpu"}:
+            self.notes.work.append(HostWork(op=op.name, kind="collective", where=self._line()))
         target = kwargs.get("device")
         crossing = len(devices) > 1 or (
             target is not None and bool(devices) and torch.device(target).type not in devices
@@ -178,10 +182,6 @@ class Watch(HigherOrderMode):
             onto = torch.device(target) if target is not None else inputs[0].device
             if onto.type == "cpu":  # the other way round the engine keeps a copy on the device up to date
                 self.note_sync(op.name)
-
-    def _note_devices(self, devices: set[torch.device]) -> None:
-        self._devices |= devices
-        self.notes.devices.update(map(str, devices))
 
     def note_export(self, tensor: torch.Tensor) -> None:
         """A device tensor is handed to another library, whose kernels no operator tells of."""
@@ -259,7 +259,8 @@ class Watch(HigherOrderMode):
 
     def _see_output(self, tensor: torch.Tensor, op: Traits, input_storages: set[int]) -> bool:
         if tensor.device not in self._devices:
-            self._note_devices({tensor.device})
+            self._devices.add(tensor.device)
+            self.notes.devices.add(str(tensor.device))
         storage = _storage(tensor)
         if id(storage) in input_storages:
             return False
@@ -350,6 +351,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(no_autocast_cache())
             watched.gradients_read = around.enter_context(gradient_reads())
+            around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
             watched.result = call.run(values)
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too

@@ -36,7 +36,11 @@ _CASTING_INSIDE: dict[str, tuple[str, ...]] = {
     "_trilinear": ("cpu",),  # on CUDA autocast knows bilinear itself
     "_transformer_encoder_layer_fwd": ("cpu", "cuda"),
     "_native_multi_head_attention": ("cpu", "cuda"),
+    "run_package": ("cpu", "cuda"),
 }
+_COLLECTIVE = {"c10d", "_c10d_functional", "_c10d_functional_autograd"}
+RUNS_PACKAGE = "capture::run_package"
+"""Runs code that nothing tells of, so it runs again even where it makes nothing."""
 _DRAW_NAMES = {"bernoulli", "multinomial", "normal", "rand", "randn", "randint", "randperm", "rrelu_with_noise"}
 
 
@@ -64,6 +68,10 @@ class Traits:
     """Gives a storage other memory."""
     indexes: bool
     """Depends on values if an index is a mask."""
+    collective: bool
+    """Of ``torch.distributed``."""
+    opaque: bool
+    """Has to run again even where it makes nothing: what it does is not known."""
     lifts: bool
     """``torch.tensor(...)``: gives a constant."""
     view: bool
@@ -111,9 +119,11 @@ def traits(op: Operator) -> Traits:
         unsafe=unsafe,
         view=bool(schema.returns) and not writes and all(one.alias_info is not None for one in schema.returns),
         indexes=base in _BOOLEAN_INDEXING,
+        collective=namespace in _COLLECTIVE,
+        opaque=full == RUNS_PACKAGE,
         lifts=base.startswith("lift"),
         composite=composite(op),
-        plain=not (reads_host or dynamic or unsafe or special or changes != "no"),
+        plain=not (reads_host or dynamic or unsafe or special or changes != "no" or namespace in _COLLECTIVE),
     )
 
 

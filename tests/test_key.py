@@ -1088,3 +1088,42 @@ def test_streams_and_events_are_never_referenced_weakly() -> None:
     assert (weakref.getweakrefcount(stream), weakref.getweakrefcount(event)) == (0, 0)
     assert recordings(named).recordings == 1
     assert recordings(given).recordings == 2
+
+
+class Doubling(nn.Module):
+    """Names itself: by a bound method among its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.act = self.twice
+
+    def twice(self, x: Tensor) -> Tensor:
+        return x * 2
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.act(self.lin(x))
+        return y
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Doubling, lambda: nn.Sequential(Doubling()), lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))],
+    ids=["a bound method", "below", "a graph module"],
+)
+def test_modules_that_name_themselves_die(make: Callable[[], nn.Module]) -> None:
+    def use() -> weakref.ref[nn.Module]:
+        module = make()
+        captured = capture(lambda x: module(x))
+        x = x_of()
+        for training in (True, False, True, False):
+            module.train(training)
+            assert bits(captured(x)) == bits(module(x))
+        assert recordings(captured).observations == 2
+        return weakref.ref(module)
+
+    alive = use()
+    gc.collect()
+    gc.collect()
+    assert alive() is None

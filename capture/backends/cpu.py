@@ -32,7 +32,7 @@ from capture._tensors import span_bytes
 from capture._torch_private import generator_id
 from capture.backends import Block, Geometry, Input, Recorded
 from capture.backends.arena import Arena
-from capture.backends.staging import stage
+from capture.backends.staging import put_back, stage
 from capture.backends.tape import Ref, Root, Step, Tape, python_form
 
 _READ_GRAD_MODE = frozenset(["mkldnn_rnn_layer"])  # its kernel makes the workspace of its backward pass in grad mode
@@ -78,6 +78,7 @@ class CpuBackend:
                 root = tape.root_of(leaf.value) if leaf.kind == "fresh" else None
                 if root is not None:
                     root.kept = True
+            staged.staging.lend(recorder.notes.lent)
             tape.compile(staged.lines_in(), staged.lines_out())
         return Recorded(watched, described, None if failure else tape, failure, blocks)
 
@@ -150,8 +151,12 @@ class _Staged:
     def lines_out(self) -> list[str]:
         """Lines of the tape that copy mutated inputs back."""
         lines = [f"t[{position}].copy_({name})" for position, name, back in self._names if back]
-        groups = enumerate(self.staging.groups)
-        return lines + [f"{self._group(index)}.copy_out(t)" for index, group in groups if group.back]
+        groups = list(enumerate(self.staging.groups))
+        lines += [f"{self._group(index)}.copy_out(t)" for index, group in groups if group.back]
+        lent = {single.position for single in self.staging.singles if single.lent}
+        self._tape.scope["put_back"] = put_back
+        lines += [f"put_back(t[{position}], {name})" for position, name, _ in self._names if position in lent]
+        return lines + [f"{self._group(index)}.put_back(t)" for index, group in groups if group.lent]
 
     def _group(self, index: int) -> str:
         group = self.staging.groups[index]
@@ -212,7 +217,7 @@ class Recorder(Watch):
             self._fail(f"{known.name} makes a tensor that is not strided, or not on the CPU")
             return result
         fresh = [out for out in outs if id(out.untyped_storage()) not in inputs]
-        if step is None or (not fresh and not known.writes and known.norm is None):
+        if step is None or (not fresh and not known.writes and known.norm is None and not known.opaque):
             if known.base.startswith("lift") and step is not None:
                 return self._constant(args[0])
             return result

@@ -6,14 +6,14 @@ that share memory, or whose own elements do, are staged as the bytes they span.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Protocol
 
 import torch
 from attrs import define, evolve, field
 
 from capture._call import Call
-from capture._tensors import span_bytes
+from capture._tensors import same_bits, span_bytes
 from capture.backends import Block, Geometry, Input
 
 ALIGNMENT = 64  # bytes; what torch's CPU allocator gives, and a divisor of what its CUDA allocator gives
@@ -31,12 +31,14 @@ class StagingPool(Protocol):
 
 @define
 class Single:
-    """One input with a buffer of its own. ``back``: the buffer is copied back after every replay."""
+    """One input with a buffer of its own. ``back``: the buffer is copied back after every replay. ``lent``: it is not,
+    but code got it that may write it without a word."""
 
     position: int
     block: Block
     tensor: torch.Tensor
     back: bool
+    lent: bool = False
 
 
 @define
@@ -49,14 +51,26 @@ class Group:
     block: Block
     storage: torch.UntypedStorage
     back: bool
+    lent: bool = False
 
     def copy_in(self, leaves: Sequence[Any]) -> None:
         """Copy the caller's bytes into the buffer."""
-        _span(leaves, self, into=True)
+        theirs, ours = _spans(leaves, self)
+        with torch.no_grad():
+            ours.copy_(theirs)
 
     def copy_out(self, leaves: Sequence[Any]) -> None:
         """Copy the buffer over the caller's bytes."""
-        _span(leaves, self, into=False)
+        theirs, ours = _spans(leaves, self)
+        with torch.no_grad():
+            theirs.copy_(ours)
+            for position in self.members:
+                if not leaves[position].is_inference():
+                    torch.autograd.graph.increment_version(leaves[position])
+
+    def put_back(self, leaves: Sequence[Any]) -> None:
+        """Copy the buffer over the caller's bytes if they differ, as ``put_back``."""
+        _put_back(*_spans(leaves, self))
 
 
 @define(eq=False)
@@ -72,6 +86,13 @@ class Staging:
     def storages(self) -> list[torch.UntypedStorage]:
         """Storages of all buffers."""
         return [one.tensor.untyped_storage() for one in self.singles] + [group.storage for group in self.groups]
+
+    def lend(self, storages: Set[int]) -> None:
+        """Buffers among these storages, by ``id``, went to code that may write them without a word."""
+        for single in self.singles:
+            single.lent = not single.back and id(single.tensor.untyped_storage()) in storages
+        for group in self.groups:
+            group.lent = not group.back and id(group.storage) in storages
 
 
 def stage(pool: StagingPool, call: Call, inputs: Sequence[Input]) -> Staging:
@@ -145,20 +166,26 @@ def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
         return tensor.conj() if geometry.conj else tensor
 
 
-def _span(leaves: Sequence[Any], group: Group, *, into: bool) -> None:
-    """Copy the bytes that a group of tensors spans, gaps included."""
+def put_back(leaf: torch.Tensor, staged: torch.Tensor) -> None:
+    """Give the caller's tensor what code that tells nothing may have written into its buffer.
+
+    Eager code of that kind would not have counted the write, so it is not counted here. On the CPU equal bits are not
+    written, since memory there may be read-only; elsewhere a look at them would wait for the device.
+    """
+    _put_back(over(leaf.untyped_storage(), Geometry.of(leaf)) if leaf.is_inference() else leaf.data, staged)
+
+
+def _put_back(theirs: torch.Tensor, ours: torch.Tensor) -> None:
+    if theirs.device.type != "cpu" or not same_bits(theirs, ours):
+        theirs.copy_(ours)
+
+
+def _spans(leaves: Sequence[Any], group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bytes that a group of tensors spans, gaps included: the caller's and the buffer's."""
     first = min((leaves[position] for position in group.members), key=torch.Tensor.data_ptr)
     offset = int(first.storage_offset()) * first.element_size()
     theirs = over(first.untyped_storage(), _bytes(offset, group.nbytes))
-    ours = over(group.storage, _bytes(group.lead, group.nbytes))
-    with torch.no_grad():
-        if into:
-            ours.copy_(theirs)
-            return
-        theirs.copy_(ours)
-        for position in group.members:
-            if not leaves[position].is_inference():
-                torch.autograd.graph.increment_version(leaves[position])
+    return theirs, over(group.storage, _bytes(group.lead, group.nbytes))
 
 
 def _bytes(offset: int, nbytes: int) -> Geometry:

@@ -40,6 +40,7 @@ from capture.rules.cg802_no_backend import RULE as CG802
 from capture.rules.cg803_separate_pools import RULE as CG803
 from capture.rules.cg804_graphs_not_patched import RULE as CG804
 from capture.rules.cg805_foreign_surroundings import RULE as CG805
+from capture.rules.cg806_package_entry_point import RULE as CG806
 from capture.rules.cg901_recording_limit import RULE as CG901
 from capture.rules.cg902_recording_does_not_pay import RULE as CG902
 from capture.rules.cg903_replay_differs import RULE as CG903
@@ -76,6 +77,7 @@ RULES: tuple[Rule, ...] = (
     CG803,
     CG804,
     CG805,
+    CG806,
     CG901,
     CG902,
     CG903,

@@ -28,6 +28,7 @@ from capture._facts import (
     Moved,
     OpaqueLeaf,
     OutputInfo,
+    PackageRunner,
     SequenceChange,
     SubclassLeaf,
     Unbound,
@@ -151,6 +152,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
                 ),
             ),
             case(devices=("cpu",), host_work=(HostWork(op="mylib.wait.default", kind="unsafe", where=where()),)),
+            case(devices=("cpu",), host_work=(HostWork(op="c10d.allreduce_.default", kind="collective"),)),
         ],
         [case(devices=("cpu",), host_work=(HostWork(op="aten.add.Tensor", kind="compute", where=where()),))],
     ),
@@ -258,6 +260,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "CG804": ([case(unpatchable="the package cuda-bindings is not installed")], [case(devices=("cuda:0",))]),
     "CG805": ([case(around="a transform of torch.func")], [case(num_ops=2)]),
+    "CG806": (
+        [
+            case(runners=(PackageRunner(entry=entry, where=where(12, "return self.package(x)")),))
+            for entry in ("threaded", "missing", "unknown")
+        ],
+        [case(devices=("cuda:0",))],
+    ),
     "CG901": (
         [
             limited(),

@@ -88,6 +88,7 @@ class CudaBackend:
             pool.give_back(storage)
         if isinstance(recorder, Follower):
             return self._followed(pool, capture, recorder, staging, watched, inputs, undo=undo)
+        staging.lend(recorder.notes.lent)
         described = describe(watched)
         if not pool.shared:
             described.facts = evolve(described.facts, separate_pools=torch.cuda.get_allocator_backend())
@@ -109,6 +110,7 @@ class CudaBackend:
         if described is None:
             pool.abandon()
             return _unlike(recorder, watched)
+        staging.lend(recorder.notes.lent)
         recorded = self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
         if recorded.recording is not None or recorded.transient:
             return evolve(recorded, followed="yes")

@@ -12,7 +12,7 @@ from capture import _torch_private
 from capture._tensors import span_bytes
 from capture.backends import Geometry
 from capture.backends.cuda.pool import CudaPool
-from capture.backends.staging import ALIGNMENT, Staging, over
+from capture.backends.staging import ALIGNMENT, Staging, over, put_back
 
 
 @define(eq=False)
@@ -101,6 +101,8 @@ class Feed:
         back = [one for one in self.staging.singles if one.back and one.tensor.numel()]
         steps = [_back(one.tensor, one.position) for one in back]
         steps += [group.copy_out for group in self.staging.groups if group.back]
+        steps += [_lent(one.tensor, one.position) for one in self.staging.singles if one.lent and one.tensor.numel()]
+        steps += [group.put_back for group in self.staging.groups if group.lent]
         return _in_order(steps)
 
 
@@ -127,6 +129,13 @@ def _back(source: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None
         leaves[position].copy_(source)
 
     return copy_out
+
+
+def _lent(source: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]:
+    def give_back(leaves: Sequence[Any]) -> None:
+        put_back(leaves[position], source)
+
+    return give_back
 
 
 def _twin(twin: Twin) -> Callable[[Sequence[Any]], None]:

@@ -1,0 +1,254 @@
+"""Cuts: where a graph of ``torch.fx`` has to be cut, as no recording holds what comes there, and why.
+
+Read from the nodes alone; nothing runs. What is missed here, such as what a submodule does, shows when a piece is
+watched, and the piece then runs eagerly.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch.fx.node import map_arg
+
+from capture import _containers, _higher_order
+from capture._errors import AnnotationError
+from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits
+
+Graph = torch.fx.GraphModule
+Node = torch.fx.Node
+Never = Callable[[Node], str | None]
+
+_OVERLOAD: type = type(torch.ops.aten.add.Tensor)
+_SIZES = frozenset([
+    "size", "stride", "storage_offset", "numel", "nelement", "dim", "ndimension", "element_size", "get_device",
+    "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_inference", "getattr", "__getitem__",
+])  # fmt: skip
+_READS = frozenset(["tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__len__", "data_ptr"])
+_SHAPES = frozenset(["unique", "unique_consecutive", "masked_select"])
+_COPIES = frozenset(["to", "cpu", "cuda", "_to_copy", "copy_", "type"])
+_INDEXES = frozenset(["getitem", "setitem", "index", "index_put", "index_put_"])
+_MASKS = frozenset([
+    "gt", "ge", "lt", "le", "eq", "ne", "isnan", "isinf", "isfinite", "isclose", "isin", "logical_not", "logical_and",
+    "logical_or", "logical_xor", "bool",
+])  # fmt: skip
+_OF_MASKS = frozenset(["and_", "or_", "xor", "invert", "bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor"])
+_CONVERSIONS = (bool, int, float, complex)
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+_BUILTINS = (getattr, len, max, min, abs, sum, round, divmod, pow, tuple, list, slice, range)
+_LASTING = frozenset(["_set_grad_enabled", "set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode"])
+NO_WORK = "it has views and numbers alone: nothing to record"
+
+
+@frozen
+class Look:
+    """What is known of the nodes of one graph before it runs."""
+
+    module: Graph
+    values: dict[Node, Any]
+    """A tensor, fake or real, a number, or what else stands for the node's result."""
+    home: str | None
+    """The device of the graph; None where nothing tells."""
+
+    @classmethod
+    def at(cls, gm: Graph, example_inputs: Sequence[Any], home: str | None = None) -> Look:
+        """Look at a graph, or at one inside another that is at home there."""
+        values: dict[Node, Any] = {}
+        given = iter(leaf for example in example_inputs for _, leaf in _containers.leaves(example))
+        for node in gm.graph.nodes:
+            value = next(given, None) if node.op == "placeholder" else None
+            value = attribute(gm, node.target) if node.op == "get_attr" else value
+            values[node] = next((node.meta[key] for key in ("val", "example_value") if key in node.meta), value)
+        tensors = [tensor for value in values.values() for tensor in tensors_out(value)]
+        devices = [_device(tensor.device) for tensor in (*tensors, *gm.parameters(), *gm.buffers())]
+        accelerator = next((device for device in devices if device not in ("cpu", "meta")), None)
+        return cls(gm, values, home or accelerator or next(iter(devices), None))
+
+    def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What a node is called with, as far as it is known."""
+        return map_arg(node.args, self.values.get), map_arg(node.kwargs, self.values.get)
+
+    def is_mask(self, node: Node) -> bool:
+        """A tensor whose true members are meant."""
+        value, name = self.values.get(node), _function_name(node)
+        if isinstance(value, torch.Tensor):
+            return value.dtype in (torch.bool, torch.uint8)
+        return name in _MASKS or (name in _OF_MASKS and any(map(self.is_mask, node.all_input_nodes)))
+
+
+@frozen
+class Run:
+    """Consecutive nodes that belong together."""
+
+    nodes: tuple[Node, ...]
+    reasons: tuple[str, ...]
+    """Why they are no part of a recording, each once; empty where they are recorded."""
+
+    @property
+    def reason(self) -> str | None:
+        """The reasons as one text."""
+        return "; ".join(self.reasons) or None
+
+
+def runs(look: Look, never: Never | None) -> list[Run]:
+    """All nodes that call something, in order, cut where a recording has to end."""
+    nodes = [node for node in look.module.graph.nodes if node.op.startswith("call_")]
+    reasons = {node: _given_reason(never, node) or _reason(node, look) for node in nodes}
+    cut = []
+    for _, group in itertools.groupby(nodes, lambda node: reasons[node] is None):
+        part = tuple(group)
+        why = tuple(dict.fromkeys(reason for node in part if (reason := reasons[node])))
+        cut.append(Run(part, why or ((NO_WORK,) if all(_is_view(node, look) for node in part) else ())))
+    found: list[Run] = []
+    for recorded, several in itertools.groupby(cut, lambda run: not run.reasons):
+        together = list(several)
+        found += together if recorded else [whole(together)]
+    return found
+
+
+def whole(several: Sequence[Run]) -> Run:
+    """Runs that go as they are, as one."""
+    reasons = dict.fromkeys(reason for run in several for reason in run.reasons if reason != NO_WORK)
+    return Run(tuple(node for run in several for node in run.nodes), tuple(reasons) or (NO_WORK,))
+
+
+def _given_reason(never: Never | None, node: Node) -> str | None:
+    reason: object = never(node) if never is not None else None
+    if reason is None:
+        return None
+    if not isinstance(reason, str) or not reason:
+        raise AnnotationError(f"never= gives a reason, which is a text, or None; got {reason!r} for {node.name}")
+    return reason
+
+
+def _reason(node: Node, look: Look) -> str | None:
+    """Why this node is no part of a recording; None if nothing is known against it."""
+    if node.op == "call_module":
+        return _reason_inside(node, look)
+    name, target = _function_name(node), node.target
+    if name in _LASTING:
+        return f"{name} changes a mode for what comes after"
+    if getattr(target, "namespace", None) == "higher_order":
+        opened = name == "invoke_subgraph" or name in _higher_order._OPENED
+        return None if opened else f"{name} is a higher-order operator, which runs whole"
+    if "c10d" in getattr(target, "namespace", "") and look.home in (None, "cpu"):
+        return f"{name} is a collective that the host waits for"
+    if target in _CONVERSIONS:
+        is_number = all(isinstance(look.values.get(one), _NUMBERS) for one in node.all_input_nodes)
+        return None if is_number else f"{name} reads tensor values on the host"
+    if node.op == "call_function" and not _is_torchs(target):
+        return f"{name} is a Python function, no operator"
+    return _reason_of_values(name, node, look) or _reason_of_devices(name, node, look)
+
+
+def _reason_inside(node: Node, look: Look) -> str | None:
+    module = look.module.get_submodule(str(node.target))
+    if not isinstance(module, Graph):
+        return None
+    inner = Look.at(module, map_arg(node.args, look.values.get), look.home)
+    reasons = [_reason(one, inner) for one in module.graph.nodes if one.op.startswith("call_")]
+    found = next((reason for reason in reasons if reason), None)
+    return None if found is None else f"in {node.target}: {found}"
+
+
+def _function_name(node: Node) -> str:
+    """``add`` for ``aten.add.Tensor``, ``torch.add``, ``operator.add`` and ``x.add``."""
+    target = node.target
+    if isinstance(target, (str, _OVERLOAD)):
+        return target if isinstance(target, str) else traits(target).base
+    return str(getattr(target, "__name__", type(target).__name__))
+
+
+def _is_torchs(target: Any) -> bool:
+    """A function of torch's, or one of Python's that works on tensors as operators do."""
+    if target in _BUILTINS or isinstance(target, _OVERLOAD):
+        return True
+    owner = getattr(target, "__self__", None) or getattr(target, "__objclass__", None)
+    module = getattr(target, "__module__", None) or getattr(owner, "__module__", None) or type(target).__module__
+    return str(module).partition(".")[0] in ("torch", "_operator", "operator", "math")
+
+
+@functools.cache
+def _overloads(name: str) -> tuple[Traits, ...]:
+    """Traits of aten's operators of this name that give new results."""
+    packet = getattr(torch.ops.aten, name, None) if name not in _SIZES else None
+    found = packet.overloads() if packet is not None else ()
+    return tuple(traits(getattr(packet, overload)) for overload in found if "out" not in overload)
+
+
+def _candidates(node: Node) -> tuple[Traits, ...]:
+    """The operator that a node calls, or all those it may call."""
+    if isinstance(node.target, _OVERLOAD):
+        return (traits(node.target),) if traits(node.target).base not in _SIZES else ()
+    if hasattr(node.target, "overloads"):
+        return tuple(traits(getattr(node.target, overload)) for overload in node.target.overloads())
+    return () if getattr(node.target, "__module__", None) == "_operator" else _overloads(_function_name(node))
+
+
+def _reason_of_values(name: str, node: Node, look: Look) -> str | None:
+    known, found = look.arguments(node), _candidates(node)
+    shown = found[0].name if isinstance(node.target, _OVERLOAD) and found else name
+    if name in _READS or (found and all(one.reads_host for one in found)):
+        return f"{shown} reads tensor values on the host"
+    if found and all(one.unsafe for one in found):
+        return f"{shown} is tagged as unsafe for graphs"
+    follows = found and all(shape_depends_on_data(one, *known) for one in found)
+    if name in _INDEXES and any(look.is_mask(one) for one in _indices(node)):
+        return f"the shape of what {shown} works on follows from the values of a mask"
+    if follows or name in _SHAPES or (name == "where" and len(node.args) + len(node.kwargs) == 1):
+        return f"the shape of {shown}'s result follows from values"
+    return None
+
+
+def _indices(node: Node) -> Iterator[Node]:
+    rest: list[Node] = []
+    map_arg((node.args[1:2], node.kwargs.get("indices")), rest.append)
+    return iter(rest)
+
+
+def _reason_of_devices(name: str, node: Node, look: Look) -> str | None:
+    args, kwargs = look.arguments(node)
+    tensors = [*tensors_in(args, kwargs), *tensors_out(look.values.get(node))]
+    places = {_device(tensor.device) for tensor in tensors} | set(_named_devices(name, node))
+    if len(places) > 1:
+        verb = "copies between" if name in _COPIES else "works on several devices:"
+        return f"{name} {verb} {', '.join(sorted(places))}"
+    if look.home is not None and places - {look.home}:
+        verb = "copies to" if name in _COPIES else "works on"
+        return f"{name} {verb} {places.pop()}, beside {look.home}"
+    return None
+
+
+def _named_devices(name: str, node: Node) -> Iterator[str]:
+    if name in ("cpu", "cuda") and node.op == "call_method":
+        yield _device(torch.device(name))
+    for value in (*node.args, *node.kwargs.values()):
+        if isinstance(value, torch.device):
+            yield _device(value)
+        elif isinstance(value, str) and (name == "to" or value is node.kwargs.get("device")):
+            yield _device(torch.device(value))
+
+
+def _device(device: torch.device) -> str:
+    return device.type if device.type in ("cpu", "meta") else f"{device.type}:{device.index or 0}"
+
+
+def _is_view(node: Node, look: Look) -> bool:
+    """Runs nothing on a device, as far as is known without running it."""
+    name, found = _function_name(node), _candidates(node)
+    if node.op == "call_module":
+        return not node.users  # such as the checks of an exported module
+    if isinstance(look.values.get(node), _NUMBERS):
+        return True
+    if name == "getitem":
+        return not any(True for _ in _indices(node))
+    return name in _SIZES or (bool(found) and all(one.view or one.base.startswith("sym_") for one in found))
+
+
+def attribute(module: torch.nn.Module, path: object) -> Any:
+    """What a ``get_attr`` or ``call_module`` node names."""
+    return functools.reduce(getattr, str(path).split("."), module)
