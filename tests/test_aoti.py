@@ -21,6 +21,7 @@ from typing_extensions import override
 from capture import AnnotationError, CaptureWarning, _packages, capture, explain, mark_step_begin, recordings, warmup
 from capture import _torch_private_aoti as private
 from capture.integrations.aoti import entry_point
+from tests.device import MOVES_HELD
 from tests.gpu.support import same
 from tests.rows import fresh as fresh
 from tests.rows import rand
@@ -125,7 +126,7 @@ def test_a_package_is_recorded_and_replayed(package: Path) -> None:
         assert result[0]["cache"] is ours.cache
         result[0]["noise"].fill_(seed)
         assert (result[0]["flat"] == seed).all()
-    assert counts(captured) == (1, 5, 0)
+    assert counts(captured) == ((1, 5, 0) if MOVES_HELD else (2, 4, 0))  # results are held that share memory
 
 
 def test_each_shape_is_a_recording_of_its_own(package: Path) -> None:
