@@ -93,9 +93,9 @@ class Call:
         return found
 
     def unkeyable(self, reason: str) -> OpaqueLeaf:
-        """The leaf to name where a call has no key: as opaque as one that holds a tensor."""
+        """The leaf to name where a call has no key."""
         opaque = self.opaque_leaves() or [OpaqueLeaf(path=reason, type=reason, role="argument", num_tensors=0)]
-        return evolve(opaque[0], num_tensors=max(opaque[0].num_tensors, 1))
+        return evolve(opaque[0], keyless=not opaque[0].num_tensors)
 
 
 def is_opaque(leaf: object) -> bool:

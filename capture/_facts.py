@@ -145,6 +145,8 @@ class OpaqueLeaf:
     type: str
     role: Literal["argument", "output"]
     num_tensors: int
+    keyless: bool = False
+    """An argument that neither compares by value nor can be referred to weakly, so that no key holds it."""
 
 
 @frozen(kw_only=True)

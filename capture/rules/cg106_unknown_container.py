@@ -2,7 +2,7 @@
 
 ## What it does
 Finds objects among the arguments or results that hold tensors, but are no list, tuple, dict, dataclass or other
-container whose parts are known.
+container whose parts are known; and arguments that have neither a value to compare nor weak references.
 
 ## Why it matters
 Tensors inside could be neither bound before a replay nor made afresh after one; the caller would get the old ones.
@@ -53,6 +53,13 @@ FIX = {
 @rule("CG106", "unknown-container", severity=Severity.EAGER)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for leaf in case.facts.opaque:
+        if leaf.keyless:
+            yield RULE.finding(
+                what=f"{leaf.role} {leaf.path!r} is a {leaf.type} that cannot be told from another one later",
+                why="it has no value to compare, and another object may have its address next",
+                fix=(f"give {leaf.type} __eq__ and __hash__, or '__weakref__' among its __slots__  (no cost)",),
+                path=leaf.path,
+            )
         if leaf.num_tensors == 0:
             continue
         count = "a tensor" if leaf.num_tensors == 1 else f"{leaf.num_tensors} tensors"

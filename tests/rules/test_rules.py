@@ -103,6 +103,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
                 opaque=(
                     OpaqueLeaf(path="pair", type="Pair", role="argument", num_tensors=2),
                     OpaqueLeaf(path="0", type="Box", role="output", num_tensors=1),
+                    OpaqueLeaf(path="mode", type="Mode", role="argument", num_tensors=0, keyless=True),
                 )
             )
         ],
