@@ -840,3 +840,28 @@ def test_inference_mode_shows_the_operators_that_others_are_made_of(body: Callab
         (plan,) = plans(captured)
         found.append((plan.sequence_digest, {one.code for one in plan.findings}))
     assert found[0] == found[1]
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+def test_an_operator_whose_results_share_memory_against_its_schema() -> None:
+    library = torch.library.Library("capture_observe", "DEF")
+    library.define("twice_and_rest(Tensor x) -> (Tensor, Tensor)")
+
+    def twice_and_rest(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y[1:]
+
+    library.impl("twice_and_rest", twice_and_rest, "CompositeExplicitAutograd")
+
+    def body(x: Tensor) -> tuple[Tensor, Tensor]:
+        whole, rest = torch.ops.capture_observe.twice_and_rest(x)
+        rest.add_(1)
+        return whole, rest
+
+    captured = capture(body)
+    for number in range(5):
+        x = torch.full((3,), float(number), device=DEVICE)
+        found, expected = captured(x), body(x)
+        assert [one.tolist() for one in found] == [one.tolist() for one in expected]
+        found[1].zero_()
+        assert not found[0][1:].any()

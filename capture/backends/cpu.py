@@ -217,6 +217,9 @@ class Recorder(Watch):
             self._fail(f"{known.name} makes a tensor that is not strided, or not on the CPU")
             return result
         fresh = [out for out in outs if id(out.untyped_storage()) not in inputs]
+        if len({id(out.untyped_storage()) for out in fresh}) < len(fresh):
+            self._fail(f"{known.name} gives tensors that share memory, which its schema does not say")
+            return result
         if step is None or (not fresh and not known.writes and known.norm is None and not known.opaque):
             if known.base.startswith("lift") and step is not None:
                 return self._constant(args[0])
