@@ -18,7 +18,7 @@ from capture._notes import Notes
 from capture._operators import tensors_in
 from capture._torch_private import TorchDispatchMode, generator_id
 
-_OPENED = frozenset([
+OPENED = frozenset([
     "auto_functionalized", "auto_functionalized_v2", "graphsafe_run_with_rng_state", "run_and_save_rng_state",
     "run_with_rng_state",
 ])  # fmt: skip
@@ -62,7 +62,7 @@ def _kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[
     """The Python behind it, if nothing but operators run there."""
     if op.name() == "invoke_subgraph":
         return _run_subgraph
-    if op.name() not in _OPENED:
+    if op.name() not in OPENED:
         return None
     devices = [tensor.device for tensor in tensors_in(args, kwargs)]
     lent = kwargs.get("rng_state")

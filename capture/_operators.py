@@ -38,7 +38,7 @@ _CASTING_INSIDE: dict[str, tuple[str, ...]] = {
     "_native_multi_head_attention": ("cpu", "cuda"),
     "run_package": ("cpu", "cuda"),
 }
-_COLLECTIVE = {"c10d", "_c10d_functional", "_c10d_functional_autograd"}
+_COLLECTIVE = {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"}
 RUNS_PACKAGE = "capture::run_package"
 """Runs code that nothing tells of, so it runs again even where it makes nothing."""
 _DRAW_NAMES = {"bernoulli", "multinomial", "normal", "rand", "randn", "randint", "randperm", "rrelu_with_noise"}

@@ -9,9 +9,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
-
-from attrs import frozen
+from typing import Any, NamedTuple
 
 from capture._config import Config, current, using
 from capture._step import Marks, marks, use_marks
@@ -42,9 +40,8 @@ _trees = _Trees()
 _ENGINE = "_engine_run_backward"
 
 
-@frozen(kw_only=True)
-class Home:
-    """A thread and what is its own."""
+class Home(NamedTuple):
+    """A thread and what is its own. A tuple, as one is made in every forward pass of a region (0.7 us, attrs 1.3)."""
 
     thread: int
     trees: dict[str, Tree]

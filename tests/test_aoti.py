@@ -102,6 +102,12 @@ class Side:
         result = self.function(x, self.cache, at, scale=torch.tensor(1.0 + seed))
         return result, self.cache.clone(), torch.get_rng_state()
 
+    def step(self, seed: int, x: Tensor, at: Tensor) -> Any:
+        """A step of one call, with these."""
+        mark_step_begin()
+        torch.manual_seed(seed)
+        return self.function(x, self.cache, at, scale=torch.ones(()))
+
 
 def compare(ours: Side, theirs: Side, calls: int) -> None:
     for seed in range(calls):
@@ -192,11 +198,7 @@ def test_writes_that_change_nothing_at_first(package: Path) -> None:
     ours, theirs = Side(captured), Side(load(package))
     for seed in range(6):
         for side in (ours, theirs):
-            mark_step_begin()
-            torch.manual_seed(seed)
-            side.function(
-                torch.full((2, WIDTH), float(seed > 2)), side.cache, torch.tensor([0, 1]), scale=torch.ones(())
-            )
+            side.step(seed, torch.full((2, WIDTH), float(seed > 2)), torch.tensor([0, 1]))
         same(ours.cache, theirs.cache)
     assert ours.cache.any()
     assert counts(captured) == (1, 4, 0)
@@ -214,11 +216,7 @@ def test_inputs_of_other_places(package: Path, kind: str) -> None:
     captured = capture(load(package))
     ours, theirs = Side(captured), Side(load(package))
     for seed in range(5):
-        results = []
-        for side in (ours, theirs):
-            mark_step_begin()
-            torch.manual_seed(seed)
-            results.append(side.function(INPUTS[kind](seed), side.cache, torch.tensor([0, 3]), scale=torch.ones(())))
+        results = [side.step(seed, INPUTS[kind](seed), torch.tensor([0, 3])) for side in (ours, theirs)]
         same(*results)
         same(ours.cache, theirs.cache)
         assert not any(one.requires_grad for one in results[0].values())
@@ -231,10 +229,8 @@ def test_inputs_that_share_memory(package: Path) -> None:
     ours, theirs = Side(captured), Side(load(package))
     for seed in range(6):
         for side in (ours, theirs):
-            mark_step_begin()
-            torch.manual_seed(seed)
             side.cache += rand(ROWS, WIDTH, seed=seed).cpu()
-            side.function(side.cache[2:4], side.cache, torch.tensor([seed, 2]), scale=torch.ones(()))
+            side.step(seed, side.cache[2:4], torch.tensor([seed, 2]))
         same(ours.cache, theirs.cache)
     assert counts(captured)[2] == 0
 

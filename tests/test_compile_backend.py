@@ -34,6 +34,7 @@ from capture import (
 )
 from capture.integrations.compile import _Compiled, backend, graphs
 from tests.device import DEVICE, EXECUTES, rng_state, set_rng_state
+from tests.nets import Mlp
 from tests.rows import fresh as fresh
 from tests.rows import rand, same, warned
 
@@ -81,16 +82,6 @@ def replayed(part: str, replays: int = STEPS - 2, recorded: int = 1) -> None:
     """The one graph of this part was recorded and replayed so often, and never ran eagerly."""
     now = only(part)
     assert (now.recordings, now.replays, now.eager_calls) == (recorded, replays, 0)
-
-
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.relu(self.first(x)))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):

@@ -23,6 +23,7 @@ from capture import UncapturableError, capture, plans, recordings
 from capture._errors import AnnotationError
 from capture.integrations.fx import CapturedGraph, capture_graph_module
 from tests.device import DEVICE, EXECUTES
+from tests.nets import Mlp
 from tests.rows import fresh as fresh
 from tests.rows import rand, same, warned
 
@@ -63,16 +64,6 @@ def counts(captured: CapturedGraph) -> list[tuple[int, int, int]]:
 
 
 ALL_REPLAYED = (1, STEPS - 2, 0)
-
-
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(torch.relu(self.first(x)))  # type: ignore[no-any-return]
 
 
 class Norms(nn.Module):
