@@ -210,10 +210,11 @@ def _run_eagerly(part: _Part, num_iters: int, allow_unused: bool) -> None:
 
 
 def _until_settled(parts: Sequence[_Part], *, fed: bool) -> None:
-    """Run a step of them until nothing is watched or recorded in it any more."""
+    """Run a step of them until no body runs in it any more but those that stay eager. A recording may be refused once,
+    as of what sets up a library in the pool."""
     before = None
     for _ in range(_PASSES):
-        now = [(one.observations, one.recordings) for one in (recordings(part.run) for part in parts)]
+        now = [one.body_runs - one.eager_calls for one in (recordings(part.run) for part in parts)]
         if now == before:
             return
         before = now

@@ -174,6 +174,10 @@ _LEGACY = (
     "; autograd runs the node of a leaf on the stream of its first use, as long as any graph keeps it: drop the losses"
     " of earlier eager steps, or run those on another stream than the default one"
 )
+_CAST = (
+    "; eager code has cast a weight in this autocast context, whose cache keeps that code's graph: capture that code,"
+    " too, or enter autocast again around this call"
+)
 
 
 def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> str | None:
@@ -183,7 +187,9 @@ def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> s
     if error is not None:
         where = _where.of_error(error)
         text = f"the body raised {type(error).__name__} while capturing: {error}".partition("\n")[0]
-        text += _LEGACY if "legacy stream" in text and watched is not None and watched.watch.notes.gradients else ""
+        if "legacy stream" in text and watched is not None:
+            casts = torch.is_autocast_enabled("cuda") and torch.is_autocast_cache_enabled()
+            text += _LEGACY if watched.watch.notes.gradients else _CAST if casts else ""
         return f"{text} ({where})" if where is not None else text
     return capture.error or recorder.unexplained()
 
