@@ -27,7 +27,8 @@ from capture._operators import Traits, on_one_device, shape_depends_on_data, ten
 from capture._packages import packages
 from capture._state import Change, Snapshot
 from capture._syncs import device_syncs
-from capture._torch_private import autocast_inside, generator_id, hide_from_compiler, is_higher_order
+from capture._torch_private import autocast_inside, generator_id, hide_from_compiler
+from capture._torch_private_operators import is_higher_order
 
 DETACHING = frozenset(["detach", "alias", "detach_"])
 _SEEDING = "seeding a generator, or setting its state,"

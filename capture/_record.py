@@ -30,7 +30,8 @@ from capture._plan import CapturePlan
 from capture._results import named, own_values, plan_recorded
 from capture._tensors import alias_groups, any_overlap
 from capture._tree import Tree
-from capture.backends import Input, Recorded
+from capture.backends import Followed, Input, Recorded
+from capture.backends.staging import dense_enough
 
 if TYPE_CHECKING:
     from capture._runtime import Captured
@@ -81,10 +82,19 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
             path not in often and (policies.get(path) is Policy.STATIC or call.is_static(path))
         ):
             inputs.append(Input(position=position, how="static"))
+        elif policies.get(path) is Policy.BIND and _may_be_bound(leaf, path, entry, often):
+            inputs.append(Input(position=position, how="static", is_bound=True))
         else:
             back = policies.get(path, Policy.COPY_BACK) is Policy.COPY_BACK or path in mutated
             inputs.append(Input(position=position, how="copy-back" if back else "copy", group=groups[position]))
     return inputs
+
+
+def _may_be_bound(leaf: torch.Tensor, path: str, entry: Entry, often: frozenset[str]) -> bool:
+    """Memory on the engine's device that the graph can be pointed at, as far as is known."""
+    assert entry.backend is not None
+    here = leaf.device == torch.device(entry.backend.name) and leaf.numel() > 0 and dense_enough(leaf)
+    return here and path not in often and path not in entry.unbindable and entry.backend.rebinds_tensors
 
 
 def moving_paths(entry: Entry) -> frozenset[str]:
@@ -301,6 +311,7 @@ def _node(
     ]
     replaced = {effect.change.place.path for effect in described.effects}
     mutated = _mutated(described.facts)
+    bound = [one.position for one in inputs if one.is_bound]
     copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
     followed = [*described.implicit, *described.guarded]
     latest = _latest.get(captured)
@@ -315,6 +326,7 @@ def _node(
         outputs=outputs, check=checker.function, checker=checker, statics=statics,
         generators=tuple(place.get() for place in watched.before.generators.values()),
         layout=recorded.layout,
+        bound=tuple(Followed(position=at, path=paths[at], is_written=paths[at] in mutated) for at in bound),
     )  # fmt: skip
 
 

@@ -22,8 +22,11 @@ STAGES: tuple[frozenset[str], ...] = tuple(
     for stage in (
         "_errors _facts _annotate _findings rules _plan _compile _compare _report",
         "_config _events _progress _lock",
-        "_torch_private _torch_private_aoti _torch_private_compile _torch_private_cuda _torch_private_flags",
-        "_profile _containers _bind _ambient _named _state _restore _call _where _operators",
+        (
+            "_torch_private _torch_private_aoti _torch_private_compile _torch_private_cuda _torch_private_flags "
+            "_torch_private_operators"
+        ),
+        "_profile _containers _bind _ambient _named _state _skeleton _restore _call _where _operators",
         "_host_reads _constants _syncs _generators _tensors",
         "_notes _higher_order _packages _observe _gradients _describe _leaves",
         "_follow _optimizers",

@@ -14,7 +14,7 @@ import torch
 from attrs import evolve
 from typing_extensions import override
 
-from capture import _torch_private
+from capture import _torch_private_operators
 from capture._call import Call
 from capture._describe import KeptLeaf, describe
 from capture._follow import Expected
@@ -42,6 +42,7 @@ class CpuBackend:
     """Implements ``capture.backends.Backend``."""
 
     name = "cpu"
+    rebinds_tensors = True
 
     def new_pool(self) -> Arena:
         """An empty arena."""
@@ -115,7 +116,8 @@ class _Staged:
             if isinstance(leaf, torch.Generator):
                 tape.scope[f"g{one.position}"] = leaf
             elif one.how == "static" and leaf.device.type == "cpu" and leaf.numel():
-                tape.add_static(call.paths()[one.position][0], leaf)
+                path = call.paths()[one.position][0]
+                tape.add_static(path, leaf, argument=path)
         self.staging = stage(arena, call, [one for one in inputs if not _elsewhere(call.leaves[one.position])])
         for block, storage in self.staging.managed.items():
             tape.add_block(block, storage)
@@ -231,7 +233,7 @@ class Recorder(Watch):
         moved = {id(out): self._move(out) for out in fresh}
         step.outs = [_place(moved.get(id(member))) for member in flat]
         step.form = "copy" if fresh else "call"
-        if fresh and len(fresh) == len(flat) and step.function is _torch_private.fast_operator(op):
+        if fresh and len(fresh) == len(flat) and step.function is _torch_private_operators.fast_operator(op):
             self._prefer_out(known, step, fresh)
         for out in fresh:
             moved[id(out)][0].copy_(out)
@@ -282,7 +284,7 @@ class Recorder(Watch):
         except LookupError as error:
             self._fail(f"{known.name}: {error}")
             return None
-        function = _torch_private.fast_operator(op)
+        function = _torch_private_operators.fast_operator(op)
         if lacks_tensor(op, args) or (known.base in _READ_GRAD_MODE and torch.is_grad_enabled()):
             function = _below_autograd(function, grad=torch.is_grad_enabled())
         return Step(function, template, named, "call")
