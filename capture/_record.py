@@ -87,7 +87,21 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
         else:
             back = policies.get(path, Policy.COPY_BACK) is Policy.COPY_BACK or path in mutated
             inputs.append(Input(position=position, how="copy-back" if back else "copy", group=groups[position]))
-    return inputs
+    return _apart(call, inputs)
+
+
+def _apart(call: Call, inputs: Sequence[Input]) -> list[Input]:
+    """Marks static arguments on whose memory Python state holds tensors, too."""
+    static = {one.position for one in inputs if one.how == "static" and span_of(call.leaves[one.position])}
+    if not static:
+        return list(inputs)
+    state, arguments = _state.snapshot(call.roots()), {path for path, _ in call.paths()}
+    shared = {
+        position
+        for position in static
+        if any(place.path not in arguments for place, _ in state.owners(call.leaves[position].untyped_storage()))
+    }
+    return [evolve(one, is_apart=True) if one.position in shared else one for one in inputs]
 
 
 def _may_be_bound(leaf: torch.Tensor, path: str, entry: Entry, often: frozenset[str]) -> bool:
@@ -159,7 +173,9 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     counters = captured.log.counters
     counters.body_runs += 1
     begin = time.perf_counter()
-    recorded, followed, parted = _run(captured, entry, call, tree, inputs, entry.expected, undo=undo), True, None
+    apart = [one.position for one in inputs if one.is_apart]
+    expected = None if apart else entry.expected  # made of runs that could not tell the two
+    recorded, followed, parted = _run(captured, entry, call, tree, inputs, expected, undo=undo), True, None
     if recorded.followed in ("unsuited", "differs"):
         followed, parted = recorded.followed == "unsuited", recorded.parted
         _forget_run(captured, entry, recorded)
@@ -175,7 +191,8 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
         facts, plan = _facts_and_plan(captured, entry, recorded, parted)
     written = _written(call, inputs, facts)
     if recorded.executed:
-        count_writes(written, call.leaves)
+        wrote = _mutated(facts)
+        count_writes((*written, *[at for at in apart if call.paths()[at][0] in wrote]), call.leaves)
     copied = recorded.recording.copied_paths if recorded.recording is not None else frozenset()
     if recorded.followed != "yes" and not _expel_state(tree, recorded.described, copied):
         facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")

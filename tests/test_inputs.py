@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from capture import AnnotationError, CaptureWarning, capture, explain, mark_step_begin, plans, recordings
 from tests.device import DEVICE, REBINDS
@@ -181,6 +182,52 @@ def test_an_argument_that_is_a_weight_now_and_then() -> None:
             if number % 5 == 4:
                 net.weight = nn.Parameter(rand(8, 8, seed=number))
             same(mine(x), body(x))
+
+
+@pytest.mark.parametrize("options", [{"inputs": "bind"}, {"inputs": "copy"}, {"static": ["x"]}], ids=str)
+def test_an_argument_that_is_state_at_first_and_parts_from_it(options: Any) -> None:
+    """Recorded with one tensor as both: which of the two an operator reads has to be known afterwards."""
+
+    class Net(nn.Module):
+        state: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("state", torch.ones(4, 4, device=DEVICE))
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            self.state = (self.state + x) * 0.5
+            return self.state
+
+    mine, theirs = capture(Net(), **options), Net()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for number in range(6):
+            h = g = rand(4, 4, seed=number)
+            for _ in range(2 + number % 3):
+                h, g = mine(h), theirs(g)
+                same([h, mine.state], [g, theirs.state])
+            del h
+    assert recordings(mine).replays
+
+
+def test_a_written_argument_that_is_state_now_and_then() -> None:
+    holder = [rand(4, 4, seed=n) for n in range(3)]
+    twin = [one.clone() for one in holder]
+    tables = {"mine": holder, "theirs": twin}
+
+    def write(x: Tensor, name: str) -> Tensor:
+        x.mul_(2)
+        return tables[name][0] + x
+
+    mine = capture(write, static=["x"], max_recordings=20)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for number in range(18):
+            mark_step_begin()
+            same(mine(holder[number % 3], "mine"), write(twin[number % 3], "theirs"))
+            same(holder, twin)
 
 
 def test_outputs_of_other_captured_functions() -> None:

@@ -80,6 +80,9 @@ class Input:
     managed: Block | None = None
     is_bound: bool = False
     """A static one that may be elsewhere in every call: see ``Recording.follow``."""
+    is_apart: bool = False
+    """A static one on whose memory Python state holds tensors, too: the body sees it through a storage of its own, so
+    that what it reads as the one is told from what it reads as the other. They may part in later calls."""
 
 
 @frozen(kw_only=True)

@@ -115,10 +115,12 @@ class _Staged:
             leaf = call.leaves[one.position]
             if isinstance(leaf, torch.Generator):
                 tape.scope[f"g{one.position}"] = leaf
-            elif one.how == "static" and leaf.device.type == "cpu" and leaf.numel():
-                path = call.paths()[one.position][0]
-                tape.add_static(path, leaf, argument=path)
         self.staging = stage(arena, call, [one for one in inputs if not _elsewhere(call.leaves[one.position])])
+        for one in inputs:
+            leaf = call.leaves[one.position]
+            if one.how == "static" and isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.numel():
+                seen = self.staging.replacements.get(one.position, leaf)
+                tape.add_argument(call.paths()[one.position][0], leaf, seen.untyped_storage())
         for block, storage in self.staging.managed.items():
             tape.add_block(block, storage)
         self._names: list[tuple[int, str, bool]] = []

@@ -37,8 +37,7 @@ class Root:
     owner: torch.Tensor | None = None
     offset: int = 0
     """Storage offset of the owner when it was bound; the owner itself may have been given other memory since."""
-    argument: str = ""
-    """Path of the argument that this is, or was before it was found to be a tensor of Python state as well."""
+    is_argument: bool = False
     kept: bool = False
     """An output or effect lies here, so results must be written to this very memory."""
     registers: dict[Geometry, str] = field(factory=dict)
@@ -87,11 +86,16 @@ class Tape:
         root = Root("block", len(self._roots), storage=self._arena.storage(block))
         return self._add(root, visible)
 
-    def add_static(self, path: str, owner: torch.Tensor, *, argument: str = "") -> Root:
+    def add_static(self, path: str, owner: torch.Tensor) -> Root:
         """A root over memory of the caller."""
         root = Root("static", len(self._roots), path=path, owner=owner, offset=int(owner.storage_offset()))
-        root.argument = argument
         return self._add(root, owner.untyped_storage())
+
+    def add_argument(self, path: str, owner: torch.Tensor, seen: torch.UntypedStorage) -> Root:
+        """A root over a static argument, which the body sees through this storage."""
+        root = Root("static", len(self._roots), path=path, owner=owner, offset=int(owner.storage_offset()))
+        root.is_argument = True
+        return self._add(root, seen)
 
     def own(self, path: str, owner: torch.Tensor) -> None:
         """Name the owner by which a static root is bound anew when its tensor moves."""
@@ -195,15 +199,8 @@ class Tape:
     def rebind(self, moves: Sequence[Move]) -> bool:
         """Look at other tensors of the same metadata under the same paths."""
         tensors = {move.path: move.tensor for move in moves}
-        roots = [root for root in self._roots if root.kind == "static"]
-        if any(
-            root.argument != root.path and tensors.keys() & {root.argument, root.path}
-            for root in roots
-            if root.argument
-        ):
-            return False  # what operators reads there may be either
-        for root in roots:
-            if root.path in tensors and root.owner is not None:
+        for root in self._roots:
+            if root.kind == "static" and root.path in tensors and root.owner is not None:
                 self._look_at(root, tensors[root.path])
         return True
 
@@ -219,8 +216,8 @@ class Tape:
         root.registers = registers
 
     def follow(self, inputs: Sequence[Followed]) -> frozenset[str]:
-        """Those that are nothing else. A tape keeps no hold of them between calls."""
-        roots = {root.path: root for root in self._roots if root.argument == root.path}
+        """All. A tape keeps no hold of them between calls."""
+        roots = {root.path: root for root in self._roots if root.is_argument}
         taken = [(one, roots[one.path]) for one in inputs if one.path in roots]
         plain = self.replay
 

@@ -135,10 +135,13 @@ all inputs is the cheaper way, which needs nothing to be learned of a graph."""
 
 
 def is_bound(case: Case, info: PlaceholderInfo) -> bool:
-    """The annotation lets this argument be read where the caller keeps it, wherever that is: it has memory of its own
-    on the device that the kernels run on."""
+    """The annotation lets this argument be read where the caller keeps it, wherever that is: on the device that the
+    kernels run on, in memory that is no other argument's."""
     wanted = case.annotation.inputs
-    if info.kind != "argument" or info.static or info.alias_group is not None or info.tensor.layout != "strided":
+    if info.kind != "argument" or info.static or info.tensor.layout != "strided":
+        return False
+    others = [one for one in case.facts.placeholders if one.kind == "argument" and one is not info]
+    if info.alias_group is not None and any(one.alias_group == info.alias_group for one in others):
         return False
     if wanted == "copy" or info.tensor.nbytes < (BIND_BYTES if wanted == "auto" else 1):
         return False

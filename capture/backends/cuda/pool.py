@@ -209,6 +209,10 @@ class CudaPool:
 
     # ---- memory as tensors
 
+    def overlay(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Another storage over the memory of a caller's."""
+        return _torch_private_cuda.cuda_storage(storage.data_ptr(), self.device, storage.nbytes())
+
     def storage(self, block: Block) -> torch.UntypedStorage:
         """A fresh storage over a block, which it does not own."""
         return _torch_private_cuda.cuda_storage(block.address, self.device, block.nbytes)
