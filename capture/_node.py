@@ -58,6 +58,8 @@ class Node:
     """Replays since the state was compared in full, for ``checks="sampled"``; ``SAMPLED`` asks for a comparison now."""
     registered: int = -1
     """Registrations in modules until then."""
+    groups: frozenset[str] = frozenset()
+    """Names of the process groups that it communicates in."""
     program: Any = None
     """How gradients of this recording's results are computed, if they need any."""
     layout: Any = None

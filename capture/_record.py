@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve
 
-from capture import _checks, _instead, _planning, _state, _tensors
+from capture import _checks, _groups, _instead, _planning, _ranks, _state, _tensors
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._describe import Described
@@ -134,7 +134,8 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
     tree.recording, collecting = True, gc.isenabled()
     gc.disable()
     try:
-        return _record(captured, entry, call, tree, pattern, undo=undo)
+        with _ranks.exchange(captured, entry) as exchange:
+            return _record(captured, entry, call, tree, pattern, exchange, undo=undo)
     finally:
         tree.recording = False
         if collecting:
@@ -144,7 +145,9 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
             tree.retire()
 
 
-def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool) -> Any:
+def _record(
+    captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, exchange: _ranks.Exchange, *, undo: bool
+) -> Any:
     inputs = inputs_for(call, entry, tree, pattern)
     counters = captured.log.counters
     counters.body_runs += 1
@@ -158,6 +161,7 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     for kind, milliseconds, nbytes in recorded.parts:
         captured.log.add(kind, ms=milliseconds, nbytes=nbytes)
     if recorded.described is None:
+        exchange.fall_out(recorded)
         return _instead.without_facts(captured, entry, call, tree, recorded, undo=undo)
     if recorded.followed == "yes" and entry.facts is not None and entry.plan is not None:
         facts, plan = entry.facts, entry.plan
@@ -170,8 +174,10 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     if recorded.followed != "yes" and not _expel_state(tree, recorded.described, copied):
         facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")
         plan = compile_plan(captured.annotation, facts)
-    as_planned = plan is entry.plan or _as_planned(entry.plan, plan)
-    if recorded.recording is None or plan.outcome != "record" or facts.gradients or not (followed and as_planned):
+    as_planned = followed and (plan is entry.plan or _as_planned(entry.plan, plan))
+    holds = recorded.recording is not None and as_planned and not facts.gradients
+    facts, plan = _heard(exchange, captured, entry, recorded, facts, plan, holds=holds)
+    if not holds or plan.outcome != "record":
         return _instead.refused(captured, entry, call, tree, recorded, facts, plan, undo=undo)
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
     captured.note_findings(plan)
@@ -180,6 +186,7 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
     node.written = written
+    _groups.note_user(node, facts)
     if entry.region is not None:
         entry.region.settle(node)
     result = _result(captured, call, tree, node, recorded, undo=undo)
@@ -193,6 +200,16 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     if undo:
         _instead.undo_run(recorded)
     return result
+
+
+def _heard(
+    exchange: _ranks.Exchange, captured: Captured, entry: Entry, recorded: Recorded, facts: Facts, plan: CapturePlan, *,
+    holds: bool,
+) -> tuple[Facts, CapturePlan]:  # fmt: skip
+    """Facts and plan after the other ranks were heard. ``holds``: it is a recording, as far as this rank knows."""
+    failure = None if holds else recorded.failure or "its recording run differs from its plan"
+    heard = _ranks.agreed(exchange, captured, entry, facts, executed=recorded.executed, failure=failure)
+    return (facts, plan) if heard is facts else (heard, compile_plan(captured.annotation, heard))
 
 
 def _forget_run(captured: Captured, entry: Entry, recorded: Recorded) -> None:
