@@ -74,11 +74,12 @@ class Watch(HigherOrderMode):
         """The run is over. A generator that stands elsewhere than its draws left it was seeded or set by the body."""
         for generator, state in self._drawn.values():
             if not torch.equal(state, generator.get_state()):
-                self._note_seeding()
+                self.note_unsafe(_SEEDING)
 
-    def _note_seeding(self) -> None:
-        if not any(one.op == _SEEDING for one in self.notes.work):
-            self.notes.work.append(HostWork(op=_SEEDING, kind="unsafe", where=_where.here()))
+    def note_unsafe(self, op: str) -> None:
+        """Note what no replay does again, and no operator tells of, once."""
+        if not any(one.op == op for one in self.notes.work):
+            self.notes.work.append(HostWork(op=op, kind="unsafe", where=_where.here()))
 
     def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator; a recorder replaces this."""
@@ -248,7 +249,7 @@ class Watch(HigherOrderMode):
         state = generator.get_state()
         known = self._drawn.get(generator_id(generator))
         if known is not None and not torch.equal(known[1], state):
-            self._note_seeding()
+            self.note_unsafe(_SEEDING)
         return generator, state
 
     def _see_draws(self, op: Traits, before: tuple[torch.Generator, torch.Tensor], kwargs: dict[str, Any]) -> None:
@@ -343,7 +344,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
     _active.append(watch)
     try:
         with contextlib.ExitStack() as around:
-            around.enter_context(host_reads(watch.note_sync, watch.note_export))
+            around.enter_context(host_reads(watch.note_sync, watch.note_export, watch.note_unsafe))
             around.enter_context(graph_uses(watch.note_hook))
             around.enter_context(watch.device_syncs())
             around.enter_context(waits_unseen())

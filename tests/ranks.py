@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from capture import CaptureWarning, config
 def _run(work: Callable[..., Any], rank: int, path: str, results: Any) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FutureWarning)  # torch's own, about names it is going to change
+    os.environ["STORE"] = f"{path}/store"
     dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=rank, world_size=2)
     try:
         with config.patch(cache=False):

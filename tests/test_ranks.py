@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from capture import CaptureWarning, _ranks, capture, config, recordings, release, reset, warmup
+from capture._decorate import captured_states
 from capture.backends.cpu import CpuBackend, Recorder
 from tests.ranks import said, two_ranks
 
@@ -223,9 +224,74 @@ def answers_late(rank: int) -> None:
     ) in text
 
 
+def plans_from_disk(rank: int) -> None:
+    """One rank has its plan from disk: its first call is a plain one, and the ranks stay in step."""
+    folder = Path(f"{os.environ['STORE']}-plans-{rank}")
+    with config.patch(cache=True, cache_dir=folder):
+        calls(summing())
+    step = summing()
+    with config.patch(cache=rank == 1, cache_dir=folder):
+        assert calls(step) == []
+    assert recordings(step).plans_loaded == rank
+    assert recordings(step).observations == 1 - rank
+    assert recordings(step).recordings == 1
+    assert recordings(step).replays == 3
+
+
+def inlined(step: Step, *args: Any) -> Tensor:
+    """The call as it is without this library."""
+    with config.patch(enabled=False):
+        return step(*args)
+
+
+def outcome(step: Step) -> Any:
+    """The value of a call, or the error."""
+    try:
+        return step(torch.ones(3)).tolist()
+    except Exception as error:  # noqa: BLE001 - whatever torch raises
+        return type(error), str(error)
+
+
+def group_ends(rank: int) -> None:
+    """Recordings that use a group end before it; a new one of the same name records anew."""
+    group = dist.new_group([0, 1])
+    step, other = summing(), summing()
+
+    @capture
+    def apart(x: Tensor) -> Tensor:
+        y = x * 2
+        dist.all_reduce(y, group=group)
+        return y + 1
+
+    for number in range(5):
+        right(step, number)
+        assert torch.equal(apart(torch.ones(3)), torch.full((3,), 5.0))
+    node = captured_states(step)[0].entries()[0].nodes[0]
+    assert recordings(apart).replays == 3
+    dist.destroy_process_group(group)
+    assert captured_states(apart)[0].entries()[0].nodes == []
+    assert outcome(apart) == outcome(lambda x: inlined(apart, x))
+    assert recordings(apart).replays == 3
+    for number in range(5):
+        right(step, number)
+    assert captured_states(step)[0].entries()[0].nodes == [node]  # of another group
+    held = other(torch.full((1000,), 2.0 + rank))
+    dist.destroy_process_group()
+    assert captured_states(step)[0].entries()[0].nodes == []
+    with pytest.raises(ValueError, match="process group"):
+        step(torch.ones(1000))
+    assert torch.equal(held, torch.full((1000,), 8.5))
+    del held
+    dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}-2", rank=rank, world_size=2)
+    for number in range(5):
+        right(step, number)
+    assert recordings(step).recordings == 2
+    assert recordings(step).replays == 3 + 5 + 4
+
+
 SCENES = (
     fails_to_record, is_eager_by_plan, raises_where_asked, other_keys, random_schedules, verifies, warms_up,
-    answers_late,
+    answers_late, plans_from_disk, group_ends,
 )  # fmt: skip
 
 
