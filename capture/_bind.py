@@ -20,6 +20,7 @@ import torch
 from attrs import frozen
 
 from capture import _containers, _torch_private
+from capture._torch_private_subclass import is_wrapper
 
 Key = tuple[Any, ...]
 Leaf = Any  # a torch.Tensor or a torch.Generator
@@ -137,6 +138,15 @@ def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
         strides = None
     return (type(tensor), tensor.layout, tensor.dtype, tuple(tensor.shape) if not tensor.is_nested else (), strides,
             tensor.device, tensor.requires_grad)  # fmt: skip
+
+
+def _wrapper_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
+    """Of a tensor that holds others: those, and all else it is made of, such as placements and the mesh. What is no
+    value, as no hash tells, makes the call one without a key."""
+    shell = _containers.Shell.of(tensor)
+    own = (shell.kind, shell.context, tuple(shell.others.values()), shell.shape, shell.stride, tensor.requires_grad)
+    hash(own)
+    return (own, *[key_of(member, leaves) for member in shell.members])
 
 
 def _generator_key(generator: torch.Generator, leaves: list[Leaf]) -> Any:
@@ -304,7 +314,7 @@ _PARTS: dict[type, KeyPart] = {
 
 def _part_for(kind: type) -> KeyPart:
     if issubclass(kind, torch.Tensor):
-        return _odd_tensor_key
+        return _wrapper_key if is_wrapper(kind) else _odd_tensor_key
     if issubclass(kind, (enum.Enum, type)) or kind in _containers.PLAIN_TYPES:
         return _typed
     if _containers.is_namedtuple(kind):

@@ -46,12 +46,15 @@ def group_name(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return ""
 
 
-def obstacle(base: str) -> str | None:
-    """Why the CPU engine does not record a collective; None where it does. Reads after the operator's name."""
-    if base in _MESSAGES:
-        return "sends between two ranks, of which each runs other operators, so that they cannot agree on a recording"
+def obstacle(base: str, *, on_host: bool) -> str | None:
+    """Why an engine does not record a collective; None where it does. Reads after the operator's name. Accelerators
+    take what the library behind the group can put into a graph."""
     if base == "wait_tensor":
         return "waits for what a collective before the call makes, which is read when the call begins"
+    if not on_host:
+        return None
+    if base in _MESSAGES:
+        return "sends between two ranks, of which each runs other operators, so that they cannot agree on a recording"
     if base == "monitored_barrier_":
         return "measures on the host how long each rank takes"
     if wait_for_work is None:

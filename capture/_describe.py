@@ -376,7 +376,7 @@ def _subclasses(watched: Watched) -> list[SubclassLeaf]:
             kind = "lazily conjugated tensor"
         if kind is not None:
             found.append(SubclassLeaf(path=path, type=kind))
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, *_gradients.of_wrappers(watched)]))
 
 
 def _unmatched(watched: Watched) -> list[str]:

@@ -42,7 +42,7 @@ def _ended(group: str) -> None:
     world = torch.distributed.group.WORLD
     _num_worlds += world is not None and world.group_name == group
     for node in list(_users):
-        if group in node.groups:
+        if group in node.groups or "" in node.groups:  # torch did not tell which
             _users.discard(node)
             node.drop()
             for entry in node.function.entries():

@@ -106,7 +106,7 @@ class Notes:
         group = _collectives.group_name(op, *given)
         found = Collective(
             op=known.name, group=group, all_wait=_collectives.waits_for_all(known.base), where=where,
-            obstacle=_collectives.obstacle(known.base) if on_host else None,
+            obstacle=_collectives.obstacle(known.base, on_host=on_host),
         )  # fmt: skip
         self.collectives.setdefault((known.name, group), found)
 

@@ -142,7 +142,7 @@ def agreed(
 ) -> Facts:  # fmt: skip
     """The facts of a run after all ranks that take part were heard. ``failure``: why it is no recording although its
     plan says so; ``executed``: the collectives have run, not only been captured."""
-    if made.store is None:
+    if made.store is None or not facts.collectives:
         return facts
     own = _against(entry, compile_plan(captured.annotation, facts), failure)
     made.answer(_RECORD if own is None else f"{_EAGER}{own}")

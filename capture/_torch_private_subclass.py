@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,22 +20,30 @@ _get_mode = getattr(torch._C, "_get_dispatch_mode", None)
 _FAKE = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "FAKE", None)
 
 
-@functools.cache
-def is_wrapper(kind: type) -> bool:
-    """A tensor subclass that ``__tensor_flatten__`` opens and ``__tensor_unflatten__`` closes again."""
-    return issubclass(kind, torch.Tensor) and bool(_is_wrapper_type(kind))
+try:
+    from torch.nested._internal.nested_tensor import NestedTensor as _Nested
+except ImportError:  # pragma: no cover - a torch whose nested tensors hold no others
+    _Nested = None  # type: ignore[assignment, misc]
 
 
-def open_wrapper(value: Any) -> tuple[list[str], Any]:
-    """Names of the attributes that hold its tensors (and, from torch 2.13 on, other objects), and the rest."""
+def _is_wrapper(kind: type) -> bool:
+    if not issubclass(kind, torch.Tensor) or (_Nested is not None and issubclass(kind, _Nested)):
+        return False  # the shape of a nested tensor is that of its values
+    return bool(_is_wrapper_type(kind))
+
+
+is_wrapper: Callable[[Any], bool] = functools.cache(_is_wrapper)
+"""A tensor subclass that ``__tensor_flatten__`` opens and ``__tensor_unflatten__`` closes again."""
+
+
+def open_wrapper(value: Any) -> tuple[dict[str, Any], Any]:
+    """Attributes that hold its tensors (and, from torch 2.13 on, other objects), and the rest. Waits for the collective
+    that makes the tensor, where it is one that is waited for at its first use."""
     names, context = value.__tensor_flatten__()
-    return names, context
-
-
-def close_wrapper(like: Any, members: dict[str, Any]) -> Any:
-    """A tensor like this one around other members of the same metadata."""
-    _, context = open_wrapper(like)
-    return type(like).__tensor_unflatten__(members, context, like.shape, like.stride())
+    wait = getattr(value, "trigger_wait", None)
+    if wait is not None:
+        wait()
+    return {name: getattr(value, name) for name in names}, context
 
 
 def only_shapes() -> bool:

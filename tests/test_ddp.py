@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -74,15 +75,19 @@ def replicated(**options: Any) -> Wrap:
     return lambda layers: DistributedDataParallel(layers, **options)
 
 
-def sharded(**options: Any) -> Wrap:
-    def wrap(layers: nn.Sequential) -> nn.Module:
-        mesh = init_device_mesh("cpu", (2,))
-        for layer in layers.children():
-            fully_shard(layer, mesh=mesh, **options)
-        fully_shard(layers, mesh=mesh, **options)
-        return layers
+def sharded(layers: nn.Sequential) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in layers.children():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(layers, mesh=mesh)
+    return layers
 
-    return wrap
+
+def tensor_parallel(layers: nn.Sequential) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2,))
+    for block in list(layers)[:2]:
+        parallelize_module(block, mesh, {"a": ColwiseParallel(), "b": RowwiseParallel()})
+    return layers
 
 
 def blocks_replay(counts: list[Any], texts: list[str]) -> None:
@@ -109,12 +114,20 @@ def storages_are_resized(counts: list[Any], texts: list[str]) -> None:
     assert any("CG202 host-work: UntypedStorage.resize_" in text for text in texts), texts
 
 
+def from_the_third_step(counts: list[Any], texts: list[str]) -> None:
+    """Two keys, of which each needs one more run for the optimizer's state, or for the parameters' gradients."""
+    assert texts == []
+    assert counts[0].recordings == 2
+    assert counts[0].replays >= STEPS - 6
+    assert counts[0].eager_calls == 0
+
+
 Check = Callable[[list[Any], list[str]], None]
 CASES: list[tuple[Wrap, dict[str, Check]]] = [
     (replicated(), {"blocks": blocks_replay, "step": buckets_are_unknown}),
     (replicated(gradient_as_bucket_view=True), {"blocks": blocks_replay, "step": step_replays}),
-    (sharded(), {"blocks": blocks_replay, "step": storages_are_resized}),
-    (sharded(reshard_after_forward=False), {"step": storages_are_resized}),
+    (sharded, {"blocks": blocks_replay, "step": storages_are_resized}),
+    (tensor_parallel, {"blocks": blocks_replay, "step": from_the_third_step}),
 ]
 
 

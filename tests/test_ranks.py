@@ -18,6 +18,7 @@ from torch import Tensor
 from capture import CaptureWarning, _ranks, capture, config, recordings, release, reset, warmup
 from capture._decorate import captured_states
 from capture.backends.cpu import CpuBackend, Recorder
+from tests.collectives import collectives
 from tests.ranks import said, two_ranks
 
 Step = Callable[..., Tensor]
@@ -290,6 +291,7 @@ def group_ends(rank: int) -> None:
 
 
 SCENES = (
+    collectives,
     fails_to_record, is_eager_by_plan, raises_where_asked, other_keys, random_schedules, verifies, warms_up,
     answers_late, plans_from_disk, group_ends,
 )  # fmt: skip

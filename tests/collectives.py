@@ -1,11 +1,10 @@
-"""Two processes under gloo: collectives are replayed as eager runs them, one rank slower than the other."""
+"""What one rank of two does under gloo: collectives are replayed as eager runs them, one rank slower than the other."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.distributed import _functional_collectives as functional
 
 from capture import CaptureWarning, capture, config, mark_step_begin, recordings
-from tests.ranks import said, two_ranks
+from tests.ranks import said
 
 CALLS = 9
 Body = Callable[[Tensor], Any]
@@ -204,7 +203,8 @@ def begun_before(rank: int) -> None:
         assert "CG702 collective-not-recorded: _c10d_functional.wait_tensor.default waits for what" in text
 
 
-def _work(rank: int) -> None:
+def collectives(rank: int) -> None:
+    """All of them, and those that are not recorded."""
     begun_before(rank)
     for name, body in bodies(rank).items():
         counts, texts = compare(rank, name, body)
@@ -217,7 +217,3 @@ def _work(rank: int) -> None:
         assert counts.recordings == 0, name
         assert counts.body_runs == CALLS, name
         assert any(code in text for text in texts), (name, texts)
-
-
-def test_collectives_on_the_cpu(tmp_path: Path) -> None:
-    two_ranks(_work, tmp_path)
