@@ -19,7 +19,7 @@ from capture import _checks, _groups, _instead, _planning, _ranks, _state, _tens
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._describe import Described
-from capture._entry import Entry
+from capture._entry import RETRIES, Entry
 from capture._facts import Drift, Facts, SequenceChange
 from capture._findings import Policy
 from capture._follow import Expected
@@ -207,7 +207,8 @@ def _heard(
     holds: bool,
 ) -> tuple[Facts, CapturePlan]:  # fmt: skip
     """Facts and plan after the other ranks were heard. ``holds``: it is a recording, as far as this rank knows."""
-    failure = None if holds else recorded.failure or "its recording run differs from its plan"
+    again = recorded.transient and entry.differing_runs < RETRIES
+    failure = None if holds or again else recorded.failure or "its recording run differs from its plan"
     heard = _ranks.agreed(exchange, captured, entry, facts, executed=recorded.executed, failure=failure)
     return (facts, plan) if heard is facts else (heard, compile_plan(captured.annotation, heard))
 
