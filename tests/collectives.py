@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from capture import CaptureWarning, capture, config, mark_step_begin, recordings
 from tests.ranks import said
@@ -203,9 +205,35 @@ def begun_before(rank: int) -> None:
         assert "CG702 collective-not-recorded: _c10d_functional.wait_tensor.default waits for what" in text
 
 
+def handed_over(rank: int) -> None:
+    """An argument is what a collective is still making, and a ``DTensor`` around it; a result is one, too."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def body(x: Any, y: Any) -> Any:
+        return x * 2, (y + 1).redistribute(mesh, [Replicate()]), functional.all_reduce(x + 1, "sum", mesh)
+
+    captured = capture(body)
+    with torch.no_grad():
+        for number in range(CALLS):
+            if rank == 1:
+                time.sleep(0.01)
+            ones = torch.full((100_000,), float(number + 1))
+            found = []
+            for function in (captured, body):
+                x = functional.all_reduce(ones, "sum", mesh)
+                y = DTensor.from_local(ones * rank, mesh, [Partial()]).redistribute(mesh, [Replicate()])
+                z: Any = DTensor.from_local(y.to_local() * 1, mesh, [Shard(0)])
+                one, two, three = function(x, z)
+                found.append([one * 1, two.to_local() * 1, three * 1])
+            assert torch.equal(found[0][0], ones * 4)
+            assert all(map(torch.equal, *found)), number
+    assert recordings(captured).replays == CALLS - 2, recordings(captured)
+
+
 def collectives(rank: int) -> None:
     """All of them, and those that are not recorded."""
     begun_before(rank)
+    handed_over(rank)
     for name, body in bodies(rank).items():
         counts, texts = compare(rank, name, body)
         assert texts == [], (name, texts)
