@@ -29,7 +29,7 @@ from capture._state import Change, Snapshot
 from capture._syncs import device_syncs
 from capture._tensors import storage_of
 from capture._torch_private import autocast_inside, generator_id, hide_from_compiler, is_higher_order
-from capture._torch_private_distributed import waits_unseen
+from capture._torch_private_distributed import handles_followed
 from capture._torch_private_subclass import is_wrapper, only_shapes
 
 DETACHING = frozenset(["detach", "alias", "detach_"])
@@ -347,7 +347,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
             around.enter_context(host_reads(watch.note_sync, watch.note_export, watch.note_unsafe))
             around.enter_context(graph_uses(watch.note_hook))
             around.enter_context(watch.device_syncs())
-            around.enter_context(waits_unseen())
+            around.enter_context(handles_followed(watch.note_unsafe))
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(no_autocast_cache())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,25 +56,32 @@ _WITH_FACTOR = int(dist.ReduceOp.PREMUL_SUM) if _HAS_GROUPS else -1  # type: ign
 
 
 @contextlib.contextmanager
-def waits_unseen() -> Iterator[None]:
+def handles_followed(note: Callable[[str], None]) -> Iterator[None]:
     """In the block ``Work.wait`` is no business of dispatch modes: some backends copy results in it, from memory that
-    no operator told of. Without torch's guard they see that, and what does it runs eagerly."""
+    no operator told of. Without torch's guard they see that, and what does it runs eagerly. ``note(name)`` is called
+    where a future is taken from a handle: what it leads to runs in other threads, unseen."""
     if not _HAS_GROUPS or not dist.is_initialized() or _without_modes is None:
         yield
         return
     work: Any = dist.Work
-    wait = work.wait
+    wait, get_future, thread = work.wait, work.get_future, threading.get_ident()
 
     @functools.wraps(wait)
     def unseen(handle: Any, *args: Any, **kwargs: Any) -> Any:
         with _without_modes():
             return wait(handle, *args, **kwargs)
 
-    work.wait = unseen
+    @functools.wraps(get_future)
+    def noted(handle: Any) -> Any:
+        if threading.get_ident() == thread:
+            note("Work.get_future")
+        return get_future(handle)
+
+    work.wait, work.get_future = unseen, noted
     try:
         yield
     finally:
-        work.wait = wait
+        work.wait, work.get_future = wait, get_future
 
 
 def default_store() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -131,7 +133,62 @@ CASES: list[tuple[Wrap, dict[str, Check]]] = [
 ]
 
 
+def accumulates(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
+    """Micro-batches of which, from the tenth on, only every third communicates: ``no_sync`` changes what deeper code
+    reads, and nothing that the body names."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(Block(), nn.Linear(16, 4)), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def pile_up(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    run, values = (capture(pile_up) if captures else pile_up), []
+    for number in range(STEPS):
+        mark_step_begin()
+        communicates = number < STEPS // 2 or number % 3 == 2
+        with contextlib.nullcontext() if communicates else model.no_sync():
+            values.append(run(*batch(rank, number % 7)).clone())
+        if communicates:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    return [*values, *[one.detach() for one in model.parameters()]], run
+
+
+def compressed(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
+    """A hook on the buckets, whose second half runs in another thread."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(Block(), nn.Linear(16, 4)), gradient_as_bucket_view=True)
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = capture(step) if captures else step
+    values = [run(*batch(rank, number)).clone() for number in range(STEPS // 2)]
+    return [*values, *[one.detach() for one in model.parameters()]], run
+
+
+def special_cases(rank: int) -> None:
+    for case, codes in ((accumulates, {"CG105"}), (compressed, {"CG202"})):
+        expected, _ = case(rank, False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", CaptureWarning)
+            found, run = case(rank, True)
+        assert [one.tolist() for one in found] == [one.tolist() for one in expected], (case, recordings(run))
+        assert codes <= {text[:5] for text in said(caught)}, said(caught)
+        assert (recordings(run).replays > 3) is (case is accumulates), (case, recordings(run), said(caught))
+
+
 def _work(rank: int) -> None:
+    special_cases(rank)
     for wrap, checks in CASES:
         expected, _, _ = train(rank, wrap, "nothing")
         for what, check in checks.items():
