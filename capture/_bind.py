@@ -20,6 +20,7 @@ import torch
 from attrs import frozen
 
 from capture import _containers, _torch_private
+from capture._torch_private_subclass import is_wrapper
 
 Key = tuple[Any, ...]
 Leaf = Any  # a torch.Tensor or a torch.Generator
@@ -139,6 +140,15 @@ def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
             tensor.device, tensor.requires_grad)  # fmt: skip
 
 
+def _wrapper_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
+    """Of a tensor that holds others: those, and all else it is made of, such as placements and the mesh. What is no
+    value, as no hash tells, makes the call one without a key."""
+    shell = _containers.Shell.of(tensor)
+    own = (shell.kind, shell.context, tuple(shell.others.values()), shell.shape, shell.stride, tensor.requires_grad)
+    hash(own)
+    return (own, *[key_of(member, leaves) for member in shell.members])
+
+
 def _generator_key(generator: torch.Generator, leaves: list[Leaf]) -> Any:
     same = next((i for i, leaf in enumerate(leaves) if leaf is generator), len(leaves))
     leaves.append(generator)
@@ -222,7 +232,9 @@ def _token_of_held(value: Any) -> int:
     return token
 
 
-_module_lists: dict[int, tuple[tuple[dict[str, Any], ...], tuple[weakref.ref[torch.nn.Module], ...]]] = {}
+_Weak = weakref.ref[torch.nn.Module]
+_Members = tuple[tuple[dict[str, Any], ...], tuple[_Weak, ...], tuple[tuple[_Weak, str], ...]]
+_module_lists: dict[int, _Members] = {}
 
 
 def forget_module_structure(module: torch.nn.Module) -> None:
@@ -235,26 +247,33 @@ def module_key(module: torch.nn.Module, leaves: list[Leaf]) -> Any:
     return (type(module), identity_token(module), *training_reader(module)())
 
 
+_SWITCHES = ("require_backward_grad_sync",)
+"""What ``DistributedDataParallel.no_sync()`` turns off around a call."""
+
+
 def training_reader(module: torch.nn.Module) -> Callable[[], list[bool]]:
-    """A function that reads the training flags of a module and all its submodules."""
+    """A function that reads the training flags of a module and all its submodules, and ``_SWITCHES``."""
     token = identity_token(module)
     members = _module_lists.get(token)
     if members is None:
         members = _module_lists[token] = _members(module)
-    owns, weak = members
+    owns, weak, switches = members
     if not weak:
         return lambda: [own["training"] for own in owns]
-    return lambda: [own["training"] for own in owns] + [one().training for one in weak]  # type: ignore[union-attr]
+    return lambda: [
+        *[own["training"] for own in owns],
+        *[one().training for one in weak],  # type: ignore[union-attr]
+        *[getattr(one(), name) for one, name in switches],
+    ]
 
 
-def _members(
-    module: torch.nn.Module,
-) -> tuple[tuple[dict[str, Any], ...], tuple[weakref.ref[torch.nn.Module], ...]]:
+def _members(module: torch.nn.Module) -> _Members:
     """Submodules by their ``__dict__``, which is read fastest; weakly where that could keep one alive."""
     members = list(module.modules())
-    if all(map(_names_no_module, members)):
-        return tuple(member.__dict__ for member in members), ()
-    return (), tuple(weakref.ref(member) for member in members)
+    switches = [(weakref.ref(one), name) for one in members for name in _SWITCHES if name in one.__dict__]
+    if not switches and all(map(_names_no_module, members)):
+        return tuple(member.__dict__ for member in members), (), ()
+    return (), tuple(weakref.ref(member) for member in members), tuple(switches)
 
 
 _NAMES_NONE = _containers.PLAIN_TYPES | {types.BuiltinFunctionType, type}
@@ -304,7 +323,7 @@ _PARTS: dict[type, KeyPart] = {
 
 def _part_for(kind: type) -> KeyPart:
     if issubclass(kind, torch.Tensor):
-        return _odd_tensor_key
+        return _wrapper_key if is_wrapper(kind) else _odd_tensor_key
     if issubclass(kind, (enum.Enum, type)) or kind in _containers.PLAIN_TYPES:
         return _typed
     if _containers.is_namedtuple(kind):

@@ -38,6 +38,7 @@ def compile_plan(
         effects=facts.effects,
         rng=annotation.rng,
         num_ops=facts.num_ops,
+        collectives=tuple(sorted({one.op for one in facts.collectives})),
         sequence_digest=sequence_digest(facts.sequence),
         max_recordings=annotation.max_recordings,
         findings=tuple(sorted(dict.fromkeys(findings), key=_finding_order)),

@@ -1,7 +1,8 @@
 """Containers: open the structures that calls take and return, and close them again around other leaves.
 
-Opened are tuples, lists, dicts, namedtuples, dataclasses, attrs classes and the types registered with torch's
-pytree. ``torch.utils`` treats a plain dataclass as a leaf, so tensors in one would be missed there.
+Opened are tuples, lists, dicts, namedtuples, dataclasses, attrs classes, the types registered with torch's pytree, and
+tensors that hold other tensors, such as a ``DTensor``. ``torch.utils`` treats a plain dataclass as a leaf, so tensors
+in one would be missed there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import attrs
 import torch
 
 from capture import _torch_private
+from capture._torch_private_subclass import is_wrapper, open_wrapper
 
 TENSOR_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 PLAIN_TYPES = frozenset({
@@ -25,6 +27,36 @@ PLAIN_TYPES = frozenset({
 
 Child = tuple[str, Any]
 """Suffix of the path (``".k"`` or ``".0"``) and the value."""
+
+
+@attrs.frozen(eq=False)
+class Shell:
+    """A tensor subclass without the tensors it holds: ``members`` stand for those in ``names``."""
+
+    kind: Any
+    names: tuple[str, ...]
+    others: dict[str, Any]
+    """What it holds beside tensors."""
+    context: Any
+    shape: torch.Size
+    stride: tuple[int, ...]
+    members: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> Shell:
+        """Of a tensor, and its own members."""
+        held, context = open_wrapper(value)
+        tensors = {name: one for name, one in held.items() if isinstance(one, torch.Tensor)}
+        others = {name: one for name, one in held.items() if name not in tensors}
+        shape, stride = value.shape, value.stride()
+        return cls(type(value), tuple(tensors), others, context, shape, stride, tuple(tensors.values()))
+
+    def around(self, members: list[Any]) -> Any:
+        """The tensor around these, or a shell again if they only stand for tensors."""
+        if not all(isinstance(one, torch.Tensor) for one in members):
+            return attrs.evolve(self, members=tuple(members))
+        held = self.others | dict(zip(self.names, members, strict=True))
+        return self.kind.__tensor_unflatten__(held, self.context, self.shape, self.stride)
 
 
 def field_names(kind: type) -> tuple[str, ...] | None:
@@ -46,6 +78,8 @@ def is_container(value: object) -> bool:
     kind = type(value)
     if kind in (tuple, list, dict, OrderedDict, defaultdict) or is_namedtuple(kind):
         return True
+    if kind is Shell or is_wrapper(kind):
+        return True
     if kind is torch.Size or isinstance(value, (torch.Tensor, torch.nn.Module, type)):
         return False
     return field_names(kind) is not None or _torch_private.is_registered_container(kind)
@@ -60,6 +94,9 @@ def children(value: Any) -> list[Child]:
         return [(f".{name}", getattr(value, name)) for name in value._fields]
     if kind in (tuple, list):
         return [(f".{index}", member) for index, member in enumerate(value)]
+    if kind is Shell or is_wrapper(kind):
+        shell = value if kind is Shell else Shell.of(value)
+        return [(f".{name}", member) for name, member in zip(shell.names, shell.members, strict=True)]
     if _torch_private.is_registered_container(kind):
         members, _ = _torch_private.open_registered(value)
         names = list(value.keys()) if isinstance(value, dict) else range(len(members))
@@ -75,6 +112,15 @@ def leaves(value: Any, path: str = "") -> Iterator[Child]:
             yield from leaves(member, path + suffix)
     else:
         yield path, value
+
+
+def wrappers(value: Any, path: str = "") -> Iterator[Child]:
+    """Tensors in the structure that hold other tensors."""
+    if isinstance(value, torch.Tensor) and is_wrapper(type(value)):
+        yield path, value
+    elif is_container(value):
+        for suffix, member in children(value):
+            yield from wrappers(member, path + suffix)
 
 
 def replace_leaves(value: Any, replace: Callable[[Any], Any]) -> Any:
@@ -105,6 +151,8 @@ def close(value: Any, members: list[Any]) -> Any:
         closed = copy.copy(value)
         closed.update(zip(value, members, strict=True))
         return closed
+    if kind is Shell or is_wrapper(kind):
+        return (value if kind is Shell else Shell.of(value)).around(members)
     if _torch_private.is_registered_container(kind):
         _, spec = _torch_private.open_registered(value)
         return _torch_private.close_registered(members, spec)

@@ -6,6 +6,7 @@ The second half of observation. Nothing here runs user code; objects are only co
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from capture import _containers, _gradients
 from capture._call import is_opaque
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
 from capture._facts import (
+    Collective,
     Effect,
     Escape,
     Facts,
@@ -37,6 +39,7 @@ _OWNERS: dict[str, Owner] = {
     "parameter": "parameter", "buffer": "buffer", "attribute": "attribute", "closure": "closure", "global": "global",
     "item": "item", "root": "argument",
 }  # fmt: skip
+_LETTING_GO = 0.2  # seconds that threads which communicate may hold what they have sent
 LeafKind = Literal["fresh", "input", "input-view", "static", "static-view", "python", "foreign"]
 
 
@@ -116,6 +119,7 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
         host_syncs=tuple(notes.syncs.values()),
         host_work=tuple(notes.work) + (_once_a_line(notes.cpu_work) if accelerators else ()),
         runners=tuple(notes.runners),
+        collectives=(*notes.collectives.values(), *_handles(outputs)),
         draws=tuple(notes.draws.values()),
         devices=tuple(sorted(notes.devices)),
         opaque=(*call.opaque_leaves(), *opaque),
@@ -138,6 +142,10 @@ def _escapes(watched: Watched, kept: set[int]) -> list[Produced]:
     left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
     if left:
         gc.collect()  # a reference cycle is no escape
+        left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
+    until = time.monotonic() + (_LETTING_GO if watched.watch.notes.collectives else 0)
+    while left and time.monotonic() < until:
+        time.sleep(0.001)
         left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
     return left
 
@@ -336,6 +344,16 @@ def _opaque_outputs(outputs: list[KeptLeaf]) -> list[OpaqueLeaf]:
     ]
 
 
+def _handles(outputs: list[KeptLeaf]) -> list[Collective]:
+    """What a caller waits for himself is another object after every collective."""
+    work = getattr(torch.distributed, "Work", None)
+    left = "is handed out unfinished, and a replay gives no new handle"
+    return [
+        Collective(op=leaf.path, group="", all_wait=False, obstacle=left)
+        for leaf in outputs if work is not None and isinstance(leaf.value, work)
+    ]  # fmt: skip
+
+
 def odd_kind(tensor: torch.Tensor) -> str | None:
     """What keeps a tensor from being rebuilt from memory, sizes and strides; None for a plain one."""
     if type(tensor) not in TENSOR_TYPES:
@@ -359,7 +377,7 @@ def _subclasses(watched: Watched) -> list[SubclassLeaf]:
             kind = "lazily conjugated tensor"
         if kind is not None:
             found.append(SubclassLeaf(path=path, type=kind))
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, *_gradients.of_wrappers(watched)]))
 
 
 def _unmatched(watched: Watched) -> list[str]:

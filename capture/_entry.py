@@ -48,6 +48,8 @@ class Entry:
     overlapping: Entry | None = None
     """For calls with an argument that shares memory with Python state, where either is written."""
     backend: Backend | None = None
+    partners: frozenset[int] = frozenset()
+    """Ranks that took part when this rank told the others of a run for this key."""
     region: Any = None
     """A ``Region`` if the results need gradients: what is recorded is the forward pass then."""
 

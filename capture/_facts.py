@@ -118,11 +118,25 @@ class HostSync:
 
 @frozen(kw_only=True)
 class HostWork:
-    """Work a recording cannot hold: an operator on CPU tensors beside an accelerator, a copy between the two, an
-    operator tagged as unsafe for graphs, or a collective on the CPU."""
+    """Work a recording cannot hold: an operator on CPU tensors beside an accelerator, a copy between the two, or an
+    operator tagged as unsafe for graphs."""
 
     op: str
-    kind: Literal["compute", "copy", "unsafe", "collective"]
+    kind: Literal["compute", "copy", "unsafe"]
+    where: Where | None = None
+
+
+@frozen(kw_only=True)
+class Collective:
+    """An operator by which the ranks of a process group exchange something."""
+
+    op: str
+    group: str
+    """The group's name; empty if torch does not tell."""
+    all_wait: bool
+    """No rank is done before all have begun."""
+    obstacle: str | None = None
+    """Why the engine does not record it. Reads after the operator's name."""
     where: Where | None = None
 
 
@@ -265,6 +279,15 @@ class BorrowedUse:
 
 
 @frozen(kw_only=True)
+class Dissent:
+    """What a rank with which this one shares collectives says against a recording; its number is -1 if it is not
+    known."""
+
+    rank: int
+    reason: str
+
+
+@frozen(kw_only=True)
 class PackageRunner:
     """A model package of AOTInductor on a device that no graph can hold as it was loaded.
 
@@ -290,6 +313,8 @@ class Facts:
     host_syncs: tuple[HostSync, ...] = ()
     host_work: tuple[HostWork, ...] = ()
     runners: tuple[PackageRunner, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    dissent: Dissent | None = None
     draws: tuple[Draw, ...] = ()
     devices: tuple[str, ...] = ()
     opaque: tuple[OpaqueLeaf, ...] = ()

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from capture._facts import GradientObstacle, GradientUse
+from capture import _containers
+from capture._facts import GradientObstacle, GradientUse, SubclassLeaf
 from capture._notes import External
 from capture._observe import Watched
 from capture._state import Place
@@ -69,6 +70,16 @@ def obstacles(
     if _recomputes(watched, outputs):
         found.append(GradientObstacle(path=None, reason="the body is recomputed in the backward pass"))
     return found
+
+
+def of_wrappers(watched: Watched) -> Iterator[SubclassLeaf]:
+    """Tensors that hold other tensors and are part of a graph themselves, of which those they hold know nothing."""
+    arguments = watched.call.named_values(watched.values) if torch.is_grad_enabled() else {}
+    given = [one for name, value in arguments.items() for one in _containers.wrappers(value, name)]
+    left = [(path, one) for path, one in _containers.wrappers(watched.result, "output") if not one.is_leaf]
+    for path, one in (*given, *left):
+        if one.requires_grad:
+            yield SubclassLeaf(path=path, type=f"{type(one).__qualname__} that needs gradients")
 
 
 def _path(watched: Watched, arguments: Arguments, external: External) -> str | None:

@@ -27,9 +27,11 @@ get_default_nowrap_functions()  # torch keeps what it finds on its first look, a
 
 
 @contextmanager
-def host_reads(note: Callable[[str], None], exported: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Call ``note(name)`` before each host read in this thread, for the length of the block, and ``exported(tensor)``
-    before a device tensor is handed to another library."""
+def host_reads(
+    note: Callable[[str], None], exported: Callable[[torch.Tensor], None], resized: Callable[[str], None]
+) -> Iterator[None]:
+    """Call ``note(name)`` before each host read in this thread, for the length of the block, ``exported(tensor)``
+    before a device tensor is handed to another library, and ``resized(name)`` before a storage gets other memory."""
     thread = threading.get_ident()
     interface: Any = torch.Tensor.__cuda_array_interface__
 
@@ -43,10 +45,34 @@ def host_reads(note: Callable[[str], None], exported: Callable[[torch.Tensor], N
     for name in _NAMES:
         setattr(torch.Tensor, name, _wrapper(name, getattr(torch.Tensor, name), note, exported, thread))
     try:
-        yield
+        with _storage_resizes(resized):
+            yield
     finally:
         torch.Tensor.__cuda_array_interface__ = interface  # type: ignore[method-assign]
         _put_back(saved)
+
+
+@contextmanager
+def _storage_resizes(note: Callable[[str], None]) -> Iterator[None]:
+    """Call ``note(name)`` where code in this thread gives a storage on the CPU other memory, as ``fully_shard`` does to
+    what it gathered. No operator tells of it, and a tape goes on where the memory was."""
+    thread, storage = threading.get_ident(), torch.UntypedStorage
+    original = storage.resize_
+
+    def resize(self: torch.UntypedStorage, *args: Any) -> Any:
+        if threading.get_ident() == thread and self.device.type == "cpu":
+            note("UntypedStorage.resize_")
+        return original(self, *args)
+
+    inherited = "resize_" not in storage.__dict__
+    storage.resize_ = resize  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        if inherited:
+            del storage.resize_
+        else:
+            storage.resize_ = original  # type: ignore[method-assign]
 
 
 @contextmanager

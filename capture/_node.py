@@ -60,6 +60,8 @@ class Node:
     """Registrations in modules until then."""
     bound: tuple[Followed, ...] = ()
     """Arguments that may be elsewhere in every call, and that the recording does not follow yet."""
+    groups: frozenset[str] = frozenset()
+    """Names of the process groups that it communicates in."""
     program: Any = None
     """How gradients of this recording's results are computed, if they need any."""
     layout: Any = None

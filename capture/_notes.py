@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from attrs import define, field
 
-from capture._facts import Draw, GradientUse, HostSync, HostWork, Inlined, Mutation, PackageRunner, TensorInfo, Where
+from capture import _collectives
+from capture._facts import (
+    Collective,
+    Draw,
+    GradientUse,
+    HostSync,
+    HostWork,
+    Inlined,
+    Mutation,
+    PackageRunner,
+    TensorInfo,
+    Where,
+)
 from capture._operators import Traits, is_tensor
 from capture._tensors import digest
+from capture._torch_private_distributed import text_of
 
 
 @define
@@ -61,6 +75,8 @@ class Notes:
     syncs: dict[tuple[str, int, bool], HostSync] = field(factory=dict)
     work: list[HostWork] = field(factory=list)
     cpu_work: list[HostWork] = field(factory=list)
+    collectives: dict[tuple[str, str], Collective] = field(factory=dict)
+    """By operator and group."""
     draws: dict[tuple[str, str, Where | None], Draw] = field(factory=dict)
     gradients: dict[tuple[int, str], GradientUse] = field(factory=dict)
     hooks: list[tuple[str, Where | None]] = field(factory=list)
@@ -81,6 +97,19 @@ class Notes:
     reshaped: list[tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int, ...]]] = field(factory=list)
     """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""
 
+    def add_collective(
+        self, op: Any, known: Traits, given: tuple[tuple[Any, ...], dict[str, Any]], inputs: Sequence[torch.Tensor],
+        where: Where | None,
+    ) -> None:  # fmt: skip
+        """Note a collective, once a group. ``given``: its arguments."""
+        on_host = all(tensor.device.type == "cpu" for tensor in inputs)
+        group = _collectives.group_name(op, *given)
+        found = Collective(
+            op=known.name, group=group, all_wait=_collectives.waits_for_all(known.base), where=where,
+            obstacle=_collectives.obstacle(known.base, on_host=on_host),
+        )  # fmt: skip
+        self.collectives.setdefault((known.name, group), found)
+
 
 def scalars_of(
     op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], *, constant: torch.Tensor | None
@@ -100,4 +129,6 @@ def _scalar(value: Any) -> str:
         return "tensor"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_scalar, value))}]"
+    if isinstance(value, torch.ScriptObject):
+        return text_of(value)
     return type(value).__name__ if isinstance(value, torch.Generator) else repr(value)

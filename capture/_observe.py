@@ -27,10 +27,12 @@ from capture._operators import Traits, on_one_device, shape_depends_on_data, ten
 from capture._packages import packages
 from capture._state import Change, Snapshot
 from capture._syncs import device_syncs
+from capture._tensors import storage_of
 from capture._torch_private import autocast_inside, generator_id, hide_from_compiler
+from capture._torch_private_distributed import handles_followed
 from capture._torch_private_operators import is_higher_order
+from capture._torch_private_subclass import is_wrapper, only_shapes
 
-DETACHING = frozenset(["detach", "alias", "detach_"])
 _SEEDING = "seeding a generator, or setting its state,"
 
 
@@ -62,7 +64,7 @@ class Watch(HigherOrderMode):
 
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
         """The run begins: the state before it is noted, and these are the leaves the body gets."""
-        self.arguments = {id(_storage(leaf)) for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
+        self.arguments = {id(storage_of(leaf)) for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
         generators = [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
         generators += [place.get() for place in self.before.generators.values()]
         for generator in (*default_generators(), *generators):
@@ -72,11 +74,12 @@ class Watch(HigherOrderMode):
         """The run is over. A generator that stands elsewhere than its draws left it was seeded or set by the body."""
         for generator, state in self._drawn.values():
             if not torch.equal(state, generator.get_state()):
-                self._note_seeding()
+                self.note_unsafe(_SEEDING)
 
-    def _note_seeding(self) -> None:
-        if not any(one.op == _SEEDING for one in self.notes.work):
-            self.notes.work.append(HostWork(op=_SEEDING, kind="unsafe", where=_where.here()))
+    def note_unsafe(self, op: str) -> None:
+        """Note what no replay does again, and no operator tells of, once."""
+        if not any(one.op == op for one in self.notes.work):
+            self.notes.work.append(HostWork(op=op, kind="unsafe", where=_where.here()))
 
     def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator; a recorder replaces this."""
@@ -90,13 +93,17 @@ class Watch(HigherOrderMode):
     @override
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if types and any(map(is_wrapper, types)):
+            return NotImplemented  # it opens itself: its operators on plain tensors come next
+        if only_shapes():
+            return op(*args, **kwargs)
         if is_higher_order(op):
             return self.higher_order(op, args, kwargs)
         known = traits(op)
         if known.metadata == "storage" and len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
             op, args = _operators.with_tensor(args)
             known = traits(op)
-        if known.namespace == "profiler":  # ranges, which tensors have no part in
+        if known.unseen:
             return op(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
             with self:  # elsewhere torch opens it before a mode sees it
@@ -104,12 +111,14 @@ class Watch(HigherOrderMode):
         notes = self.notes
         self._at = None
         inputs = list(tensors_in(args, kwargs))
-        input_storages = {id(_storage(tensor)) for tensor in inputs}
+        input_storages = {id(storage_of(tensor)) for tensor in inputs}
         lifted = known.lifts  # torch.tensor(...): a constant, new memory on every run
         plain, notes.plain = notes.plain and known.plain, False
         for tensor in () if lifted else inputs:
             self._see_input(tensor, known)
         self._see_host(known, args, kwargs, inputs)
+        if known.collective or (known.base == "wait_tensor" and not self.made(inputs[0])):
+            self.notes.add_collective(op, known, (args, kwargs), inputs, self._line())
         self._see_writes(known, args, kwargs)
         states = self._states(kwargs, inputs) if known.draws else None
         self._operator = known.name if on_one_device(inputs, kwargs) else None  # copies are looked at elsewhere
@@ -138,7 +147,7 @@ class Watch(HigherOrderMode):
         return self._at
 
     def _see_input(self, tensor: torch.Tensor, op: Traits) -> None:
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         produced = self.notes.produced.get(id(storage))
         if produced is not None and produced.storage() is storage:
             return
@@ -148,7 +157,7 @@ class Watch(HigherOrderMode):
             return
         if external is None:
             self.notes.externals[id(storage)] = External(tensor, storage, self._line())
-        if torch.is_grad_enabled() and tensor.requires_grad and op.base not in DETACHING:
+        if torch.is_grad_enabled() and tensor.requires_grad and op.base not in _operators.DETACHING:
             use = GradientUse(path=None, op=op.name, where=self._line())
             self.notes.gradients.setdefault((id(storage), ""), use)
 
@@ -168,8 +177,6 @@ class Watch(HigherOrderMode):
             self._devices |= there
             self.notes.devices.update(map(str, there))
         devices = {device.type for device in there}
-        if op.collective and devices <= {"cpu"}:
-            self.notes.work.append(HostWork(op=op.name, kind="collective", where=self._line()))
         target = kwargs.get("device")
         crossing = len(devices) > 1 or (
             target is not None and bool(devices) and torch.device(target).type not in devices
@@ -209,9 +216,9 @@ class Watch(HigherOrderMode):
 
     def _see_writes(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor, from_norm in written(op, args, kwargs):
-            external = self.notes.externals.get(id(_storage(tensor)))
+            external = self.notes.externals.get(id(storage_of(tensor)))
             if op.base.startswith("_foreach_"):
-                self.notes.lists.add(id(_storage(tensor)))
+                self.notes.lists.add(id(storage_of(tensor)))
             if external is None or external.mutation is not None:
                 continue
             evidence: MutationEvidence = "norm" if from_norm else "schema"
@@ -229,7 +236,7 @@ class Watch(HigherOrderMode):
         return self.made(tensor) or not self._is_known(tensor)
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         return id(storage) in self.arguments or self.made(tensor) or bool(self.before.tensors.get(id(storage)))
 
     def _states(
@@ -242,7 +249,7 @@ class Watch(HigherOrderMode):
         state = generator.get_state()
         known = self._drawn.get(generator_id(generator))
         if known is not None and not torch.equal(known[1], state):
-            self._note_seeding()
+            self.note_unsafe(_SEEDING)
         return generator, state
 
     def _see_draws(self, op: Traits, before: tuple[torch.Generator, torch.Tensor], kwargs: dict[str, Any]) -> None:
@@ -262,7 +269,7 @@ class Watch(HigherOrderMode):
         if tensor.device not in self._devices:
             self._devices.add(tensor.device)
             self.notes.devices.add(str(tensor.device))
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if id(storage) in input_storages:
             return False
         self.notes.produced[id(storage)] = Produced.of(storage, tensor, op.name, self._line())
@@ -270,25 +277,17 @@ class Watch(HigherOrderMode):
 
     def note_made(self, tensor: torch.Tensor) -> None:
         """The tensor was made for the body, unseen."""
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         self.notes.produced[id(storage)] = Produced.of(storage, tensor, "capture", None)
 
     def made(self, tensor: torch.Tensor) -> bool:
         """An operator of the body made this tensor's memory."""
-        produced = self.notes.produced.get(id(_storage(tensor)))
+        produced = self.notes.produced.get(id(storage_of(tensor)))
         return produced is not None and produced.storage() is not None
 
     def alive(self) -> dict[int, Produced]:
         """Memory made by the body that is still in use."""
         return {key: produced for key, produced in self.notes.produced.items() if produced.storage() is not None}
-
-
-def _storage(tensor: torch.Tensor) -> Any:
-    """The storage object; the tensor itself where there is none (sparse, some subclasses)."""
-    try:
-        return tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):
-        return tensor
 
 
 @define(eq=False)
@@ -345,9 +344,10 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
     _active.append(watch)
     try:
         with contextlib.ExitStack() as around:
-            around.enter_context(host_reads(watch.note_sync, watch.note_export))
+            around.enter_context(host_reads(watch.note_sync, watch.note_export, watch.note_unsafe))
             around.enter_context(graph_uses(watch.note_hook))
             around.enter_context(watch.device_syncs())
+            around.enter_context(handles_followed(watch.note_unsafe))
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(no_autocast_cache())

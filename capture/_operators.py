@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from attrs import frozen
 
+from capture._collectives import NAMESPACES, communicates, writes_first
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
 from capture._torch_private_operators import composite
 
@@ -38,10 +39,12 @@ _CASTING_INSIDE: dict[str, tuple[str, ...]] = {
     "_native_multi_head_attention": ("cpu", "cuda"),
     "run_package": ("cpu", "cuda"),
 }
-_COLLECTIVE = {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"}
 RUNS_PACKAGE = "capture::run_package"
 """Runs code that nothing tells of, so it runs again even where it makes nothing."""
 _DRAW_NAMES = {"bernoulli", "multinomial", "normal", "rand", "randn", "randint", "randperm", "rrelu_with_noise"}
+
+DETACHING = frozenset(["detach", "alias", "detach_"])
+"""Views of the whole that autograd does not follow."""
 
 
 @frozen(kw_only=True)
@@ -69,7 +72,9 @@ class Traits:
     indexes: bool
     """Depends on values if an index is a mask."""
     collective: bool
-    """Of ``torch.distributed``."""
+    """Ranks of a process group exchange something, so it runs as often as eager runs it."""
+    unseen: bool
+    """Nothing that tensors have a part in: ranges of a profiler, and what wraps the result of a collective."""
     opaque: bool
     """Has to run again even where it makes nothing: what it does is not known."""
     lifts: bool
@@ -92,6 +97,8 @@ def traits(op: Operator) -> Traits:
     for index, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             writes.append(argument.name if argument.kwarg_only else index)
+    if not writes and writes_first(namespace, base):
+        writes.append(0)
     tags = op.tags
     kinds = [str(result.type) for result in schema.returns]  # numbers beside tensors, as in attention, are sizes
     python_result = bool(kinds) and all(kind in ("number", "bool", "int", "float", "Scalar") for kind in kinds)
@@ -119,11 +126,12 @@ def traits(op: Operator) -> Traits:
         unsafe=unsafe,
         view=bool(schema.returns) and not writes and all(one.alias_info is not None for one in schema.returns),
         indexes=base in _BOOLEAN_INDEXING,
-        collective=namespace in _COLLECTIVE,
+        collective=communicates(namespace, base),
+        unseen=namespace == "profiler" or base == "_wrap_tensor_autograd",
         opaque=full == RUNS_PACKAGE,
         lifts=base.startswith("lift"),
         composite=composite(op),
-        plain=not (reads_host or dynamic or unsafe or special or changes != "no" or namespace in _COLLECTIVE),
+        plain=not (reads_host or dynamic or unsafe or special or changes != "no" or namespace in NAMESPACES),
     )
 
 
@@ -153,7 +161,11 @@ def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.
         if is_tensor(argument):
             yield argument
         elif isinstance(argument, (list, tuple)):
-            yield from (member for member in argument if is_tensor(member))
+            for member in argument:
+                if is_tensor(member):
+                    yield member
+                elif type(member) is list:  # of collectives
+                    yield from tensors_in((member,), {})
 
 
 def on_one_device(inputs: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:

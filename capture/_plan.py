@@ -22,7 +22,7 @@ from capture._errors import CaptureError
 from capture._facts import Effect, OutputInfo, Owner, PlaceholderKind, TensorInfo, Where
 from capture._findings import Finding, Policy, Severity
 
-VERSION = 1
+VERSION = 2
 """Goes up with every change of a field's name, type or meaning."""
 
 
@@ -70,6 +70,8 @@ class CapturePlan:
     max_recordings: int
     findings: tuple[Finding, ...]
     """Most severe first."""
+    collectives: tuple[str, ...] = ()
+    """Operators by which the body communicates with other ranks, sorted."""
     fingerprint: Mapping[str, str] = field(factory=dict, converter=_sorted_mapping)
     """What the plan depends on besides the facts, such as source and versions; compared by the store."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve
 
-from capture import _config, _observe, _store
+from capture import _config, _observe, _ranks, _store
 from capture._autograd import Region
 from capture._bind import Key
 from capture._call import Call
@@ -47,7 +47,10 @@ def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
         return entry.phase
     entry.plan = plan
     captured.log.counters.plans_loaded += 1
-    if plan.outcome == "eager":
+    if plan.outcome == "record" and plan.collectives:
+        entry.phase, entry.warmups_left = "warm", 1  # makes the connections that a capture cannot make
+        captured.note_findings(plan)
+    elif plan.outcome == "eager":
         entry.phase = "eager"
         captured.report(plan)
     else:
@@ -83,8 +86,10 @@ def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) ->
 def observe(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Any:
     """Watch one eager run, make a plan of what it showed, and give its result."""
     undoable = captured.annotation.fallback == "error" or captured.annotation.rng == "forbid"
-    watched, described = watch(captured, call, undo=undoable)
-    facts = compared(entry, described.facts, watched.watch.notes.lines)
+    with _ranks.exchange(captured, entry) as exchange:
+        watched, described = watch(captured, call, undo=undoable)
+        facts = compared(entry, described.facts, watched.watch.notes.lines)
+        facts = _ranks.agreed(exchange, captured, entry, facts)
     tree = _on_its_device(entry, facts, tree)
     if _shares_with_state(captured, facts):  # says nothing about calls that do not
         entry.overlapping = entry = entry.overlapping or Entry((*entry.key, "overlaps state"))
@@ -172,7 +177,8 @@ def compared(entry: Entry, facts: Facts, lines: Sequence[Any]) -> Facts:
 
 def save(captured: Captured, entry: Entry) -> None:
     """Keep the plan for other processes."""
-    if entry.plan is not None and captured.keeps_plans:
+    others = entry.facts is not None and entry.facts.dissent is not None  # said of this run of the program alone
+    if entry.plan is not None and captured.keeps_plans and not others:
         entry.plan = _store.save(captured.annotation, captured.function, _stored_key(entry), entry.plan, captured.log)
     entry.plan_is_new = False
 

@@ -15,23 +15,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve
 
-from capture import _checks, _instead, _planning, _state, _tensors
+from capture import _checks, _groups, _instead, _planning, _ranks, _state
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._describe import Described
-from capture._entry import Entry
+from capture._entry import RETRIES, Entry
 from capture._facts import Drift, Facts, SequenceChange
-from capture._findings import Policy
 from capture._follow import Expected
+from capture._inputs import inputs_for, moving_paths
 from capture._lock import capture_lock
 from capture._node import Node, Pattern
 from capture._outputs import OutputPlan
 from capture._plan import CapturePlan
 from capture._results import named, own_values, plan_recorded
-from capture._tensors import alias_groups, any_overlap
 from capture._tree import Tree
 from capture.backends import Followed, Input, Recorded
-from capture.backends.staging import dense_enough
 
 if TYPE_CHECKING:
     from capture._runtime import Captured
@@ -39,89 +37,6 @@ if TYPE_CHECKING:
 
 _latest: weakref.WeakKeyDictionary[Captured, weakref.ref[_checks.Checker]] = weakref.WeakKeyDictionary()
 """The check of each function's latest recording; the next one's is the same in most cases."""
-
-
-def span_of(leaf: Any) -> int:
-    """Bytes between a tensor's first element and the end of its last; 0 for what is no strided tensor."""
-    strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
-    return _tensors.span_bytes(leaf) if strided else 0
-
-
-def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...]:
-    """Empty if no two leaves share memory; else each leaf's group, its distance from the group's first byte, and the
-    first position that holds the same object."""
-    begins = [leaf.data_ptr() if span else 0 for leaf, span in zip(leaves, spans, strict=True)]
-    if not any_overlap(begins, spans):
-        return ()
-    groups = alias_groups([leaf if span else torch.empty(0) for leaf, span in zip(leaves, spans, strict=True)])
-    first: dict[int, int] = {}
-    for group, begin in zip(groups, begins, strict=True):
-        if group is not None:
-            first[group] = min(first.get(group, begin), begin)
-    objects = [id(leaf) for leaf in leaves]
-    return tuple(
-        None if group is None else (group, begin - first[group], objects.index(objects[position]))
-        for position, (group, begin) in enumerate(zip(groups, begins, strict=True))
-    )
-
-
-def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[Input]:
-    """How each leaf reaches the body. Without a plan every argument may turn out to be written."""
-    plan = entry.plan
-    often = entry.often_moved()
-    policies = {one.path: one.policy for one in plan.placeholders} if plan is not None else {}
-    mutated = {one.path for one in plan.placeholders if one.mutated} if plan is not None else set()
-    tensors = [leaf if isinstance(leaf, torch.Tensor) else torch.empty(0) for leaf in call.leaves]
-    groups = alias_groups(tensors)
-    inputs = []
-    for position, (path, leaf) in enumerate(call.paths()):
-        managed = pattern[position]
-        if managed is not None:
-            inputs.append(Input(position=position, how="managed", managed=tree.block_of(managed)))
-        elif not isinstance(leaf, torch.Tensor) or (
-            path not in often and (policies.get(path) is Policy.STATIC or call.is_static(path))
-        ):
-            inputs.append(Input(position=position, how="static"))
-        elif policies.get(path) is Policy.BIND and _may_be_bound(leaf, path, entry, often):
-            inputs.append(Input(position=position, how="static", is_bound=True))
-        else:
-            back = policies.get(path, Policy.COPY_BACK) is Policy.COPY_BACK or path in mutated
-            inputs.append(Input(position=position, how="copy-back" if back else "copy", group=groups[position]))
-    return _apart(call, inputs)
-
-
-def _apart(call: Call, inputs: Sequence[Input]) -> list[Input]:
-    """Marks static arguments on whose memory Python state holds tensors, too."""
-    static = {one.position for one in inputs if one.how == "static" and span_of(call.leaves[one.position])}
-    if not static:
-        return list(inputs)
-    state, arguments = _state.snapshot(call.roots()), {path for path, _ in call.paths()}
-    shared = {
-        position
-        for position in static
-        if any(place.path not in arguments for place, _ in state.owners(call.leaves[position].untyped_storage()))
-    }
-    return [evolve(one, is_apart=True) if one.position in shared else one for one in inputs]
-
-
-def _may_be_bound(leaf: torch.Tensor, path: str, entry: Entry, often: frozenset[str]) -> bool:
-    """Memory on the engine's device that the graph can be pointed at, as far as is known."""
-    assert entry.backend is not None
-    here = leaf.device == torch.device(entry.backend.name) and leaf.numel() > 0 and dense_enough(leaf)
-    return here and path not in often and path not in entry.unbindable and entry.backend.rebinds_tensors
-
-
-def moving_paths(entry: Entry) -> frozenset[str]:
-    """Implicit inputs that are another tensor in almost every call: those the body itself gives a new value, and
-    those that moved often. An engine that cannot bind them anew copies them."""
-    if entry.plan is None:
-        return frozenset(entry.moves)
-    effects = {effect.path for effect in entry.plan.effects}
-    often = entry.often_moved()
-    placeholders = [one.path for one in entry.plan.placeholders if one.kind == "implicit" and not one.mutated]
-    return frozenset(
-        path for path in placeholders if path in often or any(f"{path}.".startswith(f"{one}.") for one in effects)
-    )
 
 
 def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
@@ -134,22 +49,6 @@ def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
     return found + [place.get() for place in state.generators.values()]
 
 
-def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
-    """An argument shares memory with a tensor in Python state that the body uses, and the body writes something."""
-    if plan is not None and not any(one.mutated for one in plan.placeholders):
-        return False
-    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
-    state = _state.snapshot(call.roots())
-    arguments = {path for path, _ in call.paths()}
-    used = None if plan is None else {one.path for one in plan.placeholders if one.kind == "implicit"}
-    for leaf in tensors:
-        for place, owned in state.owners(leaf.untyped_storage()):
-            named = place.path not in arguments and (used is None or place.path in used)
-            if named and alias_groups([leaf, owned])[0] is not None:
-                return True
-    return False
-
-
 def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Any:
     """Record ``call`` under the current node and return its result.
 
@@ -158,7 +57,8 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
     tree.recording, collecting = True, gc.isenabled()
     gc.disable()
     try:
-        return _record(captured, entry, call, tree, pattern, undo=undo)
+        with _ranks.exchange(captured, entry) as exchange:
+            return _record(captured, entry, call, tree, pattern, exchange, undo=undo)
     finally:
         tree.recording = False
         if collecting:
@@ -168,7 +68,9 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
             tree.retire()
 
 
-def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool) -> Any:
+def _record(
+    captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, exchange: _ranks.Exchange, *, undo: bool
+) -> Any:
     inputs = inputs_for(call, entry, tree, pattern)
     counters = captured.log.counters
     counters.body_runs += 1
@@ -184,6 +86,7 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     for kind, milliseconds, nbytes in recorded.parts:
         captured.log.add(kind, ms=milliseconds, nbytes=nbytes)
     if recorded.described is None:
+        exchange.fall_out(recorded)
         return _instead.without_facts(captured, entry, call, tree, recorded, undo=undo)
     if recorded.followed == "yes" and entry.facts is not None and entry.plan is not None:
         facts, plan = entry.facts, entry.plan
@@ -197,8 +100,10 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     if recorded.followed != "yes" and not _expel_state(tree, recorded.described, copied):
         facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")
         plan = compile_plan(captured.annotation, facts)
-    as_planned = plan is entry.plan or _as_planned(entry.plan, plan)
-    if recorded.recording is None or plan.outcome != "record" or facts.gradients or not (followed and as_planned):
+    as_planned = followed and (plan is entry.plan or _as_planned(entry.plan, plan))
+    holds = recorded.recording is not None and as_planned and not facts.gradients
+    facts, plan = _heard(exchange, captured, entry, recorded, facts, plan, holds=holds)
+    if not holds or plan.outcome != "record":
         return _instead.refused(captured, entry, call, tree, recorded, facts, plan, undo=undo)
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
     captured.note_findings(plan)
@@ -207,6 +112,7 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
     node.written = written
+    _groups.note_user(node, facts)
     if entry.region is not None:
         entry.region.settle(node)
     result = _result(captured, call, tree, node, recorded, undo=undo)
@@ -220,6 +126,17 @@ def _record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: P
     if undo:
         _instead.undo_run(recorded)
     return result
+
+
+def _heard(
+    exchange: _ranks.Exchange, captured: Captured, entry: Entry, recorded: Recorded, facts: Facts, plan: CapturePlan, *,
+    holds: bool,
+) -> tuple[Facts, CapturePlan]:  # fmt: skip
+    """Facts and plan after the other ranks were heard. ``holds``: it is a recording, as far as this rank knows."""
+    again = recorded.transient and entry.differing_runs < RETRIES
+    failure = None if holds or again else recorded.failure or "its recording run differs from its plan"
+    heard = _ranks.agreed(exchange, captured, entry, facts, executed=recorded.executed, failure=failure)
+    return (facts, plan) if heard is facts else (heard, compile_plan(captured.annotation, heard))
 
 
 def _forget_run(captured: Captured, entry: Entry, recorded: Recorded) -> None:

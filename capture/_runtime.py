@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from capture import _config, _difference, _observe, _planning, _rebind, _record, _state, _verify, _where
+from capture import _config, _difference, _inputs, _observe, _planning, _rebind, _record, _state, _verify, _where
 from capture._ambient import Ambient, Here, ambient, foreign, here, inlining
 from capture._annotate import Annotation
 from capture._autograd import Region, RegionCall
@@ -141,8 +141,8 @@ class Captured(Remarks):
         key = (modes, tuple([key_of(value, leaves) for value in values]), *rest)
         family = self.families.get(key)
         if family is None:
-            family = self.families[key] = Family(tuple(_record.span_of(leaf) for leaf in leaves))
-        pattern = _record.alias_pattern(leaves, family.spans) if len(leaves) > 1 else ()
+            family = self.families[key] = Family(tuple(_inputs.span_of(leaf) for leaf in leaves))
+        pattern = _inputs.alias_pattern(leaves, family.spans) if len(leaves) > 1 else ()
         entry = family.entries.get(pattern)
         if entry is None:
             entry = family.entries[pattern] = Entry((*key, pattern), shares_memory=bool(pattern))
@@ -228,7 +228,7 @@ class Captured(Remarks):
             if self._at_limit(tree):
                 return self._limit_reached(entry, call, tree)
             other = entry.overlapping
-            if other is not None and _record.shares_with_state(call, other.plan):
+            if other is not None and _inputs.shares_with_state(call, other.plan):
                 return self._overlapping(entry, values, leaves)
             return _planning.observe(self, entry, call, tree)
         if phase == "eager":
@@ -384,7 +384,7 @@ class Captured(Remarks):
             tree.let_go()
         if self._at_limit(tree):
             return self._limit_reached(entry, call, tree, pattern)
-        if _record.shares_with_state(call, entry.plan):
+        if _inputs.shares_with_state(call, entry.plan):
             return self._overlapping(entry, call.values, call.leaves)
         if entry.nodes:
             self.log.counters.misses += 1

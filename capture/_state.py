@@ -20,6 +20,7 @@ from capture import _containers
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
 from capture._named import MISSING, chain_value, chains, root_value
 from capture._torch_private import generator_id
+from capture._torch_private_subclass import is_wrapper
 
 PlaceKind = Literal["argument", "attribute", "parameter", "buffer", "module", "item", "closure", "global", "root"]
 _PLACES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
@@ -212,12 +213,17 @@ def snapshot(starts: list[Place]) -> Snapshot:
                 found.generators.setdefault(generator_id(value), place)
             found.entered.append(one)
             queue.extend(_members(found, place, value))
+            if is_wrapper(kind):
+                queue.extend(_gradient(place, value))
     return found
 
 
 def _members(found: Snapshot, place: Place, value: Any) -> list[Found]:
     if isinstance(value, torch.nn.Module):
         return _module_members(found, place, value)
+    if is_wrapper(type(value)):
+        held = _containers.children(value)
+        return [(Place("attribute", value, name[1:], f"{place.path}{name}", place), one) for name, one in held]
     if isinstance(value, (torch.Tensor, *_CLOSED)):
         return []
     return [(one, one.get()) for one in _open_members(found, place, value)]

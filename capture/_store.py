@@ -153,7 +153,7 @@ def _write(directory: Path, plan: CapturePlan) -> str:
 
 def _file_name(function: str, key: str) -> str:
     slug = re.sub(r"[^A-Za-z0-9_.]+", "-", function).strip("-.")[-80:]
-    return f"{slug or 'plan'}-{_digest(f'{function} {key}')[:16]}.json"
+    return f"{slug or 'plan'}-{digest(f'{function} {key}')[:16]}.json"
 
 
 def _holds(plan: CapturePlan, annotation: Annotation, function: Callable[..., Any], key: Key, log: Log) -> bool:
@@ -221,7 +221,7 @@ def _source(function: Any) -> str:  # Any: whatever can be called
         text = inspect.getsource(code) if code is not None else _name(function)
     except Exception:  # noqa: BLE001 - no file, another file by now, no end of wrappers: of many kinds
         text = ""
-    return _digest(text if text and getattr(function, "__name__", "") != "<lambda>" else text + _code_text(function))
+    return digest(text if text and getattr(function, "__name__", "") != "<lambda>" else text + _code_text(function))
 
 
 def _code_text(function: Any) -> str:  # Any: a function or its code
@@ -232,7 +232,8 @@ def _code_text(function: Any) -> str:  # Any: a function or its code
     return f"({code.co_code.hex()} {' '.join(code.co_names)} {' '.join(constants)})"
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """SHA-256 as 64 hex digits."""
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
@@ -244,7 +245,7 @@ def _digest_of_key(key: Key) -> tuple[str, bool]:
         text = _text(key, raw=False)
     except Exception:  # noqa: BLE001 - a ``repr`` or a module of others may raise anything
         text = os.urandom(32).hex()  # no file is found
-    return _digest(text), "device(cuda" in text
+    return digest(text), "device(cuda" in text
 
 
 def _text(value: Any, *, raw: bool = True) -> str:  # Any: whatever is hashable can be in a key

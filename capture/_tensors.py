@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -94,3 +95,11 @@ def any_overlap(begins: Sequence[int], spans: Sequence[int]) -> bool:
                 return True
             end = begin + span
     return False
+
+
+def storage_of(tensor: torch.Tensor) -> Any:
+    """The storage object; the tensor itself where there is none (sparse, some subclasses)."""
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return tensor

@@ -17,6 +17,7 @@ from capture._runtime import Captured
 from capture._tree import Tree
 from capture._trees import tree_for
 
+_ONE_RUN = "its collectives need the other ranks, so each warm-up runs the body once: warm up again, or call it"
 Status = Literal["recorded", "known", "skipped"]
 
 
@@ -57,6 +58,14 @@ def warm_up(captured: Captured, values: tuple[Any, ...], *, say_limit: bool = Tr
     if backend is None or entry.phase == "eager":
         return _eager(captured, entry)
     tree = tree_for(backend)
+    runs = captured.log.counters.body_runs
+    outcome = _advance(captured, entry, call, tree, say_limit=say_limit)
+    if captured.log.counters.body_runs == runs and any(one.plan and one.plan.collectives for one in captured.entries()):
+        _keep_step(captured, call)
+    return outcome
+
+
+def _advance(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say_limit: bool) -> Outcome:
     if _is_recorded(entry, tree):
         return Outcome("known")
     if not tree.end_path("warm-up"):
@@ -73,14 +82,20 @@ def _bring_to_replay(captured: Captured, entry: Entry, call: Call, tree: Tree) -
         call = captured.call(call.values, call.leaves, entry)
         phase = _planning.load(captured, entry, call.leaves) if entry.phase == "cold" else entry.phase
         if phase == "cold":
-            _observe_once(captured, entry, call)
+            if _observe_once(captured, entry, call):
+                return Outcome("skipped", _ONE_RUN)
         elif phase == "eager":
             return _eager(captured, entry)
         else:
             entry.warmups_left, entry.phase = 0, "ready"
             _record.record(captured, entry, call, tree, tree.pattern(call.leaves), undo=True)
+            together = entry.plan is not None and entry.plan.collectives
+            if together and tree.backend.name != "cpu":  # it was captured there, and nothing has run
+                _keep_step(captured, call)
             if _is_recorded(entry, tree):
                 return Outcome("recorded")
+            if together:
+                return Outcome("skipped", _ONE_RUN)
     return _eager(captured, entry) if entry.phase == "eager" else Outcome("skipped", "every run differs from the last")
 
 
@@ -89,11 +104,19 @@ def _is_recorded(entry: Entry, tree: Tree) -> bool:
     return any(number == entry.number and set(pattern) <= {None} for number, pattern in tree.root.children)
 
 
-def _observe_once(captured: Captured, entry: Entry, call: Call) -> None:
+def _keep_step(captured: Captured, call: Call) -> None:
+    """Run the body, undone, as often as the other ranks do in this warm-up: they wait in its collectives."""
+    watched, _ = _planning.watch(captured, call, undo=True, trial=True)
+    _observe.undo(watched)
+
+
+def _observe_once(captured: Captured, entry: Entry, call: Call) -> bool:
+    """Tells whether the body communicates."""
     watched, described = _planning.watch(captured, call, undo=True, trial=True)
     _observe.undo(watched)
     facts = _planning.compared(entry, described.facts, watched.watch.notes.lines)
     _planning.take(captured, entry, facts, watched, described)
+    return bool(facts.collectives)
 
 
 def _eager(captured: Captured, entry: Entry) -> Outcome:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 
 import torch
+import typing_extensions
 
 from capture._facts import Where
 
@@ -17,6 +18,7 @@ _OWN = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     os.path.abspath(warnings.__file__),
+    os.path.abspath(typing_extensions.__file__),  # wraps what torch calls deprecated
 )
 _cache: dict[tuple[str, int, str], Where] = {}
 _users: dict[str, bool] = {}

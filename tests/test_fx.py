@@ -493,7 +493,7 @@ def test_opaque_inputs_of_a_recorded_operator() -> None:
 
 @pytest.mark.skipif(not torch.distributed.is_available() or DEVICE.type != "cpu", reason="a group on the CPU")
 def test_groups_and_meshes() -> None:
-    """A collective on the CPU is waited for by the host: no part of a recording."""
+    """A collective is part of a recording, where its wait is."""
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -508,13 +508,13 @@ def test_groups_and_meshes() -> None:
             return graph.call_function(torch.ops.aten.mul.Tensor, (y, 2)), mesh
 
         with capture_graph_module(built(fill), [rand(4), name, mesh]) as captured:
-            assert [piece.captured for piece in captured.pieces] == [True, False, True]
+            assert [piece.captured for piece in captured.pieces] == [True]
             for seed in range(STEPS):
                 found, given = captured(rand(4, seed=seed), name, mesh)
                 same(found, rand(4, seed=seed).sin() * 2)
                 assert given is mesh
                 del found
-            assert counts(captured) == [ALL_REPLAYED] * 2
+            assert counts(captured) == [ALL_REPLAYED]
     finally:
         torch.distributed.destroy_process_group()
 

@@ -23,19 +23,19 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_errors _facts _annotate _findings rules _plan _compile _compare _report",
         "_config _events _progress _lock",
         (
-            "_torch_private _torch_private_aoti _torch_private_compile _torch_private_cuda _torch_private_flags "
-            "_torch_private_operators"
+            "_torch_private _torch_private_aoti _torch_private_compile _torch_private_cuda _torch_private_distributed "
+            "_torch_private_flags _torch_private_operators _torch_private_subclass"
         ),
-        "_profile _containers _bind _ambient _named _state _skeleton _restore _call _where _operators",
+        ("_profile _containers _bind _ambient _named _state _skeleton _restore _call _where _collectives _operators"),
         "_host_reads _constants _syncs _generators _tensors",
         "_notes _higher_order _packages _observe _gradients _describe _leaves",
         "_follow _optimizers",
         "backends",
         "_store _key_text",
-        "_copies _outputs _liveness _step _modules _node _tree _trees _checks _seeds _program",
+        "_copies _outputs _liveness _step _modules _node _tree _trees _checks _seeds _program _groups",
         (
-            "_remarks _entry _autograd _shortcut _difference _planning _results _instead _record _verify _rebind "
-            "_runtime _warm _cases"
+            "_remarks _entry _inputs _ranks _autograd _shortcut _difference _planning _results _instead _record "
+            "_verify _rebind _runtime _warm _cases"
         ),
         "_decorate _api",
         "__init__ __main__ testing integrations",

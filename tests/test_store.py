@@ -350,7 +350,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda path: path.write_bytes(b""), "not JSON"),
     "garbage": (lambda path: path.write_bytes(b"\xff\x00\xfe garbage"), "cannot be read"),
     "another JSON": (lambda path: path.write_text("[1, 2]"), "a JSON object is expected"),
-    "foreign schema": (lambda path: path.write_text(path.read_text().replace('"version": 1', '"version": 99')), "99"),
+    "foreign schema": (lambda path: path.write_text(path.read_text().replace('"version": 2', '"version": 99')), "99"),
     "missing field": (lambda path: path.write_text(path.read_text().replace('"outputs"', '"outptus"')), "outp"),
     "directory": (damage_directory, "cannot be read"),
 }

@@ -14,7 +14,7 @@ import torch
 from attrs import evolve
 from typing_extensions import override
 
-from capture import _torch_private_operators
+from capture import _collectives, _torch_private_operators
 from capture._call import Call
 from capture._describe import KeptLeaf, describe
 from capture._follow import Expected
@@ -126,6 +126,7 @@ class _Staged:
         self._names: list[tuple[int, str, bool]] = []
         with torch.no_grad():
             for single in self.staging.singles:
+                _collectives.finish(call.leaves[single.position])
                 tape.add_block(single.block, single.tensor.untyped_storage())
                 single.tensor.copy_(call.leaves[single.position])
                 name = tape.register(single.tensor)
@@ -133,6 +134,7 @@ class _Staged:
                 self._names.append((single.position, name, single.back))
         for group in self.staging.groups:
             tape.add_block(group.block, group.storage)
+            _collectives.finish(*[call.leaves[position] for position in group.members])
             group.copy_in(call.leaves)
 
     def copy_back(self, leaves: Sequence[Any], written: set[int]) -> None:
@@ -216,6 +218,8 @@ class Recorder(Watch):
         inputs = {id(tensor.untyped_storage()) for tensor in tensors_in(args, kwargs)}
         step = self._step(op, known, args, kwargs)
         result = op(*args, **kwargs)
+        if known.collective and known.namespace != "c10d":  # moved below, so it has to be there
+            result = _collectives.finished(op, known.namespace, result)
         outs = tensors_out(result)
         if any(out.layout is not torch.strided or out.is_nested or out.device.type != "cpu" for out in outs):
             self._fail(f"{known.name} makes a tensor that is not strided, or not on the CPU")
@@ -224,7 +228,8 @@ class Recorder(Watch):
         if len({id(out.untyped_storage()) for out in fresh}) < len(fresh):
             self._fail(f"{known.name} gives tensors that share memory, which its schema does not say")
             return result
-        if step is None or (not fresh and not known.writes and known.norm is None and not known.opaque):
+        acts = known.writes or known.norm is not None or known.opaque or known.collective
+        if step is None or not (fresh or acts):
             if known.base.startswith("lift") and step is not None:
                 return self._constant(args[0])
             return result
@@ -287,6 +292,8 @@ class Recorder(Watch):
             self._fail(f"{known.name}: {error}")
             return None
         function = _torch_private_operators.fast_operator(op)
+        if known.collective:
+            function = _collectives.waiting(function, op, known.namespace)
         if lacks_tensor(op, args) or (known.base in _READ_GRAD_MODE and torch.is_grad_enabled()):
             function = _below_autograd(function, grad=torch.is_grad_enabled())
         return Step(function, template, named, "call")

@@ -135,8 +135,6 @@ def _reason(node: Node, look: Look) -> str | None:
     if getattr(target, "namespace", None) == "higher_order":
         opened = name == "invoke_subgraph" or name in _higher_order.OPENED
         return None if opened else f"{name} is a higher-order operator, which runs whole"
-    if look.home in (None, "cpu") and any(one.collective for one in _candidates(node)):
-        return f"{name} is a collective that the host waits for"
     if target in _CONVERSIONS:
         is_number = all(isinstance(look.values.get(one), _NUMBERS) for one in node.all_input_nodes)
         return None if is_number else f"{name} reads tensor values on the host"

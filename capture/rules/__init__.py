@@ -35,6 +35,9 @@ from capture.rules.cg403_output_aliases_input import RULE as CG403
 from capture.rules.cg404_borrowed_output_used import RULE as CG404
 from capture.rules.cg501_gradient_needed import RULE as CG501
 from capture.rules.cg601_data_dependent_shape import RULE as CG601
+from capture.rules.cg701_ranks_disagree import RULE as CG701
+from capture.rules.cg702_collective_not_recorded import RULE as CG702
+from capture.rules.cg703_collective_not_verified import RULE as CG703
 from capture.rules.cg801_nested_capture import RULE as CG801
 from capture.rules.cg802_no_backend import RULE as CG802
 from capture.rules.cg803_separate_pools import RULE as CG803
@@ -72,6 +75,9 @@ RULES: tuple[Rule, ...] = (
     CG404,
     CG501,
     CG601,
+    CG701,
+    CG702,
+    CG703,
     CG801,
     CG802,
     CG803,

@@ -29,7 +29,8 @@ def step(x, table):
 Passing the tensor as an argument costs a copy unless it is named in `static=`.
 
 ## Known gaps
-A tensor reached only through an object of another library, such as a C++ module, has no owner that can be found.
+A tensor reached only through an object of another library, such as a C++ module, has no owner that can be found: the
+buckets of `DistributedDataParallel` have one only if the gradients are views of them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
             continue
         if info.owner == "unknown":
             yield RULE.decision(info.path, Policy.EAGER, "implicit input without a known owner")
-            yield _unknown(info)
         elif info.replaced:
             yield RULE.decision(info.path, Policy.STATIC, "the body stores another tensor here: bound anew")
             yield _replaced(info)
@@ -58,13 +58,19 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
             yield RULE.decision(info.path, Policy.STATIC, f"{info.owner}, read where it lives")
             if info.owner in NOTED_OWNERS:
                 yield _noted(info)
+    unknown = [info for info in case.facts.placeholders if info.kind == "implicit" and info.owner == "unknown"]
+    if unknown:  # one stands for all
+        yield _unknown(unknown[0], len(unknown), communicates=bool(case.facts.collectives))
 
 
-def _unknown(info: PlaceholderInfo) -> Finding:
+def _unknown(info: PlaceholderInfo, count: int, *, communicates: bool) -> Finding:
+    buckets = "wrap with DistributedDataParallel(gradient_as_bucket_view=True), if it is that  (no cost)"
+    origin = "a tensor of unknown origin," if count == 1 else f"{count} tensors of unknown origin, such as"
     return RULE.finding(
-        what=f"the body reads a tensor of unknown origin, {info.tensor}",
+        what=f"the body reads {origin} {info.tensor}",
         why="a recorded graph keeps the address, and without an owner nobody can tell when another tensor takes over",
         fix=(
+            *([buckets] if communicates else []),
             "pass it as an argument  (one copy a call)",
             "keep it on an attribute of self  (no cost)",
         ),

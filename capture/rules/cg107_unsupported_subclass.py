@@ -1,11 +1,13 @@
 """A tensor is no plain strided tensor.
 
 ## What it does
-Finds tensor subclasses and sparse, quantized or nested tensors among the inputs and results.
+Finds tensor subclasses that cannot be opened and sparse, quantized or nested tensors among the inputs and results, and
+tensors that hold other tensors, such as a `DTensor`, where gradients pass through them at the call's border.
 
 ## Why it matters
 They hold several buffers, or none, behind one object. One address per tensor, which is what a recording keeps, does
-not describe them.
+not describe them. What `__tensor_flatten__` opens is recorded as the plain tensors inside, which know nothing of the
+graph that the outer tensor is part of.
 
 ## Example
 ```python
@@ -29,7 +31,7 @@ step(torch.eye(4), x)
 `to_dense()` and `as_subclass(torch.Tensor)` give up what the subclass adds; check that the body does not need it.
 
 ## Known gaps
-`torch.nn.Parameter` is plain and not reported.
+`torch.nn.Parameter` is plain and not reported. Parameters that are a `DTensor` may need gradients.
 """
 
 from __future__ import annotations

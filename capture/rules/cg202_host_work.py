@@ -1,8 +1,8 @@
 """Work that a device graph cannot hold.
 
 ## What it does
-Finds operators on CPU tensors beside an accelerator, copies between the two, operators tagged as unsafe for graphs
-on any device, and collectives on the CPU.
+Finds operators on CPU tensors beside an accelerator, copies between the two, and operators tagged as unsafe for graphs
+on any device.
 
 ## Why it matters
 A graph of device kernels replays device work only. CPU work would be done once, while recording, and its result would
@@ -39,7 +39,7 @@ from capture._findings import Case, Decision, Finding, Severity
 from capture.rules._rule import accelerators, rule
 
 
-@rule("CG202", "host-work", severity=Severity.EAGER)
+@rule("CG202", "host-work", severity=Severity.EAGER, revision=2)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     devices = accelerators(case.facts.devices)
     for work in case.facts.host_work:
@@ -53,15 +53,8 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
                 ),
                 where=work.where,
             )
-        elif devices and work.kind != "collective":
+        elif devices:
             yield _beside(work, devices[0])
-    for work in [one for one in case.facts.host_work if one.kind == "collective"][:1]:  # one stands for all
-        yield RULE.finding(
-            what=f"{work.op} communicates on the CPU",
-            why="threads of its own do that, and a replay would read the result before it is there",
-            fix=("move it before or after the captured function  (splits the work in two)",),
-            where=work.where,
-        )
 
 
 def _beside(work: HostWork, device: str) -> Finding:

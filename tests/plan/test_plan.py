@@ -69,16 +69,16 @@ def test_other_json_is_no_plan(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "found"), [(2, "version 2"), ("1", "version '1'"), (True, "version True"), (None, "version None")]
+    ("version", "found"), [(1, "version 1"), ("1", "version '1'"), (True, "version True"), (None, "version None")]
 )
 def test_foreign_schema_names_both_versions(version: object, found: str) -> None:
     data = json.loads(dumps(plan())) | {"version": version}
-    with pytest.raises(PlanError, match=f"found schema {found}, expected 1"):
+    with pytest.raises(PlanError, match=f"found schema {found}, expected 2"):
         loads(json.dumps(data))
 
 
 def test_no_schema_version() -> None:
-    with pytest.raises(PlanError, match="found no schema version, expected 1"):
+    with pytest.raises(PlanError, match="found no schema version, expected 2"):
         loads("{}")
 
 

@@ -16,6 +16,8 @@ from attrs import evolve
 import capture.rules as rules_package
 from capture._facts import (
     BorrowedUse,
+    Collective,
+    Dissent,
     Draw,
     Drift,
     Effect,
@@ -42,6 +44,12 @@ from tests.plan.samples import annotation, argument, case, check_golden, implici
 
 FOLDER = Path(rules_package.__file__).parent
 BY_CODE = {each.code: each for each in RULES}
+
+
+def collective(op: str = "c10d.allreduce_.default", **fields: Any) -> Collective:
+    usual: dict[str, Any] = {"group": "0", "all_wait": True, "where": where(94, "dist.all_reduce(y)")}
+    return Collective(op=op, **usual | fields)
+
 
 # Per code: cases that fire (all of them in the golden file), and near misses.
 CASES: dict[str, tuple[list[Case], list[Case]]] = {
@@ -153,7 +161,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
                 ),
             ),
             case(devices=("cpu",), host_work=(HostWork(op="mylib.wait.default", kind="unsafe", where=where()),)),
-            case(devices=("cpu",), host_work=(HostWork(op="c10d.allreduce_.default", kind="collective"),)),
         ],
         [case(devices=("cpu",), host_work=(HostWork(op="aten.add.Tensor", kind="compute", where=where()),))],
     ),
@@ -252,6 +259,24 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "CG601": (
         [case(host_syncs=(HostSync(op="aten.nonzero.default", where=where(), data_dependent_shape=True),))],
         [case(host_syncs=(HostSync(op="aten._local_scalar_dense.default"),))],
+    ),
+    "CG701": (
+        [
+            case(dissent=Dissent(rank=3, reason="CG201 a tensor's value is read as a Python number or bool")),
+            case(dissent=Dissent(rank=-1, reason="the store of the process group cannot be reached (Broken pipe)")),
+        ],
+        [case(collectives=(collective(),))],
+    ),
+    "CG702": (
+        [
+            case(collectives=(collective(), collective("c10d.send.default", obstacle="sends between two ranks"))),
+            case(collectives=(collective("output.1", where=None, obstacle="is handed out unfinished"),)),
+        ],
+        [case(collectives=(collective(),))],
+    ),
+    "CG703": (
+        [case(annotation(verify="always"), collectives=(collective(), collective("c10d.broadcast_.default")))],
+        [case(annotation(verify="first")), case(collectives=(collective(),))],
     ),
     "CG801": ([case(inlined=(Inlined(function="model.attend", where=where()),))], [case()]),
     "CG802": ([case(backend_missing="meta")], [case(devices=("cpu",))]),

@@ -1,0 +1,90 @@
+"""Collectives: what operators of ``torch.distributed`` do that their schemas do not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from capture._torch_private_distributed import group_of, wait_for_tensor, wait_for_work
+
+NAMESPACES = frozenset(["c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"])
+_LOCAL = frozenset(["wait_tensor", "_wrap_tensor_autograd", "check_for_nan"])
+_WRITE_NOTHING = frozenset(["send", "barrier", "monitored_barrier_", "check_for_nan"])
+_MESSAGES = frozenset(["send", "recv_", "recv_any_source_", "isend", "irecv", "batch_p2p_ops"])
+_ALL_WAIT = (
+    "allreduce", "all_reduce", "allgather", "all_gather", "_allgather", "reduce_scatter", "_reduce_scatter", "alltoall",
+    "all_to_all", "barrier",
+)  # fmt: skip
+
+
+def communicates(namespace: str, base: str) -> bool:
+    """Ranks exchange something, and each has to run it as often as the others."""
+    return namespace in NAMESPACES and base not in _LOCAL
+
+
+def writes_first(namespace: str, base: str) -> bool:
+    """The operator writes its first argument without a word in its schema: all of ``c10d`` do but a few."""
+    return namespace == "c10d" and base not in _WRITE_NOTHING
+
+
+def waits_for_all(base: str) -> bool:
+    """No rank is done before every rank of the group has begun."""
+    return base.startswith(_ALL_WAIT)
+
+
+def group_name(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Name of the process group a collective is of; empty where there is none to be had."""
+    given = [*zip((one.name for one in op._schema.arguments), args, strict=False), *kwargs.items()]
+    for name, value in given:
+        if name == "group_name":
+            return value if isinstance(value, str) else str(getattr(value, "group_name", ""))
+        if name == "process_group":
+            group = group_of(value)
+            return "" if group is None else str(group.group_name)
+    return ""
+
+
+def obstacle(base: str, *, on_host: bool) -> str | None:
+    """Why an engine does not record a collective; None where it does. Reads after the operator's name. Accelerators
+    take what the library behind the group can put into a graph."""
+    if base == "wait_tensor":
+        return "waits for what a collective before the call makes, which is read when the call begins"
+    if not on_host:
+        return None
+    if base in _MESSAGES:
+        return "sends between two ranks, of which each runs other operators, so that they cannot agree on a recording"
+    if base == "monitored_barrier_":
+        return "measures on the host how long each rank takes"
+    if wait_for_work is None:
+        return "gives a handle that this torch does not open"
+    return None
+
+
+def finished(op: Any, namespace: str, result: Any) -> Any:
+    """The result of a collective once it is there."""
+    if namespace == "c10d":
+        work = result[-1] if isinstance(result, (tuple, list)) else result
+        if wait_for_work is not None and isinstance(work, torch.ScriptObject):
+            wait_for_work(work)
+        return result
+    for tensor in result if isinstance(result, (tuple, list)) else (result,):
+        wait_for_tensor(tensor)
+    return result
+
+
+def finish(*tensors: torch.Tensor) -> None:
+    """Tensors are about to be read that a collective before the call may still be making."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for tensor in tensors:
+            wait_for_tensor(tensor)
+
+
+def waiting(function: Callable[..., Any], op: Any, namespace: str) -> Callable[..., Any]:
+    """The operator, and the wait for what it gives: threads of the process group do the work."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return finished(op, namespace, function(*args, **kwargs))
+
+    return run

@@ -1,0 +1,119 @@
+"""Inputs: how each leaf of a call reaches the body that is recorded, and what memory the leaves share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import evolve
+
+from capture import _state, _tensors
+from capture._call import Call
+from capture._entry import Entry
+from capture._findings import Policy
+from capture._node import Pattern
+from capture._plan import CapturePlan
+from capture._tensors import alias_groups, any_overlap
+from capture._tree import Tree
+from capture.backends import Input
+from capture.backends.staging import dense_enough
+
+
+def span_of(leaf: Any) -> int:
+    """Bytes between a tensor's first element and the end of its last; 0 for what is no strided tensor."""
+    strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+    return _tensors.span_bytes(leaf) if strided else 0
+
+
+def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...]:
+    """Empty if no two leaves share memory; else each leaf's group, its distance from the group's first byte, and the
+    first position that holds the same object."""
+    begins = [leaf.data_ptr() if span else 0 for leaf, span in zip(leaves, spans, strict=True)]
+    if not any_overlap(begins, spans):
+        return ()
+    groups = alias_groups([leaf if span else torch.empty(0) for leaf, span in zip(leaves, spans, strict=True)])
+    first: dict[int, int] = {}
+    for group, begin in zip(groups, begins, strict=True):
+        if group is not None:
+            first[group] = min(first.get(group, begin), begin)
+    objects = [id(leaf) for leaf in leaves]
+    return tuple(
+        None if group is None else (group, begin - first[group], objects.index(objects[position]))
+        for position, (group, begin) in enumerate(zip(groups, begins, strict=True))
+    )
+
+
+def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[Input]:
+    """How each leaf reaches the body. Without a plan every argument may turn out to be written."""
+    plan = entry.plan
+    often = entry.often_moved()
+    policies = {one.path: one.policy for one in plan.placeholders} if plan is not None else {}
+    mutated = {one.path for one in plan.placeholders if one.mutated} if plan is not None else set()
+    tensors = [leaf if isinstance(leaf, torch.Tensor) else torch.empty(0) for leaf in call.leaves]
+    groups = alias_groups(tensors)
+    inputs = []
+    for position, (path, leaf) in enumerate(call.paths()):
+        managed = pattern[position]
+        if managed is not None:
+            inputs.append(Input(position=position, how="managed", managed=tree.block_of(managed)))
+        elif not isinstance(leaf, torch.Tensor) or (
+            path not in often and (policies.get(path) is Policy.STATIC or call.is_static(path))
+        ):
+            inputs.append(Input(position=position, how="static"))
+        elif policies.get(path) is Policy.BIND and _may_be_bound(leaf, path, entry, often):
+            inputs.append(Input(position=position, how="static", is_bound=True))
+        else:
+            back = policies.get(path, Policy.COPY_BACK) is Policy.COPY_BACK or path in mutated
+            inputs.append(Input(position=position, how="copy-back" if back else "copy", group=groups[position]))
+    return _apart(call, inputs)
+
+
+def _apart(call: Call, inputs: Sequence[Input]) -> list[Input]:
+    """Marks static arguments on whose memory Python state holds tensors, too."""
+    static = {one.position for one in inputs if one.how == "static" and span_of(call.leaves[one.position])}
+    if not static:
+        return list(inputs)
+    state, arguments = _state.snapshot(call.roots()), {path for path, _ in call.paths()}
+    shared = {
+        position
+        for position in static
+        if any(place.path not in arguments for place, _ in state.owners(call.leaves[position].untyped_storage()))
+    }
+    return [evolve(one, is_apart=True) if one.position in shared else one for one in inputs]
+
+
+def _may_be_bound(leaf: torch.Tensor, path: str, entry: Entry, often: frozenset[str]) -> bool:
+    """Memory on the engine's device that the graph can be pointed at, as far as is known."""
+    assert entry.backend is not None
+    here = leaf.device == torch.device(entry.backend.name) and leaf.numel() > 0 and dense_enough(leaf)
+    return here and path not in often and path not in entry.unbindable and entry.backend.rebinds_tensors
+
+
+def moving_paths(entry: Entry) -> frozenset[str]:
+    """Implicit inputs that are another tensor in almost every call: those the body itself gives a new value, and
+    those that moved often. An engine that cannot bind them anew copies them."""
+    if entry.plan is None:
+        return frozenset(entry.moves)
+    effects = {effect.path for effect in entry.plan.effects}
+    often = entry.often_moved()
+    placeholders = [one.path for one in entry.plan.placeholders if one.kind == "implicit" and not one.mutated]
+    return frozenset(
+        path for path in placeholders if path in often or any(f"{path}.".startswith(f"{one}.") for one in effects)
+    )
+
+
+def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
+    """An argument shares memory with a tensor in Python state that the body uses, and the body writes something."""
+    if plan is not None and not any(one.mutated for one in plan.placeholders):
+        return False
+    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+    state = _state.snapshot(call.roots())
+    arguments = {path for path, _ in call.paths()}
+    used = None if plan is None else {one.path for one in plan.placeholders if one.kind == "implicit"}
+    for leaf in tensors:
+        for place, owned in state.owners(leaf.untyped_storage()):
+            named = place.path not in arguments and (used is None or place.path in used)
+            if named and alias_groups([leaf, owned])[0] is not None:
+                return True
+    return False

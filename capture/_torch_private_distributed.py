@@ -1,0 +1,136 @@
+"""Names of ``torch.distributed`` beyond its documented interface, each behind a probe with a stated fallback."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_HAS_GROUPS = dist.is_available()
+_without_modes: Callable[[], contextlib.AbstractContextManager[Any]] | None
+_without_modes = getattr(torch._C, "_DisableTorchDispatch", None)
+
+
+def _work_waiter() -> Callable[[Any], object] | None:
+    unbox = getattr(getattr(dist, "Work", None), "unbox", None)
+    return None if unbox is None else lambda handle: unbox(handle).wait()
+
+
+# Without ``Work.unbox`` an operator's handle cannot be waited for: collectives that give one are not recorded.
+wait_for_work: Callable[[Any], object] | None = _work_waiter()
+
+
+def wait_for_tensor(tensor: torch.Tensor) -> None:
+    """Until a functional collective has made it. Without the operator there are no functional collectives."""
+    torch.ops._c10d_functional.wait_tensor.default(tensor)
+
+
+def group_of(boxed: Any) -> Any:
+    """The process group that an operator of ``c10d`` got; None where torch does not hand it out, so that its ranks do
+    not agree and its end is not noticed."""
+    unbox = getattr(getattr(dist, "ProcessGroup", None), "unbox", None)
+    if unbox is None or not isinstance(boxed, torch.ScriptObject):
+        return boxed if hasattr(boxed, "group_name") else None
+    return unbox(boxed)
+
+
+def text_of(boxed: Any) -> str:
+    """What an operator of ``c10d`` got beside tensors, by value: a group's name, a reduction's number. An address where
+    torch does not tell, so that no two runs seem the same and what uses it runs eagerly."""
+    kind = str(boxed._type()).rpartition(".")[2]
+    if kind == "ProcessGroup" and (group := group_of(boxed)) is not None:
+        return f"group {group.group_name}"
+    if kind == "ReduceOp" and boxed._has_method("op"):
+        number = boxed.op()
+        if number != _WITH_FACTOR:  # which is not told
+            return f"reduction {number}"
+    return repr(boxed)
+
+
+_WITH_FACTOR = int(dist.ReduceOp.PREMUL_SUM) if _HAS_GROUPS else -1  # type: ignore[call-overload]
+
+
+@contextlib.contextmanager
+def handles_followed(note: Callable[[str], None]) -> Iterator[None]:
+    """In the block ``Work.wait`` is no business of dispatch modes: some backends copy results in it, from memory that
+    no operator told of. Without torch's guard they see that, and what does it runs eagerly. ``note(name)`` is called
+    where a future is taken from a handle: what it leads to runs in other threads, unseen."""
+    if not _HAS_GROUPS or not dist.is_initialized() or _without_modes is None:
+        yield
+        return
+    work: Any = dist.Work
+    wait, get_future, thread = work.wait, work.get_future, threading.get_ident()
+
+    @functools.wraps(wait)
+    def unseen(handle: Any, *args: Any, **kwargs: Any) -> Any:
+        with _without_modes():
+            return wait(handle, *args, **kwargs)
+
+    @functools.wraps(get_future)
+    def noted(handle: Any) -> Any:
+        if threading.get_ident() == thread:
+            note("Work.get_future")
+        return get_future(handle)
+
+    work.wait, work.get_future = unseen, noted
+    try:
+        yield
+    finally:
+        work.wait, work.get_future = wait, get_future
+
+
+def default_store() -> Any:
+    """The key-value store that the default group was made with; None where there is none, so that ranks do not agree
+    and each goes on by itself."""
+    find = getattr(dist.distributed_c10d, "_get_default_store", None) if _HAS_GROUPS else None
+    try:
+        return None if find is None else find()
+    except (RuntimeError, ValueError, KeyError):
+        return None
+
+
+def collectives_so_far() -> int:
+    """How many collectives the default group has sent, which is the same in all ranks at one place of a program; 0
+    where torch does not count."""
+    count = getattr(dist.group.WORLD, "_get_sequence_number_for_group", None)
+    try:
+        return 0 if count is None else int(count())
+    except RuntimeError:  # a backend that does not count
+        return 0
+
+
+def ranks_of(group: str) -> list[int]:
+    """Ranks, as the default group counts them, of the members of a group, by its name; all ranks where torch does not
+    find it."""
+    c10d: Any = dist.distributed_c10d
+    try:
+        return list(dist.get_process_group_ranks(c10d._resolve_process_group(group)))
+    except (AttributeError, RuntimeError, ValueError, KeyError, TypeError):
+        return list(range(dist.get_world_size()))
+
+
+def before_shutdown(call: Callable[[str], object]) -> bool:
+    """From now on ``call(name)`` comes before a process group ends, by ``destroy_process_group`` or by itself. False
+    where torch's class does not take that: recordings then have to be released by hand."""
+    kind: Any = getattr(dist, "ProcessGroup", None)
+    hooked = False
+    for name in ("shutdown", "abort"):
+        original = getattr(kind, name, None)
+        if original is not None:
+            setattr(kind, name, _calling(call, original))
+            hooked = True
+    return hooked
+
+
+def _calling(call: Callable[[str], object], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def end(group: Any, *args: Any, **kwargs: Any) -> Any:
+        call(str(group.group_name))
+        return original(group, *args, **kwargs)
+
+    return end

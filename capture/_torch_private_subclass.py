@@ -1,0 +1,52 @@
+"""Names of torch for tensors that hold other tensors, each behind a probe with a stated fallback."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+try:
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as _is_wrapper_type
+except ImportError:  # pragma: no cover - without it such tensors are not opened, and what takes them runs eagerly
+
+    def _is_wrapper_type(t: type) -> bool:  # type: ignore[misc]
+        return False
+
+
+_get_mode = getattr(torch._C, "_get_dispatch_mode", None)
+_FAKE = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "FAKE", None)
+
+
+try:
+    from torch.nested._internal.nested_tensor import NestedTensor as _Nested
+except ImportError:  # pragma: no cover - a torch whose nested tensors hold no others
+    _Nested = None  # type: ignore[assignment, misc]
+
+
+def _is_wrapper(kind: type) -> bool:
+    if not issubclass(kind, torch.Tensor) or (_Nested is not None and issubclass(kind, _Nested)):
+        return False  # the shape of a nested tensor is that of its values
+    return bool(_is_wrapper_type(kind))
+
+
+is_wrapper: Callable[[Any], bool] = functools.cache(_is_wrapper)
+"""A tensor subclass that ``__tensor_flatten__`` opens and ``__tensor_unflatten__`` closes again."""
+
+
+def open_wrapper(value: Any) -> tuple[dict[str, Any], Any]:
+    """Attributes that hold its tensors (and, from torch 2.13 on, other objects), and the rest. Waits for the collective
+    that makes the tensor, where it is one that is waited for at its first use."""
+    names, context = value.__tensor_flatten__()
+    wait = getattr(value, "trigger_wait", None)
+    if wait is not None:
+        wait()
+    return {name: getattr(value, name) for name in names}, context
+
+
+def only_shapes() -> bool:
+    """Operators are run on tensors without values now, as ``DTensor`` does to learn shapes. Without these names they
+    count as the body's own, and what uses them runs eagerly."""
+    return _get_mode is not None and _FAKE is not None and _get_mode(_FAKE) is not None

@@ -1,0 +1,65 @@
+"""Processes of one process group for tests: started together, and not outliving their time."""
+
+from __future__ import annotations
+
+import os
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from capture import CaptureWarning, config
+
+
+def _run(work: Callable[..., Any], rank: int, path: str, results: Any) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FutureWarning)  # torch's own, about names it is going to change
+    os.environ["STORE"] = f"{path}/store"
+    dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=rank, world_size=2)
+    try:
+        with config.patch(cache=False):
+            found = work(rank)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        results.put((rank, found, None))
+    except BaseException:
+        results.put((rank, None, traceback.format_exc()))
+        raise
+
+
+def two_ranks(work: Callable[..., Any], path: Path, *, seconds: float = 60, may_die: tuple[int, ...] = ()) -> list[Any]:
+    """What ``work(rank)`` gave in two processes under gloo; None for one that died and may.
+
+    Raises ``AssertionError`` where one raised, died, or is not done in time: then it hangs, and all are killed.
+    """
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    started = [context.Process(target=_run, args=(work, rank, str(path), results)) for rank in range(2)]
+    for one in started:
+        one.start()
+    try:
+        for one in started:
+            one.join(seconds)
+        late = [rank for rank, one in enumerate(started) if one.is_alive()]
+    finally:
+        for one in started:
+            if one.is_alive():
+                one.kill()
+                one.join()
+    found: list[Any] = [None, None]
+    while not results.empty():
+        rank, value, error = results.get()
+        assert error is None, f"rank {rank}\n{error}"
+        found[rank] = value
+    assert not late, f"ranks {late} hang"
+    assert all(one.exitcode == 0 for rank, one in enumerate(started) if rank not in may_die)
+    return found
+
+
+def said(caught: list[warnings.WarningMessage]) -> list[str]:
+    """Texts of this library's warnings."""
+    return [str(one.message) for one in caught if issubclass(one.category, CaptureWarning)]

@@ -1,0 +1,201 @@
+"""Two processes under gloo that train one model: losses and weights equal eager's bit for bit in both."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from capture import CaptureWarning, capture, mark_step_begin, recordings
+from tests.ranks import said, two_ranks
+
+STEPS = 20
+Wrap = Callable[[nn.Sequential], nn.Module]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.b(torch.tanh(self.a(self.norm(x))))
+        return y
+
+
+def batch(rank: int, number: int) -> tuple[Tensor, Tensor]:
+    """Another one in each rank; the fourth is shorter in both, so that it has another key."""
+    generator = torch.Generator().manual_seed(100 * rank + number)
+    rows = 5 if number % 8 == 7 else 8
+    return torch.randn(rows, 16, generator=generator), torch.randint(0, 4, (rows,), generator=generator)
+
+
+def train(rank: int, wrap: Wrap, what: str) -> tuple[list[Tensor], list[str], list[Any]]:
+    """Losses and final weights, warnings, and counts of what is captured: nothing, the ``blocks``, or the ``step``."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(Block(), Block(), nn.Linear(16, 4))
+    model = wrap(layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    blocks = list(layers)[:2]
+    for block in blocks if what == "blocks" else ():
+        capture(block)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = capture(step) if what == "step" else step
+    values = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CaptureWarning)
+        for number in range(STEPS):
+            mark_step_begin()
+            values.append(run(*batch(rank, number)).clone())
+    weights: list[Any] = [one.detach() for one in model.parameters()]
+    values += [one.full_tensor() if hasattr(one, "full_tensor") else one for one in weights]
+    counted: dict[str, list[Any]] = {"nothing": [], "blocks": blocks, "step": [run]}
+    return values, said(caught), [recordings(one) for one in counted[what]]
+
+
+def replicated(**options: Any) -> Wrap:
+    return lambda layers: DistributedDataParallel(layers, **options)
+
+
+def sharded(layers: nn.Sequential) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in layers.children():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(layers, mesh=mesh)
+    return layers
+
+
+def tensor_parallel(layers: nn.Sequential) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2,))
+    for block in list(layers)[:2]:
+        parallelize_module(block, mesh, {"a": ColwiseParallel(), "b": RowwiseParallel()})
+    return layers
+
+
+def blocks_replay(counts: list[Any], texts: list[str]) -> None:
+    assert texts == []
+    for count in counts:
+        assert count.replays >= STEPS, count
+        assert count.eager_calls == 0, count
+
+
+def step_replays(counts: list[Any], texts: list[str]) -> None:
+    """Once the gradients are there, whose memory the buckets are."""
+    assert counts[0].replays >= 10, counts
+    assert all("CG105" in text and "gradient_as_bucket_view" in text for text in texts)
+
+
+def buckets_are_unknown(counts: list[Any], texts: list[str]) -> None:
+    assert counts[0].recordings == 0
+    assert "CG105 implicit-input: the body reads" in texts[0]
+    assert "gradient_as_bucket_view=True" in texts[0]
+
+
+def storages_are_resized(counts: list[Any], texts: list[str]) -> None:
+    assert counts[0].recordings == 0
+    assert any("CG202 host-work: UntypedStorage.resize_" in text for text in texts), texts
+
+
+def from_the_third_step(counts: list[Any], texts: list[str]) -> None:
+    """Two keys, of which each needs one more run for the optimizer's state, or for the parameters' gradients."""
+    assert texts == []
+    assert counts[0].recordings == 2
+    assert counts[0].replays >= STEPS - 6
+    assert counts[0].eager_calls == 0
+
+
+Check = Callable[[list[Any], list[str]], None]
+CASES: list[tuple[Wrap, dict[str, Check]]] = [
+    (replicated(), {"blocks": blocks_replay, "step": buckets_are_unknown}),
+    (replicated(gradient_as_bucket_view=True), {"blocks": blocks_replay, "step": step_replays}),
+    (sharded, {"blocks": blocks_replay, "step": storages_are_resized}),
+    (tensor_parallel, {"blocks": blocks_replay, "step": from_the_third_step}),
+]
+
+
+def accumulates(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
+    """Micro-batches of which, from the tenth on, only every third communicates: ``no_sync`` changes what deeper code
+    reads, and nothing that the body names."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(Block(), nn.Linear(16, 4)), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def pile_up(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    run, values = (capture(pile_up) if captures else pile_up), []
+    for number in range(STEPS):
+        mark_step_begin()
+        communicates = number < STEPS // 2 or number % 3 == 2
+        with contextlib.nullcontext() if communicates else model.no_sync():
+            values.append(run(*batch(rank, number % 7)).clone())
+        if communicates:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    return [*values, *[one.detach() for one in model.parameters()]], run
+
+
+def compressed(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
+    """A hook on the buckets, whose second half runs in another thread."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(Block(), nn.Linear(16, 4)), gradient_as_bucket_view=True)
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run = capture(step) if captures else step
+    values = [run(*batch(rank, number)).clone() for number in range(STEPS // 2)]
+    return [*values, *[one.detach() for one in model.parameters()]], run
+
+
+def special_cases(rank: int) -> None:
+    for case, codes in ((accumulates, {"CG105"}), (compressed, {"CG202"})):
+        expected, _ = case(rank, False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", CaptureWarning)
+            found, run = case(rank, True)
+        assert [one.tolist() for one in found] == [one.tolist() for one in expected], (case, recordings(run))
+        assert codes <= {text[:5] for text in said(caught)}, said(caught)
+        assert (recordings(run).replays > 3) is (case is accumulates), (case, recordings(run), said(caught))
+
+
+def _work(rank: int) -> None:
+    special_cases(rank)
+    for wrap, checks in CASES:
+        expected, _, _ = train(rank, wrap, "nothing")
+        for what, check in checks.items():
+            found, texts, counts = train(rank, wrap, what)
+            assert [one.tolist() for one in found] == [one.tolist() for one in expected], (what, counts)
+            check(counts, texts)
+
+
+def test_training(tmp_path: Path) -> None:
+    two_ranks(_work, tmp_path)

@@ -1,0 +1,191 @@
+"""Tensors that hold other tensors, as arguments, parameters and results: opened, kept, closed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from typing_extensions import override
+
+from capture import CaptureWarning, capture, mark_step_begin, recordings
+from tests.device import DEVICE
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no process groups")
+
+
+class Pair(torch.Tensor):
+    """A number and its error, which add up; ``unit`` is no tensor."""
+
+    value: Tensor
+    error: Tensor
+    unit: str
+
+    @staticmethod
+    def __new__(cls, value: Tensor, error: Tensor, unit: str) -> Pair:
+        made: Pair = torch.Tensor._make_wrapper_subclass(cls, value.shape, dtype=value.dtype, device=value.device)
+        made.value, made.error, made.unit = value, error, unit
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], str]:
+        return ["value", "error"], self.unit
+
+    @staticmethod
+    def __tensor_unflatten__(held: dict[str, Tensor], unit: str, size: Any, stride: Any) -> Pair:
+        return Pair(held["value"], held["error"], unit)
+
+    @classmethod
+    @override
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        pairs = [one for one in args if isinstance(one, Pair)]
+        parts = [op(*[getattr(one, name) if isinstance(one, Pair) else one for one in args], **(kwargs or {}))
+                 for name in ("value", "error")]  # fmt: skip
+        return Pair(parts[0], parts[1], pairs[0].unit)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo" if DEVICE.type == "cpu" else "nccl", store=store, rank=0, world_size=1)
+    yield init_device_mesh(DEVICE.type, (1,))
+    dist.destroy_process_group()
+
+
+def numbers(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*(shape or (4, 6)), generator=torch.Generator().manual_seed(seed), device="cpu").to(DEVICE)
+
+
+def pair(seed: int, unit: str = "m") -> Pair:
+    return Pair(numbers(seed), numbers(seed + 1), unit)
+
+
+def same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, Pair):
+        assert one.unit == other.unit
+        same(one.value, other.value)
+        same(one.error, other.error)
+    elif isinstance(one, DTensor):
+        assert (one.placements, one.device_mesh, one.shape) == (other.placements, other.device_mesh, other.shape)
+        assert one.stride() == other.stride()
+        same(one.to_local(), other.to_local())
+    else:
+        assert torch.equal(one, other)
+
+
+@torch.no_grad()
+def test_of_a_users_own_kind() -> None:
+    """Its own state is part of the key, results are of its kind, and keep their values."""
+
+    def body(x: Any, scale: Tensor) -> dict[str, Any]:
+        y = x * scale
+        return {"pair": y + y, "plain": y.value.sum(), "given": x, "error": y.error}
+
+    captured, held = capture(body), []
+    for number in range(12):
+        x, scale = pair(number, "m" if number % 2 else "s"), numbers(99, 6)
+        found, expected = captured(x, scale), body(x, scale)
+        assert found["given"] is x
+        for name in ("pair", "plain", "error"):
+            same(found[name], expected[name])
+        held.append((found["pair"], expected["pair"]))
+    for found, expected in held:
+        same(found, expected)
+    assert recordings(captured).recordings == 2
+    assert recordings(captured).eager_calls == 0
+
+
+@torch.no_grad()
+def test_written_in_place() -> None:
+    @capture
+    def add(x: Any, y: Any) -> Any:
+        x.add_(y)
+        return x
+
+    for number in range(8):
+        x, y = pair(number), pair(number + 50)
+        value = x.value.clone()
+        mark_step_begin()
+        assert add(x, y) is x
+        assert torch.equal(x.value, value + y.value)
+    assert recordings(add).replays == 6
+
+
+@torch.no_grad()
+def test_placements_are_in_the_key(mesh: DeviceMesh) -> None:
+    def body(x: Any) -> Any:
+        return x * 2 + 1, (x * 3).redistribute(mesh, [Replicate()])
+
+    captured = capture(body)
+    placements: list[Any] = [Shard(0), Shard(1), Replicate(), Partial()]
+    for number in range(16):
+        x = DTensor.from_local(numbers(number), mesh, [placements[number % 4]])
+        for found, expected in zip(captured(x), body(x), strict=True):
+            same(found, expected)
+    assert recordings(captured).recordings == 4
+    assert recordings(captured).replays == 8
+
+
+def test_parameters_gradients_and_optimizers(mesh: DeviceMesh) -> None:
+    """A whole step: gradients set and accumulated, momentum, clipping, another parameter in its place."""
+
+    def train(captures: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = distribute_module(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(DEVICE), mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x: DTensor) -> Tensor:
+            optimizer.zero_grad()
+            for part in (x, x * 2):
+                model(part).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            loss: Tensor = model(x).square().mean().detach().full_tensor()
+            return loss
+
+        run, losses = (capture(step) if captures else step), []
+        for number in range(14):
+            mark_step_begin()
+            losses.append(run(distribute_tensor(numbers(number), mesh, [Shard(0)])).clone())
+            if number == 9:
+                weight = model.get_parameter("0.weight")
+                with torch.no_grad():
+                    weight.mul_(0.5)
+        if captures:
+            assert recordings(run).replays >= 9, recordings(run)
+            assert recordings(run).eager_calls == 0
+        states = [state["momentum_buffer"] for state in optimizer.state.values()]
+        kept: list[Any] = [*(p.detach() for p in model.parameters()), *(p.grad for p in model.parameters()), *states]
+        return [*losses, *[one.full_tensor() for one in kept]]
+
+    for found, expected in zip(train(True), train(False), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_gradients_outside_keep_it_eager(mesh: DeviceMesh) -> None:
+    """The graph is that of the outer tensor, of which those it holds know nothing."""
+    weight = numbers(0, 6, 6).requires_grad_()
+    twin = weight.detach().clone().requires_grad_()
+
+    def body(x: Any, weight: Any) -> Any:
+        return x @ weight
+
+    captured = capture(body)
+
+    def train() -> None:
+        for number in range(4):
+            for function, own in ((captured, weight), (body, twin)):
+                x = distribute_tensor(numbers(number), mesh, [Replicate()])
+                function(x, DTensor.from_local(own, mesh, [Replicate()])).sum().to_local().backward()
+
+    with pytest.warns(CaptureWarning, match=r"CG107.*DTensor that needs gradients"):
+        train()
+    assert weight.grad is not None
+    assert twin.grad is not None
+    assert torch.equal(weight.grad, twin.grad)
+    assert recordings(captured).recordings == 0
