@@ -17,6 +17,7 @@ from capture._facts import Where
 
 Rng = Literal["graphsafe", "eager", "forbid"]
 Outputs = Literal["preserve", "borrow", "clone"]
+Inputs = Literal["auto", "copy", "bind"]
 Fallback = Literal["eager", "error"]
 Verify = Literal["off", "first", "always"]
 Checks = Literal["always", "sampled"]
@@ -29,6 +30,7 @@ class CaptureOptions(TypedDict, total=False):
     rng: Rng
     max_recordings: int
     outputs: Outputs
+    inputs: Inputs
     fallback: Fallback
     warmup: int
     verify: Verify
@@ -49,6 +51,7 @@ class Annotation:
     rng: Rng = "graphsafe"
     max_recordings: int = 5
     outputs: Outputs = "preserve"
+    inputs: Inputs = "auto"
     fallback: Fallback = "eager"
     warmup: int = 1
     verify: Verify = "off"
@@ -59,6 +62,7 @@ class Annotation:
 _CHOICES: dict[str, tuple[str, ...]] = {
     "rng": get_args(Rng),
     "outputs": get_args(Outputs),
+    "inputs": get_args(Inputs),
     "fallback": get_args(Fallback),
     "verify": get_args(Verify),
     "checks": get_args(Checks),
@@ -107,6 +111,7 @@ def annotate(
         rng=options.get("rng", "graphsafe"),
         max_recordings=_count("max_recordings", options.get("max_recordings", 5), at_least=1),
         outputs=options.get("outputs", "preserve"),
+        inputs=options.get("inputs", "auto"),
         fallback=options.get("fallback", "eager"),
         warmup=_count("warmup", options.get("warmup", 1), at_least=1),
         verify=options.get("verify", "off"),

@@ -17,7 +17,7 @@ import torch
 from attrs import define, evolve
 from typing_extensions import override
 
-from capture import _observe, _state
+from capture import _observe, _state, _torch_private
 from capture._ambient import inlining
 from capture._bind import Leaf, make_binder
 from capture._call import Call
@@ -106,6 +106,7 @@ class Region:
         self._recorded[program.form] = program, weakref.ref(self._pool())
         paths = {id(tensor): path for path, tensor in node.statics.items()}
         program.paths = {id(one): paths[id(one)] for one in (*program.parameters, *program.held) if id(one) in paths}
+        program.follow(node.statics)
 
     def _attach(self, result: Any, leaves: Sequence[Leaf]) -> Any:
         """Make the results part of the caller's graph."""
@@ -115,12 +116,10 @@ class Region:
         assert self._entry.backend is not None
         node = tree_for(self._entry.backend).current
         program: Program = made if made is not None else node.program
-        statics = node.statics if made is None else {}
-        parameters = program.now(program.parameters, statics)
-        kept = [*result.saved, *program.needed(leaves, statics)]
+        kept = [*result.saved, *program.needed(leaves)]
         if result.attached:
             frame = Frame(self, program, kept, result.attached)
-            _Gradients.apply(frame, *[leaves[index] for index in program.wanted], *parameters)  # type: ignore[no-untyped-call]
+            _apply(frame, *[leaves[index] for index in program.wanted], *program.now_parameters)
         return result.result
 
     def gradients(
@@ -235,3 +234,6 @@ class _Gradients(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         saved = ctx.saved_tensors if ctx.has_saved else ()  # raises what eager raises
         return (None, *ctx.frame.gradients(saved, grads))
+
+
+_apply = _torch_private.function_apply(_Gradients)

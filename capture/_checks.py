@@ -8,10 +8,11 @@ copied argument shares memory with a static tensor and either is written, so tha
 
 from __future__ import annotations
 
+import bisect
 import functools
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -127,12 +128,29 @@ class Checker:
         scope["addresses"] = _torch_private.address_check(tensors)
         self.note_ranges(leaves)
 
+    def leave_out(self, paths: Set[str]) -> None:
+        """These static arguments are where each call has them from now on."""
+        terms = {self._at(position, name) for position, path, name in self.arguments if path in paths}
+        self.arguments = [one for one in self.arguments if one[1] not in paths]
+        self.tensors = [term for term in self.tensors if term not in terms]
+        self.compile()
+
+    @staticmethod
+    def _at(position: int, name: str) -> str:
+        return f"t[{position}].data_ptr() == {name}"
+
+    def add_argument(self, position: int, path: str, tensor: torch.Tensor) -> None:
+        """A static argument is where it was."""
+        name = self.name(tensor.data_ptr())
+        self.tensors.append(self._at(position, name))
+        self.arguments.append((position, path, name))
+
     def note_ranges(self, leaves: Sequence[Any]) -> None:
         """Where the tensors lie that copied arguments must not share memory with."""
         if self.copied:
             static = [self.scope[name] for path, _, name in self.owners if path in self.watched]
             static += [leaves[position] for position, path, _ in self.arguments if path in self.watched]
-            self.scope["overlaps"] = functools.partial(_overlap, self.copied, sorted(map(_range, static)))
+            self.scope["overlaps"] = functools.partial(_overlap, self.copied, *_merged(sorted(map(_range, static))))
 
     def compile(self) -> None:
         """Generate the function."""
@@ -157,7 +175,7 @@ class Checker:
         made = Checker(scope, self.structure, self.tensors, self.owners, self.arguments, code=self.code)
         made.kinds, made.copied, made.watched, made.modules = self.kinds, copied, self.watched, self.modules
         if copied:
-            scope["overlaps"] = functools.partial(_overlap, copied, scope["overlaps"].args[1])
+            scope["overlaps"] = functools.partial(_overlap, copied, *scope["overlaps"].args[1:])
         made.run()
         return made
 
@@ -177,10 +195,26 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + span_bytes(tensor)
 
 
-def _overlap(copied: tuple[tuple[int, int], ...], static: list[tuple[int, int]], leaves: Sequence[Any]) -> bool:
+def _merged(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Begins and ends of what sorted ranges cover together: both ascend."""
+    begins: list[int] = []
+    ends: list[int] = []
+    for begin, end in ranges:
+        if begin == end:
+            continue
+        if ends and begin <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            begins.append(begin)
+            ends.append(end)
+    return begins, ends
+
+
+def _overlap(copied: tuple[tuple[int, int], ...], begins: list[int], ends: list[int], leaves: Sequence[Any]) -> bool:
     for position, nbytes in copied:
         begin = leaves[position].data_ptr()
-        if nbytes and any(first < begin + nbytes and begin < end for first, end in static):
+        before = bisect.bisect_left(begins, begin + nbytes)  # ranges that begin before the argument's end
+        if nbytes and before and ends[before - 1] > begin:
             return True
     return False
 
@@ -223,9 +257,7 @@ def make_checker(
                 checker.structure.append(f"{checker.name(getter)}() is {checker.name(tensor)}")
     for position, path, tensor in static_arguments:
         if tensor.numel():
-            name = checker.name(tensor.data_ptr())
-            checker.tensors.append(f"t[{position}].data_ptr() == {name}")
-            checker.arguments.append((position, path, name))
+            checker.add_argument(position, path, tensor)
     _add_modules(checker, before)
     checker.settle_now({one.path: one.owners[0][1] for one in implicit}, leaves)
     checker.compile()

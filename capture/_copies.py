@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ class Copier:
     """
 
     def __init__(self, pool: Pool, groups: Sequence[tuple[Block, tuple[int, ...], tuple[Geometry, ...]]]) -> None:
+        self._index: int | None = None
         self._dense: list[tuple[int, Callable[[], torch.Tensor]]] = []
         self._sources: list[torch.Tensor] = []
         self._others: list[tuple[tuple[int, ...], list[torch.Tensor]]] = []
@@ -28,14 +28,19 @@ class Copier:
                 self._others.append((positions, tensors))
                 continue
             (like,) = tensors
-            make = functools.partial(
-                torch.empty_strided, like.shape, like.stride(), dtype=like.dtype, device=like.device
-            )
-            self._dense.append((positions[0], make))
+            self._index = like.device.index if like.device.type == "cuda" else None
+            self._dense.append((positions[0], _torch_private.empty_like_maker(like)))
             self._sources.append(like)
 
     def copy_into(self, values: list[Any]) -> None:
         """Put them where they are among all leaves."""
+        if self._index is not None and torch.cuda.current_device() != self._index:
+            with torch.cuda.device(self._index):
+                self._copy_into(values)
+        else:
+            self._copy_into(values)
+
+    def _copy_into(self, values: list[Any]) -> None:
         targets = []
         for position, make in self._dense:
             values[position] = target = make()

@@ -229,10 +229,11 @@ class Classifier:
         for leaf in kept:
             if leaf.kind in ("static", "static-view") and leaf.source not in self._implicit.values():
                 storage = leaf.value.untyped_storage()
-                owners = self._watched.before.owners(storage)
-                owners = [one for one in owners if one[0].path == leaf.source]
+                owners = self._owners(storage)
+                tensor = next(tensor for place, tensor in owners if place.path == leaf.source)
+                same = tuple(one for one in owners if one[1] is tensor)  # the body may have it from any of these
                 self._implicit[id(storage)] = str(leaf.source)
-                found.append(Implicit(str(leaf.source), tuple(owners), External(owners[0][1], storage, None)))
+                found.append(Implicit(str(leaf.source), same, External(tensor, storage, None)))
         return found
 
     def argument(self, storage: torch.UntypedStorage) -> list[tuple[int, torch.Tensor]]:
@@ -254,14 +255,14 @@ class Classifier:
             return KeptLeaf(path, value, "foreign" if value.is_conj() else "input-view", arguments[0][0])
         if self._watched.watch.made(value):
             return KeptLeaf(path, value, "fresh")
-        owners = self._watched.before.owners(storage)
+        owners = self._owners(storage)
         if owners and any(tensor is value for _, tensor in owners):
             owner = next(place for place, tensor in owners if tensor is value)
             known = self._implicit.get(id(storage))
             same = any(place.path == known and tensor is value for place, tensor in owners)
             return KeptLeaf(path, value, "static", known if same else owner.path)
         if owners:
-            return KeptLeaf(path, value, "static-view", self._owners(storage)[0][0].path)
+            return KeptLeaf(path, value, "static-view", owners[0][0].path)
         if value.device.type == "cuda":  # made by a kernel no operator tells of, or it is not in the pool when recorded
             return KeptLeaf(path, value, "fresh")
         return KeptLeaf(path, value, "foreign")

@@ -34,14 +34,17 @@ class Severity(enum.IntEnum):
 class Policy(enum.IntEnum):
     """How one placeholder reaches the graph, in the order in which decisions join.
 
-    ``STATIC``: read and written where the caller keeps it. ``COPY``: copied into the recording's own buffer
-    before a replay. ``COPY_BACK``: and copied back afterwards. ``EAGER``: cannot be served, the call runs eagerly.
+    ``STATIC``: read and written where the caller keeps it, which is the same place in every call. ``BIND``: read and
+    written where the caller keeps it, wherever that is: the graph is patched. ``COPY``: copied into the recording's own
+    buffer before a replay. ``COPY_BACK``: and copied back afterwards. ``EAGER``: cannot be served, the call runs
+    eagerly.
     """
 
     STATIC = 0
-    COPY = 1
-    COPY_BACK = 2
-    EAGER = 3
+    BIND = 1
+    COPY = 2
+    COPY_BACK = 3
+    EAGER = 4
 
     @override
     def __str__(self) -> str:

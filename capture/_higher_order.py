@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from capture import _torch_private, _where
+from capture import _torch_private_operators, _where
 from capture._facts import HostWork
 from capture._notes import Notes
 from capture._operators import tensors_in
@@ -67,7 +67,7 @@ def _kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[
     devices = [tensor.device for tensor in tensors_in(args, kwargs)]
     lent = kwargs.get("rng_state")
     devices += [lent.device] if isinstance(lent, torch.Generator) else []
-    return _torch_private.python_kernel(op, devices[0].type if devices else str(kwargs.get("device", "cpu")))
+    return _torch_private_operators.python_kernel(op, devices[0].type if devices else str(kwargs.get("device", "cpu")))
 
 
 def _run_subgraph(graph: Callable[..., Any], identifier: str, *operands: Any) -> Any:

@@ -5,9 +5,10 @@ Only the storage's own life counts: a tensor, any view of it, or a tensor saved 
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,32 +38,35 @@ class Source:
     versions nor gradients are shared.
     """
 
-    __slots__ = ("_address", "_first", "_make", "alone", "held")
+    __slots__ = ("_make", "address", "alone", "first", "held", "storage")
 
     def __init__(self, make: Callable[[], torch.Tensor]) -> None:
-        self._make, self._address = make, 0
-        self._first: torch.Tensor | None = None
+        self._make, self.address = make, 0
+        self.first: torch.Tensor | None = None
+        """Nobody else has it."""
         self.held: Held | None = None
         """Tells whether what was handed out since the last renewal is used."""
         self.alone = 0
         """Holders of the storage in C++ while nobody uses it."""
+        self.storage: torch.UntypedStorage | None = None
+        """Of the first one."""
 
     def forget(self) -> None:
         """The memory has other users from now on, or none: the next tensor begins anew."""
-        self._first = self.held = None
+        self.first = self.held = self.storage = None
 
     def tensor(self, live: Held | None) -> torch.Tensor:
         """A new tensor, watched by ``held``. ``live``: who watches the last one; the first one is made anew if that is
         not ``held``, or if its memory was swapped."""
-        first = self._first
-        if first is not None and live is self.held and first.data_ptr() == self._address:
+        first = self.first
+        if first is not None and live is self.held and first.data_ptr() == self.address:
             return first.data
         made = self._make()
         if not _torch_private.CAPABILITIES.storage_counts:
             self.held = hold(made.untyped_storage())
             return made
-        self._first, self._address = made, made.data_ptr()
-        self.held, settle = _watch(made.untyped_storage())
+        self.first, self.address, self.storage = made, made.data_ptr(), made.untyped_storage()
+        self.held, settle = _watch(self.storage)
         self.alone = settle()
         return made.data
 
@@ -113,6 +117,52 @@ def is_only_gradient(parameter: torch.Tensor, storage: torch.UntypedStorage, oth
         return False
     del gradient
     return _torch_private.storage_use_count(storage) <= others + 1 and _holders(parameter) == _ALONE
+
+
+def _counts(gradients: list[torch.Tensor]) -> tuple[list[int], list[int]]:
+    return list(map(_torch_private.raw_use_count, gradients)), list(map(sys.getrefcount, gradients))
+
+
+def _probe_counts() -> tuple[int, int]:
+    with torch.inference_mode(False):
+        parameter = torch.zeros(1, requires_grad=True, device="cpu")
+        parameter.grad = torch.zeros(1, device="cpu").data
+    (uses,), (references,) = _counts([parameter.grad])
+    return uses, references
+
+
+_LISTED = _probe_counts()
+
+
+_own = operator.attrgetter("__dict__")
+
+
+def are_untouched_gradients(
+    parameters: Sequence[torch.Tensor | None], sources: Sequence[Source], fresh: Callable[..., bool]
+) -> bool:
+    """What each source handed out last is the gradient of its parameter, nobody else uses it, and but for its values
+    it is as it was made, which ``fresh`` compares. Column by column, as this is asked of all parameters of a model in
+    every step (0.8 us each; one by one 3.5 us)."""
+    found = [one.grad for one in parameters if one is not None]
+    gradients = [one for one in found if one is not None]
+    del found
+    if len(gradients) != len(sources):
+        return False
+    storages = [source.storage for source in sources]
+    read: Callable[[torch.Tensor], torch.UntypedStorage] = torch.Tensor.untyped_storage
+    if not all(map(operator.is_, map(read, gradients), storages)):
+        return False
+    holders = [_torch_private.count_holders(storage._cdata) for storage in storages if storage is not None]
+    uses, references = _counts(gradients)
+    number = len(gradients)
+    return (
+        all(map(operator.le, holders, [source.alone + 1 for source in sources]))
+        and uses.count(_LISTED[0]) == number
+        and references.count(_LISTED[1]) == number
+        and fresh(*gradients)
+        and [one.data_ptr() for one in gradients] == [source.address for source in sources]
+        and not any(map(_own, gradients))
+    )
 
 
 class StaleTensor(torch.Tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from capture._events import Log
 from capture._liveness import Held
 from capture._modules import registrations
 from capture._outputs import OutputPlan
-from capture.backends import Block, Pool, Recording
+from capture.backends import Block, Followed, Pool, Recording
 
 if TYPE_CHECKING:
     from capture._tree import Tree
@@ -60,6 +60,8 @@ class Node:
     """Registrations in modules until then."""
     groups: frozenset[str] = frozenset()
     """Names of the process groups that it communicates in."""
+    bound: tuple[Followed, ...] = ()
+    """Arguments that may be elsewhere in every call, and that the recording does not follow yet."""
     program: Any = None
     """How gradients of this recording's results are computed, if they need any."""
     layout: Any = None
@@ -77,12 +79,12 @@ class Node:
         if self.tree is not None:
             self.tree.bury(self)
 
-    def live_groups(self) -> Iterator[tuple[int, Block, torch.UntypedStorage]]:
-        """Number, block and storage of every output that is still used."""
+    def live_groups(self, but: Container[int] = ()) -> Iterator[tuple[int, Block, torch.UntypedStorage]]:
+        """Number, block and storage of every output that is still used, without the groups in ``but``."""
         if self.outputs is None:
             return
         for number, (group, held) in enumerate(zip(self.outputs.groups, self.outputs.live, strict=True)):
-            storage = held() if held is not None else None
+            storage = held() if held is not None and number not in but else None
             if storage is not None:
                 yield number, group.block, storage
 

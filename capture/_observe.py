@@ -28,8 +28,9 @@ from capture._packages import packages
 from capture._state import Change, Snapshot
 from capture._syncs import device_syncs
 from capture._tensors import storage_of
-from capture._torch_private import autocast_inside, generator_id, hide_from_compiler, is_higher_order
+from capture._torch_private import autocast_inside, generator_id, hide_from_compiler
 from capture._torch_private_distributed import handles_followed
+from capture._torch_private_operators import is_higher_order
 from capture._torch_private_subclass import is_wrapper, only_shapes
 
 DETACHING = frozenset(["detach", "alias", "detach_"])
@@ -95,15 +96,13 @@ class Watch(HigherOrderMode):
         kwargs = kwargs or {}
         if types and any(map(is_wrapper, types)):
             return NotImplemented  # it opens itself: its operators on plain tensors come next
-        if only_shapes():
-            return op(*args, **kwargs)
         if is_higher_order(op):
             return self.higher_order(op, args, kwargs)
         known = traits(op)
         if known.metadata == "storage" and len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
             op, args = _operators.with_tensor(args)
             known = traits(op)
-        if known.unseen:
+        if known.unseen or only_shapes():
             return op(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
             with self:  # elsewhere torch opens it before a mode sees it

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from capture._collectives import NAMESPACES, communicates, writes_first
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
-from capture._torch_private import composite
+from capture._torch_private_operators import composite
 
 TENSORS = frozenset(TENSOR_TYPES)
 Operator = Any  # torch._ops.OpOverload, which has no public name

@@ -7,30 +7,21 @@ Inputs and static tensors are handed back as the caller's own, views of them are
 from __future__ import annotations
 
 import contextlib
-import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
 
-from capture import _containers, _torch_private
+from capture import _torch_private
 from capture._annotate import Outputs
 from capture._copies import Copier, on_storage
 from capture._describe import KeptEffect, KeptLeaf
-from capture._liveness import Held, Source, hold, is_only_gradient, is_sole_holder
+from capture._liveness import Held, Source, are_untouched_gradients, hold, is_only_gradient, is_sole_holder
+from capture._skeleton import EffectSlot, Slot, effect_slot, fill, filler, skeleton_of
 from capture._state import Place
 from capture.backends import Block, Geometry, Pool
-
-
-class Slot:
-    """Stands for a leaf in a structure without leaves. No attrs class, since those are containers to be opened."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
 
 
 @frozen(eq=False)
@@ -65,54 +56,6 @@ class Group:
     geometries: tuple[Geometry, ...]
 
 
-@frozen(eq=False)
-class EffectSlot:
-    """Where an effect's value goes: ``steps`` below the object ``root`` of each call, or a fixed place."""
-
-    skeleton: Any
-    root: str | None
-    steps: tuple[Place, ...]
-
-    @property
-    def path(self) -> str:
-        """``self.last`` and the like."""
-        return self.steps[-1].path
-
-    def at(self, named_values: Callable[[], dict[str, Any]]) -> Place:
-        """The place in this call's objects."""
-        *above, last = self.steps
-        if self.root is None:
-            return last
-        holder = named_values()[self.root]
-        for place in above:
-            holder = place.among(holder).get()
-        return last.among(holder)
-
-
-class OwnContainer:
-    """Stands for a container of the caller's that the body handed back. No attrs class, like ``Slot``."""
-
-    __slots__ = ("_root", "_slot")
-
-    def __init__(self, slot: EffectSlot | None, root: str | None) -> None:
-        self._slot, self._root = slot, root
-
-    def at(self, named_values: Callable[[], dict[str, Any]]) -> Any:
-        """The container of this call."""
-        if self._slot is None:
-            assert self._root is not None
-            return named_values()[self._root]
-        return self._slot.at(named_values).get()
-
-
-def effect_slot(place: Place, skeleton: Any) -> EffectSlot:
-    """Places below the receiver and arguments hold no reference to them: those belong to the caller."""
-    *steps, root = place.chain()
-    if root.kind == "root" and steps and root.path != "function":
-        return EffectSlot(skeleton, root.path, tuple(step.among(None) for step in reversed(steps)))
-    return EffectSlot(skeleton, None, (place,))
-
-
 @define(eq=False)
 class OutputPlan:
     """Builds all leaves of one recording. ``live`` watches the storages handed out last, one a group."""
@@ -142,6 +85,10 @@ class OutputPlan:
     """Groups that become the ``grad`` of a tensor, which the body does not read."""
     replaced: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
     """The same tensors by ``id``."""
+    others: tuple[tuple[int, ...], tuple[EffectSlot, ...]] = ((), ())
+    """Groups and effects that are no such gradients."""
+    fresh: Callable[..., bool] | None = None
+    """Compares metadata with that of such gradients as they are made."""
     fills: Callable[[Sequence[Any]], Any] | None = None
     """``fill`` for a structure of tuples and lists."""
     copier: Copier | None = None
@@ -168,6 +115,19 @@ class OutputPlan:
             return None
         return parameter
 
+    def keeps_gradients(self) -> bool:
+        """All that became gradients in the last replay still are, as they were made, and nobody else uses them."""
+        sources = [source for number in self.gradients if (source := self.sources[number]) is not None]
+        watched = [self.live[number] for number in self.gradients]
+        if len(sources) != len(watched) or not all(s.held is held for s, held in zip(sources, watched, strict=True)):
+            return False
+        if self.fresh is None:
+            firsts = [source.first for source in sources if source.first is not None]
+            if len(firsts) < len(sources) or not _torch_private.HAS_METADATA_GUARD:
+                return False
+            self.fresh = _torch_private.metadata_guard(firsts)
+        return are_untouched_gradients([of() for of in self.gradients.values()], sources, self.fresh)
+
     def lose(self, number: int) -> None:
         """What was handed out of this group has left the pool, or may not be used any more."""
         self.live[number] = None
@@ -186,11 +146,15 @@ class OutputPlan:
         leaves: Sequence[Any],
         statics: Callable[[str], torch.Tensor],
         named_values: Callable[[], dict[str, Any]],
+        *,
+        in_place: bool = False,
     ) -> Any:
-        """Result of a replay: builds every leaf, sets effects, and starts watching what is handed out."""
+        """Result of a replay: builds every leaf, sets effects, and starts watching what is handed out. ``in_place``:
+        the gradients of the last replay are still in place, nobody else has them, and this one wrote them."""
         values: list[Any] = [None] * self.count
+        groups, effects = self.others if in_place else (range(len(self.groups)), self.effects)
         with torch.inference_mode() if self.inference else contextlib.nullcontext():
-            self._build_fresh(pool, values)
+            self._build_fresh(pool, values, groups)
         for position, alias in self.aliases:
             source = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)
             values[position] = alias.build(source)
@@ -198,21 +162,21 @@ class OutputPlan:
             values[position] = value
         for position, first in self.repeats:
             values[position] = values[first]
-        return self.finish(values, named_values)
+        return self.finish(values, named_values, effects)
 
-    def _build_fresh(self, pool: Pool, values: list[Any]) -> None:
+    def _build_fresh(self, pool: Pool, values: list[Any], groups: Sequence[int]) -> None:
         if self.policy == "clone":
             if self.copier is None:
                 self.copier = Copier(pool, [(group.block, group.positions, group.geometries) for group in self.groups])
             self.copier.copy_into(values)
         else:
-            self._build_watched(pool, values)
+            self._build_watched(pool, values, groups)
         for position, geometry, device in self.empties:
             values[position] = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype, device=device)
 
-    def _build_watched(self, pool: Pool, values: list[Any]) -> None:
-        for number, group in enumerate(self.groups):
-            source = self.sources[number]
+    def _build_watched(self, pool: Pool, values: list[Any], groups: Sequence[int]) -> None:
+        for number in groups:
+            group, source = self.groups[number], self.sources[number]
             if source is not None:
                 tensors = [source.tensor(self.live[number])]
                 self.live[number] = source.held
@@ -225,9 +189,14 @@ class OutputPlan:
             for position, tensor in zip(group.positions, self._hand_out(number, tensors), strict=True):
                 values[position] = tensor
 
-    def finish(self, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
-        """Put leaves into the result's structure and set effects."""
-        for effect in self.effects:
+    def finish(
+        self,
+        values: Sequence[Any],
+        named_values: Callable[[], dict[str, Any]],
+        effects: Sequence[EffectSlot] | None = None,
+    ) -> Any:
+        """Put leaves into the result's structure and set effects: all, if none are given."""
+        for effect in self.effects if effects is None else effects:
             effect.at(named_values).set(fill(effect.skeleton, values, named_values))
         return self.fills(values) if self.fills is not None else fill(self.skeleton, values, named_values)
 
@@ -261,54 +230,6 @@ class OutputPlan:
             return on_storage(storage, tensors)
         self.tensors[number] = [weakref.ref(tensor) for tensor in tensors]
         return tensors
-
-
-def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
-    """The structure with its slots replaced, every container new but those that are the caller's own."""
-    if isinstance(skeleton, Slot):
-        return values[skeleton.index]
-
-    def leaf(one: Any) -> Any:
-        if isinstance(one, Slot):
-            return values[one.index]
-        return one.at(named_values) if isinstance(one, OwnContainer) else one
-
-    return _containers.rebuild(skeleton, leaf)
-
-
-def _filler(skeleton: Any) -> Callable[[Sequence[Any]], Any] | None:
-    """``fill`` with everything looked up beforehand; None for what has other containers than tuples and lists."""
-    if isinstance(skeleton, Slot):
-        return operator.itemgetter(skeleton.index)
-    kind = type(skeleton)
-    if kind not in (tuple, list) and not _containers.is_namedtuple(kind):
-        return None
-    found = [_filler(member) for member in skeleton]
-    members = [one for one in found if one is not None]
-    if len(members) < len(found):
-        return None
-    if kind in (tuple, list):
-        return lambda values: kind([member(values) for member in members])
-    return lambda values: kind(*[member(values) for member in members])
-
-
-def _skeleton(value: Any, numbers: Iterator[int], own: dict[int, Place]) -> Any:
-    """The structure without its leaves. ``own``: objects that existed before the run and are handed back, by ``id``."""
-    place = own.get(id(value))
-    if not _containers.is_container(value):
-        number = next(numbers)
-        return Slot(number) if place is None else _own(place)
-    if place is None:
-        return _containers.close(value, [_skeleton(member, numbers, own) for _, member in _containers.children(value)])
-    for _ in _containers.leaves(value):
-        next(numbers)
-    return _own(place)
-
-
-def _own(place: Place) -> OwnContainer:
-    if place.kind == "root":  # found by its name in every call, and not kept alive
-        return OwnContainer(None, place.path)
-    return OwnContainer(effect_slot(place, None), None)
 
 
 def plan_outputs(
@@ -345,36 +266,42 @@ def plan_outputs(
             base = arguments[leaf.source][1] if isinstance(leaf.source, int) else owners(leaf.source)
             aliases.append((position, _alias(leaf, base)))
     numbers = iter(range(len(leaves)))
-    skeleton = _skeleton(result, numbers, own)
-    slots = tuple(effect_slot(effect.change.place, _skeleton(effect.change.after, numbers, own)) for effect in effects)
+    skeleton = skeleton_of(result, numbers, own)
+    slots = tuple(
+        effect_slot(effect.change.place, skeleton_of(effect.change.after, numbers, own)) for effect in effects
+    )
     made = tuple(Group(block, tuple(p), tuple(g)) for block, p, g in groups.values())
     fresh = [leaf.value for leaf in leaves if leaf.kind == "fresh"]
     inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
     sources = tuple(_source(pool, group) for group in made)
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference
-    gradients = _gradients(made, effects, slots)
+    gradients, others = _gradients(made, effects, slots)
     preserving = policy == "preserve" and _torch_private.CAPABILITIES.swap_data_ptr
     return OutputPlan(
         policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
         constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
         inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
         sources=sources, single=sources[0] if alone else None, gradients=gradients,
-        replaced={id(of()): of for of in gradients.values()}, fills=_filler(skeleton),
+        replaced={id(of()): of for of in gradients.values()}, fills=filler(skeleton),
+        others=(tuple(number for number in range(len(made)) if number not in gradients), others),
     )  # fmt: skip
 
 
 def _gradients(
     groups: Sequence[Group], effects: Sequence[KeptEffect], slots: Sequence[EffectSlot]
-) -> dict[int, weakref.ref[torch.Tensor]]:
-    found = {}
+) -> tuple[dict[int, weakref.ref[torch.Tensor]], tuple[EffectSlot, ...]]:
+    """Gradients by the group that each of them alone is, and effects that are something else."""
+    found, others = {}, []
     numbers = {group.positions: number for number, group in enumerate(groups)}
     for effect, slot in zip(effects, slots, strict=True):
         place, skeleton = effect.change.place, slot.skeleton
-        if place.name == "grad" and isinstance(place.holder, torch.Tensor) and isinstance(skeleton, Slot):
-            number = numbers.get((skeleton.index,))
-            if number is not None:
-                found[number] = weakref.ref(place.holder)
-    return found
+        is_gradient = place.name == "grad" and isinstance(place.holder, torch.Tensor) and isinstance(skeleton, Slot)
+        number = numbers.get((skeleton.index,)) if is_gradient else None
+        if number is None or number in found:
+            others.append(slot)
+        else:
+            found[number] = weakref.ref(place.holder)
+    return found, tuple(others)
 
 
 def _source(pool: Pool, group: Group) -> Source | None:

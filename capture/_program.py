@@ -103,28 +103,36 @@ class Program:
     """Positions of arguments that the backward pass needs."""
     held: tuple[torch.Tensor, ...] = ()
     """Tensors in Python state that the backward pass needs."""
-    views: tuple[bool, ...] = ()
-    """Which of ``given`` and ``held`` were saved as views: those keep memory that ``.data =`` takes from the tensor."""
+    views: tuple[int, ...] = ()
+    """Which of ``given`` and ``held``, by position, were saved as views: those keep memory that ``.data =`` takes from
+    the tensor."""
     num_saved: int = 0
     modified: bool = False
     """A saved tensor was written afterwards by the body itself."""
     paths: dict[int, str] = field(factory=dict)
     """Path of parameters and held tensors, by ``id``, where the recording follows them."""
+    now_parameters: Sequence[torch.Tensor] = ()
+    """What has the places of ``parameters`` now."""
+    now_held: Sequence[torch.Tensor] = ()
+    """What has those of ``held``; a position that was saved as a view is ``detach``ed in each call."""
 
     @property
     def form(self) -> tuple[Any, ...]:
         """Programs of the same form take the same tensors in the same order."""
         return (self.num_saved, self.given, len(self.held), self.wanted, len(self.parameters), len(self.outputs))
 
-    def now(self, tensors: Sequence[torch.Tensor], statics: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Those of a replay's Python state that have the places of these."""
+    def follow(self, statics: dict[str, torch.Tensor]) -> None:
+        """From now on a replay's Python state has these tensors, by path."""
         paths = self.paths
-        return [statics.get(paths.get(id(one), ""), one) for one in tensors] if statics else list(tensors)
+        self.now_parameters = [statics.get(paths.get(id(one), ""), one) for one in self.parameters]
+        self.now_held = [statics.get(paths.get(id(one), ""), one) for one in self.held]
 
-    def needed(self, leaves: Sequence[Any], statics: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    def needed(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """The tensors of a call that its backward pass needs beside ``saved``."""
-        found = [*[leaves[index] for index in self.given], *self.now(self.held, statics)]
-        return [one.detach() if view else one for one, view in zip(found, self.views, strict=True)]
+        found = [*[leaves[index] for index in self.given], *self.now_held]
+        for position in self.views:
+            found[position] = found[position].detach()
+        return found
 
     def gradients(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
         """Gradients of the inputs, None where nothing reaches one."""
@@ -247,7 +255,9 @@ class Saver:
         bases = [(self._leaves[position], members) for position, members in given.items()] + list(held.values())
         for index, (base, members) in enumerate(bases, count):
             _point(members, index, base)
-        program.views = tuple(not all(_alias_of(note).same for note, _ in members) for _, members in bases)
+        whole = [all(_alias_of(note).same for note, _ in members) for _, members in bases]
+        program.views = tuple(position for position, is_whole in enumerate(whole) if not is_whole)
+        program.follow({})
         return saved
 
 

@@ -17,7 +17,7 @@ from attrs import evolve
 from capture import _checks, _config, _record, _verify, _where
 from capture._bind import Leaf, forget_module_structure
 from capture._compile import compile_plan
-from capture._entry import Entry
+from capture._entry import MOVES, Entry
 from capture._facts import Moved, Unbound
 from capture._lock import capture_lock
 from capture._node import SAMPLED, Node
@@ -49,11 +49,26 @@ def state_moved(
         _drop(captured, entry, node, moves, refusal)
         return captured.ready(entry, values, leaves)
     _settle(node, moves, leaves)
+    bound = _follow(node)
     captured.log.counters.rebinds += 1
     captured.log.add("rebind", _text(moves), ms=(time.perf_counter() - begin) * 1e3)
-    if any(("CG101", move.path) not in captured.findings for move in moves):
-        _note_moved(captured, moves)
+    promised = [move for move in moves if move.path not in bound]
+    if any(("CG101", move.path) not in captured.findings for move in promised):
+        _note_moved(captured, promised)
     return _go_on(captured, entry, node, values, leaves, tree, moves if learned else [])
+
+
+def _follow(node: Node) -> frozenset[str]:
+    """Bound arguments that the engine has come to know are its business from now on. Gives the paths of all."""
+    paths = frozenset(one.path for one in node.bound)
+    if paths:
+        assert node.recording is not None
+        taken = node.recording.follow(node.bound)
+        node.bound = tuple(one for one in node.bound if one.path not in taken)
+        if taken:
+            node.checker.leave_out(taken)
+            node.check = node.checker.function
+    return paths
 
 
 def _go_on(
@@ -162,8 +177,9 @@ def _learn(
 
 def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], refusal: Refusal) -> None:
     """Record again at the new addresses. What cannot be bound in principle is not tried again."""
+    bound = {one.path for one in node.bound}
     for move in moves:
-        entry.moves[move.path] = entry.moves.get(move.path, 0) + 1
+        entry.moves[move.path] = entry.moves.get(move.path, 0) + (MOVES if move.path in bound else 1)
     if node in entry.nodes:
         entry.nodes.remove(node)
     if node.tree is not None:
@@ -171,7 +187,7 @@ def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], r
     if node.tree is not None:  # an output that cannot leave the pool keeps it: it must not be used either
         node.check, node.unchecked = _never, SAMPLED
     captured.log.add("miss", f"{_text(moves)}: {refusal.reason}")
-    _note_moved(captured, moves)
+    _note_moved(captured, [move for move in moves if move.path not in bound])
     if refusal.environment:
         captured.note_findings(compile_plan(captured.annotation, captured.bare_facts(unpatchable=refusal.reason)))
         return
@@ -199,6 +215,8 @@ def _settle(node: Node, moves: Sequence[Move], leaves: Sequence[Any]) -> None:
     """From now on these tensors, at these addresses, are the right ones."""
     checker: _checks.Checker = node.checker
     node.statics.update({move.path: move.tensor for move in moves if move.was is not None})
+    if node.program is not None:
+        node.program.follow(node.statics)
     checker.follow({move.path: move.tensor for move in moves if move.was is not None}, leaves)
 
 

@@ -30,7 +30,8 @@ from capture._plan import CapturePlan
 from capture._results import named, own_values, plan_recorded
 from capture._tensors import alias_groups, any_overlap
 from capture._tree import Tree
-from capture.backends import Input, Recorded
+from capture.backends import Followed, Input, Recorded
+from capture.backends.staging import dense_enough
 
 if TYPE_CHECKING:
     from capture._runtime import Captured
@@ -81,10 +82,33 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
             path not in often and (policies.get(path) is Policy.STATIC or call.is_static(path))
         ):
             inputs.append(Input(position=position, how="static"))
+        elif policies.get(path) is Policy.BIND and _may_be_bound(leaf, path, entry, often):
+            inputs.append(Input(position=position, how="static", is_bound=True))
         else:
             back = policies.get(path, Policy.COPY_BACK) is Policy.COPY_BACK or path in mutated
             inputs.append(Input(position=position, how="copy-back" if back else "copy", group=groups[position]))
-    return inputs
+    return _apart(call, inputs)
+
+
+def _apart(call: Call, inputs: Sequence[Input]) -> list[Input]:
+    """Marks static arguments on whose memory Python state holds tensors, too."""
+    static = {one.position for one in inputs if one.how == "static" and span_of(call.leaves[one.position])}
+    if not static:
+        return list(inputs)
+    state, arguments = _state.snapshot(call.roots()), {path for path, _ in call.paths()}
+    shared = {
+        position
+        for position in static
+        if any(place.path not in arguments for place, _ in state.owners(call.leaves[position].untyped_storage()))
+    }
+    return [evolve(one, is_apart=True) if one.position in shared else one for one in inputs]
+
+
+def _may_be_bound(leaf: torch.Tensor, path: str, entry: Entry, often: frozenset[str]) -> bool:
+    """Memory on the engine's device that the graph can be pointed at, as far as is known."""
+    assert entry.backend is not None
+    here = leaf.device == torch.device(entry.backend.name) and leaf.numel() > 0 and dense_enough(leaf)
+    return here and path not in often and path not in entry.unbindable and entry.backend.rebinds_tensors
 
 
 def moving_paths(entry: Entry) -> frozenset[str]:
@@ -152,7 +176,9 @@ def _record(
     counters = captured.log.counters
     counters.body_runs += 1
     begin = time.perf_counter()
-    recorded, followed, parted = _run(captured, entry, call, tree, inputs, entry.expected, undo=undo), True, None
+    apart = [one.position for one in inputs if one.is_apart]
+    expected = None if apart else entry.expected  # made of runs that could not tell the two
+    recorded, followed, parted = _run(captured, entry, call, tree, inputs, expected, undo=undo), True, None
     if recorded.followed in ("unsuited", "differs"):
         followed, parted = recorded.followed == "unsuited", recorded.parted
         _forget_run(captured, entry, recorded)
@@ -169,7 +195,8 @@ def _record(
         facts, plan = _facts_and_plan(captured, entry, recorded, parted)
     written = _written(call, inputs, facts)
     if recorded.executed:
-        count_writes(written, call.leaves)
+        wrote = _mutated(facts)
+        count_writes((*written, *[at for at in apart if call.paths()[at][0] in wrote]), call.leaves)
     copied = recorded.recording.copied_paths if recorded.recording is not None else frozenset()
     if recorded.followed != "yes" and not _expel_state(tree, recorded.described, copied):
         facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")
@@ -319,6 +346,7 @@ def _node(
     ]
     replaced = {effect.change.place.path for effect in described.effects}
     mutated = _mutated(described.facts)
+    bound = [one.position for one in inputs if one.is_bound]
     copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
     followed = [*described.implicit, *described.guarded]
     latest = _latest.get(captured)
@@ -333,6 +361,7 @@ def _node(
         outputs=outputs, check=checker.function, checker=checker, statics=statics,
         generators=tuple(place.get() for place in watched.before.generators.values()),
         layout=recorded.layout,
+        bound=tuple(Followed(position=at, path=paths[at], is_written=paths[at] in mutated) for at in bound),
     )  # fmt: skip
 
 

@@ -312,8 +312,7 @@ class Captured(Remarks):
         recording, outputs = node.recording, node.outputs
         assert recording is not None
         assert outputs is not None
-        if tree.lingering:
-            tree.let_go(node)
+        in_place = bool(tree.lingering) and tree.let_go(node)
         recording.replay(leaves)
         if node.written:
             _record.count_writes(node.written, leaves)
@@ -321,7 +320,7 @@ class Captured(Remarks):
             result = outputs.build_single()
         else:
             named = functools.partial(self._named_values, values, leaves)
-            result = outputs.build(tree.pool, leaves, node.statics.__getitem__, named)
+            result = outputs.build(tree.pool, leaves, node.statics.__getitem__, named, in_place=in_place)
         tree.stand_on(node)
         self.log.counters.replays += 1
         return result

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,10 +51,11 @@ def _probe_storage_weakref() -> bool:
 
 
 try:
+    from torch._C._dynamo import guards as _guards
     from torch._C._dynamo.guards import GlobalStateGuard as GlobalStateGuard
     from torch._C._dynamo.guards import TensorGuards as _TensorGuards
 except ImportError:  # pragma: no cover - every supported torch has them
-    GlobalStateGuard = _TensorGuards = None  # type: ignore[assignment, misc]
+    GlobalStateGuard = _TensorGuards = _guards = None  # type: ignore[assignment, misc]
 
 _POOL_NAMES = (
     "_cuda_getCheckpointState", "_cuda_setCheckpointPoolState", "_cuda_checkPoolLiveAllocations",
@@ -123,8 +123,12 @@ class CountedStorage:
         return found
 
 
+raw_use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
+"""Holders of the tensor in C++ and Python together (a Python reference counts once in all)."""
+
+
 def use_count(tensor: torch.Tensor) -> int:
-    """Holders of the tensor in C++ and Python together (a Python reference counts once in all)."""
+    """The same as a method call, which is faster for one."""
     return int(tensor._use_count())  # type: ignore[attr-defined]
 
 
@@ -298,12 +302,6 @@ def registered_key(spec: Any) -> object:
     return (spec.type, repr(spec.context), spec.num_children)
 
 
-def fast_operator(op: Any) -> Callable[..., Any]:
-    """The operator's C++ entry without the Python wrapper of ``OpOverload`` (0.7 us less a call)."""
-    entry = getattr(op, "_op", op)
-    return entry if callable(entry) else op  # type: ignore[no-any-return]
-
-
 def leaf_like(tensor: torch.Tensor) -> torch.Tensor:
     """A leaf that needs gradients, of the tensor's type, on its memory and with its version counter, made unseen by
     dispatch modes. Without this name a mode sees one operator more."""
@@ -315,45 +313,6 @@ def leaf_like(tensor: torch.Tensor) -> torch.Tensor:
 # Without this name a leaf at which some graph ends cannot be lent to a capture: a whole step then runs eagerly.
 swap_tensors: Callable[[torch.Tensor, torch.Tensor], object] | None = getattr(torch._C, "_swap_tensor_impl", None)
 """Exchange what two tensor objects stand for; the objects and their Python attributes stay."""
-
-
-def composite(op: Any) -> Callable[..., Any] | None:
-    """The C++ kernel of an operator that is made of others, which see a dispatch mode then; None if it has none.
-
-    Inference mode hands such operators to a mode whole, other modes open them before. Without these names they stay
-    whole.
-    """
-    try:
-        key = torch._C.DispatchKey.CompositeImplicitAutograd
-        known = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
-        return functools.partial(op._op_dk, key) if known else None
-    except (AttributeError, RuntimeError, TypeError):  # pragma: no cover - torch without these names
-        return None
-
-
-def is_higher_order(op: Any) -> bool:
-    """An operator that takes an operator or a graph; it has no schema."""
-    return not hasattr(op, "_schema")
-
-
-def python_kernel(op: Any, device: str) -> Callable[..., Any] | None:
-    """What a higher-order operator runs on a device type, as a Python function; None without such a function."""
-    kernels = getattr(op, "py_kernels", {})
-    names = (device.partition(":")[0].upper(), "CompositeExplicitAutograd")
-    keys = [getattr(torch._C.DispatchKey, name, None) for name in names]
-    return next((kernels[key] for key in keys if key is not None and key in kernels), None)
-
-
-def python_binding(name: str) -> Callable[..., Any] | None:
-    """The generated Python binding of an aten operator (1.5 us less a call than the overload), or None.
-
-    Python-level functions of the same name are no bindings: they may do more than the operator.
-    """
-    for module in (torch, torch.nn.functional, torch._C._nn, torch.special, torch.linalg, torch.fft):
-        found = getattr(module, name, None)
-        if isinstance(found, types.BuiltinFunctionType):
-            return found
-    return None
 
 
 def generator_id(generator: torch.Generator) -> int:
@@ -391,6 +350,28 @@ is_profiling: Callable[[], bool] = _profiling if hasattr(torch.autograd.profiler
 def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
+
+
+_EMPTY = {
+    "cpu": getattr(_guards, "_empty_strided_cpu", None),
+    "cuda": getattr(_guards, "_empty_strided_cuda", None),
+}
+
+
+def empty_like_maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A function that makes tensors like a dense one; on CUDA only while its device is the current one. As compiled
+    code makes them (1.2 us); without that through the public operator (2.8 us), which may also fill them."""
+    make, form = _EMPTY.get(tensor.device.type), (tuple(tensor.shape), tensor.stride())
+    if make is None:
+        return functools.partial(torch.empty_strided, *form, dtype=tensor.dtype, device=tensor.device)
+    return functools.partial(make, *form, tensor.dtype)
+
+
+def function_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``apply`` for tensors that no transform of ``torch.func`` made: below torch's own in Python, which looks for such
+    ones (8 us for 13 tensors). Without it torch's own."""
+    below = getattr(super(torch.autograd.Function, function), "apply", None)
+    return function.apply if below is None else below
 
 
 copy_all: Callable[[Any, Any], Any] = getattr(torch, "_foreach_copy_", _copy_each)

@@ -48,6 +48,8 @@ class Tree:
         replaces them. What else comes has them moved out first."""
         self.awaited: Node | None = None
         """That replay, while nobody else can have got hold of a gradient: in the call that found them."""
+        self.in_place = False
+        """All gradients that it writes are those of its own last run."""
         self.mark = _step.steps_begun()
         self.pool_is_at: Node | None = self.root
         self.checkpoints = 0
@@ -117,10 +119,13 @@ class Tree:
 
         False if one of them cannot be moved: the path then goes back to it, and the next step goes on under it.
         """
-        lingering, stuck = [], False
+        lingering, stuck, in_place = [], False, False
         for node in self.path:
-            for number, _, storage in list(node.live_groups()):
-                assert node.outputs is not None
+            assert node.outputs is not None
+            stays = node.outputs.gradients if node is successor and node.outputs.keeps_gradients() else {}
+            lingering += [(node, number) for number in stays]
+            in_place = in_place or bool(stays)
+            for number, _, storage in list(node.live_groups(but=stays)):
                 if node.outputs.policy == "borrow" and reason in ("step", "again") and self._invalidate(node, number):
                     continue
                 if successor is not None and self._is_replaced(node, number, successor):
@@ -132,7 +137,7 @@ class Tree:
             self._go_back()
             return False
         self._end()
-        self.lingering, self.awaited = lingering, successor
+        self.lingering, self.awaited, self.in_place = lingering, successor, in_place
         return True
 
     def _go_back(self) -> None:
@@ -165,16 +170,18 @@ class Tree:
         parameter = node.outputs.gradient_of(number)
         return parameter is not None and successor.replaces(parameter)
 
-    def let_go(self, successor: Node | None = None) -> None:
-        """What is to come is the replay of ``successor``, or something else: other gradients leave the pool."""
+    def let_go(self, successor: Node | None = None) -> bool:
+        """What is to come is the replay of ``successor``, or something else: other gradients leave the pool. True if
+        all gradients that the replay writes are in place already, those of its last run, which nobody else has."""
         lingering, self.lingering = self.lingering, []
         if successor is not None and successor is self.awaited:
-            return
+            return self.in_place
         for node, number in lingering:
             held = node.live[number]
             storage = held() if held is not None else None
             if storage is not None and not (successor and self._is_replaced(node, number, successor)):
                 self._move_out(node, number, storage)
+        return False
 
     def _end(self) -> None:
         self.buried += self.kept

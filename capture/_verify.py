@@ -19,7 +19,7 @@ from capture._entry import Entry
 from capture._facts import Verification
 from capture._generators import default_generators
 from capture._node import Node
-from capture._outputs import EffectSlot
+from capture._skeleton import EffectSlot
 from capture._tree import Tree
 
 if TYPE_CHECKING:

@@ -74,6 +74,7 @@ class World:
 
     captured: bool
     outputs: Literal["preserve", "clone"] = "preserve"
+    inputs: Literal["auto", "bind"] = "auto"
     parts: list[Part] = field(factory=list)
     pending: list[Pending] = field(factory=list)
     held: list[Tensor] = field(factory=list)
@@ -89,7 +90,7 @@ class World:
         if not self.captured:
             return target
         function: Any = target
-        self.decorated.append(capture(function, outputs=self.outputs))
+        self.decorated.append(capture(function, outputs=self.outputs, inputs=self.inputs))
         made: C = self.decorated[-1]
         return made
 
@@ -977,11 +978,13 @@ class Program:
     verify: bool = False
     rounds: int = 1
     """How often the steps are carried out, with other values."""
+    bind: bool = False
+    """Captured with ``inputs="bind"``."""
 
 
 def build(captured: bool, program: Program) -> World:
     """A world as it stands before the first action."""
-    world = World(captured, "clone" if program.clone else "preserve")
+    world = World(captured, "clone" if program.clone else "preserve", "bind" if program.bind else "auto")
     torch.manual_seed(11)
     world.parts = [make_part(world, *one) for one in program.cast]
     return world

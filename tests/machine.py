@@ -15,7 +15,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from attrs import define, field, frozen
@@ -98,6 +98,7 @@ class World:
     """One side of the twin: everything a caller owns."""
 
     captured: bool
+    inputs: Literal["auto", "bind"] = "auto"
     tensors: list[Tensor] = field(factory=list)
     statics: list[Tensor] = field(factory=list)
     caches: list[dict[str, Tensor]] = field(factory=list)
@@ -125,7 +126,7 @@ class World:
             return functools.partial(self.capture, **options)
         if not self.captured:
             return target
-        self.decorated.append(capture(target, **options))
+        self.decorated.append(capture(target, inputs=self.inputs, **options))
         return self.decorated[-1]
 
     def watch(self, name: str, value: Any) -> Any:
@@ -1121,6 +1122,8 @@ class Program:
     verify: bool = False
     rounds: int = 1
     """How often the steps are carried out, with other values and other results held."""
+    bind: bool = False
+    """Captured with ``inputs="bind"``."""
 
 
 Act = Callable[[World, int, int, int], Any]
@@ -1363,9 +1366,9 @@ class Tally:
         return sum(self.replays.values()) / max(sum(self.calls.values()), 1)
 
 
-def build(captured: bool, cast: tuple[int, ...], bodies: tuple[Body, ...] = ()) -> World:
+def build(captured: bool, cast: tuple[int, ...], bodies: tuple[Body, ...] = (), *, bind: bool = False) -> World:
     """A world as it stands before the first action."""
-    world = World(captured)
+    world = World(captured, "bind" if bind else "auto")
     torch.manual_seed(11)
     world.tensors = [fresh((4, 4), seed=1), fresh((4, 4), seed=2), fresh((6, 4), seed=3)]
     world.statics = [fresh((4, 4), seed=4), fresh((4, 4), seed=5)]
@@ -1433,7 +1436,7 @@ class Runner:
 
     def _run(self) -> None:
         program = self._program
-        eager, ours = build(False, program.cast, program.bodies), build(True, program.cast, program.bodies)
+        eager, ours = (build(ours, program.cast, program.bodies, bind=program.bind) for ours in (False, True))
         comparison = Comparison()
         for name, target, form, seed in micro(program):
             said = eager.cast[target % len(eager.cast)][0].name

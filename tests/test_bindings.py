@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from attrs import define, field
 
-from capture.backends.cuda import bindings, params
+from capture.backends.cuda import params
 from capture.backends.cuda.bindings import Bindings
 from capture.backends.cuda.params import DriverError, GraphNode
 from capture.backends.cuda.words import NodeWords, Word
@@ -25,23 +25,23 @@ class Driver:
     refuses: bool = False
 
     def node(self, number: int) -> GraphNode:
-        def patch(words: Mapping[int, int]) -> Any:
+        def editor(indices: Sequence[int]) -> _Editor:
             self.made += 1
-            return _Patch(self, number, dict(words))
+            return _Editor(self, number, indices)
 
-        return GraphNode(None, NodeWords("kernel", (), ()), lambda: f"kernel {number}", patch)
+        return GraphNode(None, NodeWords("kernel", (), ()), lambda: f"kernel {number}", editor)
 
 
 @define(eq=False)
-class _Patch:
+class _Editor:
     driver: Driver
     number: int
-    words: dict[int, int]
+    indices: Sequence[int]
 
-    def apply(self, executable: Any) -> bool:
+    def set(self, executable: Any, values: Sequence[int]) -> bool:
         assert executable == "executable"
         if not self.driver.refuses:
-            self.driver.log.append((self.number, self.words))
+            self.driver.log.append((self.number, dict(zip(self.indices, values, strict=True))))
         return not self.driver.refuses
 
 
@@ -75,13 +75,10 @@ def test_bound_again_to_the_same_address_is_nothing_to_do(driver: Driver, table:
     assert len(driver.log) == 1
 
 
-def test_blocks_of_recent_addresses_are_kept(driver: Driver, table: Bindings) -> None:
+def test_parameters_of_a_node_are_read_once(driver: Driver, table: Bindings) -> None:
     for turn in range(20):
-        assert table.bind({"b": 0x5000 + 0x1000 * (turn % 4)})
-    assert (len(driver.log), driver.made) == (20, 4)
-    for turn in range(bindings._RECENT + 4):
-        assert table.bind({"b": 0x50000 + 0x1000 * turn})
-    assert all(len(slot.recent) <= bindings._RECENT for slot in table._slots.values())
+        assert table.bind({"b": 0x5000 + 0x1000 * turn})
+    assert (len(driver.log), driver.made) == (20, 1)
 
 
 def test_unknown_and_misaligned_addresses_change_nothing(driver: Driver, table: Bindings) -> None:

@@ -35,6 +35,7 @@ programs = st.builds(
     cast=st.lists(parts, min_size=1, max_size=3).map(tuple),
     steps=st.lists(steps, min_size=2, max_size=5).map(tuple),
     poison=st.booleans(),
+    bind=st.booleans(),
     clone=st.integers(0, 7).map(lambda n: n == 7),
     verify=st.integers(0, 7).map(lambda n: n == 7),
     rounds=st.integers(1, 3),

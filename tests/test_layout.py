@@ -24,9 +24,9 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_config _events _progress _lock",
         (
             "_torch_private _torch_private_aoti _torch_private_compile _torch_private_cuda _torch_private_distributed "
-            "_torch_private_flags _torch_private_subclass"
+            "_torch_private_flags _torch_private_operators _torch_private_subclass"
         ),
-        "_profile _containers _bind _ambient _named _state _restore _call _where _collectives _operators",
+        ("_profile _containers _bind _ambient _named _state _skeleton _restore _call _where _collectives _operators"),
         "_host_reads _constants _syncs _generators _tensors",
         "_notes _higher_order _packages _observe _gradients _describe _leaves",
         "_follow _optimizers",

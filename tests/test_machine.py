@@ -35,6 +35,7 @@ programs = st.builds(
     bodies=st.lists(st.lists(operations, min_size=1, max_size=8).map(tuple), max_size=2).map(tuple),
     steps=st.lists(steps, min_size=3, max_size=10).map(tuple),
     poison=st.booleans(),
+    bind=st.booleans(),
     marks=st.booleans(),
     rounds=st.integers(1, 4),
     verify=st.integers(0, 7).map(lambda n: n == 7),

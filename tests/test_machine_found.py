@@ -433,3 +433,34 @@ def test_a_view_that_autograd_refuses_to_look_at_is_an_argument_like_any() -> No
     captured = capture(lambda x: x * 2 + 1)
     for _ in range(CALLS):
         assert torch.equal(captured(view), view * 2 + 1)
+
+
+class Latest:
+    """Keeps its argument, and hands out what it kept before beside another attribute."""
+
+    def __init__(self) -> None:
+        self.a, self.b = torch.ones(4), torch.zeros(4)
+
+    def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``b``, ``y`` and the old ``a``."""
+        before, self.a = self.a, x
+        return self.b, y, before
+
+
+class CapturedLatest(Latest):
+    """The same, captured."""
+
+    step = capture(static=["y"])(Latest.step)
+
+
+def test_one_tensor_in_two_places_that_no_operator_reads() -> None:
+    """Recorded while both places held it: it may have come from either, and they part."""
+    eager, ours = Latest(), CapturedLatest()
+    for turn, count in enumerate((2, 4, 3, 2, 4, 3)):
+        x, twin = ones(turn + 1), ones(turn + 1)
+        for number in range(count):
+            x, _, before = ours.step(x, ones(number))
+            twin, _, expected = eager.step(twin, ones(number))
+            assert torch.equal(x, twin), turn
+            assert torch.equal(before, expected), turn
+            assert torch.equal(ours.a, eager.a), turn

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from capture import CaptureWarning, _tree, _trees, capture, config, mark_step_begin, recordings, release
+from capture import CaptureWarning, _liveness, _tree, _trees, capture, config, mark_step_begin, recordings, release
 from tests.device import DEVICE
 
 STEPS = 12
@@ -305,6 +305,69 @@ def test_gradients_kept_by_the_caller_keep_their_values() -> None:
         run(mine, step, theirs, eager, [data])
         kept += [(p.grad, q.grad) for p, q in zip(mine.model.parameters(), theirs.model.parameters(), strict=True)]
     assert [bits(one) for one, _ in kept] == [bits(other) for _, other in kept]
+
+
+def _transpose(grad: Tensor) -> None:
+    grad.t_()
+
+
+def _require(grad: Tensor) -> None:
+    grad.requires_grad_()
+
+
+def _name(grad: Tensor) -> None:
+    grad.mine = "a note"  # type: ignore[attr-defined]
+
+
+def _shift(grad: Tensor) -> None:
+    grad.data = grad.data[1:]
+
+
+def _move(grad: Tensor) -> None:
+    grad.data = torch.ones_like(grad)
+
+
+def _write(grad: Tensor) -> None:
+    grad.mul_(3)
+
+
+@pytest.mark.parametrize("change", [_transpose, _require, _name, _shift, _move, _write])
+def test_what_was_done_to_a_gradient_ends_with_its_step(change: Callable[[Tensor], None]) -> None:
+    """A gradient that nobody else has may stay the same tensor in the next step, with what that one gives it."""
+    mine, step, theirs, eager = pair(plain_step)
+    data = batches(STEPS)
+    run(mine, step, theirs, eager, data[:6])
+    for batch in data[6:]:
+        for one in (mine, theirs):
+            for p in one.model.parameters():
+                if p.dim() == 2 and p.grad is not None:
+                    change(p.grad)
+        run(mine, step, theirs, eager, [batch])
+        found = [
+            [(g.shape, g.stride(), g.storage_offset(), g.requires_grad, vars(g)) for p in one.model.parameters()
+             if (g := p.grad) is not None]
+            for one in (mine, theirs)
+        ]  # fmt: skip
+        assert found[0] == found[1]
+    assert recordings(step).recordings == 1
+    assert recordings(step).replays >= STEPS - 4
+
+
+def test_gradients_stay_where_nobody_else_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host then makes and sets none of them, which took most of the time of a step."""
+    mine, step, theirs, eager = pair(plain_step)
+    data = batches(STEPS)
+    run(mine, step, theirs, eager, data[:6])
+    made = []
+    tensor = _liveness.Source.tensor
+
+    def counted(source: Any, live: Any) -> Tensor:
+        made.append(source)
+        return tensor(source, live)
+
+    monkeypatch.setattr(_liveness.Source, "tensor", counted)
+    run(mine, step, theirs, eager, data[6:])
+    assert len(made) == len(data[6:]), "one loss a step"
 
 
 def test_gradients_taken_after_an_interrupted_call(monkeypatch: pytest.MonkeyPatch) -> None:

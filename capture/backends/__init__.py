@@ -78,6 +78,20 @@ class Input:
     group: int | None = None
     """Leaves of one group share memory and are staged together."""
     managed: Block | None = None
+    is_bound: bool = False
+    """A static one that may be elsewhere in every call: see ``Recording.follow``."""
+    is_apart: bool = False
+    """A static one on whose memory Python state holds tensors, too: the body sees it through a storage of its own, so
+    that what it reads as the one is told from what it reads as the other. They may part in later calls."""
+
+
+@frozen(kw_only=True)
+class Followed:
+    """An argument that a recording reads where each call has it."""
+
+    position: int
+    path: str
+    is_written: bool
 
 
 @define(eq=False)
@@ -134,6 +148,10 @@ class Recording(Protocol):
         The pool is as at the recording. The body's Python runs once and is undone. ``others``: the static tensors that
         did not move.
         """
+
+    def follow(self, inputs: Sequence[Followed]) -> frozenset[str]:
+        """From now on every replay reads and writes these arguments, static so far, where its call has them. Gives the
+        paths of those that the engine knows how to ``rebind``; the others stay as they are."""
 
     def users(self, paths: Sequence[str]) -> list[str]:
         """Names of the kernels known to use these tensors."""
@@ -213,6 +231,10 @@ class Backend(Protocol):
 
     name: str
     """``cpu``, ``cuda:0``."""
+
+    @property
+    def rebinds_tensors(self) -> bool:
+        """Recordings can be pointed at other addresses, unless something about them says otherwise."""
 
     def new_pool(self) -> Pool:
         """An empty pool."""

@@ -14,7 +14,7 @@ import torch
 from attrs import evolve
 from typing_extensions import override
 
-from capture import _collectives, _torch_private
+from capture import _collectives, _torch_private_operators
 from capture._call import Call
 from capture._describe import KeptLeaf, describe
 from capture._follow import Expected
@@ -42,6 +42,7 @@ class CpuBackend:
     """Implements ``capture.backends.Backend``."""
 
     name = "cpu"
+    rebinds_tensors = True
 
     def new_pool(self) -> Arena:
         """An empty arena."""
@@ -114,9 +115,12 @@ class _Staged:
             leaf = call.leaves[one.position]
             if isinstance(leaf, torch.Generator):
                 tape.scope[f"g{one.position}"] = leaf
-            elif one.how == "static" and leaf.device.type == "cpu" and leaf.numel():
-                tape.add_static(call.paths()[one.position][0], leaf)
         self.staging = stage(arena, call, [one for one in inputs if not _elsewhere(call.leaves[one.position])])
+        for one in inputs:
+            leaf = call.leaves[one.position]
+            if one.how == "static" and isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.numel():
+                seen = self.staging.replacements.get(one.position, leaf)
+                tape.add_argument(call.paths()[one.position][0], leaf, seen.untyped_storage())
         for block, storage in self.staging.managed.items():
             tape.add_block(block, storage)
         self._names: list[tuple[int, str, bool]] = []
@@ -236,7 +240,7 @@ class Recorder(Watch):
         moved = {id(out): self._move(out) for out in fresh}
         step.outs = [_place(moved.get(id(member))) for member in flat]
         step.form = "copy" if fresh else "call"
-        if fresh and len(fresh) == len(flat) and step.function is _torch_private.fast_operator(op):
+        if fresh and len(fresh) == len(flat) and step.function is _torch_private_operators.fast_operator(op):
             self._prefer_out(known, step, fresh)
         for out in fresh:
             moved[id(out)][0].copy_(out)
@@ -287,7 +291,7 @@ class Recorder(Watch):
         except LookupError as error:
             self._fail(f"{known.name}: {error}")
             return None
-        function = _torch_private.fast_operator(op)
+        function = _torch_private_operators.fast_operator(op)
         if known.collective:
             function = _collectives.waiting(function, op, known.namespace)
         if lacks_tensor(op, args) or (known.base in _READ_GRAD_MODE and torch.is_grad_enabled()):

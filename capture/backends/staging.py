@@ -25,6 +25,9 @@ class StagingPool(Protocol):
     def storage(self, block: Block) -> torch.UntypedStorage:
         """A fresh storage over a block."""
 
+    def overlay(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Another storage over the memory of a caller's, which has to outlive it."""
+
     def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
         """A free block and the storage that holds it."""
 
@@ -100,9 +103,16 @@ def stage(pool: StagingPool, call: Call, inputs: Sequence[Input]) -> Staging:
     staging = Staging()
     aliases: dict[int, torch.Tensor] = {}
     grouped: dict[int, list[Input]] = {}
+    apart: dict[int, torch.UntypedStorage] = {}
     for one in inputs:
         leaf = call.leaves[one.position]
-        if one.how == "managed" and one.managed is not None:
+        if one.is_apart:
+            storage = leaf.untyped_storage()
+            if id(leaf) not in aliases:
+                apart[id(storage)] = apart.get(id(storage)) or pool.overlay(storage)
+                aliases[id(leaf)] = over(apart[id(storage)], Geometry.of(leaf))
+            staging.replacements[one.position] = aliases[id(leaf)]
+        elif one.how == "managed" and one.managed is not None:
             if id(leaf) not in aliases:  # one object given twice stays one object
                 aliases[id(leaf)] = _alias(pool, staging, one.managed, leaf)
             staging.replacements[one.position] = aliases[id(leaf)]

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from attrs import define, evolve, field, frozen
 
-from capture import _torch_private
+from capture import _torch_private, _torch_private_operators
 from capture._call import Call
 from capture._operators import Traits
 from capture._tensors import same_bits
-from capture.backends import Block, Geometry, Move, Refusal
+from capture.backends import Block, Followed, Geometry, Move, Refusal
 from capture.backends.arena import Arena
 from capture.backends.staging import over
 
@@ -37,6 +37,7 @@ class Root:
     owner: torch.Tensor | None = None
     offset: int = 0
     """Storage offset of the owner when it was bound; the owner itself may have been given other memory since."""
+    is_argument: bool = False
     kept: bool = False
     """An output or effect lies here, so results must be written to this very memory."""
     registers: dict[Geometry, str] = field(factory=dict)
@@ -89,6 +90,12 @@ class Tape:
         """A root over memory of the caller."""
         root = Root("static", len(self._roots), path=path, owner=owner, offset=int(owner.storage_offset()))
         return self._add(root, owner.untyped_storage())
+
+    def add_argument(self, path: str, owner: torch.Tensor, seen: torch.UntypedStorage) -> Root:
+        """A root over a static argument, which the body sees through this storage."""
+        root = Root("static", len(self._roots), path=path, owner=owner, offset=int(owner.storage_offset()))
+        root.is_argument = True
+        return self._add(root, seen)
 
     def own(self, path: str, owner: torch.Tensor) -> None:
         """Name the owner by which a static root is bound anew when its tensor moves."""
@@ -194,16 +201,47 @@ class Tape:
         tensors = {move.path: move.tensor for move in moves}
         for root in self._roots:
             if root.kind == "static" and root.path in tensors and root.owner is not None:
-                moved = tensors[root.path]
-                shift = int(moved.storage_offset()) - root.offset
-                root.owner, root.offset = moved, int(moved.storage_offset())
-                registers: dict[Geometry, str] = {}
-                for old, name in root.registers.items():
-                    geometry = evolve(old, offset=old.offset + shift)
-                    registers[geometry] = name
-                    self.scope[name] = _look(root, geometry)
-                root.registers = registers
+                self._look_at(root, tensors[root.path])
         return True
+
+    def _look_at(self, root: Root, tensor: torch.Tensor) -> None:
+        """Another tensor of the same metadata is the owner from now on."""
+        shift = int(tensor.storage_offset()) - root.offset
+        root.owner, root.offset = tensor, int(tensor.storage_offset())
+        registers: dict[Geometry, str] = {}
+        for old, name in root.registers.items():
+            geometry = evolve(old, offset=old.offset + shift)
+            registers[geometry] = name
+            self.scope[name] = _look(root, geometry)
+        root.registers = registers
+
+    def follow(self, inputs: Sequence[Followed]) -> frozenset[str]:
+        """All. A tape keeps no hold of them between calls."""
+        roots = {root.path: root for root in self._roots if root.is_argument}
+        taken = [(one, roots[one.path]) for one in inputs if one.path in roots]
+        plain = self.replay
+
+        def bound(leaves: Sequence[Any]) -> None:
+            beside: list[tuple[torch.Tensor, torch.Tensor]] = []
+            try:
+                for one, root in taken:
+                    tensor = leaf = leaves[one.position]
+                    if self._arena.find(leaf.data_ptr()):
+                        with torch.no_grad():
+                            tensor = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(leaf)
+                        beside += [(leaf, tensor)] if one.is_written else []
+                    self._look_at(root, tensor)
+                plain(leaves)
+                with torch.no_grad():
+                    for leaf, tensor in beside:
+                        leaf.copy_(tensor)
+            finally:
+                for _, root in taken:
+                    root.owner = None
+                    self.scope.update(dict.fromkeys(root.registers.values()))
+
+        self.replay = bound
+        return frozenset(one.path for one, _ in taken)
 
     def learn(
         self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
@@ -310,4 +348,4 @@ def python_form(known: Traits) -> Callable[..., Any] | None:
     """A Python binding that may do what the operator does. Only for what can be run twice to prove it."""
     if known.namespace != "aten" or known.draws or known.writes or known.norm is not None:
         return None
-    return _torch_private.python_binding(known.base)
+    return _torch_private_operators.python_binding(known.base)

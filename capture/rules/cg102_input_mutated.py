@@ -2,7 +2,7 @@
 
 ## What it does
 Finds arguments the body mutates without a promise that they keep their address, and has them copied in before each
-replay and back after it.
+replay and back after it, unless they are bound (`inputs=`).
 
 ## Why it matters
 A recorded graph writes to its own buffer. The caller's tensor sees the new values only if they are copied back, which
@@ -38,13 +38,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture._findings import Case, Decision, Finding, Policy, Severity
-from capture.rules._rule import bytes_text, rule
+from capture.rules._rule import bytes_text, is_bound, rule
 
 
-@rule("CG102", "input-mutated", severity=Severity.COPY)
+@rule("CG102", "input-mutated", severity=Severity.COPY, revision=2)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for info in case.facts.placeholders:
-        if info.kind != "argument" or info.static or info.mutation is None:
+        if info.kind != "argument" or info.static or info.mutation is None or is_bound(case, info):
             continue
         copied = bytes_text(info.tensor.nbytes)
         yield RULE.decision(info.path, Policy.COPY_BACK, f"mutated by {info.mutation.op} and not static")

@@ -41,10 +41,10 @@ from collections.abc import Iterator
 
 from capture._facts import PlaceholderInfo
 from capture._findings import Case, Decision, Finding, Policy, Severity
-from capture.rules._rule import names_text, rule
+from capture.rules._rule import is_bound, names_text, rule
 
 
-@rule("CG103", "inputs-alias", severity=Severity.EAGER)
+@rule("CG103", "inputs-alias", severity=Severity.EAGER, revision=2)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     groups: dict[int, list[PlaceholderInfo]] = {}
     for info in case.facts.placeholders:
@@ -52,7 +52,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
             groups.setdefault(info.alias_group, []).append(info)
     for group in groups.values():
         fixed = [info for info in group if info.static or info.kind == "implicit"]
-        copied = [info for info in group if info.kind == "argument" and not info.static]
+        copied = [info for info in group if info.kind == "argument" and not info.static and not is_bound(case, info)]
         if not copied or len(group) < 2:
             continue
         writer = next((info for info in group if info.mutation), None)

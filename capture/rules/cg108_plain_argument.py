@@ -1,11 +1,13 @@
-"""An argument is copied in, or read in place if it is static.
+"""An argument is copied in, bound, or read in place if it is static.
 
 ## What it does
-Decides the policy of every argument that no other rule raises: static ones stay where they are, all others are copied
-into the recording's own buffer.
+Decides the policy of every argument that no other rule raises. Static ones stay where they are. With `inputs="bind"`,
+and by default from 1 MiB on, an argument is bound: kernels are pointed at the caller's tensor before a replay, and
+nothing is copied. All others are copied into the recording's own buffer.
 
 ## Why it matters
-It is the default. The caller may pass a tensor at any address, reuse it and free it, and a replay reads its own copy.
+The caller may pass a tensor at any address, reuse it and free it. A small one is copied in little time; the copy of a
+large one can take longer than the kernels that read it.
 
 ## Example
 ```python
@@ -22,7 +24,9 @@ def step(x, table):
 ```
 
 ## Fix safety
-`static=` promises that the same tensor comes back every call. A broken promise is noticed and bound again.
+`static=` promises that the same tensor comes back every call. A broken promise is noticed and bound again. Bound
+arguments need no promise: a second capture tells which parameters of which kernels hold the address, and the first
+replay at another one is compared with eager bit for bit. What cannot be bound is copied.
 
 ## Known gaps
 An argument the body does not read is copied as well.
@@ -33,15 +37,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture._findings import Case, Decision, Finding, Policy, Severity
-from capture.rules._rule import rule
+from capture.rules._rule import bytes_text, is_bound, rule
 
 
-@rule("CG108", "plain-argument", severity=Severity.NOTE)
+@rule("CG108", "plain-argument", severity=Severity.NOTE, revision=2)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for info in case.facts.placeholders:
         if info.kind != "argument":
             continue
         if info.static:
             yield RULE.decision(info.path, Policy.STATIC, "named in static=")
+        elif is_bound(case, info):
+            saved = bytes_text(info.tensor.nbytes)
+            yield RULE.decision(info.path, Policy.BIND, f"read in place wherever it is: {saved} a call are not copied")
         else:
             yield RULE.decision(info.path, Policy.COPY, "arguments are copied in by default")

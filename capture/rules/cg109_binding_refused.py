@@ -50,6 +50,9 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         yield RULE.finding(
             what=f"a recording cannot follow {unbound.path!r} to another address",
             why=f"{unbound.reason}{kernel}; it is recorded again, and copied in every call once it moves often",
-            fix=(f"write new values into {unbound.path!r} with copy_()  (one copy where you now make a tensor)",),
+            fix=(
+                f"write new values into {unbound.path!r} with copy_()  (one copy where you now make a tensor)",
+                'for an argument, decorate with inputs="copy"  (one copy a call, and no recording in vain)',
+            ),
             path=unbound.path,
         )

@@ -372,12 +372,12 @@ def test_without_the_driver_it_is_recorded_again(monkeypatch: pytest.MonkeyPatch
 def test_a_driver_that_refuses_costs_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def refuse(self: params.Patch, executable: Any) -> bool:
-        del executable
+    def refuse(self: params._KernelEditor, executable: Any, values: Any) -> bool:
+        del executable, values
         calls.append(self)
         return len(calls) % 2 == 1
 
-    monkeypatch.setattr(params.Patch, "apply", refuse)
+    monkeypatch.setattr(params._KernelEditor, "set", refuse)
     block, twin = Block(0), Block(0)
     captured = capture(block)
     for i in range(10):

@@ -22,6 +22,7 @@ from capture._notes import External
 from capture._observe import Watched, run_watched
 from capture._torch_private import generator_id
 from capture.backends import Block, Input, Recorded
+from capture.backends.cuda import params
 from capture.backends.cuda.follower import Follower
 from capture.backends.cuda.graph import Capture, RefusedError
 from capture.backends.cuda.inputs import Feed
@@ -40,6 +41,11 @@ class CudaBackend:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.name = str(device)
+
+    @property
+    def rebinds_tensors(self) -> bool:
+        """The driver can be asked. Looked up when it matters first, as it takes an import."""
+        return params.missing() is None
 
     def new_pool(self) -> CudaPool:
         """An empty pool."""

@@ -1,25 +1,23 @@
 """Bindings: at which addresses one recorded graph reads and writes its tensors, and how to change that.
 
-The table is learned from a second capture (``calibrate``) and kept with the recording, never in the plan. Parameter
-blocks of recent addresses are kept a node, so that buffers which alternate cost one call of the driver a node.
+The table is learned from a second capture (``calibrate``) and kept with the recording, never in the plan. Each node's
+block of parameters is kept, so that another address costs one word written and one call of the driver a node.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define
 
 from capture.backends.cuda import params
-from capture.backends.cuda.params import GraphNode, Patch
+from capture.backends.cuda.params import Editor, GraphNode
 from capture.backends.cuda.words import Word
 
 ALIGNMENT = 256
 """A new address equals the recorded one modulo this: kernels and their tensor maps may rely on it, at most to 128."""
-_RECENT = 8  # parameter blocks kept a node
 
 
 @define(eq=False)
@@ -30,20 +28,15 @@ class _Slot:
     words: list[Word]
     paths: tuple[str, ...] = ()
     at: tuple[int, ...] | None = None
-    recent: OrderedDict[tuple[int, ...], Patch] = field(factory=OrderedDict)
+    _editor: Editor | None = None
+    _parts: tuple[tuple[int, int], ...] = ()
 
-    def patch(self, at: tuple[int, ...]) -> Patch:
-        """This node's parameters with its tensors at these addresses."""
-        found = self.recent.get(at)
-        if found is None:
-            where = dict(zip(self.paths, at, strict=True))
-            words = {word.index: where[word.path] + word.offset for word in self.words}
-            found = self.recent[at] = self.node.patch(words)
-            if len(self.recent) > _RECENT:
-                self.recent.popitem(last=False)
-        else:
-            self.recent.move_to_end(at)
-        return found
+    def set(self, executable: Any, at: tuple[int, ...]) -> bool:
+        """Give the node its tensors at these addresses. False if the driver refuses."""
+        if self._editor is None:
+            self._editor = self.node.editor([word.index for word in self.words])
+            self._parts = tuple((self.paths.index(word.path), word.offset) for word in self.words)
+        return self._editor.set(executable, [at[number] + offset for number, offset in self._parts])
 
 
 class Bindings:
@@ -89,7 +82,7 @@ class Bindings:
             wanted = tuple([at[path] for path in slot.paths])
             if wanted != slot.at:
                 slot.at = None
-                if not slot.patch(wanted).apply(self._executable):
+                if not slot.set(self._executable, wanted):
                     raise params.DriverError(f"the driver takes no other parameters for {slot.node.name()}")
                 slot.at = wanted
         return True

@@ -11,8 +11,8 @@ import ctypes
 import functools
 import importlib
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from attrs import define
@@ -62,6 +62,13 @@ def _of(answer: tuple[Any, ...]) -> Any:
     return answer[1] if len(answer) == 2 else answer[1:]
 
 
+class Editor(Protocol):
+    """Sets some words of one node's parameters. Made once a node, as reading its parameters takes 20 us."""
+
+    def set(self, executable: Any, values: Sequence[int]) -> bool:
+        """Launches from now on have these words; those under way do not. False if the driver refuses."""
+
+
 @define(eq=False)
 class GraphNode:
     """One node: its parameters, and what it takes to set others."""
@@ -69,27 +76,13 @@ class GraphNode:
     handle: Any
     words: NodeWords
     name: Callable[[], str]
-    _patch: Callable[[Mapping[int, int]], Patch] | None = None
+    _editor: Callable[[Sequence[int]], Editor] | None = None
 
-    def patch(self, words: Mapping[int, int]) -> Patch:
-        """Its parameters with these words in place of its own, ready to be set."""
-        if self._patch is None:
+    def editor(self, indices: Sequence[int]) -> Editor:
+        """For the words with these indices."""
+        if self._editor is None:
             raise DriverError(f"{self.name()} has no parameters")
-        return self._patch(words)
-
-
-@define(eq=False)
-class Patch:
-    """Parameters of one node that are ready to be set."""
-
-    _set: Callable[..., Any]
-    _arguments: tuple[Any, ...]
-    _alive: tuple[Any, ...] = ()
-    """Memory that the driver reads when the parameters are set."""
-
-    def apply(self, executable: Any) -> bool:
-        """Launches from now on use these parameters; those under way do not."""
-        return not self._set(executable, *self._arguments)[0].value
+        return self._editor(indices)
 
 
 def executable_of(graph: torch.cuda.CUDAGraph) -> Any:
@@ -144,8 +137,8 @@ def _kernel(driver: Any, handle: Any, layouts: dict[int, list[tuple[int, int]]])
         params.sharedMemBytes,
     )  # fmt: skip
     given = NodeWords("kernel", (function, kernel, *shape, tuple(layout), len(block)), _words(block), filled=not layout)
-    patch = functools.partial(_kernel_patch, driver, handle, layout, block)
-    return GraphNode(handle, given, functools.partial(_kernel_name, driver, handle), patch)
+    editor = functools.partial(_KernelEditor, driver, handle, layout, block)
+    return GraphNode(handle, given, functools.partial(_kernel_name, driver, handle), editor)
 
 
 def _layout(driver: Any, params: Any, function: int) -> list[tuple[int, int]]:
@@ -192,24 +185,31 @@ def _words(block: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(padded) // _WORD}Q", padded)
 
 
-def _kernel_patch(
-    driver: Any, handle: Any, layout: list[tuple[int, int]], block: bytes, words: Mapping[int, int]
-) -> Patch:
-    params = _of(driver.cuGraphKernelNodeGetParams(handle))
-    buffer = ctypes.create_string_buffer(block, len(block))
-    for index, value in words.items():
-        struct.pack_into("<Q", buffer, index * _WORD, value)
-    begin = ctypes.addressof(buffer)
-    if layout:
-        pointers = (ctypes.c_void_p * len(layout))(*[begin + offset for offset, _ in layout])
-        params.kernelParams = ctypes.addressof(pointers)
-        alive: tuple[Any, ...] = (buffer, pointers)
-    else:
-        size = ctypes.c_size_t(len(block))
-        extra = (ctypes.c_void_p * 5)(_BUFFER, begin, _SIZE, ctypes.addressof(size), 0)
-        params.extra = ctypes.addressof(extra)
-        alive = (buffer, size, extra)
-    return Patch(driver.cuGraphExecKernelNodeSetParams, (handle, params), alive)
+class _KernelEditor:
+    """Keeps the block of parameters, which the driver reads whenever it is told to."""
+
+    def __init__(
+        self, driver: Any, handle: Any, layout: list[tuple[int, int]], block: bytes, indices: Sequence[int]
+    ) -> None:
+        self._call, self._handle = driver.cuGraphExecKernelNodeSetParams, handle
+        self._params = params = _of(driver.cuGraphKernelNodeGetParams(handle))
+        self._offsets = [index * _WORD for index in indices]
+        self._buffer = buffer = ctypes.create_string_buffer(block, len(block))
+        begin = ctypes.addressof(buffer)
+        if layout:
+            pointers = (ctypes.c_void_p * len(layout))(*[begin + offset for offset, _ in layout])
+            params.kernelParams = ctypes.addressof(pointers)
+            self._alive: tuple[Any, ...] = (pointers,)
+        else:
+            size = ctypes.c_size_t(len(block))
+            extra = (ctypes.c_void_p * 5)(_BUFFER, begin, _SIZE, ctypes.addressof(size), 0)
+            params.extra = ctypes.addressof(extra)
+            self._alive = (size, extra)
+
+    def set(self, executable: Any, values: Sequence[int]) -> bool:
+        for offset, value in zip(self._offsets, values, strict=True):
+            struct.pack_into("<Q", self._buffer, offset, value)
+        return not self._call(executable, self._handle, self._params)[0].value
 
 
 def _kernel_name(driver: Any, handle: Any) -> str:
@@ -237,14 +237,20 @@ def _memcpy(driver: Any, handle: Any) -> GraphNode:
     context = _of(driver.cuCtxGetCurrent())
     return GraphNode(
         handle, NodeWords("memcpy", same, words, filled=True), lambda: "memcpy",
-        functools.partial(_memcpy_patch, driver, handle, context),
+        functools.partial(_CopyEditor, driver, handle, context),
     )  # fmt: skip
 
 
-def _memcpy_patch(driver: Any, handle: Any, context: Any, words: Mapping[int, int]) -> Patch:
-    params = _of(driver.cuGraphMemcpyNodeGetParams(handle))
-    params.srcDevice, params.dstDevice = words.get(0, params.srcDevice), words.get(1, params.dstDevice)
-    return Patch(driver.cuGraphExecMemcpyNodeSetParams, (handle, params, context))
+class _CopyEditor:
+    def __init__(self, driver: Any, handle: Any, context: Any, indices: Sequence[int]) -> None:
+        self._call, self._handle, self._context = driver.cuGraphExecMemcpyNodeSetParams, handle, context
+        self._params = _of(driver.cuGraphMemcpyNodeGetParams(handle))
+        self._names = [("srcDevice", "dstDevice")[index] for index in indices]
+
+    def set(self, executable: Any, values: Sequence[int]) -> bool:
+        for name, value in zip(self._names, values, strict=True):
+            setattr(self._params, name, value)
+        return not self._call(executable, self._handle, self._params, self._context)[0].value
 
 
 def _memset(driver: Any, handle: Any) -> GraphNode:
@@ -253,11 +259,16 @@ def _memset(driver: Any, handle: Any) -> GraphNode:
     context = _of(driver.cuCtxGetCurrent())
     return GraphNode(
         handle, NodeWords("memset", same, (int(params.dst),), filled=True), lambda: "memset",
-        functools.partial(_memset_patch, driver, handle, context),
+        functools.partial(_FillEditor, driver, handle, context),
     )  # fmt: skip
 
 
-def _memset_patch(driver: Any, handle: Any, context: Any, words: Mapping[int, int]) -> Patch:
-    params = _of(driver.cuGraphMemsetNodeGetParams(handle))
-    params.dst = words[0]
-    return Patch(driver.cuGraphExecMemsetNodeSetParams, (handle, params, context))
+class _FillEditor:
+    def __init__(self, driver: Any, handle: Any, context: Any, indices: Sequence[int]) -> None:
+        del indices  # there is one
+        self._call, self._handle, self._context = driver.cuGraphExecMemsetNodeSetParams, handle, context
+        self._params = _of(driver.cuGraphMemsetNodeGetParams(handle))
+
+    def set(self, executable: Any, values: Sequence[int]) -> bool:
+        (self._params.dst,) = values
+        return not self._call(executable, self._handle, self._params, self._context)[0].value

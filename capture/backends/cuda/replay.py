@@ -12,9 +12,10 @@ from capture._call import Call
 from capture._describe import Described
 from capture._observe import Watched
 from capture._torch_private import generator_id
-from capture.backends import Input, Move, Refusal
+from capture.backends import Followed, Input, Move, Refusal
 from capture.backends.cuda import params
 from capture.backends.cuda.bindings import Bindings
+from capture.backends.cuda.bound import Bound
 from capture.backends.cuda.calibrate import Made, learn
 from capture.backends.cuda.graph import Capture
 from capture.backends.cuda.inputs import Constant, Feed
@@ -39,6 +40,8 @@ class CudaRecording:
         self._draws = draws
         self._inputs = inputs
         self._bindings: Bindings | None = None
+        self._bound: Bound | None = None
+        self._grad = False
         self._bumps: list[tuple[torch.Tensor, int]] = []
         self._static_bumps: list[tuple[int, int]] = []
         self._first = False
@@ -71,10 +74,11 @@ class CudaRecording:
         for position, leaf in enumerate(watched.call.leaves):
             if isinstance(leaf, torch.Generator) and leaf.device.type == "cuda":
                 self._swaps.append((position, leaf))
-        self.replay = self._make_replay(grad=torch.is_grad_enabled())
+        self._grad = torch.is_grad_enabled()
+        self.replay = self._make_replay()
 
-    def _make_replay(self, *, grad: bool) -> Step:
-        pool, index = self._pool, self._pool.index
+    def _make_replay(self) -> Step:
+        pool, index, grad, bound = self._pool, self._pool.index, self._grad, self._bound
         enter, raw_stream, set_grad = pool.enter, _torch_private_cuda.raw_stream, _torch_private.set_grad_enabled
         launch = self._capture.launcher()
         draw = order_draws if self._draws else None
@@ -86,6 +90,8 @@ class CudaRecording:
         def plain(leaves: Sequence[Any]) -> None:
             if beside or raw_stream(index) != pool.ran_on:
                 enter()
+            if bound is not None:
+                bound.before(leaves)
             if copy_in is not None:
                 copy_in(leaves)
             if draw is not None:
@@ -93,6 +99,8 @@ class CudaRecording:
             launch()
             if copy_out is not None:
                 copy_out(leaves)
+            if bound is not None:
+                bound.after(leaves)
 
         def full(leaves: Sequence[Any]) -> None:
             set_grad(False)
@@ -175,6 +183,17 @@ class CudaRecording:
         self._bindings = found
         return None
 
+    def follow(self, inputs: Sequence[Followed]) -> frozenset[str]:
+        """Those of which the bindings know all words."""
+        if self._bindings is None:
+            return frozenset()
+        known = [one for one in inputs if self._bindings.knows([one.path])]
+        if known:
+            earlier = self._bound.inputs if self._bound is not None else ()
+            self._bound = Bound(self._pool, self._bindings, (*earlier, *known))
+            self.replay = self._make_replay()
+        return frozenset(one.path for one in known)
+
     def users(self, paths: Sequence[str]) -> list[str]:
         """Names of the kernels that read or write these tensors, as far as they are known."""
         return self._bindings.kernels(paths) if self._bindings is not None else []
@@ -182,7 +201,7 @@ class CudaRecording:
     def release(self) -> None:
         """Destroy the graph. Launches under way end as they would have."""
         self.replay = _released
-        self._bindings = None
+        self._bindings = self._bound = None
         self._capture.drop()
         self._constants = []
         self._bumps, self._swaps = [], []

@@ -1,0 +1,70 @@
+"""Bound: arguments that a graph reads and writes where each call has them.
+
+What lies where the graph cannot be pointed at, because it is aligned otherwise or part of the pool, is copied beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from capture.backends import Followed, Geometry
+from capture.backends.cuda.bindings import ALIGNMENT, Bindings
+from capture.backends.cuda.pool import CudaPool
+from capture.backends.staging import over
+
+
+class Bound:
+    """Points one graph at this call's arguments before each launch."""
+
+    def __init__(self, pool: CudaPool, bindings: Bindings, inputs: Sequence[Followed]) -> None:
+        self._pool, self._bindings, self._inputs = pool, bindings, tuple(inputs)
+        self._positions = [one.position for one in inputs]
+        self._at: list[int] | None = None
+        self._beside: dict[int, torch.Tensor] = {}
+        """By position, what stands in for an argument of this call; the next call frees it, in stream order."""
+
+    @property
+    def inputs(self) -> tuple[Followed, ...]:
+        """The arguments."""
+        return self._inputs
+
+    def before(self, leaves: Sequence[Any]) -> None:
+        """Patch what moved since the last launch. Raises ``DriverError`` if the driver refuses."""
+        at = [leaves[position].data_ptr() for position in self._positions]
+        if at != self._at:
+            self._move(leaves, at)
+
+    def after(self, leaves: Sequence[Any]) -> None:
+        """Give the caller's tensors what the graph wrote beside them."""
+        for one in self._inputs:
+            if one.is_written and one.position in self._beside:
+                leaves[one.position].copy_(self._beside[one.position])
+
+    def _move(self, leaves: Sequence[Any], at: list[int]) -> None:
+        self._at, self._beside, addresses = None, {}, {}
+        for one, address in zip(self._inputs, at, strict=True):
+            begin = self._bindings.begins[one.path]
+            if (address - begin) % ALIGNMENT or self._pool.find(address):
+                stand_in = self._beside[one.position] = _stand_in(leaves[one.position], begin % ALIGNMENT)
+                address = stand_in.data_ptr()
+            addresses[one.path] = address
+        self._bindings.bind(addresses)
+        if not self._beside:  # else what stands in has to be filled again
+            self._at = at
+
+
+def _stand_in(tensor: torch.Tensor, lead: int) -> torch.Tensor:
+    """A copy whose address is ``lead`` bytes beyond a multiple of the alignment, with the same strides."""
+    geometry = Geometry.of(tensor)
+    reach = sum((size - 1) * stride for size, stride in zip(geometry.shape, geometry.stride, strict=True)) + 1
+    memory = torch.empty(reach * tensor.element_size() + 2 * ALIGNMENT, dtype=torch.uint8, device=tensor.device)
+    begin = memory.data_ptr() % ALIGNMENT
+    offset = (lead - begin) % ALIGNMENT // tensor.element_size()
+    made = over(
+        memory.untyped_storage(),
+        Geometry(dtype=geometry.dtype, offset=offset, shape=geometry.shape, stride=geometry.stride, conj=geometry.conj),
+    )
+    return made.copy_(tensor)
