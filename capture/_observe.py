@@ -95,15 +95,13 @@ class Watch(HigherOrderMode):
         kwargs = kwargs or {}
         if types and any(map(is_wrapper, types)):
             return NotImplemented  # it opens itself: its operators on plain tensors come next
-        if only_shapes():
-            return op(*args, **kwargs)
         if is_higher_order(op):
             return self.higher_order(op, args, kwargs)
         known = traits(op)
         if known.metadata == "storage" and len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
             op, args = _operators.with_tensor(args)
             known = traits(op)
-        if known.unseen:
+        if known.unseen or only_shapes():
             return op(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
             with self:  # elsewhere torch opens it before a mode sees it
@@ -347,7 +345,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
             around.enter_context(host_reads(watch.note_sync, watch.note_export, watch.note_unsafe))
             around.enter_context(graph_uses(watch.note_hook))
             around.enter_context(watch.device_syncs())
-            around.enter_context(handles_followed(watch.note_unsafe))
+            around.enter_context(handles_followed(watch.note_unsafe, before.modules))
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(no_autocast_cache())

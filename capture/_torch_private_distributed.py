@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 _HAS_GROUPS = dist.is_available()
 _without_modes: Callable[[], contextlib.AbstractContextManager[Any]] | None
@@ -55,14 +56,26 @@ def text_of(boxed: Any) -> str:
 _WITH_FACTOR = int(dist.ReduceOp.PREMUL_SUM) if _HAS_GROUPS else -1  # type: ignore[call-overload]
 
 
+def _has_hook_of_torchs(module: Any) -> bool:
+    """One that is written in C++ and not in Python. False where torch does not tell."""
+    try:
+        return "BuiltinCommHook" in str(module._get_ddp_logging_data().get("comm_hook"))
+    except (AttributeError, RuntimeError):
+        return False
+
+
 @contextlib.contextmanager
-def handles_followed(note: Callable[[str], None]) -> Iterator[None]:
+def handles_followed(note: Callable[[str], None], modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     """In the block ``Work.wait`` is no business of dispatch modes: some backends copy results in it, from memory that
     no operator told of. Without torch's guard they see that, and what does it runs eagerly. ``note(name)`` is called
-    where a future is taken from a handle: what it leads to runs in other threads, unseen."""
+    where a future is taken from a handle: what it leads to runs in other threads, unseen. So do hooks of torch's own
+    that one of the ``modules`` the body can reach has."""
     if not _HAS_GROUPS or not dist.is_initialized() or _without_modes is None:
         yield
         return
+    for module in modules:
+        if isinstance(module, DistributedDataParallel) and _has_hook_of_torchs(module):
+            note("a communication hook of torch's own")
     work: Any = dist.Work
     wait, get_future, thread = work.wait, work.get_future, threading.get_ident()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
@@ -157,11 +159,14 @@ def accumulates(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
     return [*values, *[one.detach() for one in model.parameters()]], run
 
 
-def compressed(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
-    """A hook on the buckets, whose second half runs in another thread."""
+def compressed(rank: int, captures: bool, builtin: bool = False) -> tuple[list[Tensor], Any]:
+    """A hook on the buckets, in Python or torch's own, whose second half runs in another thread."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(Block(), nn.Linear(16, 4)), gradient_as_bucket_view=True)
-    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    if builtin:
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)  # type: ignore[attr-defined]
+    else:
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -177,7 +182,8 @@ def compressed(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
 
 
 def special_cases(rank: int) -> None:
-    for case, codes in ((accumulates, {"CG105"}), (compressed, {"CG202"})):
+    builtin = functools.partial(compressed, builtin=True)
+    for case, codes in ((accumulates, {"CG105"}), (compressed, {"CG202"}), (builtin, {"CG202"})):
         expected, _ = case(rank, False)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", CaptureWarning)
