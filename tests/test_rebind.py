@@ -5,6 +5,7 @@ The tape follows by itself; here it is made to ask first, to refuse, to fail and
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,11 +41,11 @@ class Engine:
     is_wrong: bool = False
     error: Exception | None = None
     asked: list[tuple[str, ...]] = field(factory=list)
-    learned: dict[int, set[str]] = field(factory=dict)
+    learned: weakref.WeakKeyDictionary[Tape, set[str]] = field(factory=weakref.WeakKeyDictionary)
     follow: Callable[[Tape, Sequence[Move]], bool] = Tape.rebind
 
     def rebind(self, tape: Tape, moves: Sequence[Move]) -> bool:
-        if not {move.path for move in moves} <= self.learned.get(id(tape), set()):
+        if not {move.path for move in moves} <= self.learned.get(tape, set()):
             return False
         if self.error is not None:
             raise self.error
@@ -53,7 +54,7 @@ class Engine:
     def learn(self, tape: Tape, moves: Sequence[Move]) -> Refusal | None:
         self.asked.append(tuple(move.path for move in moves))
         if self.refusal is None:
-            self.learned.setdefault(id(tape), set()).update(move.path for move in moves)
+            self.learned.setdefault(tape, set()).update(move.path for move in moves)
         return self.refusal
 
 

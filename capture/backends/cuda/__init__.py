@@ -181,8 +181,8 @@ _LEGACY = (
     " of earlier eager steps, or run those on another stream than the default one"
 )
 _CAST = (
-    "; eager code has cast a weight in this autocast context, whose cache keeps that code's graph: capture that code,"
-    " too, or enter autocast again around this call"
+    "; a weight keeps the node of earlier eager code where autocast's cache refers to it: capture that code, too, or"
+    " enter autocast again around the call"
 )
 
 
@@ -194,8 +194,7 @@ def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> s
         where = _where.of_error(error)
         text = f"the body raised {type(error).__name__} while capturing: {error}".partition("\n")[0]
         if "legacy stream" in text and watched is not None:
-            casts = torch.is_autocast_enabled("cuda") and torch.is_autocast_cache_enabled()
-            text += _LEGACY if watched.watch.notes.gradients else _CAST if casts else ""
+            text += _LEGACY if watched.watch.notes.gradients else _CAST
         return f"{text} ({where})" if where is not None else text
     return capture.error or recorder.unexplained()
 

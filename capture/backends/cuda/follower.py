@@ -22,6 +22,7 @@ from capture._observe import Watched
 from capture._operators import DETACHING, TENSORS, Operator, Traits, shape_depends_on_data, tensors_in, traits, written
 from capture._torch_private_cuda import is_capturing
 from capture._torch_private_operators import fast_operator, is_higher_order
+from capture._torch_private_subclass import is_wrapper, only_shapes
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.pool import CudaPool
 from capture.backends.cuda.recorder import Recorder
@@ -92,13 +93,15 @@ class Follower(Recorder):
     @override
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if types and any(map(is_wrapper, types)):
+            return NotImplemented
         found = _operators.get(id(op))
         if found is None:
             if is_higher_order(op):
                 return self.higher_order(op, args, kwargs)
             found = _operators[id(op)] = (traits(op), fast_operator(op), op)
         known, run, _ = found
-        if known.namespace == "profiler":
+        if known.unseen or only_shapes():
             return run(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
             with self:
