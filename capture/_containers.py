@@ -185,3 +185,8 @@ def count_tensors(value: object, *, limit: int = 1000) -> int:
             names = (slots,) if isinstance(slots, str) else slots
             stack.extend(getattr(item, name) for name in names if hasattr(item, name))
     return found
+
+
+def result_leaves(result: Any) -> list[Child]:
+    """Leaves of what a body returned, named ``output``, ``output.0``, ``output.logits`` ..."""
+    return list(leaves(result, "output"))

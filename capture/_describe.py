@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 
 from capture import _containers, _gradients
 from capture._call import is_opaque
-from capture._containers import PLAIN_TYPES, TENSOR_TYPES
+from capture._containers import PLAIN_TYPES, TENSOR_TYPES, result_leaves
 from capture._facts import (
     Collective,
     Effect,
@@ -30,7 +30,7 @@ from capture._facts import (
     SubclassLeaf,
 )  # fmt: skip
 from capture._notes import External, Produced
-from capture._observe import Watched, result_leaves
+from capture._observe import Watched
 from capture._state import Change, Place
 from capture._tensors import alias_groups, tensor_info
 from capture._torch_private import storage_use_count, use_count

@@ -13,11 +13,11 @@ import torch
 from attrs import frozen
 
 from capture import _torch_private
-from capture._containers import TENSOR_TYPES
+from capture._containers import TENSOR_TYPES, result_leaves
 from capture._describe import Classifier, Described, Implicit, effects_of, output_info
 from capture._facts import Facts, Mutation
 from capture._notes import External
-from capture._observe import Watched, result_leaves
+from capture._observe import Watched
 from capture._state import Snapshot
 from capture._tensors import alias_groups
 

@@ -26,6 +26,9 @@ from capture._operators import Traits, is_tensor
 from capture._tensors import digest
 from capture._torch_private_distributed import text_of
 
+Reshaped = tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int, ...]]
+"""A tensor, and its storage, offset, shape and strides before it got others."""
+
 
 @define
 class External:
@@ -94,7 +97,7 @@ class Notes:
     lists: set[int] = field(factory=set)
     """``id`` of storages written through lists of tensors (``_foreach_*``; torch never counts ``_fused_*``)."""
     undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
-    reshaped: list[tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int, ...]]] = field(factory=list)
+    reshaped: list[Reshaped] = field(factory=list)
     """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""
 
     def add_collective(

@@ -15,14 +15,14 @@ import torch
 from attrs import define, field
 from typing_extensions import override
 
-from capture import _containers, _operators, _restore, _state, _where
+from capture import _operators, _restore, _state, _where
 from capture._call import Call
 from capture._constants import constants_on_host
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
 from capture._generators import default_generator, default_generators
 from capture._higher_order import HigherOrderMode
 from capture._host_reads import autocast_switches, gradient_reads, graph_uses, host_reads, no_autocast_cache
-from capture._notes import External, Notes, Produced, scalars_of
+from capture._notes import External, Notes, Produced, Reshaped, scalars_of
 from capture._operators import Traits, on_one_device, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._packages import packages
 from capture._state import Change, Snapshot
@@ -120,12 +120,12 @@ class Watch(HigherOrderMode):
         self._see_writes(known, args, kwargs)
         states = self._states(kwargs, inputs) if known.draws else None
         self._operator = known.name if on_one_device(inputs, kwargs) else None  # copies are looked at elsewhere
+        given = [(one, one.shape) for one in _operators.given_outs(known, kwargs) if not self.made(one)]
         casting = [kind for kind in known.casts_inside if self.autocast.get(kind)]
-        if casting:
-            with autocast_inside(casting):
-                result = self.execute(op, args, kwargs)
-        else:
+        with autocast_inside(casting) if casting else contextlib.nullcontext():
             result = self.execute(op, args, kwargs)
+        if given and any(tensor.shape != shape for tensor, shape in given):
+            self.note_unsafe(f"{known.name} with an out= of another shape")
         notes.plain = plain  # False stays where an operator raised: no sequence tells of that one
         if states is not None:
             self._see_draws(known, states, kwargs)
@@ -167,9 +167,7 @@ class Watch(HigherOrderMode):
         if op.unsafe or (op.metadata != "no" and inputs and not self.made(inputs[0])):
             self.notes.work.append(HostWork(op=op.name, kind="unsafe", where=self._line()))
             if op.metadata != "no" and self.keep_undo:
-                first = inputs[0]
-                had = (first.untyped_storage(), int(first.storage_offset()), first.shape, first.stride())
-                self.notes.reshaped.append((first, *had))
+                self.notes.reshaped.append(_shape_of(inputs[0]))
         there = {tensor.device for tensor in inputs}
         if not there <= self._devices:
             self._devices |= there
@@ -223,6 +221,7 @@ class Watch(HigherOrderMode):
             external.mutation = Mutation(evidence=evidence, op=op.name, where=self._line())
             if self.keep_undo:
                 self.notes.undo.append((external.tensor, external.storage.clone()))
+                self.notes.reshaped.append(_shape_of(tensor))
 
     def _made_constant(self, op: Traits, inputs: list[torch.Tensor]) -> torch.Tensor | None:
         """The CPU tensor whose values the body itself made of Python values: a drift of them must be seen."""
@@ -381,18 +380,20 @@ def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> Iterator[tu
             yield tensor, tensor._version
 
 
+def _shape_of(tensor: torch.Tensor) -> Reshaped:
+    return tensor, tensor.untyped_storage(), int(tensor.storage_offset()), tensor.shape, tensor.stride()
+
+
 def undo(watched: Watched) -> None:
     """Put back what a run under ``Watch(undo=True)`` changed: tensors, Python state, generators."""
     with torch.no_grad():
         for tensor, storage, offset, shape, stride in reversed(watched.watch.notes.reshaped):
             tensor.set_(storage, offset, shape, stride)
         for tensor, contents in reversed(watched.watch.notes.undo):
-            tensor.untyped_storage().copy_(contents, False)
+            storage = tensor.untyped_storage()
+            if storage.nbytes() != contents.nbytes():  # an out= of another shape
+                storage.resize_(contents.nbytes())
+            storage.copy_(contents, False)
     _restore.restore(watched.before, watched.changed)
     for generator, state in watched.states:
         generator.set_state(state)
-
-
-def result_leaves(result: Any) -> list[tuple[str, Any]]:
-    """Leaves of what a body returned, named ``output``, ``output.0``, ``output.logits`` ..."""
-    return list(_containers.leaves(result, "output"))

@@ -199,6 +199,11 @@ def written(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
             yield from ((args[index], True) for index in (mean, var) if isinstance(args[index], torch.Tensor))
 
 
+def given_outs(op: Traits, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """What is given as ``out=``: kernels give it the shape of the result, and other memory where that is larger."""
+    return tensors_in(tuple(kwargs.get(name) for name in op.writes if isinstance(name, str)), {})
+
+
 def shape_depends_on_data(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """This call's result size, or its control flow on the host, follows from tensor values."""
     if op.base in _BOOLEAN_INDEXING:

@@ -15,10 +15,9 @@ from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from capture import _containers
 from capture._call import Call
-from capture._containers import TENSOR_TYPES
+from capture._containers import TENSOR_TYPES, result_leaves
 from capture._gradients import ends_of, hooks_off, note_kept, refuses
 from capture._leaves import Lent, lent
-from capture._observe import result_leaves
 from capture._outputs import Alias
 from capture._seeds import may_be_seed, on_host, read_seeds
 from capture._state import Snapshot

@@ -33,6 +33,7 @@ from capture._bind import (
 from capture._call import Call
 from capture._checks import OVERLAPS
 from capture._compile import compile_plan
+from capture._containers import result_leaves
 from capture._entry import Entry, Family
 from capture._events import Log
 from capture._facts import Inlined
@@ -274,7 +275,7 @@ class Captured(Remarks):
         with self.log.timed("warm-up"), inlining():
             self.log.counters.body_runs += 1
             result = call.run_plainly()
-        tensors = [leaf for _, leaf in _observe.result_leaves(result) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
         tree.note_warm(self, [tensor for tensor in tensors if all(tensor is not leaf for leaf in call.leaves)])
         return result
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import define, field
 
-from capture import _config, _observe, _tensors
+from capture import _config, _containers, _tensors
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._entry import Entry
@@ -70,9 +70,11 @@ def _state(entry: Entry, node: Node, call: Call, named: Callable[[], dict[str, A
 def _results(result: Any, state: State) -> list[tuple[str, torch.Tensor | str]]:
     """Copies of all values a call gave: results, written tensors, effects, generator states."""
     found: list[tuple[str, torch.Tensor | str]] = []
-    values = [*_observe.result_leaves(result)]
+    values = [*_containers.result_leaves(result)]
     for slot, value in state.places:
-        values += [(f"{slot.path}{path.removeprefix('output')}", leaf) for path, leaf in _observe.result_leaves(value)]
+        values += [
+            (f"{slot.path}{path.removeprefix('output')}", leaf) for path, leaf in _containers.result_leaves(value)
+        ]
     for path, leaf in values:
         found.append((path, leaf.detach().clone() if isinstance(leaf, torch.Tensor) else repr(leaf)))
     found += [(path, tensor.detach().clone()) for path, tensor, _ in state.tensors]

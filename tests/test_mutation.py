@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -873,3 +874,25 @@ def test_autograd_notices_a_replayed_write() -> None:
             captured(buffer)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"static": ["out"]}, {"inputs": "bind"}], ids=str)
+def test_an_out_of_another_shape_gets_its_memory_eagerly(options: Any) -> None:
+    """The operator gives the caller's tensor other memory, which must not be that of a recording."""
+
+    def body(x: Tensor, out: Tensor) -> Tensor:
+        torch.add(x, 1, out=out)
+        return x * 2
+
+    mine = capture(body, **options)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own about the shape, and CG202
+        for number in range(6):
+            x = torch.full((6, 4), float(number), device=DEVICE)
+            ours, theirs = torch.zeros(2, 4, device=DEVICE), torch.zeros(2, 4, device=DEVICE)
+            assert torch.equal(mine(x, ours), body(x, theirs))
+            assert torch.equal(ours, theirs)
+        warmup(mine)(x, given := torch.zeros(2, 4, device=DEVICE))
+        assert torch.equal(given, torch.zeros(2, 4, device=DEVICE))
+    assert recordings(mine).recordings == 0
+    assert any("out= of another shape" in one.what for one in recordings(mine).findings)
