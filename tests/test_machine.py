@@ -1,6 +1,6 @@
 """Random programs on the CPU engine equal their eager twins, bit for bit, after every action.
 
-``CAPTURE_FUZZ_EXAMPLES=100000`` runs that many programs, new ones each time; otherwise the same 4,000.
+``CAPTURE_FUZZ_EXAMPLES=100000`` runs that many programs, new ones each time; otherwise the same 2,000.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.device import MOVES_HELD, REBINDS
 from tests.programs import run_programs
 
 PARTS = 8
-EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "4000"))
+EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "2000"))
 LEAST_SHARE = 0.25 if MOVES_HELD and REBINDS else 0.1 if REBINDS else 0.05
 """Of the calls, replays. What cannot leave the pool or be bound anew is recorded again, and compared as well."""
 ENOUGH = 150 if MOVES_HELD and REBINDS else 250
