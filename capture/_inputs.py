@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -69,17 +69,19 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
     return _apart(call, inputs)
 
 
+def _owners(call: Call) -> Callable[[torch.Tensor], list[tuple[_state.Place, torch.Tensor]]]:
+    """Tells which places in Python state, arguments left out, hold a tensor on a leaf's memory."""
+    state, arguments = _state.snapshot(call.roots()), {path for path, _ in call.paths()}
+    return lambda leaf: [one for one in state.owners(leaf.untyped_storage()) if one[0].path not in arguments]
+
+
 def _apart(call: Call, inputs: Sequence[Input]) -> list[Input]:
     """Marks static arguments on whose memory Python state holds tensors, too."""
     static = {one.position for one in inputs if one.how == "static" and span_of(call.leaves[one.position])}
     if not static:
         return list(inputs)
-    state, arguments = _state.snapshot(call.roots()), {path for path, _ in call.paths()}
-    shared = {
-        position
-        for position in static
-        if any(place.path not in arguments for place, _ in state.owners(call.leaves[position].untyped_storage()))
-    }
+    owners = _owners(call)
+    shared = {position for position in static if owners(call.leaves[position])}
     return [evolve(one, is_apart=True) if one.position in shared else one for one in inputs]
 
 
@@ -108,12 +110,10 @@ def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
     if plan is not None and not any(one.mutated for one in plan.placeholders):
         return False
     tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
-    state = _state.snapshot(call.roots())
-    arguments = {path for path, _ in call.paths()}
+    owners = _owners(call)
     used = None if plan is None else {one.path for one in plan.placeholders if one.kind == "implicit"}
     for leaf in tensors:
-        for place, owned in state.owners(leaf.untyped_storage()):
-            named = place.path not in arguments and (used is None or place.path in used)
-            if named and alias_groups([leaf, owned])[0] is not None:
+        for place, owned in owners(leaf):
+            if (used is None or place.path in used) and alias_groups([leaf, owned])[0] is not None:
                 return True
     return False

@@ -100,14 +100,14 @@ def _holders(parameter: torch.Tensor) -> tuple[int, int]:
     return _torch_private.use_count(gradient), sys.getrefcount(gradient)
 
 
-def _probe_holders() -> tuple[int, int]:
+def _with_lone_gradient() -> torch.Tensor:
     with torch.inference_mode(False):
         parameter = torch.zeros(1, requires_grad=True, device="cpu")
         parameter.grad = torch.zeros(1, device="cpu").data
-    return _holders(parameter)
+    return parameter
 
 
-_ALONE = _probe_holders()
+_ALONE = _holders(_with_lone_gradient())
 
 
 def is_only_gradient(parameter: torch.Tensor, storage: torch.UntypedStorage, others: int) -> bool:
@@ -124,16 +124,13 @@ def _counts(gradients: list[torch.Tensor]) -> tuple[list[int], list[int]]:
 
 
 def _probe_counts() -> tuple[int, int]:
-    with torch.inference_mode(False):
-        parameter = torch.zeros(1, requires_grad=True, device="cpu")
-        parameter.grad = torch.zeros(1, device="cpu").data
+    parameter = _with_lone_gradient()
+    assert parameter.grad is not None
     (uses,), (references,) = _counts([parameter.grad])
     return uses, references
 
 
 _LISTED = _probe_counts()
-
-
 _own = operator.attrgetter("__dict__")
 
 

@@ -72,10 +72,9 @@ def fails_to_record(rank: int) -> None:
     assert "runs eagerly" in text
 
 
-def is_eager_by_plan(rank: int) -> None:
-    """One rank's body reads a value on the host."""
+def reading(rank: int) -> Callable[[Tensor], Tensor]:
+    """A body that reads a value on the host, in the first rank."""
 
-    @capture
     def step(x: Tensor) -> Tensor:
         y = x * 1.5
         dist.all_reduce(y)
@@ -83,6 +82,13 @@ def is_eager_by_plan(rank: int) -> None:
             y.sum().item()
         return y + 1
 
+    return step
+
+
+def is_eager_by_plan(rank: int) -> None:
+    """One rank's body reads a value on the host."""
+
+    step = capture(reading(rank))
     (text,) = calls(step)
     assert ("CG201" if rank == 0 else "CG701 ranks-disagree: rank 0 does not record this: CG201") in text
     assert recordings(step).recordings == 0
@@ -92,14 +98,7 @@ def is_eager_by_plan(rank: int) -> None:
 def raises_where_asked(rank: int) -> None:
     """``fallback="error"`` raises in both ranks, after each ran its body once."""
 
-    @capture(fallback="error")
-    def step(x: Tensor) -> Tensor:
-        y = x * 1.5
-        dist.all_reduce(y)
-        if rank == 0:
-            y.sum().item()
-        return y + 1
-
+    step = capture(reading(rank), fallback="error")
     for number in range(2):
         if number == 0:
             with pytest.raises(RuntimeError, match="CG201" if rank == 0 else "CG701"):

@@ -120,7 +120,7 @@ class _Staged:
             leaf = call.leaves[one.position]
             if one.how == "static" and isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.numel():
                 seen = self.staging.replacements.get(one.position, leaf)
-                tape.add_argument(call.paths()[one.position][0], leaf, seen.untyped_storage())
+                tape.add_static(call.paths()[one.position][0], leaf, seen.untyped_storage())
         for block, storage in self.staging.managed.items():
             tape.add_block(block, storage)
         self._names: list[tuple[int, str, bool]] = []

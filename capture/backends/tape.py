@@ -86,16 +86,11 @@ class Tape:
         root = Root("block", len(self._roots), storage=self._arena.storage(block))
         return self._add(root, visible)
 
-    def add_static(self, path: str, owner: torch.Tensor) -> Root:
-        """A root over memory of the caller."""
+    def add_static(self, path: str, owner: torch.Tensor, seen: torch.UntypedStorage | None = None) -> Root:
+        """A root over memory of the caller; of an argument, which the body sees through the storage ``seen``."""
         root = Root("static", len(self._roots), path=path, owner=owner, offset=int(owner.storage_offset()))
-        return self._add(root, owner.untyped_storage())
-
-    def add_argument(self, path: str, owner: torch.Tensor, seen: torch.UntypedStorage) -> Root:
-        """A root over a static argument, which the body sees through this storage."""
-        root = Root("static", len(self._roots), path=path, owner=owner, offset=int(owner.storage_offset()))
-        root.is_argument = True
-        return self._add(root, seen)
+        root.is_argument = seen is not None
+        return self._add(root, owner.untyped_storage() if seen is None else seen)
 
     def own(self, path: str, owner: torch.Tensor) -> None:
         """Name the owner by which a static root is bound anew when its tensor moves."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -125,37 +126,32 @@ def test_called_by_a_captured_function(block: Path) -> None:
     assert counts(captured) == (1, 1, 4, 0)
 
 
-def test_a_written_argument(cached: Path) -> None:
-    captured, plain = capture(load(cached)), load(cached)
+def both_write(captured: Any, plain: Any, inputs: Iterable[Tensor]) -> None:
+    """A step for each input: results and what is written are equal."""
     ours, theirs = torch.zeros(8, WIDTH, device=DEVICE), torch.zeros(8, WIDTH, device=DEVICE)
-    for i in range(8):
+    for i, x in enumerate(inputs):
         mark_step_begin()
-        x, at = rand(2, WIDTH, seed=i), torch.tensor([i % 8, (i + 3) % 8], device=DEVICE)
+        at = torch.tensor([i % 8, (i + 3) % 8], device=DEVICE)
         same(captured(x, ours, at), plain(x, theirs, at))
         same(ours, theirs)
+
+
+def test_a_written_argument(cached: Path) -> None:
+    captured, plain = capture(load(cached)), load(cached)
+    both_write(captured, plain, (rand(2, WIDTH, seed=i) for i in range(8)))
     assert counts(captured)[1:] == (1, 6, 0)
 
 
 def test_a_write_that_changes_nothing_at_first(cached: Path) -> None:
     captured, plain = capture(load(cached)), load(cached)
-    ours, theirs = torch.zeros(8, WIDTH, device=DEVICE), torch.zeros(8, WIDTH, device=DEVICE)
-    for i in range(6):
-        mark_step_begin()
-        x = rand(2, WIDTH, seed=i) if i > 2 else torch.zeros(2, WIDTH, device=DEVICE)
-        at = torch.tensor([i % 8, (i + 3) % 8], device=DEVICE)
-        same(captured(x, ours, at), plain(x, theirs, at))
-        same(ours, theirs)
+    zeros = (torch.zeros(2, WIDTH, device=DEVICE) for _ in range(3))
+    both_write(captured, plain, itertools.chain(zeros, (rand(2, WIDTH, seed=i) for i in range(3, 6))))
     assert counts(captured)[1:] == (1, 4, 0)
 
 
 def test_a_static_argument_is_written_where_it_is(cached: Path) -> None:
     captured, plain = capture(load(cached), static=["args.1"]), load(cached)
-    ours, theirs = torch.zeros(8, WIDTH, device=DEVICE), torch.zeros(8, WIDTH, device=DEVICE)
-    for i in range(6):
-        mark_step_begin()
-        x, at = rand(2, WIDTH, seed=i), torch.tensor([i % 8, (i + 3) % 8], device=DEVICE)
-        same(captured(x, ours, at), plain(x, theirs, at))
-        same(ours, theirs)
+    both_write(captured, plain, (rand(2, WIDTH, seed=i) for i in range(6)))
     assert counts(captured)[3] == 0
 
 

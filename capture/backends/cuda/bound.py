@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 
+from capture._tensors import span_bytes
 from capture.backends import Followed, Geometry
 from capture.backends.cuda.bindings import ALIGNMENT, Bindings
 from capture.backends.cuda.pool import CudaPool
@@ -58,13 +60,6 @@ class Bound:
 
 def _stand_in(tensor: torch.Tensor, lead: int) -> torch.Tensor:
     """A copy whose address is ``lead`` bytes beyond a multiple of the alignment, with the same strides."""
-    geometry = Geometry.of(tensor)
-    reach = sum((size - 1) * stride for size, stride in zip(geometry.shape, geometry.stride, strict=True)) + 1
-    memory = torch.empty(reach * tensor.element_size() + 2 * ALIGNMENT, dtype=torch.uint8, device=tensor.device)
-    begin = memory.data_ptr() % ALIGNMENT
-    offset = (lead - begin) % ALIGNMENT // tensor.element_size()
-    made = over(
-        memory.untyped_storage(),
-        Geometry(dtype=geometry.dtype, offset=offset, shape=geometry.shape, stride=geometry.stride, conj=geometry.conj),
-    )
-    return made.copy_(tensor)
+    memory = torch.empty(span_bytes(tensor) + 2 * ALIGNMENT, dtype=torch.uint8, device=tensor.device)
+    offset = (lead - memory.data_ptr()) % ALIGNMENT // tensor.element_size()
+    return over(memory.untyped_storage(), evolve(Geometry.of(tensor), offset=offset)).copy_(tensor)

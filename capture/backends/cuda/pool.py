@@ -211,7 +211,7 @@ class CudaPool:
 
     def overlay(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Another storage over the memory of a caller's."""
-        return _torch_private_cuda.cuda_storage(storage.data_ptr(), self.device, storage.nbytes())
+        return self.storage(Block(storage.data_ptr(), storage.nbytes()))
 
     def storage(self, block: Block) -> torch.UntypedStorage:
         """A fresh storage over a block, which it does not own."""
