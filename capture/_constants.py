@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from capture import _torch_private
+
 _NAMES = ("tensor", "as_tensor", "asarray", "scalar_tensor")
 
 
@@ -43,14 +45,22 @@ def _wrapper(original: Callable[..., Any], thread: int) -> Callable[..., Any]:
         plain = functools.partial(original, data, *args, requires_grad=requires_grad, **kwargs)
         if requires_grad is False:
             plain = functools.partial(original, data, *args, **kwargs)
-        target = torch.get_default_device() if device is None else torch.device(device)
         elsewhere = isinstance(data, torch.Tensor) or hasattr(data, "__cuda_array_interface__")
-        if elsewhere or target.type != "cuda" or torch.compiler.is_compiling() or threading.get_ident() != thread:
+        if elsewhere or torch.compiler.is_compiling() or threading.get_ident() != thread:
+            return plain() if device is None else plain(device=device)
+        target = _default_device() if device is None else torch.device(device)
+        if target.type != "cuda":
             return plain() if device is None else plain(device=device)
         made = original(data, *args, device="cpu", **kwargs).to(target)
         return made.requires_grad_() if requires_grad else made
 
     return make
+
+
+def _default_device() -> torch.device:
+    """As ``torch.get_default_device``, which calls ``torch.tensor`` where the default names no index."""
+    with _torch_private.unseen():
+        return torch.empty(0).device
 
 
 def _new_tensor(original: Callable[..., Any], thread: int) -> Callable[..., Any]:

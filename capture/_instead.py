@@ -1,15 +1,17 @@
 """Instead: what happens where a recording run is no recording.
 
 A run that executed stands: what lies in the pool is moved out of it. Of a run that only captured nothing has happened
-but the body's Python, which is undone; then the body runs as a plain call.
+but the body's Python, which is undone; then the body runs as a plain call, once the recording is put away: the body may
+call other captured functions, which record in the same pool.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 
 from capture import _observe, _planning, _restore
 from capture._call import Call
@@ -25,11 +27,18 @@ if TYPE_CHECKING:
     from capture._runtime import Captured
 
 
+@frozen(eq=False)
+class PlainCall:
+    """What gives the call's result where nothing of the recording run stands."""
+
+    run: Callable[[], Any]
+
+
 def refused(
     captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, facts: Facts, plan: CapturePlan, *,
     undo: bool,
 ) -> Any:  # fmt: skip
-    """The run is no recording, or not the one that was planned."""
+    """The run is no recording, or not the one that was planned. The call's result, or the `PlainCall` that gives it."""
     reason = facts.refused or recorded.failure or "the recording run differs from the plan"
     if not recorded.executed:
         return _run_instead(captured, entry, call, tree, recorded, facts, plan, reason, undo=undo)
@@ -45,7 +54,7 @@ def refused(
 
 
 def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, *, undo: bool) -> Any:
-    """The body raised, or was stopped."""
+    """The body raised, or was stopped. As `refused`."""
     watched = recorded.watched
     error = watched.error if watched is not None else None
     if recorded.executed or (error is not None and not isinstance(error, Exception) and not recorded.stopped):
@@ -70,28 +79,35 @@ def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, reco
 def _run_instead(
     captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, facts: Facts, plan: CapturePlan,
     reason: str, *, undo: bool,
-) -> Any:  # fmt: skip
-    """Only the body's Python has run: undo that, and run the body as a plain call."""
+) -> PlainCall | None:  # fmt: skip
+    """Only the body's Python has run: undo that, and have the body run as a plain call."""
     if recorded.recording is not None:
         recorded.recording.release()
     raised = recorded.watched is not None and recorded.watched.error is not None and not recorded.stopped
     undo_run(recorded)
     if recorded.watched is not None:
         recorded.watched.forget()
+
+    def planned_anew() -> Any:
+        if raised:  # eager's own error, if it raises one, comes first
+            result = captured.run_eagerly(call, reason)
+            _planning.replace(captured, entry, facts, plan, reason)
+            return result
+        _planning.replace(captured, entry, facts, plan, reason)
+        return captured.run_eagerly(call, reason)
+
     if recorded.transient and entry.differing_runs < RETRIES:
         captured.log.add("drop", reason)
         entry.differing_runs += 1
-        return None if undo else captured.run_eagerly(call, reason)
+        return None if undo else PlainCall(lambda: captured.run_eagerly(call, reason))
     if entry.facts is None:  # recorded straight away, without a watched run
         captured.log.add("drop", reason)
         _planning.forget_stored(entry)
-        return None if undo else _planning.observe(captured, entry, call, tree)
-    if raised and not undo:  # eager's own error, if it raises one, comes first
-        result = captured.run_eagerly(call, reason)
+        return None if undo else PlainCall(lambda: _planning.observe(captured, entry, call, tree))
+    if undo:
         _planning.replace(captured, entry, facts, plan, reason)
-        return result
-    _planning.replace(captured, entry, facts, plan, reason)
-    return None if undo else captured.run_eagerly(call, reason)
+        return None
+    return PlainCall(planned_anew)
 
 
 def undo_run(recorded: Recorded) -> None:

@@ -169,9 +169,7 @@ def _learn(
             timed.detail = refusal.reason if refusal is not None else ", ".join(move.path for move in moves[:_NAMED])
     finally:
         tree.recording, tree.pool_is_at = False, None
-        if not tree.pool.is_tidy():
-            captured.log.add("drop", "a tensor of a second capture is kept: the pool is given up")
-            tree.retire()
+        tree.put_away(captured.log, "a second capture")
     return refusal
 
 

@@ -23,6 +23,7 @@ from capture._entry import RETRIES, Entry
 from capture._facts import Drift, Facts, SequenceChange
 from capture._follow import Expected
 from capture._inputs import inputs_for, moving_paths
+from capture._instead import PlainCall
 from capture._lock import capture_lock
 from capture._node import Node, Pattern
 from capture._outputs import OutputPlan
@@ -58,14 +59,13 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
     gc.disable()
     try:
         with _ranks.exchange(captured, entry) as exchange:
-            return _record(captured, entry, call, tree, pattern, exchange, undo=undo)
+            result = _record(captured, entry, call, tree, pattern, exchange, undo=undo)
     finally:
         tree.recording = False
         if collecting:
             gc.enable()
-        if not tree.pool.is_tidy():
-            captured.log.add("drop", "a tensor of a failed recording is kept: the pool is given up")
-            tree.retire()
+        tree.put_away(captured.log, "a failed recording")
+    return result.run() if isinstance(result, PlainCall) else result
 
 
 def _record(
@@ -82,6 +82,8 @@ def _record(
         followed, parted = recorded.followed == "unsuited", recorded.parted
         _forget_run(captured, entry, recorded)
         del recorded  # and with it what it has of the pool
+        if not tree.put_away(captured.log, "a recording that was not as watched"):
+            return None if undo else PlainCall(lambda: captured.run_eagerly(call, "its pool was given up"))
         recorded = _run(captured, entry, call, tree, inputs, None, undo=undo)
     for kind, milliseconds, nbytes in recorded.parts:
         captured.log.add(kind, ms=milliseconds, nbytes=nbytes)

@@ -326,6 +326,14 @@ class Tree:
         storages = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
         self.warm.append(WarmCall(function, [hold(storage) for storage in storages.values()]))
 
+    def put_away(self, log: Log, what: str) -> bool:
+        """After ``what``: nothing may have memory of the pool but outputs on the path. Gives the pool up, else."""
+        if self.pool.is_tidy():
+            return True
+        log.add("drop", f"a tensor of {what} is kept: the pool is given up")
+        self.retire()
+        return False
+
     def retire(self) -> None:
         """Give up this pool and all recordings; whoever still holds memory of it keeps it alive."""
         self.pool.keep_for([storage for _, storage in self.live_blocks()])

@@ -549,6 +549,16 @@ def test_a_longer_operator_sequence_is_a_finding() -> None:
     assert used == [1, 2, 3, 4, 5, 6] if EXECUTES else len(used) > 6
 
 
+def test_constants_on_a_default_device_without_an_index() -> None:
+    def body(x: Tensor) -> Tensor:
+        return x + torch.tensor([0.5]) + torch.as_tensor([1.0]) * torch.scalar_tensor(3.0)
+
+    captured = capture(body)
+    with torch.device(DEVICE.type):
+        assert [bits(captured(x_of(seed))) for seed in range(4)] == [bits(body(x_of(seed))) for seed in range(4)]
+    assert recordings(captured).replays >= 2
+
+
 def test_constants_made_in_the_body_that_drift_are_a_finding() -> None:
     used: list[int] = []
     hidden = types.MappingProxyType({"next": noted(itertools.count(1), used)})

@@ -1258,6 +1258,7 @@ def test_hooks_on_saved_tensors_see_what_eager_saves() -> None:
     assert seen[id(mine)] == seen[id(theirs)]
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 def test_a_weight_whose_cast_autocast_has_cached() -> None:
     """The cache refers to the weight weakly, and torch does not exchange a tensor that somebody refers to so."""
     mine, theirs = captured_twins(lambda: nn.Linear(6, 6))

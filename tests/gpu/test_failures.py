@@ -199,6 +199,41 @@ def test_failed_recording_among_recordings(name: str) -> None:
     healthy()
 
 
+@needs_cuda
+@pytest.mark.parametrize("name", ["exception", "item", "synchronize", "out of memory"])
+def test_failed_recording_of_a_body_that_calls_a_captured_function(name: str) -> None:
+    """The plain call after it records the inner function in the same pool, where nothing of the failure may be left."""
+    trouble = only_then(ONLY_WHILE_CAPTURING[name])
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return torch.tanh(x) * 2
+
+    @capture
+    def inner(x: Tensor) -> Tensor:
+        return x * 3 + 1
+
+    @capture
+    def outer(x: Tensor) -> Tensor:
+        y = x * 2
+        found: Tensor = trouble(y.exp())
+        return found + inner(y)
+
+    same(inner(rand(4, 4)), rand(4, 4) * 3 + 1)
+    held = []
+    for i in range(8):
+        mark_step_begin()
+        x = rand(4, 4, seed=i)
+        y = f(x)
+        z = outer(y)
+        held.append((x, y, z))
+        for x, y, z in held:
+            same(y, torch.tanh(x) * 2)
+            same(z, (y * 2).exp() * 3 + ((y * 2) * 3 + 1))
+    assert counts(inner)[1] > 0
+    healthy()
+
+
 _raising: list[int] = []
 
 

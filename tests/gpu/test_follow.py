@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -143,6 +143,34 @@ def test_state_moves_between_the_watched_run_and_the_recording() -> None:
             x = rand(3, SIZE, seed=i)
             same(f(x), net(x))
         healthy()
+
+
+def hiding() -> Generator[None, Tensor, None]:
+    """Keeps what it is sent where no watch looks."""
+    kept: list[Tensor] = []
+    while True:
+        kept.append((yield))
+
+
+def test_another_run_that_left_a_tensor_behind() -> None:
+    """Memory of the pool that nobody tracks: the pool is given up before the body runs again."""
+    turn, hidden = Turn(), hiding()
+    next(hidden)
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        if turn() % 2:
+            y = y + 1
+            hidden.send(y)
+        return y
+
+    for i in range(6):
+        mark_step_begin()
+        x = rand(SIZE, seed=i)
+        y = f(x)
+        same(y, x * 2 + 1 if (len(turn.runs) - 1) % 2 else x * 2)
+    healthy()
 
 
 @needs_cuda
