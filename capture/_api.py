@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from typing_extensions import override
 
-from capture import _cases, _observe, _report, _store, _warm
+from capture import _cases, _observe, _report, _store, _warm, _watched
 from capture._call import Call
 from capture._cases import Case, WarmupReport
 from capture._compile import compile_plan
@@ -98,13 +98,13 @@ def explain(function: Callable[P, R]) -> Callable[P, Explanation]:
     def explained(*args: P.args, **kwargs: P.kwargs) -> Explanation:
         call = _bound(captured, function, args, kwargs)
         with capture_lock:
-            watched = _observe.run_watched(call, _observe.Watch(undo=True))
+            watched = _watched.run_watched(call, _observe.Watch(undo=True))
             try:
                 if watched.error is not None:
                     raise watched.error
                 described = describe(watched)
             finally:
-                _observe.undo(watched)
+                _watched.undo(watched)
         plan = compile_plan(captured.annotation, described.facts)
         return Explanation(outcome=plan.outcome, plan=plan, facts=described.facts)
 

@@ -17,7 +17,7 @@ import torch
 from attrs import define, evolve
 from typing_extensions import override
 
-from capture import _observe, _state, _torch_private
+from capture import _state, _torch_private, _watched
 from capture._ambient import inlining
 from capture._bind import Leaf, make_binder
 from capture._call import Call
@@ -77,7 +77,7 @@ class Region:
 
     def run(self, call: Call, values: tuple[Any, ...]) -> Pair:
         """The user's function in grad mode, and its program."""
-        watch = _observe.active_watch()
+        watch = _watched.active_watch()
         before = watch.before if watch is not None else _state.snapshot(call.roots())
         saver = Saver(call, values, before, self._wanted)
         pair = saver.run(values, self._empty)

@@ -30,10 +30,10 @@ from capture._facts import (
     SubclassLeaf,
 )  # fmt: skip
 from capture._notes import External, Produced
-from capture._observe import Watched
 from capture._state import Change, Place
 from capture._tensors import alias_groups, tensor_info
 from capture._torch_private import storage_use_count, use_count
+from capture._watched import Watched
 
 _OWNERS: dict[str, Owner] = {
     "parameter": "parameter", "buffer": "buffer", "attribute": "attribute", "closure": "closure", "global": "global",

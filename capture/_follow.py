@@ -17,9 +17,9 @@ from capture._containers import TENSOR_TYPES, result_leaves
 from capture._describe import Classifier, Described, Implicit, effects_of, output_info
 from capture._facts import Facts, Mutation
 from capture._notes import External
-from capture._observe import Watched
 from capture._state import Snapshot
 from capture._tensors import alias_groups
+from capture._watched import Watched
 
 
 @frozen(eq=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve, frozen
 
-from capture import _observe, _planning, _restore
+from capture import _planning, _restore, _watched
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._entry import RETRIES, Entry
@@ -114,7 +114,7 @@ def undo_run(recorded: Recorded) -> None:
     """Put back what the run changed: all of it if it executed, else what the body's Python did."""
     watched = recorded.watched
     if watched is not None and recorded.executed:
-        _observe.undo(watched)
+        _watched.undo(watched)
     elif watched is not None:
         _restore.restore(watched.before, watched.changed)
 

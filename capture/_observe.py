@@ -8,28 +8,21 @@ noted, afterwards compared.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from attrs import define, field
 from typing_extensions import override
 
-from capture import _operators, _restore, _state, _where
-from capture._call import Call
-from capture._constants import constants_on_host
+from capture import _operators, _where
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
 from capture._generators import default_generator, default_generators
 from capture._higher_order import HigherOrderMode
-from capture._host_reads import autocast_switches, gradient_reads, graph_uses, host_reads, no_autocast_cache
-from capture._notes import External, Notes, Produced, Reshaped, scalars_of
+from capture._notes import External, Produced, Reshaped, scalars_of
 from capture._operators import Traits, on_one_device, shape_depends_on_data, tensors_in, tensors_out, traits, written
-from capture._packages import packages
-from capture._state import Change, Snapshot
+from capture._state import Snapshot
 from capture._syncs import device_syncs
 from capture._tensors import storage_of
-from capture._torch_private import autocast_inside, generator_id, hide_from_compiler
-from capture._torch_private_distributed import handles_followed
+from capture._torch_private import autocast_inside, generator_id
 from capture._torch_private_operators import is_higher_order
 from capture._torch_private_subclass import is_wrapper, only_shapes
 
@@ -287,113 +280,5 @@ class Watch(HigherOrderMode):
         return {key: produced for key, produced in self.notes.produced.items() if produced.storage() is not None}
 
 
-@define(eq=False)
-class Watched:
-    """One watched run. Exactly one of ``result`` and ``error`` counts."""
-
-    call: Call
-    watch: Watch
-    before: Snapshot
-    arguments: list[tuple[str, Any]]
-    """Leaves the body was given, with their paths."""
-    result: Any = None
-    error: BaseException | None = None
-    changed: list[Change] = field(factory=list)
-    versions: list[tuple[torch.Tensor, int]] = field(factory=list)
-    gradients_read: list[torch.Tensor] = field(factory=list)
-    states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
-    """Generators as they were before, where they may have to be put back."""
-    values: tuple[Any, ...] = ()
-
-    def forget(self) -> None:
-        """Drop what the run made; frames of an error would keep it alive."""
-        self.result = self.error = None
-        self.values, self.arguments, self.changed, self.gradients_read = (), [], [], []
-        self.watch.notes = Notes()
-
-
-_active: list[Watch] = []
-
-
-def active_watch() -> Watch | None:
-    """The watch that runs now, for a captured function called inside another's body."""
-    return _active[-1] if _active else None
-
-
-def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None) -> Watched:
-    """Run the body under ``watch`` and compare the reachable Python state before and after.
-
-    An exception of the body is kept in ``error`` with its traceback.
-    """
-    values = call.values if values is None else values
-    before = watch.before = _state.snapshot(_state.roots(call.function, call.receiver, call.named_values(values)))
-    arguments = call.paths(values)
-    watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
-    watch.generators.update({key: place.path for key, place in before.generators.items()})
-    watched = Watched(call, watch, before, arguments, values=values)
-    hide_from_compiler()
-    watched.versions = list(_versions(arguments, before))
-    watch.begin(arguments)
-    if watch.keep_undo:
-        generators = [*default_generators(), *(place.get() for place in before.generators.values())]
-        generators += [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
-        watched.states = [(generator, generator.get_state()) for generator in generators]
-    _active.append(watch)
-    try:
-        with contextlib.ExitStack() as around:
-            around.enter_context(host_reads(watch.note_sync, watch.note_export, watch.note_unsafe))
-            around.enter_context(graph_uses(watch.note_hook))
-            around.enter_context(watch.device_syncs())
-            around.enter_context(handles_followed(watch.note_unsafe, before.modules))
-            around.enter_context(constants_on_host())
-            around.enter_context(autocast_switches(watch.autocast))
-            around.enter_context(no_autocast_cache())
-            watched.gradients_read = around.enter_context(gradient_reads())
-            around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
-            around.enter_context(watch)
-            watched.result = call.run(values)
-    except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
-        watched.error = error
-    finally:
-        _active.remove(watch)
-    if watched.error is None:
-        watch.end()
-    _count_writes(watched)
-    watched.changed = _state.changes(before)
-    return watched
-
-
-def _count_writes(watched: Watched) -> None:
-    """Count writes through lists of tensors (``_foreach_*``), which torch leaves out under a dispatch mode."""
-    for tensor, version in watched.versions:
-        plain = tensor.layout is torch.strided and not tensor.is_nested and tensor._version == version
-        if plain and id(tensor.untyped_storage()) in watched.watch.notes.lists:
-            torch.autograd.graph.increment_version(tensor)
-
-
-def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> Iterator[tuple[torch.Tensor, int]]:
-    seen = set()
-    owned = [tensor for owners in before.tensors.values() for _, tensor in owners]
-    for tensor in [*[leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor)], *owned]:
-        if id(tensor) not in seen and not tensor.is_inference():
-            seen.add(id(tensor))
-            yield tensor, tensor._version
-
-
 def _shape_of(tensor: torch.Tensor) -> Reshaped:
     return tensor, tensor.untyped_storage(), int(tensor.storage_offset()), tensor.shape, tensor.stride()
-
-
-def undo(watched: Watched) -> None:
-    """Put back what a run under ``Watch(undo=True)`` changed: tensors, Python state, generators."""
-    with torch.no_grad():
-        for tensor, storage, offset, shape, stride in reversed(watched.watch.notes.reshaped):
-            tensor.set_(storage, offset, shape, stride)
-        for tensor, contents in reversed(watched.watch.notes.undo):
-            storage = tensor.untyped_storage()
-            if storage.nbytes() != contents.nbytes():  # an out= of another shape
-                storage.resize_(contents.nbytes())
-            storage.copy_(contents, False)
-    _restore.restore(watched.before, watched.changed)
-    for generator, state in watched.states:
-        generator.set_state(state)

@@ -208,10 +208,26 @@ def shape_depends_on_data(op: Traits, args: tuple[Any, ...], kwargs: dict[str, A
     """This call's result size, or its control flow on the host, follows from tensor values."""
     if op.base in _BOOLEAN_INDEXING:
         indices = args[1] if len(args) > 1 else kwargs.get("indices", ())
-        return any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices)
+        return any(is_mask(index) for index in indices) and not _fills(op, args, kwargs)
     if op.base == "repeat_interleave":
         return op.data_dependent_shape and kwargs.get("output_size") is None
     return op.data_dependent_shape
+
+
+def is_mask(index: object) -> bool:
+    """An index in brackets that chooses elements by its values."""
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _fills(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """``x[mask] = number`` fills, and counts nothing: torch hands it on to ``masked_fill_`` if the mask is the only
+    index and lies on the tensor's device (aten/src/ATen/native/TensorAdvancedIndexing.cpp, 2.11)."""
+    given = dict(zip(("self", "indices", "values", "accumulate"), args, strict=False)) | kwargs
+    if op.base not in ("index_put", "index_put_", "_index_put_impl_") or given.get("accumulate"):
+        return False
+    value, chosen = given["values"], [index for index in given["indices"] if index is not None]
+    one = value.numel() == 1 and value.device.type == "cpu"
+    return one and len(chosen) == 1 and chosen[0].device == given["self"].device
 
 
 def lacks_tensor(op: Operator, args: Sequence[Any]) -> bool:

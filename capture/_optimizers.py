@@ -21,7 +21,7 @@ from capture._named import part_of
 from capture._state import Snapshot
 
 if TYPE_CHECKING:
-    from capture._observe import Watched
+    from capture._watched import Watched
 
 
 class Optimizers:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve
 
-from capture import _config, _observe, _ranks, _store
+from capture import _config, _observe, _ranks, _store, _watched
 from capture._autograd import Region
 from capture._bind import Key
 from capture._call import Call
@@ -21,10 +21,10 @@ from capture._facts import Facts
 from capture._findings import Severity
 from capture._follow import expected
 from capture._lock import capture_lock
-from capture._observe import Watched
 from capture._plan import CapturePlan
 from capture._tree import Tree
 from capture._trees import tree_for
+from capture._watched import Watched
 from capture.backends import backend_for
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) ->
     captured.log.counters.body_runs += 1
     with capture_lock, captured.log.timed("observe"):
         with captured.optimizers.watching():
-            watched = _observe.run_watched(call, _observe.Watch(undo=undo))
+            watched = _watched.run_watched(call, _observe.Watch(undo=undo))
         captured.optimizers.note(watched.before, (call.receiver, *call.values))
         captured.optimizers.note_gradients(watched)
         if watched.error is not None:
             if trial:
-                _observe.undo(watched)
+                _watched.undo(watched)
             raise watched.error
         return watched, describe(watched)
 
@@ -96,7 +96,7 @@ def observe(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Any:
     try:
         take(captured, entry, facts, watched, described)
     except UncapturableError:
-        _observe.undo(watched)
+        _watched.undo(watched)
         raise
     if entry.phase == "warm":
         tree.note_warm(captured, [leaf.value for leaf in described.outputs if leaf.kind == "fresh"])
@@ -140,6 +140,9 @@ def _shares_with_state(captured: Captured, facts: Facts) -> bool:
 
 def take(captured: Captured, entry: Entry, facts: Facts, watched: Watched, described: Described) -> None:
     """Make and keep the plan of a watched run; warns, or raises as the annotation asks, if it is an eager one."""
+    if watched.arranged_buckets:
+        captured.log.add("plan", "DistributedDataParallel arranged its buckets, which it does once: watched again")
+        return
     plan = entry.plan = compile_plan(captured.annotation, facts)
     if facts.gradients and plan.outcome == "record":
         begin_region(captured, entry, plan, watched.call.leaves)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from capture import _config, _difference, _inputs, _observe, _planning, _rebind, _record, _state, _verify, _where
+from capture import _config, _difference, _inputs, _planning, _rebind, _record, _state, _verify, _watched, _where
 from capture._ambient import Ambient, Here, ambient, foreign, here, inlining
 from capture._annotate import Annotation
 from capture._autograd import Region, RegionCall
@@ -173,7 +173,7 @@ class Captured(Remarks):
         return [one for entry in own for one in (entry, *(entry.region.entries() if entry.region is not None else ()))]
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        watch, around = _observe.active_watch(), foreign()
+        watch, around = _watched.active_watch(), foreign()
         if watch is not None:
             watch.notes.inlined.append(Inlined(function=self.annotation.function, where=_where.here()))
         elif around is not None and _current_config().enabled:

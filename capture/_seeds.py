@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from capture._gradients import nodes_above
-from capture._observe import active_watch
 from capture._syncs import unnoticed
 from capture._torch_private import unseen
+from capture._watched import active_watch
 
 _SEEDS = ("_saved_philox_seed", "_saved_philox_offset")
 

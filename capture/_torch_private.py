@@ -321,7 +321,9 @@ def generator_id(generator: torch.Generator) -> int:
 
 
 _hidden = False
-_WATCHING = ("_observe", "_operators", "_tensors", "_where", "_state", "_host_reads", "_constants", "backends")
+_WATCHING = (
+    "_observe", "_watched", "_operators", "_tensors", "_where", "_state", "_host_reads", "_constants", "backends",
+)  # fmt: skip
 
 
 def hide_from_compiler() -> None:

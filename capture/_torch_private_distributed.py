@@ -97,6 +97,17 @@ def handles_followed(note: Callable[[str], None], modules: Sequence[torch.nn.Mod
         work.wait, work.get_future = wait, get_future
 
 
+def buckets_to_arrange(modules: Sequence[torch.nn.Module]) -> Callable[[], bool]:
+    """Tells whether one of the ``DistributedDataParallel`` among ``modules`` has arranged its buckets meanwhile, which
+    it does once, in its second forward pass, with an exchange through the host. False where torch does not tell: the
+    step then runs eagerly as one that reads values."""
+    waiting = [
+        one for one in modules
+        if isinstance(one, DistributedDataParallel) and getattr(one, "_has_rebuilt_buckets", None) is False
+    ] if _HAS_GROUPS else []  # fmt: skip
+    return lambda: any(getattr(one, "_has_rebuilt_buckets", False) for one in waiting)
+
+
 def default_store() -> Any:
     """The key-value store that the default group was made with; None where there is none, so that ranks do not agree
     and each goes on by itself."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from capture import _config, _difference, _observe, _planning, _record
+from capture import _config, _difference, _planning, _record, _watched
 from capture._bind import Leaf, Unkeyable, key_of
 from capture._call import Call
 from capture._compile import compile_plan
@@ -107,13 +107,13 @@ def _is_recorded(entry: Entry, tree: Tree) -> bool:
 def _keep_step(captured: Captured, call: Call) -> None:
     """Run the body, undone, as often as the other ranks do in this warm-up: they wait in its collectives."""
     watched, _ = _planning.watch(captured, call, undo=True, trial=True)
-    _observe.undo(watched)
+    _watched.undo(watched)
 
 
 def _observe_once(captured: Captured, entry: Entry, call: Call) -> bool:
     """Tells whether the body communicates."""
     watched, described = _planning.watch(captured, call, undo=True, trial=True)
-    _observe.undo(watched)
+    _watched.undo(watched)
     facts = _planning.compared(entry, described.facts, watched.watch.notes.lines)
     _planning.take(captured, entry, facts, watched, described)
     return bool(facts.collectives)

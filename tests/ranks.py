@@ -1,4 +1,7 @@
-"""Processes of one process group for tests: started together, and not outliving their time."""
+"""Processes of one process group for tests: started together, and not outliving their time.
+
+Under gloo on the CPU, or under NCCL with a GPU for each.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,15 @@ import torch.distributed as dist
 from capture import CaptureWarning, config
 
 
-def _run(work: Callable[..., Any], rank: int, path: str, results: Any) -> None:
+def _run(work: Callable[..., Any], rank: int, path: str, results: Any, device: str) -> None:
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+        torch.set_default_device(torch.device(device, rank))
     warnings.simplefilter("ignore", FutureWarning)  # torch's own, about names it is going to change
     os.environ["STORE"] = f"{path}/store"
-    dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=rank, world_size=2)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{path}/store", rank=rank, world_size=2)
     try:
         with config.patch(cache=False):
             found = work(rank)
@@ -31,14 +38,16 @@ def _run(work: Callable[..., Any], rank: int, path: str, results: Any) -> None:
         raise
 
 
-def two_ranks(work: Callable[..., Any], path: Path, *, seconds: float = 60, may_die: tuple[int, ...] = ()) -> list[Any]:
-    """What ``work(rank)`` gave in two processes under gloo; None for one that died and may.
+def two_ranks(
+    work: Callable[..., Any], path: Path, *, seconds: float = 60, may_die: tuple[int, ...] = (), device: str = "cpu"
+) -> list[Any]:
+    """What ``work(rank)`` gave in two processes, whose tensors are on ``device``; None for one that died and may.
 
     Raises ``AssertionError`` where one raised, died, or is not done in time: then it hangs, and all are killed.
     """
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
-    started = [context.Process(target=_run, args=(work, rank, str(path), results)) for rank in range(2)]
+    started = [context.Process(target=_run, args=(work, rank, str(path), results, device)) for rank in range(2)]
     for one in started:
         one.start()
     try:

@@ -1,4 +1,4 @@
-"""Two processes under gloo that train one model: losses and weights equal eager's bit for bit in both."""
+"""Two processes that train one model: losses and weights equal eager's bit for bit in both."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ class Block(nn.Module):
 
 def batch(rank: int, number: int) -> tuple[Tensor, Tensor]:
     """Another one in each rank; the fourth is shorter in both, so that it has another key."""
-    generator = torch.Generator().manual_seed(100 * rank + number)
+    generator = torch.Generator("cpu").manual_seed(100 * rank + number)
     rows = 5 if number % 8 == 7 else 8
-    return torch.randn(rows, 16, generator=generator), torch.randint(0, 4, (rows,), generator=generator)
+    x = torch.randn(rows, 16, generator=generator, device="cpu")
+    y = torch.randint(0, 4, (rows,), generator=generator, device="cpu")
+    return x.to(torch.get_default_device()), y.to(torch.get_default_device())
 
 
 def train(rank: int, wrap: Wrap, what: str) -> tuple[list[Tensor], list[str], list[Any]]:
@@ -50,7 +52,7 @@ def train(rank: int, wrap: Wrap, what: str) -> tuple[list[Tensor], list[str], li
     torch.manual_seed(0)
     layers = nn.Sequential(Block(), Block(), nn.Linear(16, 4))
     model = wrap(layers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)  # mixes kinds of tensors
     blocks = list(layers)[:2]
     for block in blocks if what == "blocks" else ():
         capture(block)
@@ -80,7 +82,7 @@ def replicated(**options: Any) -> Wrap:
 
 
 def sharded(layers: nn.Sequential) -> nn.Module:
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(torch.get_default_device().type, (2,))
     for layer in layers.children():
         fully_shard(layer, mesh=mesh)
     fully_shard(layers, mesh=mesh)
@@ -88,7 +90,7 @@ def sharded(layers: nn.Sequential) -> nn.Module:
 
 
 def tensor_parallel(layers: nn.Sequential) -> nn.Module:
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(torch.get_default_device().type, (2,))
     for block in list(layers)[:2]:
         parallelize_module(block, mesh, {"a": ColwiseParallel(), "b": RowwiseParallel()})
     return layers
@@ -193,7 +195,7 @@ def special_cases(rank: int) -> None:
         assert (recordings(run).replays > 3) is (case is accumulates), (case, recordings(run), said(caught))
 
 
-def _work(rank: int) -> None:
+def training(rank: int) -> None:
     special_cases(rank)
     for wrap, checks in CASES:
         expected, _, _ = train(rank, wrap, "nothing")
@@ -204,4 +206,4 @@ def _work(rank: int) -> None:
 
 
 def test_training(tmp_path: Path) -> None:
-    two_ranks(_work, tmp_path)
+    two_ranks(training, tmp_path)

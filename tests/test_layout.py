@@ -28,7 +28,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         ),
         ("_profile _containers _bind _ambient _named _state _skeleton _restore _call _where _collectives _operators"),
         "_host_reads _constants _syncs _generators _tensors",
-        "_notes _higher_order _packages _observe _gradients _describe _leaves",
+        "_notes _higher_order _packages _observe _watched _gradients _describe _leaves",
         "_follow _optimizers",
         "backends",
         "_store _key_text",

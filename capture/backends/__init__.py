@@ -16,7 +16,7 @@ from capture._call import Call
 from capture._describe import Described
 from capture._facts import Drift, SequenceChange
 from capture._follow import Expected
-from capture._observe import Watched
+from capture._watched import Watched
 
 Address = int
 
@@ -247,7 +247,7 @@ class Backend(Protocol):
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
         expected: Expected | None = None,
     ) -> Recorded:  # fmt: skip
-        """Run the body of ``call`` once, in the pool, as a recording. ``undo``: keep what ``_observe.undo`` needs
+        """Run the body of ``call`` once, in the pool, as a recording. ``undo``: keep what ``_watched.undo`` needs
         and leave the caller's mutated arguments alone. ``warm``: the body ran eagerly before in this process.
         ``moving``: paths of tensors in Python state that are others in the next call. ``generators``: all that the
         body may draw from, beside the default ones. ``expected``: what a watched run told; an engine may take that for

@@ -18,7 +18,7 @@ from capture import _collectives, _torch_private_operators
 from capture._call import Call
 from capture._describe import KeptLeaf, describe
 from capture._follow import Expected
-from capture._observe import Watch, Watched, run_watched
+from capture._observe import Watch
 from capture._operators import (
     Operator,
     Traits,
@@ -30,6 +30,7 @@ from capture._operators import (
 )  # fmt: skip
 from capture._tensors import span_bytes
 from capture._torch_private import generator_id
+from capture._watched import Watched, run_watched
 from capture.backends import Block, Geometry, Input, Recorded
 from capture.backends.arena import Arena
 from capture.backends.staging import put_back, stage

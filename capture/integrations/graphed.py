@@ -15,7 +15,7 @@ from typing import Any, TypeVar, TypeVarTuple, overload
 import torch
 from attrs import define, frozen
 
-from capture import _containers, _observe, _state, _warm
+from capture import _containers, _observe, _state, _warm, _watched
 from capture._api import recordings, warmup
 from capture._config import current, patch
 from capture._decorate import capture, captured_state
@@ -117,7 +117,7 @@ class _Part:
     """The captured function itself: hooks of a module run around it in real calls, and not here."""
     args: tuple[Any, ...]
     """The samples; those that need gradients stand in by leaves of their own on the same memory."""
-    watched: _observe.Watched | None = None
+    watched: _watched.Watched | None = None
     """The first run, which tells what there is to put back."""
 
     @classmethod
@@ -144,7 +144,7 @@ class _Part:
             raise AnnotationError(f"{_NAME}: the sample arguments of {self.given.place} do not fit: {text}") from None
         call = captured.call(values, _warm.leaves_of(values))
         with capture_lock:
-            watched = self.watched = _observe.run_watched(call, _observe.Watch(undo=True))
+            watched = self.watched = _watched.run_watched(call, _observe.Watch(undo=True))
         raised, watched.result, watched.error = watched.error, None, None
         self.put_back()
         if raised is not None:
@@ -155,7 +155,7 @@ class _Part:
         """Undo what runs since the first one wrote: tensors, Python state, generators."""
         if self.watched is not None:
             self.watched.changed = _state.changes(self.watched.before)
-            _observe.undo(self.watched)
+            _watched.undo(self.watched)
             self.watched.changed = []
 
     def differentiable(self) -> dict[int, tuple[str, torch.Tensor]]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from capture import capture
+from capture import capture, mark_step_begin
 from tests.gpu.support import (
     DEVICE,
     check,
+    counts,
     eager,
     host,
     may_fall_back,
@@ -65,6 +67,42 @@ def test_scalar_tensors_of_the_cpu(name: str, dtype: torch.dtype) -> None:
         expected = eager(f, x, s)
         same(f(x, s), expected)
         s.fill_(-77.0)
+
+
+INDEXED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "number at indices": lambda y, ids, mask: y.index_put_((ids,), torch.tensor(0.5)),
+    "number by assignment": lambda y, ids, mask: assigned(y, (..., ids), 0.5),
+    "number at a list": lambda y, ids, mask: assigned(y, [0, 2], -1.5),
+    "number under a mask": lambda y, ids, mask: assigned(y, mask, 7.0),
+    "flag at indices": lambda y, ids, mask: assigned(y > 0, ids, value=True),
+    "list": lambda y, ids, mask: y[[2, 0, 1]],
+    "list in the last dimension": lambda y, ids, mask: y[:, [1, 0]],
+    "list beside a tensor": lambda y, ids, mask: y[[0, 1, 2], ids],
+    "added at a list": lambda y, ids, mask: assigned(y, [1, 2], y[[1, 2]] + 1),
+    "accumulated": lambda y, ids, mask: y.index_put_((ids,), torch.tensor(0.5), accumulate=True),
+}
+
+
+def assigned(y: Tensor, at: Any, value: Any) -> Tensor:
+    """``y[at] = value`` as an expression."""
+    y[at] = value
+    return y
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_and_values_made_in_the_body(name: str) -> None:
+    """Python numbers and lists in brackets become CPU tensors, which an eager call copies to the device."""
+    body = INDEXED[name]
+
+    @capture
+    def f(x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        return body(x.clone(), ids, mask)
+
+    for i in range(6):
+        mark_step_begin()
+        x, ids = rand(4, 3, seed=i), torch.tensor([i % 3, (i + 1) % 3, i % 2], device=DEVICE)
+        same(f(x, ids, x > 0), eager(f, x, ids, x > 0))
+    assert counts(f)[1:3] == (1, 4)
 
 
 @may_fall_back

@@ -19,8 +19,8 @@ from capture._describe import Described, Implicit, KeptLeaf, describe
 from capture._follow import Expected
 from capture._generators import default_generator
 from capture._notes import External
-from capture._observe import Watched, run_watched
 from capture._torch_private import generator_id
+from capture._watched import Watched, run_watched
 from capture.backends import Block, Input, Recorded
 from capture.backends.cuda import params
 from capture.backends.cuda.follower import Follower

@@ -14,9 +14,9 @@ from attrs import frozen
 from capture import _restore
 from capture._call import Call
 from capture._generators import default_generator
-from capture._observe import Watched, run_watched
 from capture._tensors import span_bytes
 from capture._torch_private import generator_id
+from capture._watched import Watched, run_watched
 from capture.backends import Input, Move, Refusal
 from capture.backends.cuda import params
 from capture.backends.cuda.bindings import ALIGNMENT, Bindings

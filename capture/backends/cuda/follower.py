@@ -18,11 +18,11 @@ from capture._describe import Described, Implicit
 from capture._facts import Drift, SequenceChange
 from capture._follow import Expected, confirm, find_implicit
 from capture._notes import scalars_of
-from capture._observe import Watched
 from capture._operators import DETACHING, TENSORS, Operator, Traits, shape_depends_on_data, tensors_in, traits, written
 from capture._torch_private_cuda import is_capturing
 from capture._torch_private_operators import fast_operator, is_higher_order
 from capture._torch_private_subclass import is_wrapper, only_shapes
+from capture._watched import Watched
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.pool import CudaPool
 from capture.backends.cuda.recorder import Recorder

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 
-from capture._operators import Operator, Traits, tensors_in
+from capture._operators import Operator, Traits, is_mask, tensors_in
 from capture._state import Snapshot
 from capture.backends import Geometry
 from capture.backends.cuda.graph import RefusedError
@@ -31,7 +31,23 @@ _SAME_BITS = frozenset(
         "_unsafe_index", "_unsafe_index_put", "fill", "fill_",
     }
 )  # fmt: skip
+_INDEXED = frozenset(
+    {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+)  # fmt: skip
+"""These copy CPU indices and a CPU value to the device, which no capture survives."""
 _COPIES = frozenset(["_to_copy", "copy_", "copy"])
+
+
+@frozen
+class Ways:
+    """What a CPU tensor may be replaced by in a call of ``op``."""
+
+    op: Traits
+    copied: bool
+    """A constant, by a copy on the device, as the operator would make one."""
+    twin: bool
+    """One from outside, by a tensor that is filled before every replay. Not a number that is filled in under a mask:
+    with a device tensor the operator counts the mask's elements."""
 
 
 class Host:
@@ -73,8 +89,11 @@ class Host:
             return self._copy(op, known, args, kwargs)
         tensors = tensors_in(args, kwargs)
         self._halves = {one.dtype for one in tensors if one.dtype in (torch.float16, torch.bfloat16) and one.is_cuda}
-        named = {name: self._replace(value, known) for name, value in kwargs.items()}
-        return op(*[self._replace(value, known) for value in args], **named)
+        indexed = known.base in _INDEXED
+        masked = indexed and any(is_mask(index) for index in args[1])
+        ways = Ways(known, copied=indexed and not masked, twin=known.base in _SAME_BITS and not masked)
+        named = {name: self._replace(value, ways) for name, value in kwargs.items()}
+        return op(*[self._replace(value, ways) for value in args], **named)
 
     def _on_host(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         constant = all(self._is_constant(tensor) for tensor in tensors_in(args, kwargs))
@@ -162,18 +181,19 @@ class Host:
         """What was copied from the CPU without anybody known to own it."""
         return "a CPU tensor that nobody is known to own is copied to the device" if self._loose else None
 
-    def _replace(self, value: Any, known: Traits) -> Any:
+    def _replace(self, value: Any, ways: Ways) -> Any:
+        """What the graph reads instead of a CPU tensor."""
         if isinstance(value, (list, tuple)):
-            return type(value)([self._replace(member, known) for member in value])
+            return type(value)([self._replace(member, ways) for member in value])
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
             return value
-        if self._is_constant(value) and value.dim() == 0:
-            return value
-        twin = self._twin(value) if known.base in _SAME_BITS and self._keeps_bits(value) else None
+        if self._is_constant(value) and (ways.copied or value.dim() == 0):
+            return self._constant(value) if ways.copied else value
+        twin = self._twin(value) if ways.twin and self._keeps_bits(value) else None
         there = twin.look(value) if twin is not None else None
         if there is None:
             raise RefusedError(
-                f"{known.name} takes a CPU tensor, whose value the graph would freeze; pass a Python number or a "
+                f"{ways.op.name} takes a CPU tensor, whose value the graph would freeze; pass a Python number or a "
                 "tensor on the device"
             )
         return there

@@ -119,8 +119,10 @@ class Recorder(Watch):
             return True
         if tensor.device.type != "cuda" or not tensor.numel():
             return False
-        storage = tensor.untyped_storage()  # one that a live output lies on was made before
-        return not self._pool.is_taken(storage.data_ptr()) and self._pool.find(storage.data_ptr())
+        storage = tensor.untyped_storage()
+        if id(storage) in self.arguments or self._pool.is_taken(storage.data_ptr()):
+            return False  # a buffer for an argument, or one that a live output lies on, was made before
+        return self._pool.find(storage.data_ptr())
 
     @override
     def is_temporary(self, tensor: torch.Tensor) -> bool:
@@ -189,6 +191,8 @@ class Recorder(Watch):
             reason = f"{known.name} runs on a stream that was not forked from the caller's stream"
         elif known.unsafe:
             reason = f"{known.name} is tagged as unsafe for graphs"
+        elif known.base == "wait_tensor" and not self.made(args[0]):  # once, so that it must not be waited for here
+            reason = f"{known.name} waits for a collective that began before the call"
         elif known.draws and _on_cpu(tensors, kwargs):
             reason = f"{known.name} draws on the CPU"
         else:

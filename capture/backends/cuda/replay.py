@@ -10,8 +10,8 @@ import torch
 from capture import _torch_private, _torch_private_cuda
 from capture._call import Call
 from capture._describe import Described
-from capture._observe import Watched
 from capture._torch_private import generator_id
+from capture._watched import Watched
 from capture.backends import Followed, Input, Move, Refusal
 from capture.backends.cuda import params
 from capture.backends.cuda.bindings import Bindings
