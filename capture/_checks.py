@@ -319,11 +319,15 @@ def _add_owner(checker: Checker, before: Snapshot, place: Place, replaced: set[s
     if not moving:
         return _expression(checker, place)
     top = _getter(checker, _expression(checker, above[moving[-1]]))
-    below = [one.among(None) for one in above[: moving[-1]]][::-1]
+    down = above[: moving[-1] + 1][::-1]
+    sizes = [len(before.places[one.path][1]) if one.path in before.rebuilt else None for one in down]
+    below = [one.among(None) for one in down[1:]]
 
     def walk() -> Any:
         value = top()
-        for one in below:
+        for one, size in zip(below, sizes, strict=False):
+            if size is not None and len(value) != size:
+                raise IndexError  # a container that the body rebuilds has other members
             value = one.among(value).get()
         return value
 

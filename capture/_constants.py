@@ -1,4 +1,5 @@
-"""Constants: ``torch.tensor(..., device="cuda")`` and its like, as a tensor made on the CPU and a copy of it.
+"""Constants: ``torch.tensor(..., device="cuda")``, ``x[[0, 2]]`` and their like, as a tensor made on the CPU and a copy
+of it.
 
 torch makes such a tensor in one step that no dispatch mode sees, and that no capture survives. While a body is
 watched it is made in two: the values are seen, and a recorder can keep them on the device.
@@ -17,6 +18,7 @@ import torch
 from capture import _torch_private
 
 _NAMES = ("tensor", "as_tensor", "asarray", "scalar_tensor")
+_INDEXING = ("__getitem__", "__setitem__")
 
 
 @contextmanager
@@ -29,14 +31,21 @@ def constants_on_host() -> Iterator[None]:
     saved = {name: getattr(torch, name) for name in _NAMES}
     for name, original in saved.items():
         setattr(torch, name, _wrapper(original, thread))
-    new_tensor = torch.Tensor.new_tensor
-    torch.Tensor.new_tensor = _new_tensor(new_tensor, thread)  # type: ignore[method-assign]
+    kind: Any = torch.Tensor
+    methods = {name: kind.__dict__.get(name) for name in ("new_tensor", *_INDEXING)}
+    kind.new_tensor = _new_tensor(kind.new_tensor, thread)
+    for name in _INDEXING:
+        setattr(kind, name, _indexing(getattr(kind, name), thread))
     try:
         yield
     finally:
         for name, original in saved.items():
             setattr(torch, name, original)
-        torch.Tensor.new_tensor = new_tensor  # type: ignore[method-assign]
+        for name, method in methods.items():
+            if method is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, method)
 
 
 def _wrapper(original: Callable[..., Any], thread: int) -> Callable[..., Any]:
@@ -74,3 +83,19 @@ def _new_tensor(original: Callable[..., Any], thread: int) -> Callable[..., Any]
         return torch.tensor(data, dtype=dtype, device=target)
 
     return new_tensor
+
+
+def _indexing(original: Callable[..., Any], thread: int) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def indexed(self: torch.Tensor, index: Any, *value: Any) -> Any:
+        if self.device.type == "cuda" and threading.get_ident() == thread and not torch.compiler.is_compiling():
+            index = tuple(map(_as_tensor, index)) if type(index) is tuple else _as_tensor(index)
+        return original(self, index, *value)
+
+    return indexed
+
+
+def _as_tensor(index: Any) -> Any:
+    """A list of integers in brackets; masks and nested lists stay as they are."""
+    plain = type(index) is list and index and all(type(one) is int for one in index)
+    return torch.tensor(index, device="cpu") if plain else index

@@ -245,7 +245,7 @@ def _node(
         for one in inputs
         if one.how == "static" and isinstance(call.leaves[one.position], torch.Tensor)
     ]
-    replaced = {effect.change.place.path for effect in described.effects}
+    replaced = {effect.change.place.path for effect in described.effects} | watched.before.rebuilt
     mutated = _mutated(described.facts)
     bound = [one.position for one in inputs if one.is_bound]
     copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]

@@ -99,8 +99,6 @@ class Place:
 
 Found = tuple[Place, Any]
 """A place and what it holds."""
-
-
 Table = tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]
 """A dict, and the keys and the very objects it held."""
 
@@ -133,6 +131,8 @@ class Snapshot:
     forwards: dict[types.FunctionType, int] = field(factory=dict)
     """``forward`` functions of users' modules, and how many places each names."""
     generators: dict[int, Place] = field(factory=dict)
+    rebuilt: set[str] = field(factory=set)
+    """Paths where the body put an equal container, or value, once `changes` has looked."""
 
     def owners(self, storage: torch.UntypedStorage) -> list[tuple[Place, torch.Tensor]]:
         """Places that hold a tensor on this storage."""
@@ -344,6 +344,8 @@ def changes(before: Snapshot) -> list[Change]:
         new = place.get()
         if new is not old and not _equal_plain(old, new):
             found.append(Change(place, old, new))
+        elif new is not old:
+            before.rebuilt.add(place.path)
     for place, holder in before.entered:
         if id(place) not in same:
             found.extend(_new_attributes(before, place, holder))
@@ -362,9 +364,8 @@ def _unchanged_modules(before: Snapshot) -> set[int]:
 
 
 def _member_keys(container: Any) -> tuple[Any, ...]:
-    if isinstance(container, (set, frozenset, deque)):
-        return tuple(container)
-    return tuple(container) if isinstance(container, dict) else tuple(range(len(container)))
+    keyed = isinstance(container, (set, frozenset, deque, dict))
+    return tuple(container) if keyed else tuple(range(len(container)))
 
 
 def _same_members(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
@@ -389,10 +390,8 @@ def _new_attributes(before: Snapshot, place: Place, holder: Any) -> list[Change]
 def _equal_plain(old: Any, new: Any) -> bool:
     if type(old) is not type(new):
         return False
-    if type(old) in PLAIN_TYPES:
+    if type(old) in PLAIN_TYPES or isinstance(old, types.MethodType):
         return bool(old == new) or (old != old and new != new)
-    if isinstance(old, types.MethodType):
-        return bool(old == new)
     if isinstance(old, tuple) or type(old) in (list, dict, OrderedDict, defaultdict):
         pairs = list(zip(_containers.leaves(old), _containers.leaves(new), strict=False))
         same_size = sum(1 for _ in _containers.leaves(old)) == sum(1 for _ in _containers.leaves(new))

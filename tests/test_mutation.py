@@ -896,3 +896,48 @@ def test_an_out_of_another_shape_gets_its_memory_eagerly(options: Any) -> None:
         assert torch.equal(given, torch.zeros(2, 4, device=DEVICE))
     assert recordings(mine).recordings == 0
     assert any("out= of another shape" in one.what for one in recordings(mine).findings)
+
+
+class Rebuilding:
+    """Makes its list anew in every call, as wrappers do that look up their parts each time."""
+
+    def __init__(self, count: int) -> None:
+        self.source = [torch.full((4,), float(number + 1)) for number in range(count)]
+        self.parts = list(self.source)
+        self.named = {"first": [*self.source]}
+
+    def run(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = x * 2 + part
+        x = x + self.named["first"][-1]
+        self.parts = list(self.parts)
+        self.named = {"first": [*self.named["first"]]}
+        return x
+
+
+def test_containers_that_the_body_makes_anew() -> None:
+    """No reason to record again; other members, a longer list, and members that moved are."""
+    mine, theirs = Rebuilding(2), Rebuilding(2)
+    captured = capture(mine.run)
+
+    def both(seed: int) -> None:
+        mark_step_begin()
+        x = torch.full((4,), float(seed))
+        assert torch.equal(captured(x), theirs.run(x))
+
+    for seed in range(6):
+        both(seed)
+    assert recordings(captured).recordings == 1
+    assert recordings(captured).replays >= 3
+    for change in (
+        lambda one: one.parts.append(torch.full((4,), 9.0)),
+        lambda one: setattr(one, "parts", [*one.parts, torch.full((4,), -3.0)]),
+        lambda one: one.parts.reverse(),
+        lambda one: one.parts.pop(),
+        lambda one: one.named["first"].append(torch.full((4,), 8.0)),
+        lambda one: one.named["first"].__setitem__(-1, torch.full((4,), 7.0)),
+    ):
+        change(mine)
+        change(theirs)
+        for seed in range(4):
+            both(seed)

@@ -18,7 +18,19 @@ from benchmarks.gpu.setting import RESULTS, Outcome, Script, Setting, environmen
 from capture import config
 from capture._report import format_table
 
-SCRIPTS = ("record", "call", "chain", "models", "decode", "coldstart", "rebind", "training", "trainmodels", "soak")
+SCRIPTS = (
+    "record",
+    "call",
+    "chain",
+    "models",
+    "decode",
+    "coldstart",
+    "rebind",
+    "training",
+    "trainmodels",
+    "soak",
+    "ranks",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

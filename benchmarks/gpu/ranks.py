@@ -1,0 +1,274 @@
+"""Two ranks, a GPU each: a Llama-shaped model trains eagerly and captured, parallel in several ways, bit for bit."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrize import register_parametrization
+from typing_extensions import override
+
+from benchmarks.gpu.setting import Outcome, Setting, last_lines, ratio
+from benchmarks.timing import Figure
+from capture import CaptureWarning, capture, config, mark_step_begin, recordings, reset
+
+BATCH, LENGTH, VOCABULARY, WIDTH, HEADS, LAYERS = 2, 64, 256, 256, 8, 4
+STEPS, TIMED = 50, 30
+LIMIT_S = 300
+
+Result = dict[str, Any]
+
+
+class Layer(nn.Module):
+    """Attention with rotary positions and a gated feed-forward layer (batch x length x width)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(WIDTH, 3 * WIDTH, bias=False) for _ in range(2))
+        self.down = nn.Linear(3 * WIDTH, WIDTH, bias=False)
+        angles = torch.arange(LENGTH)[:, None] / 10_000 ** (torch.arange(0, WIDTH // HEADS, 2) / (WIDTH // HEADS))
+        self.turn: Tensor
+        self.register_buffer("turn", torch.stack([angles.cos(), angles.sin()]))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        q, k, v = (part(y).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        attended = F.scaled_dot_product_attention(self._turned(q), self._turned(k), v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        y = self.norm2(x)
+        change: Tensor = self.down(F.silu(self.gate(y)) * self.up(y))
+        return x + change
+
+    def _turned(self, x: Tensor) -> Tensor:
+        (one, two), (cos, sin) = x.chunk(2, -1), self.turn
+        return torch.cat([one * cos - two * sin, one * sin + two * cos], -1)
+
+
+class Llama(nn.Module):
+    """Tokens (batch x length) to logits (batch x length x vocabulary)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    @override
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Gathered(nn.Module):
+    """A sharded weight as a whole one, its gradient averaged back: data parallelism by functional collectives alone."""
+
+    @override
+    def forward(self, weight: Any) -> Tensor:
+        whole: Tensor = weight.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial("avg")])
+        return whole
+
+
+def _tensor_parallel(model: Llama, mesh: DeviceMesh) -> nn.Module:
+    split = {name: ColwiseParallel() for name in ("q", "k", "v", "gate", "up")}
+    for layer in model.layers:
+        parallelize_module(layer, mesh, {**split, "out": RowwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def _sharded(model: Llama, mesh: DeviceMesh, **options: Any) -> nn.Module:
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
+
+
+def _by_collectives(model: Llama, mesh: DeviceMesh) -> nn.Module:
+    for layer in model.layers:
+        for name in ("q", "k", "v", "out", "gate", "up", "down"):
+            linear: Any = getattr(layer, name)
+            linear.weight = nn.Parameter(distribute_tensor(linear.weight.detach(), mesh, [Shard(0)]))
+            register_parametrization(linear, "weight", Gathered(), unsafe=True)
+    return model
+
+
+@frozen(kw_only=True)
+class Way:
+    """One kind of parallelism; ``whole``: the step is captured, else the layers are; ``splits``: the ranks get the same
+    tokens."""
+
+    name: str
+    wrap: Callable[[Llama, DeviceMesh], nn.Module]
+    whole: bool = True
+    splits: bool = False
+
+
+WAYS = (
+    Way(name="DDP, whole step", wrap=lambda model, mesh: DistributedDataParallel(model, gradient_as_bucket_view=True)),
+    Way(name="DDP, a layer each", wrap=lambda model, mesh: DistributedDataParallel(model), whole=False),
+    Way(name="tensor parallel, whole step", wrap=_tensor_parallel, splits=True),
+    Way(name="FSDP2, a layer each", wrap=_sharded, whole=False),
+    Way(
+        name="FSDP2 without resharding, a layer each",
+        wrap=lambda model, mesh: _sharded(model, mesh, reshard_after_forward=False), whole=False,
+    ),
+    Way(name="FSDP2, whole step", wrap=_sharded),
+    Way(name="functional collectives, whole step", wrap=_by_collectives),
+)  # fmt: skip
+
+
+def measure(setting: Setting) -> Outcome:
+    """Every way once; a rank that hangs is ended after ``LIMIT_S`` seconds."""
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        started = [context.Process(target=_rank, args=(rank, folder, setting, results)) for rank in range(2)]
+        for one in started:
+            one.start()
+        found: list[list[Result]] = [[], []]
+        begin = time.monotonic()
+        while any(one.is_alive() for one in started) and time.monotonic() - begin < LIMIT_S:
+            while not results.empty():
+                rank, result = results.get()
+                found[rank].append(result)
+            time.sleep(0.05)
+        while not results.empty():
+            rank, result = results.get()
+            found[rank].append(result)
+        late = [rank for rank, one in enumerate(started) if one.is_alive()]
+        for one in started:
+            if one.is_alive():
+                one.kill()
+            one.join()
+    return _outcome(found, late, [one.exitcode for one in started])
+
+
+def _outcome(found: list[list[Result]], late: list[int], codes: list[int | None]) -> Outcome:
+    wrong = [f"ranks {late} hang"] if late else []
+    wrong += [f"exit codes {codes}"] if codes != [0, 0] else []
+    wrong += [f"{one['way']}, rank {rank}: {one['wrong']}" for rank in (0, 1) for one in found[rank] if one["wrong"]]
+    figures: list[Figure] = []
+    rows: list[tuple[str, ...]] = [("two ranks", "recordings", "replays", "eager calls", "why not", "losses, weights")]
+    for one in found[0]:
+        if "eager ms" not in one:
+            continue
+        name = one["way"]
+        figures += [
+            Figure(name=f"{name}, eager", unit="ms a step", values=(one["eager ms"],)),
+            Figure(name=f"{name}, ours", unit="ms a step", values=(one["ours ms"],)),
+            ratio(f"{name}, ours", "/ eager, time", (one["ours ms"],), (one["eager ms"],), None),
+            ratio(f"{name}, ours", "/ eager, peak memory", (one["ours MiB"],), (one["eager MiB"],), 1.06),
+        ]
+        rows.append((name, *map(str, one["counts"]), one["said"] or "-", "wrong" if one["wrong"] else "eager's bits"))
+    details = {"steps": STEPS, "ranks": found}
+    return Outcome(figures=tuple(figures), rows=tuple(rows), wrong=tuple(wrong), details=details)
+
+
+def _rank(rank: int, folder: str, setting: Setting, results: Any) -> None:
+    torch.set_num_threads(1)
+    if setting.on_gpu:
+        torch.cuda.set_device(rank)
+        torch.set_default_device(torch.device("cuda", rank))
+        torch.backends.cudnn.deterministic = True
+    warnings.simplefilter("ignore")
+    store = (Path(folder) / "store").as_uri()
+    dist.init_process_group("nccl" if setting.on_gpu else "gloo", init_method=store, rank=rank, world_size=2)
+    mesh = init_device_mesh("cuda" if setting.on_gpu else "cpu", (2,))
+    with config.patch(cache=False):
+        for way in WAYS:
+            try:
+                result = _compared(way, mesh, setting, rank)
+            except Exception as error:  # noqa: BLE001 - both ranks go on with the next way
+                result = {"wrong": last_lines(error), "trace": traceback.format_exc()[-2000:]}
+            results.put((rank, {"way": way.name, **result}))
+            dist.barrier()
+    results.close()
+    results.join_thread()
+    dist.destroy_process_group()
+
+
+def _compared(way: Way, mesh: DeviceMesh, setting: Setting, rank: int) -> Result:
+    eager = _train(way, mesh, setting, rank, captures=False)
+    ours = _train(way, mesh, setting, rank, captures=True)
+    wrong = [] if ours["losses"] == eager["losses"] else ["losses differ"]
+    wrong += [] if all(map(torch.equal, ours["weights"], eager["weights"])) else ["weights differ"]
+    return {
+        "eager ms": eager["ms"], "ours ms": ours["ms"], "eager MiB": eager["MiB"], "ours MiB": ours["MiB"],
+        "counts": ours["counts"], "said": ours["said"], "wrong": ", ".join(wrong), "loss": ours["losses"][-1],
+    }  # fmt: skip
+
+
+def _train(way: Way, mesh: DeviceMesh, setting: Setting, rank: int, *, captures: bool) -> Result:
+    torch.manual_seed(0)
+    if setting.on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    inner = Llama()
+    layers = list(inner.layers)
+    model = way.wrap(inner, mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)
+
+    def step(tokens: Tensor, targets: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    run: Any = step
+    if captures and way.whole:
+        run = capture(step)
+    elif captures:
+        for layer in layers:
+            capture(layer)
+    losses, times = [], []
+    with torch.enable_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CaptureWarning)
+        for number in range(setting.pick(STEPS, 12)):
+            tokens = _tokens(0 if way.splits else rank, number)
+            setting.synchronize()
+            begin = time.perf_counter()
+            mark_step_begin()
+            losses.append(run(tokens[:, :-1], tokens[:, 1:]).clone())
+            setting.synchronize()
+            times.append((time.perf_counter() - begin) * 1e3)
+    said = sorted({str(one.message)[:5] for one in caught if issubclass(one.category, CaptureWarning)})
+    counted = [recordings(one) for one in ([run] if way.whole else layers)] if captures else []
+    weights: list[Any] = [one.detach() for one in model.parameters()]
+    found = {
+        "losses": [float(one) for one in losses],
+        "weights": [(one.full_tensor() if hasattr(one, "full_tensor") else one).clone() for one in weights],
+        "ms": statistics.median(times[-TIMED:]),
+        "MiB": torch.cuda.max_memory_reserved() / 2**20 if setting.on_gpu else 1.0,
+        "counts": [sum(getattr(one, name) for one in counted) for name in ("recordings", "replays", "eager_calls")],
+        "said": " ".join(said),
+    }
+    reset()
+    return found
+
+
+def _tokens(seed: int, number: int) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(1000 * seed + number)
+    made = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator, device="cpu")
+    return made.to(torch.get_default_device())
