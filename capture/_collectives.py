@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from capture._containers import result_leaves
 from capture._torch_private_distributed import group_of, wait_for_tensor, wait_for_work
 
 NAMESPACES = frozenset(["c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"])
@@ -79,6 +80,13 @@ def finish(*tensors: torch.Tensor) -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         for tensor in tensors:
             wait_for_tensor(tensor)
+
+
+def finish_kept(values: Iterable[Any]) -> None:
+    """Before a capture ends: it has to wait for all that it began, also where the body leaves that to its caller."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for value in values:  # opening an asynchronous one waits for it
+            finish(*[leaf for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)])
 
 
 def waiting(function: Callable[..., Any], op: Any, namespace: str) -> Callable[..., Any]:

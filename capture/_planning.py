@@ -22,6 +22,7 @@ from capture._findings import Severity
 from capture._follow import expected
 from capture._lock import capture_lock
 from capture._plan import CapturePlan
+from capture._torch_private_distributed import passes_measured
 from capture._tree import Tree
 from capture._trees import tree_for
 from capture._watched import Watched
@@ -150,7 +151,8 @@ def take(captured: Captured, entry: Entry, facts: Facts, watched: Watched, descr
     entry.facts = facts
     entry.expected = None if facts.drifts or facts.sequence_change else expected(watched, described)
     if plan.outcome == "record":
-        entry.phase, entry.warmups_left = "warm", captured.annotation.warmup - 1
+        entry.phase = "warm"
+        entry.warmups_left = max(captured.annotation.warmup - 1, passes_measured(watched.before.modules))
         captured.note_findings(plan)
         save(captured, entry)
     elif may_settle(plan) and entry.differing_runs < RETRIES and not _always_unsettled(captured, plan):

@@ -108,6 +108,22 @@ def buckets_to_arrange(modules: Sequence[torch.nn.Module]) -> Callable[[], bool]
     return lambda: any(getattr(one, "_has_rebuilt_buckets", False) for one in waiting)
 
 
+_MEASURED = 10  # torch/csrc/distributed/c10d/reducer.hpp, 2.11: should_collect_runtime_stats
+
+
+def passes_measured(modules: Sequence[torch.nn.Module]) -> int:
+    """Forward passes to come of a ``DistributedDataParallel`` among ``modules`` that it measures with events of the
+    device, which no capture survives: those to its eleventh. 0 where torch does not tell."""
+    left = 0
+    for one in modules:
+        if _HAS_GROUPS and isinstance(one, DistributedDataParallel) and one.device_type != "cpu":
+            try:
+                left = max(left, _MEASURED - int(one._get_ddp_logging_data().get("iteration", 0)))
+            except (AttributeError, RuntimeError, TypeError, ValueError):
+                continue
+    return left
+
+
 def default_store() -> Any:
     """The key-value store that the default group was made with; None where there is none, so that ranks do not agree
     and each goes on by itself."""

@@ -28,7 +28,9 @@ from benchmarks.gpu.setting import Outcome, Setting, last_lines, ratio
 from benchmarks.timing import Figure
 from capture import CaptureWarning, capture, config, mark_step_begin, recordings, reset
 
-BATCH, LENGTH, VOCABULARY, WIDTH, HEADS, LAYERS = 2, 64, 256, 256, 8, 4
+BATCH, LENGTH, VOCABULARY, HEADS = 2, 64, 4096, 16
+WIDTH, LAYERS = 1024, 8  # 100 million parameters
+TINY = 64, 2
 STEPS, TIMED = 50, 30
 LIMIT_S = 300
 
@@ -38,20 +40,21 @@ Result = dict[str, Any]
 class Layer(nn.Module):
     """Attention with rotary positions and a gated feed-forward layer (batch x length x width)."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        self.gate, self.up = (nn.Linear(WIDTH, 3 * WIDTH, bias=False) for _ in range(2))
-        self.down = nn.Linear(3 * WIDTH, WIDTH, bias=False)
-        angles = torch.arange(LENGTH)[:, None] / 10_000 ** (torch.arange(0, WIDTH // HEADS, 2) / (WIDTH // HEADS))
+        self.size = width // HEADS
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(3 * width, width, bias=False)
+        angles = torch.arange(LENGTH)[:, None] / 10_000 ** (torch.arange(0, self.size, 2) / self.size)
         self.turn: Tensor
         self.register_buffer("turn", torch.stack([angles.cos(), angles.sin()]))
 
     @override
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
-        q, k, v = (part(y).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k, v = (part(y).unflatten(-1, (-1, self.size)).transpose(1, 2) for part in (self.q, self.k, self.v))
         attended = F.scaled_dot_product_attention(self._turned(q), self._turned(k), v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         y = self.norm2(x)
@@ -66,11 +69,11 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """Tokens (batch x length) to logits (batch x length x vocabulary)."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.token = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.token = nn.Embedding(VOCABULARY, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, VOCABULARY, bias=False)
 
     @override
     def forward(self, tokens: Tensor) -> Tensor:
@@ -224,7 +227,7 @@ def _train(way: Way, mesh: DeviceMesh, setting: Setting, rank: int, *, captures:
     if setting.on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    inner = Llama()
+    inner = Llama(*setting.pick((WIDTH, LAYERS), TINY))
     layers = list(inner.layers)
     model = way.wrap(inner, mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)

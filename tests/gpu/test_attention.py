@@ -40,6 +40,19 @@ class Attention(nn.Module):
         return found
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_attention_is_verified(name: str) -> None:
+    """Seeds lie on the device where a kernel is captured, and on the host where it is not: no difference."""
+    kernel, dtype = KERNELS[name]
+    mine = Attention(kernel).to("cuda", dtype)
+    capture(mine, verify="first")
+    with torch.enable_grad(), config.patch(cache=False):
+        for _ in range(4):
+            mine(torch.randn(2, 32, 128, device="cuda", dtype=dtype)).float().square().mean().backward()
+    assert recordings(mine).verifications >= 1
+    assert recordings(mine).eager_calls == 0
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "two pending"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_dropout_inside_attention(name: str, late: bool) -> None:

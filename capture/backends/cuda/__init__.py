@@ -15,6 +15,7 @@ from attrs import evolve
 
 from capture import _torch_private_cuda, _where
 from capture._call import Call
+from capture._collectives import finish_kept
 from capture._describe import Described, Implicit, KeptLeaf, describe
 from capture._follow import Expected
 from capture._generators import default_generator
@@ -77,6 +78,7 @@ class CudaBackend:
             with capture.running():
                 staging = stage(pool, call, [one for one in inputs if self._is_here(call.leaves[one.position])])
                 watched = run_watched(call, recorder, call.substitute(staging.replacements))
+                finish_kept([watched.result, *[change.after for change in watched.changed]])
         except RuntimeError as error:
             failure = f"{type(error).__name__} before the body ran: {error}".partition("\n")[0]
         failure = failure or _failure(capture, recorder, watched)
