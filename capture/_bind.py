@@ -192,8 +192,15 @@ def _registered_key(value: Any, leaves: list[Leaf]) -> Any:
     return (_torch_private.registered_key(spec), *[key_of(member, leaves) for member in members])
 
 
-_tokens: dict[int, tuple[weakref.ref[Any], int]] = {}
+class Token(int):
+    """A number for an object, that knows when the object is gone."""
+
+    is_dead = False
+
+
+_tokens: dict[int, tuple[weakref.ref[Any], Token]] = {}
 _next_token = itertools.count(1)
+_deaths = 0
 _held: OrderedDict[Any, int] = OrderedDict()
 _MOST_HELD = 1024
 _NEVER_WEAKLY = (torch.Stream, torch.Event)
@@ -208,11 +215,13 @@ def identity_token(value: Any) -> int:
     if known is not None and known[0]() is value:
         return known[1]
     address = id(value)
-    token = next(_next_token)
+    token = Token(next(_next_token))
 
     def died(_: object) -> None:
+        global _deaths
         _tokens.pop(address, None)
         _module_lists.pop(token, None)
+        token.is_dead, _deaths = True, _deaths + 1
 
     try:
         reference = weakref.ref(value, died)
@@ -220,6 +229,18 @@ def identity_token(value: Any) -> int:
         raise Unkeyable(f"{type(value).__name__} object") from None
     _tokens[address] = (reference, token)
     return token
+
+
+def deaths() -> int:
+    """How many objects that have a token died so far."""
+    return _deaths
+
+
+def names_the_dead(key: Any) -> bool:
+    """No call has this key any more: it is of an object that is gone."""
+    if type(key) is tuple:
+        return any(map(names_the_dead, key))
+    return type(key) is Token and key.is_dead
 
 
 def _token_of_held(value: Any) -> int:

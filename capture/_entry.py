@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from attrs import define, field
 
-from capture._bind import Key
+from capture._bind import Key, deaths, names_the_dead
 from capture._facts import Facts
 from capture._findings import SETTLING, Severity
 from capture._follow import Expected
@@ -57,6 +57,18 @@ class Entry:
         """Static tensors, by path, that an engine which cannot bind them anew copies in."""
         return frozenset(path for path, times in self.moves.items() if times >= MOVES)
 
+    def release(self) -> None:
+        """Drop the recordings."""
+        for node in self.nodes:
+            node.drop()
+        self.nodes.clear()
+
+    def retire(self) -> None:
+        """No call comes to this entry any more."""
+        self.release()
+        if self.region is not None:
+            self.region.retire()
+
 
 @define(eq=False)
 class Family:
@@ -69,3 +81,13 @@ class Family:
 def may_settle(plan: CapturePlan) -> bool:
     """Only reasons that a second run may clear: state that a first call sets up."""
     return all(finding.code in SETTLING for finding in plan.findings_at_least(Severity.EAGER))
+
+
+def drop_dead(families: dict[tuple[Any, ...], Family]) -> int:
+    """Drop what is kept for objects that are gone: it holds memory, and a place among ``max_recordings``. Gives how
+    many objects had died by then."""
+    count = deaths()
+    for key in [key for key in families if names_the_dead(key)]:
+        for entry in families.pop(key).entries.values():
+            entry.retire()
+    return count

@@ -125,9 +125,12 @@ def forget_stored(entry: Entry) -> None:
 
 def _always_unsettled(captured: Captured, plan: CapturePlan) -> bool:
     """State that the body names and changes makes a new key of every call, so that no entry is seen twice."""
+    replays = captured.log.counters.replays
     for key in {(finding.code, finding.path) for finding in plan.findings_at_least(Severity.EAGER)}:
-        captured.unsettled[key] = captured.unsettled.get(key, 0) + 1
-        if captured.unsettled[key] > RETRIES:
+        count, then = captured.unsettled.get(key, (0, replays))
+        count = count + 1 if replays == then else 1  # other keys settle: objects are set up at their first use
+        captured.unsettled[key] = count, replays
+        if count > RETRIES:
             captured.hopeless = plan
             return True
     return False

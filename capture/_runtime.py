@@ -25,6 +25,7 @@ from capture._bind import (
     Key,
     Leaf,
     Unkeyable,
+    deaths,
     key_of,
     make_binder,
     module_key,
@@ -34,7 +35,7 @@ from capture._call import Call
 from capture._checks import OVERLAPS
 from capture._compile import compile_plan
 from capture._containers import result_leaves
-from capture._entry import Entry, Family
+from capture._entry import Entry, Family, drop_dead
 from capture._events import Log
 from capture._facts import Inlined
 from capture._named import NamedKey, part_of
@@ -62,7 +63,7 @@ class Captured(Remarks):
         self.binder = binder
         self.number = next(_numbers)
         self.families: dict[Key, Family] = {}
-        self.unsettled: dict[tuple[str, str | None], int] = {}
+        self.unsettled: dict[tuple[str, str | None], tuple[int, int]] = {}
         self.copied_entries: set[int] = set()
         """Numbers of entries whose outputs are copied, as they are kept in a way that they cannot be moved."""
         self.hopeless: CapturePlan | None = None
@@ -71,6 +72,7 @@ class Captured(Remarks):
         self.receiver_of = (lambda: None) if receiver is None else _weak(receiver)
         self._is_module = isinstance(receiver, torch.nn.Module)
         self._shortcuts = Shortcuts()
+        self._deaths = 0
         self.optimizers = Optimizers()
         self.is_backward = False
         """It is the backward pass of another one."""
@@ -142,6 +144,8 @@ class Captured(Remarks):
         key = (modes, tuple([key_of(value, leaves) for value in values]), *rest)
         family = self.families.get(key)
         if family is None:
+            if self._deaths != deaths():
+                self._deaths = drop_dead(self.families)
             family = self.families[key] = Family(tuple(_inputs.span_of(leaf) for leaf in leaves))
         pattern = _inputs.alias_pattern(leaves, family.spans) if len(leaves) > 1 else ()
         entry = family.entries.get(pattern)
@@ -349,16 +353,12 @@ class Captured(Remarks):
     def release(self) -> None:
         """Drop all recordings; plans stay."""
         for entry in self.entries():
-            for node in entry.nodes:
-                node.drop()
-            entry.nodes.clear()
+            entry.release()
 
     def retire(self) -> None:
         """Nobody can call this any more."""
-        self.release()
         for entry in self.entries():
-            if entry.region is not None:
-                entry.region.retire()
+            entry.retire()
         self._shortcuts.clear()
         self.families.clear()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -941,3 +943,40 @@ def test_containers_that_the_body_makes_anew() -> None:
         change(theirs)
         for seed in range(4):
             both(seed)
+
+
+class Cache:
+    """Sets itself up at its first use, as the caches of transformers do."""
+
+    def __init__(self) -> None:
+        self.ready = False
+
+    def update(self, x: Tensor) -> Tensor:
+        if not self.ready:
+            self.ready = True
+            self.values = torch.zeros_like(x)
+            self.width = x.shape[-1]
+        self.values.add_(x)
+        return self.values
+
+
+def test_objects_that_come_and_go_and_set_themselves_up() -> None:
+    """Each first call is eager, others replay, however many objects there were; those that are gone hold nothing."""
+
+    def body(x: Tensor, cache: Cache) -> Tensor:
+        return cache.update(x) * 2
+
+    captured = capture(body, static=["cache"])
+    gone: list[weakref.ref[Tensor]] = []
+    for _ in range(8):
+        mine, theirs = Cache(), Cache()
+        before = recordings(captured).replays
+        for seed in range(6):
+            mark_step_begin()
+            assert bits(captured(x_of(seed), mine)) == bits(body(x_of(seed), theirs))
+        assert bits(mine.values) == bits(theirs.values)
+        assert recordings(captured).replays >= before + 2
+        gc.collect()
+        assert all(one() is None for one in gone)
+        gone.append(weakref.ref(mine.values))
+    assert recordings(captured).eager_calls == 0

@@ -31,7 +31,8 @@ def step(pair):
 ```
 
 ## Fix safety
-Passing the tensors themselves is always safe. Registering a container as a pytree is global to the process.
+An object in `static=` is read where it is, with what it holds; every object has a recording of its own. Passing the
+tensors themselves is always safe. Registering a container as a pytree is global to the process.
 
 ## Known gaps
 Tensors hidden behind properties or in C++ objects are not counted.
@@ -45,8 +46,11 @@ from capture._findings import Case, Decision, Finding, Severity
 from capture.rules._rule import rule
 
 FIX = {
-    "argument": "pass the tensors themselves, in a tuple, dict or dataclass  (no cost)",
-    "output": "return the tensors themselves, in a tuple, dict or dataclass  (no cost)",
+    "argument": (
+        "name it in static=, if it is one object for many calls, as a cache is  (a recording an object)",
+        "pass the tensors themselves, in a tuple, dict or dataclass  (no cost)",
+    ),
+    "output": ("return the tensors themselves, in a tuple, dict or dataclass  (no cost)",),
 }
 
 
@@ -66,6 +70,6 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         yield RULE.finding(
             what=f"{leaf.role} {leaf.path!r} is a {leaf.type} that holds {count}",
             why="the parts of this type are not known, so its tensors could not be bound to or made by a replay",
-            fix=(FIX[leaf.role], f"register {leaf.type} as a pytree node  (no cost)"),
+            fix=(*FIX[leaf.role], f"register {leaf.type} as a pytree node  (no cost)"),
             path=leaf.path,
         )
