@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from capture._containers import result_leaves
+from capture._torch_private_cuda import expandable_segments
 from capture._torch_private_distributed import group_of, wait_for_tensor, wait_for_work
 
 NAMESPACES = frozenset(["c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"])
@@ -61,6 +63,11 @@ def obstacle(base: str, *, on_host: bool) -> str | None:
     if wait_for_work is None:
         return "gives a handle that this torch does not open"
     return None
+
+
+def registers_segments() -> bool:
+    """NCCL registers what captured collectives use, unless told not to, and cannot with expandable segments."""
+    return os.environ.get("NCCL_GRAPH_REGISTER") != "0" and expandable_segments()
 
 
 def finished(op: Any, namespace: str, result: Any) -> Any:

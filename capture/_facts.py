@@ -137,6 +137,8 @@ class Collective:
     """No rank is done before all have begun."""
     obstacle: str | None = None
     """Why the engine does not record it. Reads after the operator's name."""
+    registers_segments: bool = False
+    """NCCL would register memory of expandable segments with a graph of it."""
     where: Where | None = None
 
 

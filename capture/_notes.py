@@ -110,6 +110,7 @@ class Notes:
         found = Collective(
             op=known.name, group=group, all_wait=_collectives.waits_for_all(known.base), where=where,
             obstacle=_collectives.obstacle(known.base, on_host=on_host),
+            registers_segments=not on_host and _collectives.registers_segments(),
         )  # fmt: skip
         self.collectives.setdefault((known.name, group), found)
 

@@ -12,6 +12,7 @@ from capture import _config, _observe, _ranks, _store, _watched
 from capture._autograd import Region
 from capture._bind import Key
 from capture._call import Call
+from capture._collectives import registers_segments
 from capture._compare import compare
 from capture._compile import compile_plan
 from capture._describe import Described, describe
@@ -44,7 +45,7 @@ def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
     if not captured.keeps_plans:
         return entry.phase
     plan = _store.load(captured.annotation, captured.function, _stored_key(entry), captured.log)
-    if plan is None:
+    if plan is None or (plan.collectives and registers_segments()):
         return entry.phase
     entry.plan = plan
     captured.log.counters.plans_loaded += 1
@@ -183,10 +184,14 @@ def compared(entry: Entry, facts: Facts, lines: Sequence[Any]) -> Facts:
     return evolve(facts, drifts=drifts, sequence_change=change, runs=entry.facts.runs + 1)
 
 
+def _is_of_this_run(facts: Facts | None) -> bool:
+    """What other ranks or the settings of NCCL say holds for this run of the program alone."""
+    return facts is not None and (facts.dissent is not None or any(one.registers_segments for one in facts.collectives))
+
+
 def save(captured: Captured, entry: Entry) -> None:
     """Keep the plan for other processes."""
-    others = entry.facts is not None and entry.facts.dissent is not None  # said of this run of the program alone
-    if entry.plan is not None and captured.keeps_plans and not others:
+    if entry.plan is not None and captured.keeps_plans and not _is_of_this_run(entry.facts):
         entry.plan = _store.save(captured.annotation, captured.function, _stored_key(entry), entry.plan, captured.log)
     entry.plan_is_new = False
 

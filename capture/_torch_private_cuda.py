@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import types
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +51,14 @@ def pool_segments(pool: PoolId) -> list[tuple[int, int]]:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
     snapshot = torch._C._cuda_memorySnapshot(pool)
     return [(segment["address"], segment["total_size"]) for segment in snapshot["segments"]]
+
+
+def expandable_segments() -> bool:
+    """The allocator extends its segments in place. Where torch does not tell its settings, those of the environment."""
+    told = getattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "")()
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    text = told or ",".join(os.environ.get(name, "") for name in names)
+    return "expandable_segments:true" in text.lower().replace(" ", "")
 
 
 def end_failed_capture(device: int, pool: PoolId) -> None:

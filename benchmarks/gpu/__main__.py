@@ -19,18 +19,9 @@ from capture import config
 from capture._report import format_table
 
 SCRIPTS = (
-    "record",
-    "call",
-    "chain",
-    "models",
-    "decode",
-    "coldstart",
-    "rebind",
-    "training",
-    "trainmodels",
-    "soak",
-    "ranks",
-)
+    "record", "call", "chain", "models", "decode", "coldstart", "rebind", "training", "trainmodels", "soak", "ranks",
+    "generate",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

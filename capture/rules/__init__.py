@@ -38,6 +38,7 @@ from capture.rules.cg601_data_dependent_shape import RULE as CG601
 from capture.rules.cg701_ranks_disagree import RULE as CG701
 from capture.rules.cg702_collective_not_recorded import RULE as CG702
 from capture.rules.cg703_collective_not_verified import RULE as CG703
+from capture.rules.cg704_segments_not_registered import RULE as CG704
 from capture.rules.cg801_nested_capture import RULE as CG801
 from capture.rules.cg802_no_backend import RULE as CG802
 from capture.rules.cg803_separate_pools import RULE as CG803
@@ -78,6 +79,7 @@ RULES: tuple[Rule, ...] = (
     CG701,
     CG702,
     CG703,
+    CG704,
     CG801,
     CG802,
     CG803,

@@ -278,6 +278,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(annotation(verify="always"), collectives=(collective(), collective("c10d.broadcast_.default")))],
         [case(annotation(verify="first")), case(collectives=(collective(),))],
     ),
+    "CG704": (
+        [case(collectives=(collective("c10d.allreduce_.default", registers_segments=True),))],
+        [case(collectives=(collective(),))],
+    ),
     "CG801": ([case(inlined=(Inlined(function="model.attend", where=where()),))], [case()]),
     "CG802": ([case(backend_missing="meta")], [case(devices=("cpu",))]),
     "CG803": (

@@ -1,0 +1,171 @@
+"""500 tokens by transformers' ``generate`` and by a decoder of our own, greedy and sampled: eager's tokens."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from benchmarks.gpu import nets
+from benchmarks.gpu.setting import Outcome, Setting, ratio
+from benchmarks.timing import Figure
+from capture import capture, mark_step_begin, recordings, release
+
+TOKENS, ROUNDS = 500, 3
+GREEDY: dict[str, Any] = {"do_sample": False}
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 50}
+Run = Callable[[], list[int]]
+
+
+def measure(setting: Setting) -> Outcome:
+    """Milliseconds a token, set-up included: every call of ``generate`` has a cache of its own."""
+    count = setting.pick(TOKENS, 24)
+    figures: list[Figure] = []
+    rows: list[tuple[str, ...]] = [("who", "how", "recordings", "replays", "eager calls", "tokens")]
+    wrong: list[str] = []
+    for who, make in WAYS:
+        for how, options in (("greedy", GREEDY), ("sampled", SAMPLED)):
+            eager, ours, captured = make(setting, count, options)
+            times: list[list[float]] = [[], []]
+            same = True
+            for _ in range(ROUNDS):
+                told = []
+                for side, run in enumerate((eager, ours)):
+                    torch.manual_seed(11)
+                    setting.synchronize()
+                    begin = time.perf_counter()
+                    told.append(run())
+                    times[side].append((time.perf_counter() - begin) * 1e3 / count)
+                same = same and told[0] == told[1]
+            name, found = f"{who}, {how}", recordings(captured)
+            if not same:
+                wrong.append(f"{name}: other tokens than eager")
+            verdict = f"{len(told[1])}, eager's" if same else "wrong"
+            counts = (found.recordings, found.replays, found.eager_calls)
+            rows.append((who, how, *map(str, counts), verdict))
+            figures += [
+                Figure(name=f"{name}, eager", unit="ms a token", values=tuple(times[0])),
+                Figure(name=f"{name}, ours", unit="ms a token", values=tuple(times[1])),
+                ratio(f"{name}, ours", "/ eager", times[1], times[0], 1.0),
+            ]
+            release(captured)
+            print(f"{name}: {statistics.median(times[0]):.2f}, {statistics.median(times[1]):.2f} ms", flush=True)
+    return Outcome(figures=tuple(figures), rows=tuple(rows), wrong=tuple(wrong), details={"tokens": count})
+
+
+def _generate(setting: Setting, count: int, options: dict[str, Any]) -> tuple[Run, Run, Any]:
+    """The whole call, a new cache each time: the prompt runs eagerly, a token's step is recorded once a cache."""
+    plain, captured = nets.llama(setting), nets.llama(setting)
+    capture(captured, static=["past_key_values"])
+    prompt = nets.prompt(plain, setting)
+
+    def run(model: Any, **more: Any) -> list[int]:
+        more = more or {"cache_implementation": "static"}
+        found = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), min_new_tokens=count, max_new_tokens=count,
+            disable_compile=True, pad_token_id=0, **options, **more,
+        )  # fmt: skip
+        tokens: list[int] = found[0, prompt.shape[1] :].tolist()
+        return tokens
+
+    return lambda: run(plain), lambda: run(captured), captured
+
+
+def _reused(setting: Setting, count: int, options: dict[str, Any]) -> tuple[Run, Run, Any]:
+    """One cache for all calls, emptied before each: nothing is recorded again."""
+    plain, captured = nets.llama(setting), nets.llama(setting)
+    capture(captured, static=["past_key_values"])
+    prompt = nets.prompt(plain, setting)
+    caches = {id(model): nets.static_cache(model, prompt.shape[1] + count, setting) for model in (plain, captured)}
+
+    def run(model: Any) -> list[int]:
+        cache = caches[id(model)]
+        cache.reset()
+        found = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), min_new_tokens=count, max_new_tokens=count,
+            disable_compile=True, pad_token_id=0, past_key_values=cache, **options,
+        )  # fmt: skip
+        tokens: list[int] = found[0, prompt.shape[1] :].tolist()
+        return tokens
+
+    return lambda: run(plain), lambda: run(captured), captured
+
+
+class Decoder(nn.Module):
+    """A small GPT whose keys and values lie in buffers (layers x 2 x 1 x heads x length x width of a head)."""
+
+    def __init__(self, width: int, layers: int, heads: int, vocabulary: int, length: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.token, self.place = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * layers))
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width, bias=False) for _ in range(layers))
+        self.out = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.up = nn.ModuleList(nn.Linear(width, 4 * width, bias=False) for _ in range(layers))
+        self.down = nn.ModuleList(nn.Linear(4 * width, width, bias=False) for _ in range(layers))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.kept: Tensor
+        self.register_buffer("kept", torch.zeros(layers, 2, 1, heads, length, width // heads))
+
+    @override
+    def forward(self, tokens: Tensor, at: Tensor) -> Tensor:
+        """Logits of the last of ``tokens`` (1 x n), which are at the positions ``at`` (n)."""
+        x = self.token(tokens) + self.place(at)
+        seen = torch.arange(self.kept.shape[-2], device=x.device) <= at[:, None]
+        for number, (qkv, out, up, down) in enumerate(zip(self.qkv, self.out, self.up, self.down, strict=True)):
+            q, k, v = qkv(self.norms[2 * number](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            keys, values = self.kept[number].unbind(0)
+            keys.index_copy_(2, at, k.to(keys.dtype))
+            values.index_copy_(2, at, v.to(values.dtype))
+            y = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+            x = x + out(y.transpose(1, 2).flatten(2))
+            x = x + down(F.gelu(up(self.norms[2 * number + 1](x))))
+        logits: Tensor = self.head(x[:, -1])
+        return logits
+
+
+def _own(setting: Setting, count: int, options: dict[str, Any]) -> tuple[Run, Run, Any]:
+    """Step and sampling in one captured function, in the manner of gpt-fast: no value is read on the host."""
+    sizes = setting.pick((2048, 16, 16, 32_000), (64, 2, 4, 256))
+    dtype = setting.pick(torch.bfloat16, torch.float32)
+    length = nets.PROMPT + count
+    torch.manual_seed(3)
+    with torch.device(setting.device):
+        model = Decoder(*sizes, length).to(dtype).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(7)
+    prompt = torch.randint(sizes[-1], (1, nets.PROMPT), generator=generator).to(setting.device)
+
+    def choose(logits: Tensor) -> Tensor:
+        if not options["do_sample"]:
+            return logits.argmax(-1, keepdim=True)
+        logits = logits.float() / options["temperature"]
+        least = logits.topk(min(options["top_k"], logits.shape[-1])).values[:, -1:]
+        chances = logits.masked_fill(logits < least, -torch.inf).softmax(-1)
+        return (chances / torch.empty_like(chances).exponential_(1)).argmax(-1, keepdim=True)
+
+    def step(token: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        return choose(model(token, at)), at + 1
+
+    captured = capture(step, name="own decoder")
+
+    def run(one: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> list[int]:
+        model.kept.zero_()
+        token = choose(model(prompt, torch.arange(nets.PROMPT, device=setting.device)))
+        at = torch.full((1,), nets.PROMPT, device=setting.device)
+        found = [token]
+        for _ in range(count - 1):
+            mark_step_begin()
+            token, at = one(token, at)
+            found.append(token.clone())
+        return [int(one) for one in torch.cat(found, 1)[0]]
+
+    return lambda: run(step), lambda: run(captured), captured
+
+
+WAYS = (("transformers generate", _generate), ("transformers, one cache", _reused), ("own decoder", _own))
