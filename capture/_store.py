@@ -273,7 +273,7 @@ def _text(value: Any, *, raw: bool = True) -> str:  # Any: whatever is hashable 
 def _stand_in(part: tuple[Any, ...]) -> str | None:
     """Text of a part with a process-local number, or with a ``repr`` that torch's pytree gave, else None."""
     match part:
-        case (type() as kind, second, *rest) if type(second) is int and kind not in (int, tuple):
+        case (type() as kind, second, *rest) if type(second) in (int, _bind.Token) and kind not in (int, tuple):
             return f"<{_identity_text(second, kind)} {rest}>"  # ``rest``: training flags
         case (type() as kind, str() as context, int() as size):
             return f"<{_name(kind)} {_ADDRESS.sub('', context)!r} {size}>"
