@@ -22,7 +22,6 @@ from capture._outputs import Alias
 from capture._seeds import may_be_seed, on_host, read_seeds
 from capture._state import Snapshot
 from capture._torch_private_cuda import is_capturing
-from capture._torch_private_subclass import is_wrapper
 from capture.backends import Geometry
 
 
@@ -187,7 +186,7 @@ class Saver:
             note.tensor = None
         current.notes.clear()
         for alias in (*self._aliases.values(), *(alias for alias, _ in self._lent.values())):
-            if (alias.dtype, alias.device) in empty and not is_wrapper(type(alias)):
+            if (alias.dtype, alias.device) in empty:
                 alias.data = empty[alias.dtype, alias.device]
         result = _replaced(result, detached)
         return Pair(result, tuple(detached.values()), tuple(saved))
@@ -198,8 +197,7 @@ class Saver:
         given = {id(leaf) for leaf in self._leaves}
         for owners in self._before.tensors.values():
             for _, tensor in owners:
-                is_known = type(tensor) in TENSOR_TYPES or is_wrapper(type(tensor))
-                if id(tensor) not in given and is_known and tensor.requires_grad:
+                if id(tensor) not in given and type(tensor) in TENSOR_TYPES and tensor.requires_grad:
                     given.add(id(tensor))
                     if not refuses(tensor):
                         yield tensor

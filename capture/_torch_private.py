@@ -19,8 +19,6 @@ from attrs import frozen
 from torch.utils import _pytree as pytree  # registered containers; without it only built-in ones are opened
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # no fallback: observation itself
 
-from capture._torch_private_subclass import is_wrapper
-
 
 @frozen(kw_only=True)
 class Capabilities:
@@ -307,9 +305,6 @@ def registered_key(spec: Any) -> object:
 def leaf_like(tensor: torch.Tensor) -> torch.Tensor:
     """A leaf that needs gradients, of the tensor's type, on its memory and with its version counter, made unseen by
     dispatch modes. Without this name a mode sees one operator more."""
-    if is_wrapper(type(tensor)):
-        with unseen():
-            return tensor.detach().requires_grad_()
     make = getattr(torch.Tensor, "_make_subclass", None)
     found: torch.Tensor = tensor.detach().requires_grad_() if make is None else make(type(tensor), tensor, True)
     return found
