@@ -1,4 +1,4 @@
-"""500 tokens by transformers' ``generate`` and by a decoder of our own, greedy and sampled: eager's tokens."""
+"""500 tokens by transformers' ``generate`` and by a decoder of our own, greedy and sampled, beside eager's tokens."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def measure(setting: Setting) -> Outcome:
     """Milliseconds a token, set-up included: every call of ``generate`` has a cache of its own."""
     count = setting.pick(TOKENS, 24)
     figures: list[Figure] = []
-    rows: list[tuple[str, ...]] = [("who", "how", "recordings", "replays", "eager calls", "tokens")]
+    rows: list[tuple[str, ...]] = [("who", "how", "recordings", "replays", "eager calls", "eager", "ours")]
     wrong: list[str] = []
     for who, make in WAYS:
         for how, options in (("greedy", GREEDY), ("sampled", SAMPLED)):
             eager, ours, captured = make(setting, count, options)
             times: list[list[float]] = [[], []]
-            same = True
+            told: list[list[list[int]]] = [[], []]
             for _ in range(ROUNDS):
-                told = []
                 for side, run in enumerate((eager, ours)):
                     torch.manual_seed(11)
                     setting.synchronize()
                     begin = time.perf_counter()
-                    told.append(run())
+                    told[side].append(run())
                     times[side].append((time.perf_counter() - begin) * 1e3 / count)
-                same = same and told[0] == told[1]
+            alike = [min(_alike(told[0][0], one) for one in side) for side in told]
             name, found = f"{who}, {how}", recordings(captured)
-            if not same:
-                wrong.append(f"{name}: other tokens than eager")
-            verdict = f"{len(told[1])}, eager's" if same else "wrong"
+            if alike[1] < alike[0] / 2:
+                wrong.append(
+                    f"{name}: other tokens than eager after {alike[1]}, where eager equals itself for {alike[0]}"
+                )
             counts = (found.recordings, found.replays, found.eager_calls)
-            rows.append((who, how, *map(str, counts), verdict))
+            rows.append((who, how, *map(str, counts), *map(str, alike)))
             figures += [
                 Figure(name=f"{name}, eager", unit="ms a token", values=tuple(times[0])),
                 Figure(name=f"{name}, ours", unit="ms a token", values=tuple(times[1])),
@@ -57,6 +57,18 @@ def measure(setting: Setting) -> Outcome:
             release(captured)
             print(f"{name}: {statistics.median(times[0]):.2f}, {statistics.median(times[1]):.2f} ms", flush=True)
     return Outcome(figures=tuple(figures), rows=tuple(rows), wrong=tuple(wrong), details={"tokens": count})
+
+
+def _alike(one: list[int], other: list[int]) -> int:
+    """How many tokens two runs have in common from the start. Kernels of an eager run may choose their way by address,
+    and sum in another order: bfloat16 then comes to another token sooner or later."""
+    return next((index for index, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
+
+
+def _length(count: int) -> int:
+    """Of a cache. Attention takes a mask whose rows are aligned as it is: 192 positions gave the same bits in five eager
+    runs, 532 did not in two (H200)."""
+    return -(-(nets.PROMPT + count) // 64) * 64
 
 
 def _generate(setting: Setting, count: int, options: dict[str, Any]) -> tuple[Run, Run, Any]:
@@ -82,7 +94,7 @@ def _reused(setting: Setting, count: int, options: dict[str, Any]) -> tuple[Run,
     plain, captured = nets.llama(setting), nets.llama(setting)
     capture(captured, static=["past_key_values"])
     prompt = nets.prompt(plain, setting)
-    caches = {id(model): nets.static_cache(model, prompt.shape[1] + count, setting) for model in (plain, captured)}
+    caches = {id(model): nets.static_cache(model, _length(count), setting) for model in (plain, captured)}
 
     def run(model: Any) -> list[int]:
         cache = caches[id(model)]
@@ -134,7 +146,7 @@ def _own(setting: Setting, count: int, options: dict[str, Any]) -> tuple[Run, Ru
     """Step and sampling in one captured function, in the manner of gpt-fast: no value is read on the host."""
     sizes = setting.pick((2048, 16, 16, 32_000), (64, 2, 4, 256))
     dtype = setting.pick(torch.bfloat16, torch.float32)
-    length = nets.PROMPT + count
+    length = _length(count)
     torch.manual_seed(3)
     with torch.device(setting.device):
         model = Decoder(*sizes, length).to(dtype).eval().requires_grad_(False)
