@@ -66,8 +66,8 @@ def _alike(one: list[int], other: list[int]) -> int:
 
 
 def _length(count: int) -> int:
-    """Of a cache. Attention takes a mask whose rows are aligned as it is: 192 positions gave the same bits in five eager
-    runs, 532 did not in two (H200)."""
+    """Of a cache. Attention takes a mask whose rows are aligned as it is: with 192 positions five eager runs gave the
+    same tokens on an H200, with 532 two did not."""
     return -(-(nets.PROMPT + count) // 64) * 64
 
 
