@@ -18,8 +18,10 @@ from capture._call import Call
 from capture._compile import compile_plan
 from capture._entry import RETRIES, Entry
 from capture._facts import Facts
+from capture._notes import Reshaped
 from capture._plan import CapturePlan
 from capture._results import named, own_values, plan_recorded
+from capture._tensors import storage_of
 from capture._tree import Tree
 from capture.backends import Recorded
 
@@ -45,6 +47,7 @@ def refused(
     assert recorded.described is not None
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     values = own_values(outputs, call, recorded.described)
+    _settle_shapes(call, recorded)
     _leave_pool(tree, recorded)
     result = outputs.finish(values, named(captured, call))
     if undo:
@@ -61,6 +64,7 @@ def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, reco
         assert watched is not None
         assert error is not None
         if recorded.executed:
+            _settle_shapes(call, recorded)
             _leave_pool(tree, recorded)
             _settle_effects(call, recorded)
         if undo or not recorded.executed:
@@ -140,3 +144,20 @@ def _settle_effects(call: Call, recorded: Recorded) -> None:
     for change in recorded.watched.changed:
         if not change.container and id(change.after) in staged:
             change.place.set(call.leaves[staged[id(change.after)]])
+
+
+def _settle_shapes(call: Call, recorded: Recorded) -> None:
+    """The body may have given a staged input another shape, or other memory: the caller's tensor gets it, too."""
+    assert recorded.watched is not None
+    watch, before = recorded.watched.watch, dict[int, Reshaped]()
+    for one in watch.notes.reshaped:
+        before.setdefault(id(one[0]), one)
+    for (_, staged), theirs in zip(recorded.watched.arguments, call.leaves, strict=True):
+        if not isinstance(staged, torch.Tensor) or staged is theirs or staged.layout is not torch.strided:
+            continue
+        if id(storage_of(staged)) not in watch.arguments:
+            theirs.data = staged.data
+        elif id(staged) in before:
+            begin = theirs.storage_offset() + staged.storage_offset() - before[id(staged)][2]
+            with torch.no_grad():
+                theirs.set_(theirs.untyped_storage(), begin, staged.shape, staged.stride())

@@ -159,7 +159,7 @@ class Watch(HigherOrderMode):
             self.note_sync(op.name, data_dependent_shape=True)
         if op.unsafe or (op.metadata != "no" and inputs and not self.made(inputs[0])):
             self.notes.work.append(HostWork(op=op.name, kind="unsafe", where=self._line()))
-            if op.metadata != "no" and self.keep_undo:
+            if op.metadata != "no":
                 self.notes.reshaped.append(_shape_of(inputs[0]))
         there = {tensor.device for tensor in inputs}
         if not there <= self._devices:

@@ -980,3 +980,65 @@ def test_objects_that_come_and_go_and_set_themselves_up() -> None:
         assert all(one() is None for one in gone)
         gone.append(weakref.ref(mine.values))
     assert recordings(captured).eager_calls == 0
+
+
+def transposed(x: Tensor) -> Tensor:
+    x.t_()
+    return x + 1
+
+
+def unsqueezed_after_a_write(x: Tensor) -> Tensor:
+    x.add_(1)
+    x.unsqueeze_(0)
+    return x.sum()
+
+
+def seen_otherwise(x: Tensor) -> Tensor:
+    x.as_strided_((2,), (1,), 1)
+    return x * 2
+
+
+def resized(x: Tensor) -> Tensor:
+    x.resize_(2, 2)
+    return x * 2
+
+
+def on_other_memory(x: Tensor) -> Tensor:
+    x.set_(torch.arange(4.0))  # type: ignore[call-overload]
+    return x * 2
+
+
+def with_other_data(x: Tensor) -> Tensor:
+    x.data = torch.arange(5.0)
+    return x * 2
+
+
+def transposed_and_raising(x: Tensor) -> Tensor:
+    x.t_()
+    raise ValueError("on purpose")
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+@pytest.mark.parametrize("skips", [False, True], ids=["watched first", "recorded straight away"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        transposed, unsqueezed_after_a_write, seen_otherwise, resized, on_other_memory, with_other_data,
+        transposed_and_raising,
+    ],
+)  # fmt: skip
+def test_arguments_that_get_another_shape(body: Callable[[Tensor], Tensor], skips: bool) -> None:
+    """The caller's tensor has it, too, also where the run that shows it had a copy."""
+
+    def told(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+        try:
+            return bits(function(x)), bits(x)
+        except ValueError as error:
+            return str(error), bits(x)
+
+    captured = capture(body)
+    with config.patch(skip_warmup=skips):
+        for seed in range(4):
+            mark_step_begin()
+            assert told(captured, x_of(seed, 2, 3)) == told(body, x_of(seed, 2, 3))
+    assert recordings(captured).recordings == 0
