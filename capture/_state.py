@@ -1,7 +1,7 @@
-"""State: the Python objects a function can reach, before and after a run.
+"""State: the Python objects a function can reach.
 
 ``snapshot`` walks from the receiver, the arguments' objects, and the closure cells and globals the code names. It
-tells who owns an implicit input (``self.layers[3].weight``), and ``changes`` tells what a body left behind.
+tells who owns an implicit input (``self.layers[3].weight``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ _MEMBERS_LIMIT = 10_000  # of one container
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TENSORS = frozenset(TENSOR_TYPES)
-_CLOSED = (str, bytes, bytearray, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Generator)
+CLOSED = (str, bytes, bytearray, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Generator)
 _CLOSED_PACKAGES = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing",
                               "concurrent", "multiprocessing", "queue", "asyncio", "capture"})  # fmt: skip
 
@@ -107,7 +107,7 @@ def _table(now: dict[str, Any]) -> Table:
     return now, tuple(now), tuple(now.values())
 
 
-def _is_same(table: Table) -> bool:
+def is_same(table: Table) -> bool:
     now, keys, values = table
     return tuple(now) == keys and all(map(operator.is_, now.values(), values))
 
@@ -132,7 +132,7 @@ class Snapshot:
     """``forward`` functions of users' modules, and how many places each names."""
     generators: dict[int, Place] = field(factory=dict)
     rebuilt: set[str] = field(factory=set)
-    """Paths where the body put an equal container, or value, once `changes` has looked."""
+    """Paths where the body put an equal container, or value, once ``changes`` has looked."""
 
     def owners(self, storage: torch.UntypedStorage) -> list[tuple[Place, torch.Tensor]]:
         """Places that hold a tensor on this storage."""
@@ -157,13 +157,13 @@ def roots(function: Any, receiver: Any, arguments: dict[str, Any]) -> list[Place
     for name, value in arguments.items():
         found.append(Place("root", value, None, name))
     if isinstance(function, types.FunctionType):
-        found.extend(_function_places(function, None))
+        found.extend(function_places(function, None))
     elif receiver is None:
         found.append(Place("root", function, None, "function"))
     return found
 
 
-def _function_places(function: types.FunctionType, parent: Place | None) -> list[Place]:
+def function_places(function: types.FunctionType, parent: Place | None) -> list[Place]:
     found = []
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=False):
@@ -224,7 +224,7 @@ def _members(found: Snapshot, place: Place, value: Any) -> list[Found]:
     if is_wrapper(type(value)):
         held = _containers.children(value)
         return [(Place("attribute", value, name[1:], f"{place.path}{name}", place), one) for name, one in held]
-    if isinstance(value, (torch.Tensor, *_CLOSED)):
+    if isinstance(value, (torch.Tensor, *CLOSED)):
         return []
     return [(one, one.get()) for one in _open_members(found, place, value)]
 
@@ -252,19 +252,19 @@ def _open_members(found: Snapshot, place: Place, value: Any) -> list[Place]:
         members = _container_places(found, place, value)
         return members + (_attribute_places(found, place, value) if getattr(value, "__dict__", None) else [])
     if isinstance(value, types.FunctionType):
-        return [] if _closed_package(value.__module__) else _function_places(value, place)
+        return [] if closed_package(value.__module__) else function_places(value, place)
     if isinstance(value, types.MethodType):
         return [Place("root", value.__self__, None, f"{place.path}.__self__", place)]
     if isinstance(value, functools.partial):
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
         return [Place("root", part, None, f"{place.path}.{name}", place) for name, part in parts.items()]
-    if _closed_package(type(value).__module__):
+    if closed_package(type(value).__module__):
         return []
     return _attribute_places(found, place, value)
 
 
 @functools.lru_cache(maxsize=4096)
-def _closed_package(module: str | None) -> bool:
+def closed_package(module: str | None) -> bool:
     package = (module or "").split(".")[0]
     return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith("torch.optim"))
 
@@ -280,12 +280,12 @@ def _module_members(found: Snapshot, place: Place, module: torch.nn.Module) -> l
     found.tables.append((place, tuple([_table(table) for table in tables if table])))
     found.empty += [table for table in tables if not table]
     forward = type(module).forward
-    if isinstance(forward, types.FunctionType) and not _closed_package(forward.__module__):
-        found.forwards.setdefault(forward, len(_function_places(forward, None)))
-    return _module_places(module, place)
+    if isinstance(forward, types.FunctionType) and not closed_package(forward.__module__):
+        found.forwards.setdefault(forward, len(function_places(forward, None)))
+    return module_places(module, place)
 
 
-def _module_places(module: torch.nn.Module, place: Place) -> list[Found]:
+def module_places(module: torch.nn.Module, place: Place) -> list[Found]:
     found: list[Found] = []
     path = place.path
     tables: tuple[tuple[PlaceKind, dict[str, Any]], ...] = (
@@ -302,8 +302,8 @@ def _module_places(module: torch.nn.Module, place: Place) -> list[Found]:
         if own[name]:
             found += _hooks(place, name, own[name])
     forward = type(module).forward
-    if isinstance(forward, types.FunctionType) and not _closed_package(forward.__module__):
-        for p in _function_places(forward, None):
+    if isinstance(forward, types.FunctionType) and not closed_package(forward.__module__):
+        for p in function_places(forward, None):
             one = Place(p.kind, p.holder, p.name, f"{type(module).__name__}.forward:{p.path}", None)
             found.append((one, one.get()))
     return found
@@ -332,68 +332,3 @@ def _attribute_places(found: Snapshot, place: Place, value: Any) -> list[Place]:
         slots = kind.__dict__.get("__slots__", ())
         names.extend(name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
     return [Place("attribute", value, name, f"{place.path}.{name}", place) for name in names[:_MEMBERS_LIMIT]]
-
-
-def changes(before: Snapshot) -> list[Change]:
-    """What differs now from ``before``: other values at known places, members and attributes come or gone."""
-    found = []
-    same = _unchanged_modules(before)
-    for place, old in before.places.values():
-        if id(place.parent) in same:
-            continue
-        new = place.get()
-        if new is not old and not _equal_plain(old, new):
-            found.append(Change(place, old, new))
-        elif new is not old:
-            before.rebuilt.add(place.path)
-    for place, holder in before.entered:
-        if id(place) not in same:
-            found.extend(_new_attributes(before, place, holder))
-    for place, container, members in before.members:
-        now = _member_keys(container)
-        if not _same_members(now, members) and not any(change.place is place for change in found):
-            found.append(Change(place, f"{len(members)} members", f"{len(now)} members", container=True))
-    return found
-
-
-def _unchanged_modules(before: Snapshot) -> set[int]:
-    """``id`` of the places of modules all of whose members are what they were: those need not be looked at singly."""
-    if any(before.empty) or any(len(_function_places(f, None)) != number for f, number in before.forwards.items()):
-        return set()
-    return {id(place) for place, tables in before.tables if all(_is_same(table) for table in tables)}
-
-
-def _member_keys(container: Any) -> tuple[Any, ...]:
-    keyed = isinstance(container, (set, frozenset, deque, dict))
-    return tuple(container) if keyed else tuple(range(len(container)))
-
-
-def _same_members(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
-    pairs = zip(now, before, strict=False)
-    return len(now) == len(before) and all(a is b or (type(a) in (int, str) and a == b) for a, b in pairs)
-
-
-def _new_attributes(before: Snapshot, place: Place, holder: Any) -> list[Change]:
-    if isinstance(holder, (types.FunctionType, torch.Tensor, *_CLOSED)) or place.get() is not holder:
-        return []
-    path = place.path
-    if isinstance(holder, torch.nn.Module):
-        now = _module_places(holder, place)
-    elif _closed_package(type(holder).__module__):
-        return []
-    else:
-        now = [(one, one.get()) for one in (Place("attribute", holder, name, f"{path}.{name}", place)
-               for name in getattr(holder, "__dict__", {}) if not name.startswith("__"))]  # fmt: skip
-    return [Change(new, MISSING, value) for new, value in now if new.path not in before.places]
-
-
-def _equal_plain(old: Any, new: Any) -> bool:
-    if type(old) is not type(new):
-        return False
-    if type(old) in PLAIN_TYPES or isinstance(old, types.MethodType):
-        return bool(old == new) or (old != old and new != new)
-    if isinstance(old, tuple) or type(old) in (list, dict, OrderedDict, defaultdict):
-        pairs = list(zip(_containers.leaves(old), _containers.leaves(new), strict=False))
-        same_size = sum(1 for _ in _containers.leaves(old)) == sum(1 for _ in _containers.leaves(new))
-        return same_size and all(a is b or (type(a) in PLAIN_TYPES and _equal_plain(a, b)) for (_, a), (_, b) in pairs)
-    return False

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from capture import _restore, _state
+from capture import _changes, _restore, _state
 from capture._call import Call
 from capture._constants import constants_on_host
 from capture._generators import default_generators
@@ -98,7 +98,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
         watch.end()
     watched.arranged_buckets = arranged()
     _count_writes(watched)
-    watched.changed = _state.changes(before)
+    watched.changed = _changes.changes(before)
     return watched
 
 

@@ -1042,3 +1042,117 @@ def test_arguments_that_get_another_shape(body: Callable[[Tensor], Tensor], skip
             mark_step_begin()
             assert told(captured, x_of(seed, 2, 3)) == told(body, x_of(seed, 2, 3))
     assert recordings(captured).recordings == 0
+
+
+class Holder:
+    """Dicts below an object."""
+
+    def __init__(self) -> None:
+        self.cache: dict[Any, Any] = {}
+        self.deep: dict[str, dict[str, Any]] = {"in": {}}
+        self.count = 0
+
+
+Given = dict[str, Any]
+
+
+def adds_views_of_members(o: Holder, d: Given) -> Any:
+    d["same"], d["view"] = d["x"], d["x"][0]
+    return d["view"] + 1
+
+
+def adds_a_number(o: Holder, d: Given) -> Any:
+    d["n"] = 5
+    return d["x"] * 2
+
+
+def adds_containers(o: Holder, d: Given) -> Any:
+    d["inner"], d["list"] = {"b": d["x"] * 2}, [d["x"] + 1, d["x"] * 3]
+    return d
+
+
+def takes_one_away(o: Holder, d: Given) -> Any:
+    del d["w"]
+    d["y"] = d["x"] * 3
+    return d
+
+
+def fills_once(o: Holder, d: Given) -> Any:
+    if "k" not in o.cache:
+        o.cache["k"] = d["x"] * 2
+    return o.cache["k"] + d["x"]
+
+
+def fills_deep(o: Holder, d: Given) -> Any:
+    o.deep["in"]["z"] = d["x"] * 2
+    return o.deep["in"]["z"] + 1
+
+
+def names_by_count(o: Holder, d: Given) -> Any:
+    o.count += 1
+    o.cache[f"step {o.count}"] = d["x"] * o.count
+    return sum(o.cache.values())
+
+
+def names_no_string(o: Holder, d: Given) -> Any:
+    o.cache[1] = d["x"] * 2
+    return o.cache[1] + 1
+
+
+def adds_and_replaces(o: Holder, d: Given) -> Any:
+    d["y"] = d["x"] * 2
+    d["v"] = d["y"] + 1
+    d["x"] = d["v"] * 2
+    d["w"].add_(1)
+    d["written"] = d["w"]
+    return d["x"], d
+
+
+def keeps_the_dict(o: Holder, d: Given) -> Any:
+    o.cache["last"] = d
+    d["y"] = d["x"] * 2
+    return d["y"]
+
+
+def shape_of(value: Any, seen: dict[int, int]) -> Any:
+    """Values, order of members, and which objects are the same."""
+    if isinstance(value, Tensor):
+        return seen.setdefault(id(value), len(seen)), value.tolist()
+    if isinstance(value, dict):
+        return seen.setdefault(id(value), len(seen)), [(key, shape_of(one, seen)) for key, one in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [shape_of(one, seen) for one in value]
+    return shape_of(vars(value), seen) if isinstance(value, Holder) else value
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+@pytest.mark.parametrize("again", [False, True], ids=["another dict each time", "one dict"])
+@pytest.mark.parametrize(
+    ("body", "replays"),
+    [
+        (adds_views_of_members, 5), (adds_a_number, 0), (adds_containers, 5), (takes_one_away, 0), (fills_once, 4),
+        (fills_deep, 5), (names_by_count, 0), (names_no_string, 4), (adds_and_replaces, 5), (keeps_the_dict, 4),
+    ],
+)  # fmt: skip
+def test_dicts_that_get_more_members(body: Callable[[Holder, Given], Any], replays: int, again: bool) -> None:
+    """Members that a body adds are there after a replay, in eager's order, and hold what eager's hold."""
+    mine, theirs = Holder(), Holder()
+    captured = capture(lambda given: body(mine, given))
+    held: list[Any] = []
+    pair: list[Given] = []
+    for seed in range(8):
+        mark_step_begin()
+        if not (again and pair):
+            pair = [{"x": x_of(seed), "w": x_of(seed) + 1} for _ in range(2)]
+        told = []
+        for call, given in ((captured, pair[0]), (lambda given: body(theirs, given), pair[1])):
+            try:
+                told.append(call(given))
+            except KeyError as error:
+                told.append(str(error))
+        held.append((told, pair))
+        ours, eagers = (
+            [(results[side], given[side]) for results, given in held] + [(mine, theirs)[side]] for side in (0, 1)
+        )
+        assert shape_of(ours, {}) == shape_of(eagers, {})
+    assert recordings(captured).replays >= replays or again

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, TypeVarTuple, overload
 import torch
 from attrs import define, frozen
 
-from capture import _containers, _observe, _state, _warm, _watched
+from capture import _changes, _containers, _observe, _warm, _watched
 from capture._api import recordings, warmup
 from capture._config import current, patch
 from capture._decorate import capture, captured_state
@@ -154,7 +154,7 @@ class _Part:
     def put_back(self) -> None:
         """Undo what runs since the first one wrote: tensors, Python state, generators."""
         if self.watched is not None:
-            self.watched.changed = _state.changes(self.watched.before)
+            self.watched.changed = _changes.changes(self.watched.before)
             _watched.undo(self.watched)
             self.watched.changed = []
 
