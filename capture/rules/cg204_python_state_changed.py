@@ -2,6 +2,7 @@
 
 ## What it does
 Finds plain values that differ after the run, such as a counter on `self`, and lists or dicts whose members changed.
+Tensors in members that a dict got by name are no such change: a replay adds them.
 
 ## Why it matters
 A replay does not run the Python code. The state would stay as the recording left it, and so would everything the body
