@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -71,37 +72,22 @@ def _length(count: int) -> int:
     return -(-(nets.PROMPT + count) // 64) * 64
 
 
-def _generate(setting: Setting, count: int, options: dict[str, Any]) -> tuple[Run, Run, Any]:
-    """The whole call, a new cache each time: the prompt runs eagerly, a token's step is recorded once a cache."""
+def _generate(setting: Setting, count: int, options: dict[str, Any], *, keeps: bool = False) -> tuple[Run, Run, Any]:
+    """The whole call. The prompt runs eagerly; a step is recorded once a cache, of which each call makes one, or
+    all have the same (``keeps``)."""
     plain, captured = nets.llama(setting), nets.llama(setting)
     capture(captured, static=["past_key_values"])
     prompt = nets.prompt(plain, setting)
-
-    def run(model: Any, **more: Any) -> list[int]:
-        more = more or {"cache_implementation": "static"}
-        found = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), min_new_tokens=count, max_new_tokens=count,
-            disable_compile=True, pad_token_id=0, **options, **more,
-        )  # fmt: skip
-        tokens: list[int] = found[0, prompt.shape[1] :].tolist()
-        return tokens
-
-    return lambda: run(plain), lambda: run(captured), captured
-
-
-def _reused(setting: Setting, count: int, options: dict[str, Any]) -> tuple[Run, Run, Any]:
-    """One cache for all calls, emptied before each: nothing is recorded again."""
-    plain, captured = nets.llama(setting), nets.llama(setting)
-    capture(captured, static=["past_key_values"])
-    prompt = nets.prompt(plain, setting)
-    caches = {id(model): nets.static_cache(model, _length(count), setting) for model in (plain, captured)}
+    caches = {id(one): nets.static_cache(one, _length(count), setting) for one in (plain, captured) if keeps}
 
     def run(model: Any) -> list[int]:
-        cache = caches[id(model)]
-        cache.reset()
+        cache: dict[str, Any] = {"cache_implementation": "static"}
+        if keeps:
+            cache = {"past_key_values": caches[id(model)]}
+            caches[id(model)].reset()
         found = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), min_new_tokens=count, max_new_tokens=count,
-            disable_compile=True, pad_token_id=0, past_key_values=cache, **options,
+            disable_compile=True, pad_token_id=0, **options, **cache,
         )  # fmt: skip
         tokens: list[int] = found[0, prompt.shape[1] :].tolist()
         return tokens
@@ -180,4 +166,8 @@ def _own(setting: Setting, count: int, options: dict[str, Any]) -> tuple[Run, Ru
     return lambda: run(step), lambda: run(captured), captured
 
 
-WAYS = (("transformers generate", _generate), ("transformers, one cache", _reused), ("own decoder", _own))
+WAYS: tuple[tuple[str, Callable[..., tuple[Run, Run, Any]]], ...] = (
+    ("transformers generate", _generate),
+    ("transformers, one cache", functools.partial(_generate, keeps=True)),
+    ("own decoder", _own),
+)
