@@ -10,7 +10,7 @@ import torch
 
 from capture._containers import result_leaves
 from capture._torch_private_cuda import expandable_segments
-from capture._torch_private_distributed import group_of, wait_for_tensor, wait_for_work
+from capture._torch_private_distributed import group_of, groups_exist, wait_for_tensor, wait_for_work
 
 NAMESPACES = frozenset(["c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"])
 _LOCAL = frozenset(["wait_tensor", "_wrap_tensor_autograd", "check_for_nan"])
@@ -84,16 +84,14 @@ def finished(op: Any, namespace: str, result: Any) -> Any:
 
 def finish(*tensors: torch.Tensor) -> None:
     """Tensors are about to be read that a collective before the call may still be making."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        for tensor in tensors:
-            wait_for_tensor(tensor)
+    for tensor in tensors if groups_exist() else ():
+        wait_for_tensor(tensor)
 
 
 def finish_kept(values: Iterable[Any]) -> None:
     """Before a capture ends: it has to wait for all that it began, also where the body leaves that to its caller."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        for value in values:  # opening an asynchronous one waits for it
-            finish(*[leaf for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)])
+    for value in values if groups_exist() else ():  # opening an asynchronous one waits for it
+        finish(*[leaf for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)])
 
 
 def waiting(function: Callable[..., Any], op: Any, namespace: str) -> Callable[..., Any]:

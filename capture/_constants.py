@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from capture import _torch_private
+from capture._replaced import replaced
 
 _NAMES = ("tensor", "as_tensor", "asarray", "scalar_tensor")
 _INDEXING = ("__getitem__", "__setitem__")
@@ -28,24 +29,11 @@ def constants_on_host() -> Iterator[None]:
         yield
         return
     thread = threading.get_ident()
-    saved = {name: getattr(torch, name) for name in _NAMES}
-    for name, original in saved.items():
-        setattr(torch, name, _wrapper(original, thread))
-    kind: Any = torch.Tensor
-    methods = {name: kind.__dict__.get(name) for name in ("new_tensor", *_INDEXING)}
-    kind.new_tensor = _new_tensor(kind.new_tensor, thread)
-    for name in _INDEXING:
-        setattr(kind, name, _indexing(getattr(kind, name), thread))
-    try:
+    functions = {name: _wrapper(getattr(torch, name), thread) for name in _NAMES}
+    methods = {name: _indexing(getattr(torch.Tensor, name), thread) for name in _INDEXING}
+    methods["new_tensor"] = _new_tensor(torch.Tensor.new_tensor, thread)
+    with replaced(torch, functions), replaced(torch.Tensor, methods):
         yield
-    finally:
-        for name, original in saved.items():
-            setattr(torch, name, original)
-        for name, method in methods.items():
-            if method is None:
-                delattr(kind, name)
-            else:
-                setattr(kind, name, method)
 
 
 def _wrapper(original: Callable[..., Any], thread: int) -> Callable[..., Any]:

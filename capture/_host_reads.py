@@ -16,6 +16,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import get_default_nowrap_functions
 
+from capture._replaced import replaced
+
 _NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__")
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 _GRAD: Any = torch.Tensor.grad
@@ -40,16 +42,10 @@ def host_reads(
             exported(tensor)
         return interface.fget(tensor)
 
-    torch.Tensor.__cuda_array_interface__ = property(read_interface)  # type: ignore[assignment, method-assign]
-    saved = {name: torch.Tensor.__dict__.get(name) for name in _NAMES}
-    for name in _NAMES:
-        setattr(torch.Tensor, name, _wrapper(name, getattr(torch.Tensor, name), note, exported, thread))
-    try:
-        with _storage_resizes(resized):
-            yield
-    finally:
-        torch.Tensor.__cuda_array_interface__ = interface  # type: ignore[method-assign]
-        _put_back(saved)
+    others = {name: _wrapper(name, getattr(torch.Tensor, name), note, exported, thread) for name in _NAMES}
+    others["__cuda_array_interface__"] = property(read_interface)
+    with replaced(torch.Tensor, others), _storage_resizes(resized):
+        yield
 
 
 @contextmanager
@@ -64,15 +60,8 @@ def _storage_resizes(note: Callable[[str], None]) -> Iterator[None]:
             note("UntypedStorage.resize_")
         return original(self, *args)
 
-    inherited = "resize_" not in storage.__dict__
-    storage.resize_ = resize  # type: ignore[method-assign, assignment]
-    try:
+    with replaced(storage, {"resize_": resize}):
         yield
-    finally:
-        if inherited:
-            del storage.resize_
-        else:
-            storage.resize_ = original  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -86,10 +75,8 @@ def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
             note("grad_fn")
         return grad_fn.__get__(tensor)
 
-    saved = {name: torch.Tensor.__dict__.get(name) for name in (*_HOOKS, "grad_fn")}
-    for name in _HOOKS:
-        setattr(torch.Tensor, name, _wrapper(name, getattr(torch.Tensor, name), note, lambda _: None, thread))
-    torch.Tensor.grad_fn = property(read_grad_fn)  # type: ignore[assignment]
+    others = {name: _wrapper(name, getattr(torch.Tensor, name), note, lambda _: None, thread) for name in _HOOKS}
+    others["grad_fn"] = property(read_grad_fn)
     enter = saved_tensors_hooks.__enter__
 
     def use_hooks(hooks: saved_tensors_hooks) -> None:
@@ -97,13 +84,8 @@ def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
             note("hooks on saved tensors, as a checkpoint does")
         enter(hooks)
 
-    hooking: Any = saved_tensors_hooks
-    hooking.__enter__ = use_hooks
-    try:
+    with replaced(torch.Tensor, others), replaced(saved_tensors_hooks, {"__enter__": use_hooks}):
         yield
-    finally:
-        hooking.__enter__ = enter
-        _put_back(saved)
 
 
 @contextmanager
@@ -125,23 +107,9 @@ def gradient_reads() -> Iterator[list[torch.Tensor]]:
             read.extend(one for one in inputs if isinstance(one, torch.Tensor))
         return original(outputs, inputs, *args, **kwargs)
 
-    torch.autograd.grad = differentiate
-    before = torch.Tensor.__dict__.get("grad")
-    torch.Tensor.grad = property(read_grad, _GRAD.__set__, _GRAD.__delete__)  # type: ignore[assignment]
-    try:
+    grad = property(read_grad, _GRAD.__set__, _GRAD.__delete__)
+    with replaced(torch.autograd, {"grad": differentiate}), replaced(torch.Tensor, {"grad": grad}):
         yield read
-    finally:
-        torch.autograd.grad = original
-        _put_back({"grad": before})
-
-
-def _put_back(saved: dict[str, Any]) -> None:
-    """Attributes that ``torch.Tensor`` had of its own; None for what it inherits."""
-    for name, original in saved.items():
-        if original is None:
-            delattr(torch.Tensor, name)
-        else:
-            setattr(torch.Tensor, name, original)
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -18,6 +18,7 @@ import torch
 from capture._gradients import references_to, refuses
 from capture._host_reads import gradient_of
 from capture._torch_private import leaf_like, swap_tensors, use_count
+from capture._torch_private_distributed import groups_exist
 
 Lent = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Tensors that were lent and whose they are, by ``id``."""
@@ -57,7 +58,7 @@ def is_unhooked(leaf: torch.Tensor) -> bool:
     """
     if not leaf.requires_grad or use_count(leaf) < 2 or refuses(leaf) or not leaf.is_leaf:
         return False
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if groups_exist():
         return False
     hooks = leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None)
     return not hooks and _references(leaf) <= _nobodys()

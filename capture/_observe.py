@@ -1,8 +1,7 @@
-"""Observe: one watched run of a body -> what it returned and ``Facts``.
+"""Observe: the operators of a run, as they come -> ``Notes``.
 
 ``Watch`` is a dispatch mode: it sees every operator, backward ones too. The recording run uses the same class with
-``execute`` replaced, so that a recording is checked by the same eyes. Before the run the reachable Python state is
-noted, afterwards compared.
+``execute`` replaced, so that a recording is checked by the same eyes.
 """
 
 from __future__ import annotations

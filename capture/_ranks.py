@@ -24,7 +24,7 @@ from capture._entry import RETRIES, Entry, may_settle
 from capture._facts import Dissent, Facts
 from capture._findings import Severity
 from capture._plan import CapturePlan
-from capture._torch_private_distributed import collectives_so_far, default_store, ranks_of
+from capture._torch_private_distributed import collectives_so_far, default_store, groups_exist, ranks_of
 from capture.backends import Recorded
 
 if TYPE_CHECKING:
@@ -110,15 +110,14 @@ def exchange(captured: Captured, entry: Entry) -> Iterator[Exchange]:
 
 
 def _begin(captured: Captured, entry: Entry) -> Exchange:
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2:
+    if not groups_exist() or torch.distributed.get_world_size() < 2:
         return Exchange()
     store = default_store()
     if store is None:
         return Exchange()
     _groups.follow_ends()
     name = f"capture/{_groups.num_worlds()}/{_store.digest(repr(_occasion(captured)))[:32]}"
-    made = Exchange(store, name, distributed.get_rank(), entry.partners)
+    made = Exchange(store, name, torch.distributed.get_rank(), entry.partners)
     made.answer(_PENDING)
     made.answered = False
     return made

@@ -17,6 +17,11 @@ _without_modes: Callable[[], contextlib.AbstractContextManager[Any]] | None
 _without_modes = getattr(torch._C, "_DisableTorchDispatch", None)
 
 
+def groups_exist() -> bool:
+    """This process is in a process group now."""
+    return _HAS_GROUPS and dist.is_initialized()
+
+
 def _work_waiter() -> Callable[[Any], object] | None:
     unbox = getattr(getattr(dist, "Work", None), "unbox", None)
     return None if unbox is None else lambda handle: unbox(handle).wait()
@@ -56,6 +61,10 @@ def text_of(boxed: Any) -> str:
 _WITH_FACTOR = int(dist.ReduceOp.PREMUL_SUM) if _HAS_GROUPS else -1  # type: ignore[call-overload]
 
 
+def _replicated(modules: Sequence[torch.nn.Module]) -> list[Any]:
+    return [one for one in modules if isinstance(one, DistributedDataParallel)] if groups_exist() else []
+
+
 def _has_hook_of_torchs(module: Any) -> bool:
     """One that is written in C++ and not in Python. False where torch does not tell."""
     try:
@@ -70,12 +79,11 @@ def handles_followed(note: Callable[[str], None], modules: Sequence[torch.nn.Mod
     no operator told of. Without torch's guard they see that, and what does it runs eagerly. ``note(name)`` is called
     where a future is taken from a handle: what it leads to runs in other threads, unseen. So do hooks of torch's own
     that one of the ``modules`` the body can reach has."""
-    if not _HAS_GROUPS or not dist.is_initialized() or _without_modes is None:
+    if not groups_exist() or _without_modes is None:
         yield
         return
-    for module in modules:
-        if isinstance(module, DistributedDataParallel) and _has_hook_of_torchs(module):
-            note("a communication hook of torch's own")
+    if any(map(_has_hook_of_torchs, _replicated(modules))):
+        note("a communication hook of torch's own")
     work: Any = dist.Work
     wait, get_future, thread = work.wait, work.get_future, threading.get_ident()
 
@@ -101,10 +109,7 @@ def buckets_to_arrange(modules: Sequence[torch.nn.Module]) -> Callable[[], bool]
     """Tells whether one of the ``DistributedDataParallel`` among ``modules`` has arranged its buckets meanwhile, which
     it does once, in its second forward pass, with an exchange through the host. False where torch does not tell: the
     step then runs eagerly as one that reads values."""
-    waiting = [
-        one for one in modules
-        if isinstance(one, DistributedDataParallel) and getattr(one, "_has_rebuilt_buckets", None) is False
-    ] if _HAS_GROUPS else []  # fmt: skip
+    waiting = [one for one in _replicated(modules) if getattr(one, "_has_rebuilt_buckets", None) is False]
     return lambda: any(getattr(one, "_has_rebuilt_buckets", False) for one in waiting)
 
 
@@ -115,12 +120,10 @@ def passes_measured(modules: Sequence[torch.nn.Module]) -> int:
     """Forward passes to come of a ``DistributedDataParallel`` among ``modules`` that it measures with events of the
     device, which no capture survives: those to its eleventh. 0 where torch does not tell."""
     left = 0
-    for one in modules:
-        if _HAS_GROUPS and isinstance(one, DistributedDataParallel) and one.device_type != "cpu":
-            try:
+    for one in _replicated(modules):
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
+            if one.device_type != "cpu":
                 left = max(left, _MEASURED - int(one._get_ddp_logging_data().get("iteration", 0)))
-            except (AttributeError, RuntimeError, TypeError, ValueError):
-                continue
     return left
 
 

@@ -1,4 +1,7 @@
-"""Watched: one run of a body under a ``Watch`` -> what it returned and left behind, and how that is undone."""
+"""Watched: one run of a body under a ``Watch`` -> what it returned and left behind, and how that is undone.
+
+Before the run the reachable Python state is noted, afterwards compared.
+"""
 
 from __future__ import annotations
 

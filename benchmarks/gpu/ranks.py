@@ -150,15 +150,13 @@ def measure(setting: Setting) -> Outcome:
         for one in started:
             one.start()
         found: list[list[Result]] = [[], []]
-        begin = time.monotonic()
-        while any(one.is_alive() for one in started) and time.monotonic() - begin < LIMIT_S:
-            while not results.empty():
+        begin, running = time.monotonic(), True
+        while running:
+            running = any(one.is_alive() for one in started) and time.monotonic() - begin < LIMIT_S
+            while not results.empty():  # also what came before the last one ended
                 rank, result = results.get()
                 found[rank].append(result)
             time.sleep(0.05)
-        while not results.empty():
-            rank, result = results.get()
-            found[rank].append(result)
         late = [rank for rank, one in enumerate(started) if one.is_alive()]
         for one in started:
             if one.is_alive():

@@ -31,10 +31,6 @@ _SAME_BITS = frozenset(
         "_unsafe_index", "_unsafe_index_put", "fill", "fill_",
     }
 )  # fmt: skip
-_INDEXED = frozenset(
-    {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
-)  # fmt: skip
-"""These copy CPU indices and a CPU value to the device, which no capture survives."""
 _COPIES = frozenset(["_to_copy", "copy_", "copy"])
 
 
@@ -44,7 +40,7 @@ class Ways:
 
     op: Traits
     copied: bool
-    """A constant, by a copy on the device, as the operator would make one."""
+    """A constant, by a copy on the device: indexing makes one of CPU indices and values, which no capture survives."""
     twin: bool
     """One from outside, by a tensor that is filled before every replay. Not a number that is filled in under a mask:
     with a device tensor the operator counts the mask's elements."""
@@ -89,9 +85,8 @@ class Host:
             return self._copy(op, known, args, kwargs)
         tensors = tensors_in(args, kwargs)
         self._halves = {one.dtype for one in tensors if one.dtype in (torch.float16, torch.bfloat16) and one.is_cuda}
-        indexed = known.base in _INDEXED
-        masked = indexed and any(is_mask(index) for index in args[1])
-        ways = Ways(known, copied=indexed and not masked, twin=known.base in _SAME_BITS and not masked)
+        masked = known.indexes and any(is_mask(index) for index in args[1])
+        ways = Ways(known, copied=known.indexes and not masked, twin=known.base in _SAME_BITS and not masked)
         named = {name: self._replace(value, ways) for name, value in kwargs.items()}
         return op(*[self._replace(value, ways) for value in args], **named)
 

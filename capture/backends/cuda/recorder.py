@@ -15,7 +15,7 @@ import torch
 from typing_extensions import override
 
 from capture import _where
-from capture._collectives import registers_segments
+from capture._collectives import obstacle, registers_segments
 from capture._containers import TENSOR_TYPES
 from capture._facts import Where
 from capture._leaves import is_unhooked, lent
@@ -193,7 +193,7 @@ class Recorder(Watch):
         elif known.unsafe:
             reason = f"{known.name} is tagged as unsafe for graphs"
         elif known.base == "wait_tensor" and not self.made(args[0]):  # once, so that it must not be waited for here
-            reason = f"{known.name} waits for a collective that began before the call"
+            reason = f"{known.name} {obstacle(known.base, on_host=False)}"
         elif known.collective and registers_segments():
             reason = f"{known.name} would have NCCL register memory of expandable segments"
         elif known.draws and _on_cpu(tensors, kwargs):
