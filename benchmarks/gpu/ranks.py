@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import tempfile
 import time
@@ -222,6 +223,7 @@ def _compared(way: Way, mesh: DeviceMesh, setting: Setting, rank: int) -> Result
 
 def _train(way: Way, mesh: DeviceMesh, setting: Setting, rank: int, *, captures: bool) -> Result:
     torch.manual_seed(0)
+    gc.collect()  # what is left of the run before
     if setting.on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -256,12 +258,13 @@ def _train(way: Way, mesh: DeviceMesh, setting: Setting, rank: int, *, captures:
             times.append((time.perf_counter() - begin) * 1e3)
     said = sorted({str(one.message)[:5] for one in caught if issubclass(one.category, CaptureWarning)})
     counted = [recordings(one) for one in ([run] if way.whole else layers)] if captures else []
+    most = torch.cuda.max_memory_reserved() / 2**20 if setting.on_gpu else 1.0
     weights: list[Any] = [one.detach() for one in model.parameters()]
     found = {
         "losses": [float(one) for one in losses],
-        "weights": [(one.full_tensor() if hasattr(one, "full_tensor") else one).clone() for one in weights],
+        "weights": [(one.full_tensor() if hasattr(one, "full_tensor") else one).cpu() for one in weights],
         "ms": statistics.median(times[-TIMED:]),
-        "MiB": torch.cuda.max_memory_reserved() / 2**20 if setting.on_gpu else 1.0,
+        "MiB": most,
         "counts": [sum(getattr(one, name) for one in counted) for name in ("recordings", "replays", "eager_calls")],
         "said": " ".join(said),
     }
