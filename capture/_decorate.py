@@ -57,8 +57,8 @@ def capture(target: Any = None, /, **options: Any) -> Any:
             ``"borrow"``: it raises on use after its step; ``"clone"``: always a copy.
         inputs: how arguments that are not static reach the graph. ``"copy"``: one batched copy of all into buffers of
             the recording. ``"bind"``: no copy, the graph is pointed at the caller's tensors before it runs (1 to 2 us a
-            kernel that uses one; 0 while they come back at the same address); what cannot be bound is copied.
-            ``"auto"`` (default) copies all for now (``docs/inputs.md`` says why).
+            kernel that uses one; 0 while they come back at the same address). ``"auto"`` (default): bound from 1 MiB
+            on, as copying less is cheaper. What cannot be bound is copied.
         fallback: ``"eager"`` (default) where a recording is impossible, or ``"error"``.
         warmup: eager runs before recording, at least 1 (default); the first is watched.
         verify: ``"off"`` (default), ``"first"`` replay of every recording, or ``"always"``: run the body beside the

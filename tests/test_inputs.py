@@ -18,6 +18,7 @@ from tests.device import DEVICE, REBINDS
 from tests.rows import fresh as fresh
 from tests.rows import rand, same
 
+LARGE = 1 << 18  # floats in 1 MiB
 pytestmark = pytest.mark.skipif(not REBINDS, reason="nothing can be bound anew")
 
 
@@ -60,14 +61,18 @@ def test_fresh_tensors_in_every_call(inputs: Any) -> None:
     assert policies(mine) == dict.fromkeys("xy", "bind" if inputs == "bind" else "copy")
 
 
-def test_what_is_said_of_bound_arguments() -> None:
-    mine = capture(block, inputs="bind")
-    for number in range(8):
-        both(block, mine, rand(8, 8, seed=number), rand(8, 8, seed=-number))
-    assert "256 bytes a call are not copied" in next(one.reason for one in plans(mine)[0].placeholders)
-    assert "bind" in str(explain(mine)(rand(8, 8), rand(8, 8)))
-    assert recordings(mine).recordings == 1
-    assert recordings(mine).rebinds <= 2, "later moves are the engine's business"
+def test_large_arguments_are_bound_by_default() -> None:
+    def scaled(x: Tensor, y: Tensor) -> Tensor:
+        return x * 2 + y
+
+    mine = capture(scaled)
+    pairs = [(rand(LARGE, seed=number), rand(1, seed=number)) for number in range(8)]
+    for pair in pairs:
+        both(scaled, mine, *pair)
+    assert policies(mine) == {"x": "bind", "y": "copy"}
+    assert "1.0 MB a call are not copied" in next(one.reason for one in plans(mine)[0].placeholders if one.path == "x")
+    assert "bind" in str(explain(mine)(rand(LARGE), rand(1)))
+    assert (recordings(mine).recordings, recordings(mine).rebinds) == (1, 1), "later moves are the engine's business"
 
 
 def test_tensors_that_alternate() -> None:

@@ -97,7 +97,7 @@ def _large(setting: Setting) -> tuple[list[Figure], list[str]]:
     name, size = "64 MiB input", setting.pick(LARGE, LARGE // 64)
     inputs = [[torch.randn(size, device=setting.device)] for _ in range(ADDRESSES)]
     buffer = torch.empty(size, device=setting.device)
-    hand, captured = Hands(setting).capture(lambda: one(buffer)), capture(one, max_recordings=8, inputs="bind")
+    hand, captured = Hands(setting).capture(lambda: one(buffer)), capture(one, max_recordings=8)
     fresh = [itertools.cycle(inputs) for _ in range(3)]
 
     def by_hand() -> None:
@@ -106,7 +106,7 @@ def _large(setting: Setting) -> tuple[list[Figure], list[str]]:
 
     sides: dict[str, Side] = {
         "by hand: copy_, replay": by_hand,
-        "ours, bound": lambda: captured(*next(fresh[1])),
+        "ours": lambda: captured(*next(fresh[1])),
         "eager": lambda: one(*next(fresh[2])),
     }
     wrong = _mistakes(name, captured, one, inputs)
@@ -116,7 +116,7 @@ def _large(setting: Setting) -> tuple[list[Figure], list[str]]:
         )
     figures = [Figure(name=f"{name}, {side}", unit="us a call, wall", values=values)
                for side, values in zip(sides, times, strict=True)]  # fmt: skip
-    figures.append(ratio(f"{name}, ours, bound", "/ by hand, copy_", times[1], times[0], 0.55))
+    figures.append(ratio(f"{name}, ours", "/ by hand, copy_", times[1], times[0], 0.55))
     return figures, wrong
 
 

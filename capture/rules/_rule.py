@@ -128,15 +128,22 @@ def accelerators(devices: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({device for device in devices if device.split(":")[0] not in ("cpu", "meta")}))
 
 
+BIND_BYTES = 1 << 20
+"""Arguments from this size on are bound by default. A copy of 1 MiB takes an H200 about as long as the host needs to
+point a kernel or two elsewhere (1 to 2 us each, ``benchmarks/results/gpu_rebind.json``); below it one batched copy of
+all inputs is the cheaper way, which needs nothing to be learned of a graph."""
+
+
 def is_bound(case: Case, info: PlaceholderInfo) -> bool:
     """The annotation lets this argument be read where the caller keeps it, wherever that is: on the device that the
     kernels run on, in memory that is no other argument's."""
-    if case.annotation.inputs != "bind" or info.kind != "argument" or info.static or info.tensor.layout != "strided":
+    wanted = case.annotation.inputs
+    if info.kind != "argument" or info.static or info.tensor.layout != "strided":
         return False
     others = [one for one in case.facts.placeholders if one.kind == "argument" and one is not info]
     if info.alias_group is not None and any(one.alias_group == info.alias_group for one in others):
         return False
-    if not info.tensor.nbytes:
+    if wanted == "copy" or info.tensor.nbytes < (BIND_BYTES if wanted == "auto" else 1):
         return False
     devices = accelerators(one.tensor.device for one in case.facts.placeholders)
     return not devices or devices == (info.tensor.device,)

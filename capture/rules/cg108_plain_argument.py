@@ -1,9 +1,9 @@
 """An argument is copied in, bound, or read in place if it is static.
 
 ## What it does
-Decides the policy of every argument that no other rule raises. Static ones stay where they are. With `inputs="bind"`
-an argument is bound: kernels are pointed at the caller's tensor before a replay, and nothing is copied. All others are
-copied into the recording's own buffer.
+Decides the policy of every argument that no other rule raises. Static ones stay where they are. With `inputs="bind"`,
+and by default from 1 MiB on, an argument is bound: kernels are pointed at the caller's tensor before a replay, and
+nothing is copied. All others are copied into the recording's own buffer.
 
 ## Why it matters
 The caller may pass a tensor at any address, reuse it and free it. A small one is copied in little time; the copy of a

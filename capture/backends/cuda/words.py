@@ -2,7 +2,9 @@
 
 A value inside a tensor's memory may be a look-alike. It counts only if a second capture of the same body, with the
 tensor elsewhere, has there the new address with the same offset, and if no other address differs between the two.
-Words that are no addresses do differ: structures and functors passed by value have gaps that nobody fills.
+Words that are no addresses do differ: structures and functors passed by value have gaps that nobody fills, where
+whatever the stack held last may be an address in one of the two captures (a broadcast addition on an H200: a heap
+pointer in the first, the tensor's new begin in the second). What a kernel reads through is a tensor in both.
 """
 
 from __future__ import annotations
@@ -100,8 +102,8 @@ def explain(
     ways = {span.now - span.begin for span in places.spans} - {0}
 
     def is_address(old: int, new: int) -> bool:
-        """In a known tensor in either capture, or beside one that moved."""
-        return new - old in ways or bool(places.find(old) or places_now.find(new))
+        """In known tensors in both captures, or beside one that moved."""
+        return new - old in ways or bool(places.find(old) and places_now.find(new))
 
     found: list[Word] = []
     for number, (one, other) in enumerate(zip(recorded, again, strict=True)):
