@@ -6,6 +6,7 @@ Read in full (2 us) only when the fast comparison with the last reading fails (1
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,10 +33,12 @@ class Ambient:
 class Here:
     """One thread in one combination of modes. There is one object for each, known by its identity."""
 
-    __slots__ = ("ambient",)
+    __slots__ = ("ambient", "modes")
 
     def __init__(self, ambient: Ambient) -> None:
         self.ambient = ambient
+        self.modes: dict[str, tuple[object, Any]] = {}
+        """The same for the C module by kind of device, and the settings that it holds under."""
 
 
 _known: dict[tuple[Any, ...], Ambient] = {}
@@ -90,6 +93,7 @@ _transforms = _torch_private.functorch_interpreter
 _tracer = _torch_private.is_tracing
 _saved_hooks = _torch_private.saved_hooks
 _flags = _torch_private_flags.unguarded_flags
+_inside = operator.attrgetter("inside")
 
 
 def here() -> Here | None:
@@ -117,6 +121,25 @@ def here() -> Here | None:
     if depth and not _torch_private.only_default_device_modes():
         return None
     return _read(thread, last)
+
+
+def terms(device: str) -> tuple[tuple[Callable[..., object], tuple[Any, ...], object], ...] | None:
+    """What ``here`` looks at in this thread, as functions, arguments and what they give now, but for switches that
+    change nothing on this kind of device. None where the modes are not compared by those alone."""
+    thread, grad, depth = _local.thread, _is_grad(), _function_modes()
+    last = thread.readings[grad]
+    if last.check is _never or depth != last.depth or depth > 1:
+        return None
+    found: list[tuple[Callable[..., object], tuple[Any, ...], object]] = [
+        (_inside, (thread,), 0), (_dispatch_modes, (), 0), (_transforms, (), None), (_tracer, (), None),
+        (_is_grad, (), grad), (_is_inference, (), _is_inference()), (_function_modes, (), depth),
+        (last.check, (), True),
+    ]  # fmt: skip
+    found += [(_saved_hooks, (True,), None)] if grad else []
+    found += [(_function_mode, (0,), last.mode)] if depth else []
+    calls = _torch_private_flags.flag_calls(device)
+    flags = [(function, arguments, function(*arguments)) for function, arguments in calls]
+    return (*found, *flags)
 
 
 def foreign() -> str | None:

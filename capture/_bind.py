@@ -27,6 +27,9 @@ Leaf = Any  # a torch.Tensor or a torch.Generator
 KeyPart = Callable[[Any, list[Leaf]], Any]
 
 
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
 @frozen(kw_only=True)
 class Binder:
     """Generated for one signature. ``values(*args, **kwargs)`` gives one value a parameter, in order."""
@@ -36,6 +39,8 @@ class Binder:
     call: Callable[[Callable[..., Any], tuple[Any, ...]], Any]
     """``call(fn, values)`` calls ``fn`` with bound values as a caller would."""
     variadic: bool
+    positional: int
+    """How many parameters, the first ones, may be given by position; -1 if more arguments may follow."""
     keywords: str | None = None
     """Name of the ``**kwargs`` parameter."""
 
@@ -87,6 +92,7 @@ def make_binder(signature: inspect.Signature) -> Binder:
         names=names,
         values=scope["_values"],
         call=scope["_call"],
+        positional=-1 if variadic else sum(one.kind in _BY_POSITION for one in signature.parameters.values()),
         variadic=inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.VAR_KEYWORD in kinds,
         keywords=kinds.get(inspect.Parameter.VAR_KEYWORD),
     )

@@ -29,6 +29,11 @@ OK, MOVED, CHANGED, OVERLAPS = 0, 1, 2, 3
 ALIGNMENT = 64  # bytes that the address of a tensor which moves keeps its distance from a multiple of
 
 
+def nothing_to_check(_: Sequence[Any]) -> int:
+    """The check of a recording that relies on no Python state."""
+    return OK
+
+
 @define(eq=False)
 class Checker:
     """Writes the check of one recording and follows tensors that move."""
@@ -40,7 +45,7 @@ class Checker:
     """Path, how to get what each place that holds the tensor has now, name in ``scope`` of the tensor."""
     arguments: list[tuple[int, str, str]] = field(factory=list)
     """Position, path, name in ``scope`` of the address of each static argument."""
-    function: Callable[[Sequence[Any]], int] = lambda _: OK
+    function: Callable[[Sequence[Any]], int] = nothing_to_check
     kinds: dict[str, tuple[Any, ...]] = field(factory=dict)
     copied: tuple[tuple[int, int], ...] = ()
     """Position and bytes of the copied arguments that must not share memory with ``watched``."""
@@ -165,6 +170,9 @@ class Checker:
 
     def run(self) -> None:
         """Define the function in the scope."""
+        if not (self.structure or self.tensors or self.copied):
+            self.function = nothing_to_check
+            return
         assert self.code is not None
         exec(self.code, self.scope)  # noqa: S102 - text made above
         self.function = self.scope["check"]

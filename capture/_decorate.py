@@ -16,11 +16,13 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import torch
 from attrs import define, field
+from torch.compiler import is_dynamo_compiling
 
 from capture import _events, _packages, _profile, _trees, _where
 from capture._annotate import Annotation, CaptureOptions, annotate
 from capture._bind import Binder, make_binder, signature_of
 from capture._errors import AnnotationError
+from capture._fast import MISS
 from capture._named import named_key
 from capture._runtime import Captured
 
@@ -204,12 +206,13 @@ def _function(function: Any, options: dict[str, Any], *, receiver: Any = None, k
     target = function if keep is None else keep
     handle = _annotated(function, options, method=receiver is not None, name=_name_of(target))
     captured = handle.single = _new(handle.annotation, function, handle.binder, receiver)
-    call = captured.__call__
+    call, straight = captured.__call__, captured.straight
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return target(*args, **kwargs)
-        return call(*args, **kwargs)
+        result = MISS if kwargs else straight(*args)
+        return call(*args, **kwargs) if result is MISS else result
 
     _dress(wrapper, target, handle)
     weakref.finalize(wrapper, captured.retire).atexit = False
@@ -221,11 +224,12 @@ def _method(function: types.FunctionType, options: dict[str, Any]) -> Any:
     of, instances = handle.of, handle.instances
 
     def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return function(self, *args, **kwargs)
         known = instances.get(id(self))
         captured = known[1] if known is not None and known[0]() is self else of(self)
-        return captured.__call__(*args, **kwargs)
+        result = MISS if kwargs else captured.straight(*args)
+        return captured.__call__(*args, **kwargs) if result is MISS else result
 
     _dress(wrapper, function, handle)
     return wrapper

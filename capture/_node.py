@@ -10,6 +10,7 @@ import torch
 from attrs import define, field
 
 from capture._events import Log
+from capture._fast import native
 from capture._liveness import Held
 from capture._modules import registrations
 from capture._outputs import OutputPlan
@@ -67,6 +68,16 @@ class Node:
     layout: Any = None
     """The pool as this recording left it."""
     tree: Tree | None = None
+    view: Any = None
+    """For the C module: what stays as it is from now on."""
+
+    def see(self) -> None:
+        """It is in its tree, complete."""
+        if native is not None and self.outputs is not None:
+            self.view = native.NodeView(
+                outputs=self.outputs, source=None if self.written else self.outputs.single, live=self.live,
+                pattern=self.key[1], waits=bool(self.dead_before), preserving=self.outputs.preserving,
+            )  # fmt: skip
 
     def replaces(self, parameter: torch.Tensor) -> bool:
         """Every replay gives this tensor another ``grad``, without having read the one before."""

@@ -20,17 +20,7 @@ from capture import _config, _difference, _inputs, _planning, _rebind, _record, 
 from capture._ambient import Ambient, Here, ambient, foreign, here, inlining
 from capture._annotate import Annotation
 from capture._autograd import Region, RegionCall
-from capture._bind import (
-    Binder,
-    Key,
-    Leaf,
-    Unkeyable,
-    deaths,
-    key_of,
-    make_binder,
-    module_key,
-    signature_of,
-)
+from capture._bind import Binder, Key, Leaf, Unkeyable, deaths, key_of, make_binder, module_key, signature_of
 from capture._call import Call
 from capture._checks import OVERLAPS
 from capture._compile import compile_plan
@@ -38,12 +28,13 @@ from capture._containers import result_leaves
 from capture._entry import Entry, Family, drop_dead
 from capture._events import Log
 from capture._facts import Inlined
+from capture._fast import MISS
 from capture._named import NamedKey, part_of
 from capture._node import Node
 from capture._optimizers import Optimizers
 from capture._plan import CapturePlan
 from capture._remarks import Remarks
-from capture._shortcut import MISS, Shortcuts
+from capture._shortcut import Shortcuts
 from capture._tree import Tree
 from capture._trees import tree_for
 from capture.backends import Backend, backend_for
@@ -72,6 +63,8 @@ class Captured(Remarks):
         self.receiver_of = (lambda: None) if receiver is None else _weak(receiver)
         self._is_module = isinstance(receiver, torch.nn.Module)
         self._shortcuts = Shortcuts()
+        self.straight = self._shortcuts.straight
+        """Takes the positional arguments of a call; ``MISS`` if that is not one of the last ones again."""
         self._deaths = 0
         self.optimizers = Optimizers()
         self.is_backward = False

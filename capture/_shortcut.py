@@ -2,7 +2,7 @@
 
 Loops call with the same kinds of arguments again and again. One C++ comparison of all tensors' metadata then takes
 the place of reading and hashing it (1.3 us a tensor), and identity that of comparing Python values. What a shortcut
-does not know goes the long way, which makes one.
+does not know goes the long way, which makes one. The C module takes the same steps, if it is there (``_fast``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from capture import _torch_private
-from capture._ambient import Here
+from capture import _config, _torch_private
+from capture._ambient import Here, terms
 from capture._bind import Leaf, training_reader
+from capture._checks import nothing_to_check
 from capture._containers import PLAIN_TYPES
 from capture._entry import Entry
+from capture._fast import MISS, MOST_VALUES, native, no_way
 from capture._named import MISSING
 from capture._step import steps_begun
 from capture._tensors import any_overlap, span_bytes
@@ -29,8 +31,6 @@ from capture._trees import trees_here
 if TYPE_CHECKING:
     from capture._runtime import Captured
 
-MISS: Any = object()
-"""The long way has to be taken."""
 _KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
 _SAME = (PLAIN_TYPES - {slice}) | {types.BuiltinFunctionType, type, type(MISSING)}
 """The same object of these types has the same key."""
@@ -46,6 +46,8 @@ class Shortcuts:
     """All shortcuts of one captured function; the last one is tried first."""
 
     def __init__(self) -> None:
+        self.straight: Callable[..., Any] = no_way if native is None else native.Ways(MISS)
+        """Takes a call's positional arguments before anything is known of them, in C."""
         self._last: Way | None = None
         self._by_shapes: dict[tuple[torch.Size, ...], list[Way]] = {}
 
@@ -69,13 +71,29 @@ class Shortcuts:
         simple = kinds <= _KINDS | _SAME and not kinds.isdisjoint(_KINDS) and not entry.shares_memory
         if not simple or not _torch_private.HAS_METADATA_GUARD or captured.annotation.verify == "always":
             return
-        self._last = _way(captured, values, leaves, entry, here)
+        fast = None if native is None else _native_way(captured, values, leaves, entry, here)
+        self._last = _way(captured, values, leaves, entry, here) if fast is None else self._in_c(fast)
         alike = self._by_shapes.setdefault(_shapes(values), [])
         alike.insert(0, self._last)
         del alike[_KEPT:]
 
+    def _in_c(self, fast: Any) -> Way:
+        """Taken by values, as after keyword arguments, it is the first one from then on."""
+        ways: Any = self.straight
+        ways.add(fast)
+
+        def way(here: Here, values: Values) -> Any:
+            result = fast(*values)
+            if result is not MISS:
+                ways.add(fast)
+            return result
+
+        return way
+
     def clear(self) -> None:
         """Forget all: entries were dropped."""
+        if native is not None:
+            self.straight.clear()  # type: ignore[attr-defined] # the ways
         self._last = None
         self._by_shapes.clear()
 
@@ -103,6 +121,55 @@ def _way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entr
     exec(_code(tensors, captured, attaches=runs is not captured), scope)  # noqa: S102 - text made below
     way: Way = scope["way"]
     return way
+
+
+def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here) -> Any:
+    """The same in C; None where it does not know all that has to be looked at."""
+    assert entry.backend is not None
+    modes, given = _modes(here, entry.backend.name.partition(":")[0]), _given(captured, values)
+    if given is None or modes is None or len(values) > MOST_VALUES:
+        return None
+    runs, function = captured if entry.region is None else entry.region, captured.function
+    return native.Way(
+        modes=modes, miss=MISS, ok=nothing_to_check, function=captured,
+        defaults_of=function if isinstance(function, types.FunctionType) else None,
+        defaults=getattr(function, "__defaults__", None), entry=entry, number=entry.number,
+        limit=captured.annotation.max_recordings,
+        in_capture=None if entry.backend.name == "cpu" else entry.backend.in_capture,
+        check=_torch_private.metadata_guard(leaves),
+        world=None if captured.stateless else _world(captured, len(values)), trees=trees_here(),
+        backend=entry.backend.name, counters=captured.log.counters, steps_begun=steps_begun, replay=runs.replay,
+        ready=runs.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
+        alignments=tuple([leaf.data_ptr() & 63 for leaf in leaves]), spans=tuple(map(span_bytes, leaves)),
+        least=given[0], most=given[1], verifies=captured.annotation.verify != "off",
+        sampled=captured.annotation.checks == "sampled", attaches=runs is not captured,
+    )  # fmt: skip
+
+
+def _modes(here: Here, device: str) -> Any:
+    """The modes of this thread and the settings now, for the C module; None where it does not compare all of them."""
+    settings, known = _config.current(), here.modes.get(device)
+    if known is None or known[0] is not settings:
+        found = None if settings.poison or settings.verify != "off" else terms(device)
+        known = here.modes[device] = settings, found and native.Modes(((_config.current, (), settings), *found))
+    return known[1]
+
+
+def _given(captured: Captured, values: Values) -> tuple[int, int] | None:
+    """How many of the values a call has to give, and may give, by position: the others are defaults, and no tensors."""
+    most = captured.binder.positional
+    least = None
+    for count in range(most, -1, -1):
+        left = values[count:]
+        try:
+            bound = captured.binder.values(*values[:count])
+        except TypeError:
+            break
+        same = len(bound) == len(values) and all(map(operator.is_, bound, values))
+        if not same or any(type(one) in _KINDS for one in left):
+            break
+        least = count
+    return None if least is None else (least, most)
 
 
 def _code(tensors: tuple[bool, ...], captured: Captured, *, attaches: bool) -> types.CodeType:

@@ -94,6 +94,10 @@ raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream"
 """Handle of the current stream (0.07 us); the public call takes 3.3 us."""
 
 
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""Index of the current device (0.05 us); the public call takes 0.3 us."""
+
+
 def cuda_storage(address: int, device: torch.device, nbytes: int) -> torch.UntypedStorage:
     """A storage over device memory that it does not own. Without torch's builder: 2 us more, and a Python object."""
     make = getattr(torch._C, "_construct_storage_from_data_pointer", None)

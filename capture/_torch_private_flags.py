@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
-_FLAG_NAMES = ("_get_mkldnn_enabled", "_get_flash_sdp_enabled", "_get_math_sdp_enabled")
-_CUDA_FLAG_NAMES = (
-    "_get_mem_efficient_sdp_enabled", "_get_cudnn_sdp_enabled", "_get_cudnn_enabled", "_get_cudnn_deterministic",
-    "_get_cudnn_benchmark",
+_FLAGS = {"_get_mkldnn_enabled": "cpu", "_get_flash_sdp_enabled": "", "_get_math_sdp_enabled": ""}
+_CUDA_FLAGS = dict.fromkeys(
+    ("_get_mem_efficient_sdp_enabled", "_get_cudnn_sdp_enabled", "_get_cudnn_enabled", "_get_cudnn_deterministic",
+     "_get_cudnn_benchmark"),
+    "cuda",
 )  # fmt: skip
+"""Getters, and the kind of device whose operators they are about; empty for all."""
 _PRECISIONS = [(backend, op) for backend in ("mkldnn", "cuda") for op in ("matmul", "conv", "rnn")]
 
 
@@ -28,19 +30,40 @@ def _legacy_precision() -> tuple[object, ...]:
     return tuple(found)
 
 
-def _flag_reader() -> Callable[[], tuple[Any, ...]]:
+FlagCall = tuple[str, Callable[..., object], tuple[Any, ...]]
+"""The kind of device, a function, and its arguments."""
+
+
+def _flag_calls() -> list[FlagCall]:
     built = torch.backends.cuda.is_built()
-    names = _FLAG_NAMES + (_CUDA_FLAG_NAMES if built else ())
-    flags = {name: getattr(torch._C, name) for name in names if hasattr(torch._C, name)}
-    terms = [f"{name}()" for name in flags]
+    names = _FLAGS | (_CUDA_FLAGS if built else {})
+    calls: list[FlagCall] = [
+        (kind, getattr(torch._C, name), ()) for name, kind in names.items() if hasattr(torch._C, name)
+    ]
     precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-    flags["precision"] = _legacy_precision if precision is None else precision
     if precision is None:
-        terms.append("precision()")
-    else:
-        terms += [f"precision{one}" for one in _PRECISIONS if built or "mkldnn" in one]
-    source = f"lambda: ({', '.join(terms)},)"
-    reader: Callable[[], tuple[Any, ...]] = eval(source, flags)  # noqa: S307 - the names above
+        return [*calls, ("", _legacy_precision, ())]
+    kinds = {"mkldnn": "cpu", "cuda": "cuda"}
+    return calls + [(kinds[one[0]], precision, one) for one in _PRECISIONS if built or "mkldnn" in one]
+
+
+FLAG_CALLS = _flag_calls()
+"""What gives a backend switch each."""
+
+
+def flag_calls(device: str) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
+    """Switches for operators on one kind of device, but for TF32 in cuBLAS, which ``GlobalStateGuard`` compares."""
+    return [
+        (function, arguments)
+        for kind, function, arguments in FLAG_CALLS
+        if kind in ("", device) and arguments != ("cuda", "matmul")
+    ]
+
+
+def _flag_reader() -> Callable[[], tuple[Any, ...]]:
+    scope = {f"f{index}": function for index, (_, function, _) in enumerate(FLAG_CALLS)}
+    terms = [f"f{index}({', '.join(map(repr, arguments))})" for index, (_, _, arguments) in enumerate(FLAG_CALLS)]
+    reader: Callable[[], tuple[Any, ...]] = eval(f"lambda: ({', '.join(terms)},)", scope)  # noqa: S307 - made above
     return reader
 
 

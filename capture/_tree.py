@@ -16,6 +16,7 @@ from attrs import define
 from capture import _config, _step
 from capture._copies import on_storage
 from capture._events import Log
+from capture._fast import native
 from capture._liveness import Held, StaleTensor, hold, make_stale
 from capture._node import Node, Pattern, walk
 from capture._outputs import OutputPlan
@@ -58,6 +59,11 @@ class Tree:
         """To be buried when the path ends, which an output of theirs holds open."""
         self.recording = False
         self.thread = threading.get_ident()
+        self.view = None if native is None else native.TreeView(
+            path=self.path, warm=self.warm, buried=self.buried, lingering=self.lingering, kept=self.kept,
+            times=self.times,
+        )  # fmt: skip
+        """For the C module: these lists are never other ones."""
 
     def bury(self, node: Node) -> None:
         """Forget a recording as soon as this thread may. Garbage collection asks for it at any time: what is moved out
@@ -137,7 +143,7 @@ class Tree:
             self._go_back()
             return False
         self._end()
-        self.lingering, self.awaited, self.in_place = lingering, successor, in_place
+        self.lingering[:], self.awaited, self.in_place = lingering, successor, in_place
         return True
 
     def _go_back(self) -> None:
@@ -152,7 +158,7 @@ class Tree:
     def _take_up(self) -> None:
         """The call that found gradients to linger was stopped before its replay. Where somebody has got hold of one
         since, and it cannot leave the pool, its step goes on."""
-        lingering, self.lingering, self.awaited = self.lingering, [], None
+        lingering, self.awaited = self._lingering_no_more(), None
         stuck = None
         for node, number in lingering:
             held = node.live[number]
@@ -165,6 +171,11 @@ class Tree:
         if self.path:
             self._go_back()
 
+    def _lingering_no_more(self) -> list[tuple[Node, int]]:
+        lingering = self.lingering[:]
+        self.lingering.clear()
+        return lingering
+
     def _is_replaced(self, node: Node, number: int, successor: Node) -> bool:
         assert node.outputs is not None
         parameter = node.outputs.gradient_of(number)
@@ -173,7 +184,7 @@ class Tree:
     def let_go(self, successor: Node | None = None) -> bool:
         """What is to come is the replay of ``successor``, or something else: other gradients leave the pool. True if
         all gradients that the replay writes are in place already, those of its last run, which nobody else has."""
-        lingering, self.lingering = self.lingering, []
+        lingering = self._lingering_no_more()
         if successor is not None and successor is self.awaited:
             return self.in_place
         for node, number in lingering:
@@ -304,6 +315,7 @@ class Tree:
         node.tree = self
         node.parent, node.dead_before, node.dead = self.current, tuple(before), frozenset(dead)
         self.current.children.setdefault(node.key, []).append(node)
+        node.see()
         counts = self.current.counts
         counts[node.function.number] = counts.get(node.function.number, 0) + 1
         self.stand_on(node)

@@ -21,7 +21,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
     frozenset(stage.split())
     for stage in (
         "_errors _facts _annotate _findings rules _plan _compile _compare _report",
-        "_config _events _progress _lock _replaced",
+        "_config _events _fast _progress _lock _replaced",
         (
             "_torch_private _torch_private_aoti _torch_private_compile _torch_private_cuda _torch_private_distributed "
             "_torch_private_flags _torch_private_operators _torch_private_subclass"

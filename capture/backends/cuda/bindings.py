@@ -42,8 +42,8 @@ class _Slot:
 class Bindings:
     """The bindings of one recording."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        self.nodes = params.read(graph)
+    def __init__(self, graph: torch.cuda.CUDAGraph, added: frozenset[int] = frozenset()) -> None:
+        self.nodes = [one for one in params.read(graph) if int(one.handle) not in added]
         self.begins: dict[str, int] = {}
         """Where each tensor was when the graph was recorded."""
         self._executable = params.executable_of(graph)

@@ -37,6 +37,8 @@ class Made:
     """Paths of Python state that is copied before every replay."""
     memory: Sequence[Twin | Constant]
     """Memory of its own outside of the pool, in the order of its making."""
+    added: frozenset[int] = frozenset()
+    """Handles of nodes that the capture did not make."""
 
 
 def learn(
@@ -54,7 +56,7 @@ def learn(
         return Refusal("the graph is empty")
     try:
         with torch.cuda.device(pool.device):
-            bindings = bindings or Bindings(graph)
+            bindings = bindings or Bindings(graph, made.added)
     except params.DriverError as error:
         return Refusal(f"its parameters cannot be read: {error}")
     for move in (*moves, *others):

@@ -74,6 +74,21 @@ class Capture:
         """What launches the graph on the current stream."""
         return _nothing if self.is_empty or self._graph is None else _torch_private_cuda.graph_launcher(self._graph)
 
+    def handle(self) -> int | None:
+        """Handle of the graph itself, to add to before it is instantiated; None where there is none, or torch does not
+        tell."""
+        if self.is_empty or self._graph is None:
+            return None
+        tell = getattr(self._graph, "raw_cuda_graph", None)
+        return None if tell is None or not hasattr(self._graph, "raw_cuda_graph_exec") else int(tell())
+
+    def executable(self) -> int | None:
+        """Handle of the instantiated graph, 0 for one without nodes; None where torch does not tell."""
+        if self.is_empty or self._graph is None:
+            return 0
+        tell = getattr(self._graph, "raw_cuda_graph_exec", None)
+        return None if tell is None else int(tell())
+
     def graph(self) -> torch.cuda.CUDAGraph | None:
         """The graph itself, if it has nodes."""
         return None if self.is_empty else self._graph

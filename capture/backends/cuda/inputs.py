@@ -9,6 +9,7 @@ import torch
 from attrs import define, field
 
 from capture import _torch_private
+from capture._fast import MOST_VALUES
 from capture._tensors import span_bytes
 from capture.backends import Geometry
 from capture.backends.cuda.pool import CudaPool
@@ -95,6 +96,23 @@ class Feed:
         steps += [group.copy_in for group in self.staging.groups]
         steps += [_twin(twin) for twin in self.twins]
         return _in_order(steps)
+
+    def plain(self, leaves: Sequence[Any]) -> list[tuple[int, int, int, int]] | None:
+        """Position, address of the buffer, source and bytes of every copy in, where that is all there is to copy, and
+        each is of memory without gaps on the buffer's device, read as it is."""
+        singles = [one for one in self.staging.singles if one.tensor.numel()]
+        if self.staging.groups or self.twins or any(one.back or one.lent for one in singles):
+            return None
+        there = [leaves[one.position] for one in singles]
+        elsewhere = any(leaf.device != one.tensor.device for one, leaf in zip(singles, there, strict=True))
+        if elsewhere or len(leaves) > MOST_VALUES or any(leaf.is_conj() or leaf.is_neg() for leaf in there):
+            return None
+        if any(span_bytes(leaf) != leaf.nbytes for leaf in there):
+            return None
+        return [
+            (one.position, one.tensor.data_ptr(), leaf.data_ptr(), leaf.nbytes)
+            for one, leaf in zip(singles, there, strict=True)
+        ]
 
     def returner(self) -> Callable[[Sequence[Any]], None] | None:
         """Copies inputs that the body wrote back to the caller's tensors; None if it wrote none."""

@@ -10,6 +10,7 @@ import torch
 from capture import _torch_private, _torch_private_cuda
 from capture._call import Call
 from capture._describe import Described
+from capture._fast import native, reaches_driver
 from capture._torch_private import generator_id
 from capture._watched import Watched
 from capture.backends import Followed, Input, Move, Refusal
@@ -23,6 +24,7 @@ from capture.backends.cuda.pool import CudaPool
 from capture.backends.cuda.streams import order_draws
 
 Step = Callable[[Sequence[Any]], None]
+_MOST_INSIDE = 4  # copies in a graph: from there on one batched kernel is the shorter way, on the device above all
 
 
 class CudaRecording:
@@ -42,6 +44,8 @@ class CudaRecording:
         self._bindings: Bindings | None = None
         self._bound: Bound | None = None
         self._grad = False
+        self._inside: Any = None
+        """The copies of all inputs, as nodes of the graph."""
         self._bumps: list[tuple[torch.Tensor, int]] = []
         self._static_bumps: list[tuple[int, int]] = []
         self._first = False
@@ -57,7 +61,10 @@ class CudaRecording:
         self._first = counted
         self.num_ops = described.facts.num_ops
         before, _ = torch.cuda.mem_get_info(self._pool.device)
+        self._inside = self._put_inside(self._feed.plain(watched.call.leaves))
         self._capture.instantiate()
+        if self._inside is not None:
+            self._inside.use(self._capture.executable())
         after, _ = torch.cuda.mem_get_info(self._pool.device)
         self.graph_bytes = max(before - after, 0)
         for constant in self._constants:
@@ -82,7 +89,7 @@ class CudaRecording:
         enter, raw_stream, set_grad = pool.enter, _torch_private_cuda.raw_stream, _torch_private.set_grad_enabled
         launch = self._capture.launcher()
         draw = order_draws if self._draws else None
-        copy_in, copy_out = self._feed.copier(), self._feed.returner()
+        copy_in, copy_out = self._inside or self._feed.copier(), self._feed.returner()
         around = self._around_draws() if self._swaps else None
         bump = self._bump if self._bumps or self._static_bumps else None
         beside = pool.beside
@@ -114,7 +121,31 @@ class CudaRecording:
             if bump is not None:
                 bump(leaves)
 
-        return full if grad or around is not None or bump is not None else plain
+        slow = full if grad or around is not None or bump is not None else plain
+        odd = bound is not None or any(one is not None for one in (draw, around, bump, copy_out))
+        return slow if odd or (grad and copy_in is not self._inside) else self._native(slow, copy_in)
+
+    def _native(self, slow: Step, copy_in: Step | None) -> Step:
+        """The same in C, without gradient mode where no operator of torch runs. A graph that draws needs torch's
+        launch, which hands it seeds."""
+        executable = self._capture.executable() if reaches_driver() else None
+        if executable is None:
+            return slow
+        step: Step = native.Launch(
+            slow=slow, pool=self._pool, stream_of=_torch_private_cuda.raw_stream,
+            device=_torch_private_cuda.current_device, index=self._pool.index, executable=executable,
+            copies=self._inside, copy_in=None if copy_in is self._inside else copy_in,
+        )  # fmt: skip
+        return step
+
+    def _put_inside(self, copies: Sequence[tuple[int, int, int, int]] | None) -> Any:
+        """Few inputs are copied by nodes of the graph itself: 1 us each, where ``copy_`` takes 5 us and one batched
+        copy of eight takes 7 (H200)."""
+        graph = self._capture.handle()
+        if not copies or len(copies) > _MOST_INSIDE or not graph or not reaches_driver():
+            return None
+        with torch.cuda.device(self._pool.device):
+            return native.Copies(graph, tuple(copies))
 
     def _around_draws(self) -> Callable[[Step, Sequence[Any]], None]:
         """A generator passed as an argument may be another one than the graph knows: lend that one its state."""
@@ -173,7 +204,8 @@ class CudaRecording:
         reason = params.missing()
         if reason is not None:
             return Refusal(reason, environment=True)
-        made = Made(self._inputs, self.copied_paths, (*self._feed.twins, *self._constants))
+        added = frozenset(self._inside.nodes() if self._inside is not None else ())
+        made = Made(self._inputs, self.copied_paths, (*self._feed.twins, *self._constants), added)
         there = [move for move in (*moves, *others) if move.path not in self.copied_paths]
         elsewhere = [move for move in there if move.tensor.data_ptr() != move.before]
         others = [move for move in there if move not in elsewhere]

@@ -1,0 +1,40 @@
+"""Fast: the C module that takes the straight way through a call, where it was built.
+
+It is part of the package and built when that is installed, if there is a C compiler. Without it, or with
+``CAPTURE_NATIVE=0``, the same steps run in Python (2 to 3 times as long, ``benchmarks/``).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from typing import Any
+
+MISS: Any = object()
+"""The long way has to be taken."""
+MOST_VALUES = 64  # of one call that the C module takes (``native.h``)
+
+
+def _load() -> Any:
+    if os.environ.get("CAPTURE_NATIVE", "1").strip().lower() in ("0", "false", "no", "off"):
+        return None
+    try:
+        return importlib.import_module("capture._native")
+    except ImportError:
+        return None
+
+
+native: Any = _load()
+"""The module, or None."""
+
+
+@functools.cache
+def reaches_driver() -> bool:
+    """The C module can copy and launch by itself."""
+    return native is not None and bool(native.use_driver("libcuda.so.1"))
+
+
+def no_way(*_: Any) -> Any:
+    """There is none."""
+    return MISS

@@ -1,0 +1,92 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+class Modes:
+    def __init__(self, terms: tuple[tuple[Callable[..., object], tuple[Any, ...], object], ...]) -> None: ...
+    def __call__(self) -> bool: ...
+
+class Copies:
+    def __init__(self, graph: int, copies: tuple[tuple[int, int, int, int], ...]) -> None: ...
+    def __call__(self, leaves: Sequence[Any], /) -> None: ...
+    def use(self, executable: int, /) -> None: ...
+    def nodes(self) -> list[int]: ...
+
+class Launch:
+    def __init__(
+        self,
+        *,
+        slow: Callable[[Sequence[Any]], None],
+        pool: Any,
+        stream_of: Callable[[int], int],
+        device: Callable[[], int],
+        index: int,
+        executable: int,
+        copies: Copies | None,
+        copy_in: Callable[[Sequence[Any]], None] | None,
+    ) -> None: ...
+    def __call__(self, leaves: Sequence[Any], /) -> None: ...
+
+class TreeView:
+    def __init__(
+        self,
+        *,
+        path: list[Any],
+        warm: list[Any],
+        buried: list[Any],
+        lingering: list[Any],
+        kept: list[Any],
+        times: dict[Any, int],
+    ) -> None: ...
+
+class NodeView:
+    def __init__(
+        self,
+        *,
+        outputs: Any,
+        source: Any,
+        live: list[Any],
+        pattern: tuple[int | None, ...],
+        waits: bool,
+        preserving: bool,
+    ) -> None: ...
+
+class Way:
+    def __init__(
+        self,
+        *,
+        modes: Modes,
+        miss: Any,
+        ok: Any,
+        function: Any,
+        defaults_of: Any,
+        defaults: Any,
+        entry: Any,
+        number: int,
+        limit: int,
+        in_capture: Any,
+        check: Any,
+        world: Any,
+        trees: dict[str, Any],
+        backend: str,
+        counters: Any,
+        steps_begun: Any,
+        replay: Any,
+        ready: Any,
+        constants: tuple[Any, ...],
+        alignments: tuple[int, ...],
+        spans: tuple[int, ...],
+        least: int,
+        most: int,
+        verifies: bool,
+        sampled: bool,
+        attaches: bool,
+    ) -> None: ...
+    def __call__(self, *values: Any) -> Any: ...
+
+class Ways:
+    def __init__(self, miss: Any) -> None: ...
+    def __call__(self, *values: Any) -> Any: ...
+    def add(self, way: Way, /) -> None: ...
+    def clear(self) -> None: ...
+
+def use_driver(library: str, /) -> bool: ...

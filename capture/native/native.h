@@ -1,0 +1,118 @@
+/* What the straight way through a call is made of, in C: the same steps as in Python, without its frames.
+
+   No header of torch or CUDA is needed: torch is asked through the Python functions that it is given, the driver
+   through its library. Without this module every step runs in Python. */
+#ifndef CAPTURE_NATIVE_H
+#define CAPTURE_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MOST_VALUES 64 /* of one call; longer ones go the long way */
+
+/* 1, 0, or -1 with an exception set. */
+int modes_hold(PyObject *modes);
+
+/* Ways of one mode share the object. */
+PyObject *modes_of(PyObject *way);
+
+/* The result of a call whose modes hold; the way's ``MISS`` for one that it is not made for. */
+PyObject *way_take(PyObject *way, PyObject *const *args, Py_ssize_t given);
+int is_way(PyObject *one);
+
+/* The lists of a tree, which never are other ones. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *path, *warm, *buried, *lingering, *kept, *times;
+} TreeView;
+
+/* What stays as it is once a recording is in its tree. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *outputs; /* OutputPlan */
+    PyObject *source;  /* of its one fresh tensor, or None where there is more to do */
+    PyObject *live;    /* a list: what watches each group handed out last */
+    PyObject *pattern; /* a tuple: addresses of arguments that are outputs on the path, or None */
+    int waits;         /* some outputs have to be dead before it may run */
+    int preserving;    /* tensors are handed out as they are */
+} NodeView;
+
+extern PyTypeObject TreeViewType, NodeViewType;
+int add_views(PyObject *module);
+
+/* The way's steps from the tree on, once the arguments fit. */
+typedef struct {
+    PyObject *miss, *ok, *function, *limit, *number, *entry, *counters, *steps_begun, *replay, *ready;
+    int verifies, sampled, attaches;
+    Py_ssize_t count, tensors;
+} Steps;
+PyObject *steps_take(
+    const Steps *steps, PyObject *tree, PyObject *const *values, PyObject *const *tensors, const uint64_t *addresses);
+int add_steps(PyObject *module);
+
+/* The driver's functions, as in cuda.h: addresses are 64-bit integers, handles are pointers, 0 is success. */
+#define DEVICE_MEMORY 2 /* CU_MEMORYTYPE_DEVICE */
+typedef struct { /* CUDA_MEMCPY3D */
+    size_t source_x, source_y, source_z, source_lod;
+    int source_type;
+    const void *source_host;
+    uint64_t source;
+    void *source_array, *reserved0;
+    size_t source_pitch, source_height;
+    size_t target_x, target_y, target_z, target_lod;
+    int target_type;
+    void *target_host;
+    uint64_t target;
+    void *target_array, *reserved1;
+    size_t target_pitch, target_height;
+    size_t width, height, depth;
+} CopyParams;
+typedef int (*GraphLaunch)(void *executable, void *stream);
+typedef int (*ContextGet)(void **context);
+typedef int (*GraphRoots)(void *graph, void **nodes, size_t *count);
+typedef int (*GraphAddCopy)(
+    void **node, void *graph, void *const *after, size_t count, const CopyParams *params, void *context);
+typedef int (*ExecSetCopy)(void *executable, void *node, const CopyParams *params, void *context);
+typedef int (*GraphDepend)(void *graph, void *const *from, void *const *to, size_t count);
+typedef int (*GraphDependV2)(void *graph, void *const *from, void *const *to, const void *edges, size_t count);
+typedef struct {
+    GraphLaunch launch;
+    ContextGet context;
+    GraphRoots roots;
+    GraphAddCopy add_copy;
+    ExecSetCopy set_copy;
+    GraphDepend depend;
+    GraphDependV2 depend_v2;
+} Driver;
+extern Driver driver;
+int add_driver(PyObject *module);
+
+/* Copies: 0, or an error of the driver, with which nothing may be launched. */
+int copies_point(PyObject *copies, const uint64_t *addresses);
+/* Addresses of the leaves that are copied: 0, or -1 with an exception set. */
+int copies_read(PyObject *copies, PyObject *const *leaves, Py_ssize_t count, uint64_t *addresses);
+int is_copies(PyObject *one);
+int add_copies(PyObject *module);
+
+PyObject *list_of(PyObject *const *items, Py_ssize_t count);
+
+/* Truth of a result, which is given up: 1, 0, or -1 if it is NULL. */
+int truth_of(PyObject *result);
+
+/* Whether ``one`` is a Launch, whose steps the caller may run without an argument tuple. */
+int is_launch(PyObject *one);
+
+/* Copy in, launch: 0, or -1 with an exception set. ``addresses``: of the leaves, in their order. */
+int launch_run(PyObject *launch, PyObject *const *leaves, const uint64_t *addresses, Py_ssize_t count);
+
+/* The address of a tensor: 0 and ``*address``, or -1 with an exception set. */
+int address_of(PyObject *tensor, uint64_t *address);
+
+int add_modes(PyObject *module);
+int add_launch(PyObject *module);
+int add_way(PyObject *module);
+int add_ways(PyObject *module);
+
+#endif

@@ -1,0 +1,123 @@
+/* Views: what never is another object in a tree or a recording, so that it is not looked up in every call. */
+#include "native.h"
+
+static PyObject *of_lists(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"path", "warm", "buried", "lingering", "kept", "times", NULL};
+    TreeView given = {0};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "$O!O!O!O!O!O!", names, &PyList_Type, &given.path, &PyList_Type, &given.warm, &PyList_Type,
+            &given.buried, &PyList_Type, &given.lingering, &PyList_Type, &given.kept, &PyDict_Type, &given.times))
+        return NULL;
+    TreeView *self = (TreeView *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->path = Py_NewRef(given.path);
+    self->warm = Py_NewRef(given.warm);
+    self->buried = Py_NewRef(given.buried);
+    self->lingering = Py_NewRef(given.lingering);
+    self->kept = Py_NewRef(given.kept);
+    self->times = Py_NewRef(given.times);
+    return (PyObject *)self;
+}
+
+static int visit_lists(PyObject *object, visitproc visit, void *arg)
+{
+    TreeView *self = (TreeView *)object;
+    Py_VISIT(self->path);
+    Py_VISIT(self->warm);
+    Py_VISIT(self->buried);
+    Py_VISIT(self->lingering);
+    Py_VISIT(self->kept);
+    Py_VISIT(self->times);
+    return 0;
+}
+
+/* Nothing is cleared to break a cycle: the lists' owners clear them. */
+static void free_lists(PyObject *object)
+{
+    TreeView *self = (TreeView *)object;
+    PyObject_GC_UnTrack(object);
+    Py_XDECREF(self->path);
+    Py_XDECREF(self->warm);
+    Py_XDECREF(self->buried);
+    Py_XDECREF(self->lingering);
+    Py_XDECREF(self->kept);
+    Py_XDECREF(self->times);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"outputs", "source", "live", "pattern", "waits", "preserving", NULL};
+    NodeView given = {0};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "$OOO!O!pp", names, &given.outputs, &given.source, &PyList_Type, &given.live, &PyTuple_Type,
+            &given.pattern, &given.waits, &given.preserving))
+        return NULL;
+    if (given.source != Py_None && PyList_GET_SIZE(given.live) != 1) {
+        PyErr_SetString(PyExc_ValueError, "a lone output is one group");
+        return NULL;
+    }
+    NodeView *self = (NodeView *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->outputs = Py_NewRef(given.outputs);
+    self->source = Py_NewRef(given.source);
+    self->live = Py_NewRef(given.live);
+    self->pattern = Py_NewRef(given.pattern);
+    self->waits = given.waits;
+    self->preserving = given.preserving;
+    return (PyObject *)self;
+}
+
+static int visit_node(PyObject *object, visitproc visit, void *arg)
+{
+    NodeView *self = (NodeView *)object;
+    Py_VISIT(self->outputs);
+    Py_VISIT(self->source);
+    Py_VISIT(self->live);
+    Py_VISIT(self->pattern);
+    return 0;
+}
+
+static void free_node(PyObject *object)
+{
+    NodeView *self = (NodeView *)object;
+    PyObject_GC_UnTrack(object);
+    Py_XDECREF(self->outputs);
+    Py_XDECREF(self->source);
+    Py_XDECREF(self->live);
+    Py_XDECREF(self->pattern);
+    Py_TYPE(object)->tp_free(object);
+}
+
+PyTypeObject TreeViewType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture._native.TreeView",
+    .tp_doc = "The lists of a tree.",
+    .tp_basicsize = sizeof(TreeView),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = of_lists,
+    .tp_dealloc = free_lists,
+    .tp_traverse = visit_lists,
+};
+
+PyTypeObject NodeViewType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture._native.NodeView",
+    .tp_doc = "What stays as it is once a recording is in its tree.",
+    .tp_basicsize = sizeof(NodeView),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = of_node,
+    .tp_dealloc = free_node,
+    .tp_traverse = visit_node,
+};
+
+int add_views(PyObject *module)
+{
+    if (PyType_Ready(&TreeViewType) < 0 || PyType_Ready(&NodeViewType) < 0 ||
+        PyModule_AddObjectRef(module, "TreeView", (PyObject *)&TreeViewType) < 0)
+        return -1;
+    return PyModule_AddObjectRef(module, "NodeView", (PyObject *)&NodeViewType);
+}

@@ -1,0 +1,227 @@
+/* Way: the straight way through a call, as ``capture/_shortcut.py`` writes it in Python, step by step.
+
+   Whatever is not as it was when the way was made gives ``MISS``, before anything has happened: the caller takes the
+   long way. */
+#include "native.h"
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *modes;       /* Modes */
+    PyObject *defaults_of; /* a Python function, or None */
+    PyObject *defaults;    /* its default values then */
+    PyObject *in_capture;  /* a function, or None where nothing is ever captured by others */
+    PyObject *check;       /* compares metadata of the tensors */
+    PyObject *world;       /* tells whether other parts of the key are as they were, or None */
+    PyObject *trees;       /* of this thread, by name of their backend */
+    PyObject *backend;     /* such a name */
+    PyObject *constants;   /* tuple: a value's own object, or MISS in the place of a tensor */
+    Steps steps;           /* holds references, too */
+    Py_ssize_t least, most; /* values that a call may give: the others are defaults */
+    uint8_t alignments[MOST_VALUES]; /* of tensors: their addresses modulo 64 */
+    int64_t widest;        /* bytes that the longest tensor spans */
+    vectorcallfunc vectorcall;
+} Way;
+
+static PyTypeObject WayType;
+static PyObject *s_phase, *s_ready;
+
+/* Arguments of the same kinds: 1 with the tensors and their addresses, 0, -1. */
+static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t *addresses)
+{
+    Py_ssize_t count = 0;
+    for (Py_ssize_t i = 0; i < self->steps.count; i++) {
+        PyObject *constant = PyTuple_GET_ITEM(self->constants, i);
+        if (constant == self->steps.miss)
+            tensors[count++] = values[i];
+        else if (constant != values[i])
+            return 0;
+    }
+    int same = truth_of(PyObject_Vectorcall(self->check, tensors, count, NULL));
+    for (Py_ssize_t i = 0; same > 0 && i < count; i++) {
+        if (address_of(tensors[i], &addresses[i]) < 0)
+            return -1;
+        same = (addresses[i] & 63) == self->alignments[i];
+        for (Py_ssize_t j = 0; same && j < i; j++) { /* as near as the longest is long: looked at in full elsewhere */
+            uint64_t a = addresses[i], b = addresses[j];
+            same = (a < b ? b - a : a - b) >= (uint64_t)self->widest;
+        }
+    }
+    return same;
+}
+
+/* The world around the call is as it was: 1, 0, -1. Modes and the function are looked at before. */
+static int is_at_hand(Way *self)
+{
+    PyObject *phase = PyObject_GetAttr(self->steps.entry, s_phase);
+    if (phase == NULL)
+        return -1;
+    int ready = phase == s_ready ? 1 : PyObject_RichCompareBool(phase, s_ready, Py_EQ);
+    Py_DECREF(phase);
+    if (ready <= 0)
+        return ready;
+    if (self->in_capture != Py_None) {
+        int captured = truth_of(PyObject_CallNoArgs(self->in_capture));
+        if (captured)
+            return captured < 0 ? -1 : 0;
+    }
+    return 1;
+}
+
+static PyObject *missed(Way *self, int verdict)
+{
+    return verdict < 0 ? NULL : Py_NewRef(self->steps.miss);
+}
+
+static PyObject *way_run(Way *self, PyObject *const *values)
+{
+    PyObject *tensors[MOST_VALUES];
+    uint64_t addresses[MOST_VALUES];
+    int same = is_at_hand(self);
+    if (same > 0)
+        same = fits(self, values, tensors, addresses);
+    if (same > 0 && self->world != Py_None)
+        same = truth_of(PyObject_CallNoArgs(self->world));
+    if (same <= 0)
+        return missed(self, same);
+    PyObject *tree = Py_XNewRef(PyDict_GetItemWithError(self->trees, self->backend));
+    if (tree == NULL)
+        return PyErr_Occurred() ? NULL : missed(self, 0);
+    PyObject *result = steps_take(&self->steps, tree, values, tensors, addresses);
+    Py_DECREF(tree);
+    return result;
+}
+
+PyObject *way_take(PyObject *object, PyObject *const *args, Py_ssize_t given)
+{
+    Way *self = (Way *)object;
+    if (given < self->least || given > self->most)
+        return missed(self, 0);
+    if (self->defaults_of != Py_None &&
+        PyFunction_GetDefaults(self->defaults_of) != (self->defaults == Py_None ? NULL : self->defaults))
+        return missed(self, 0);
+    if (given == self->steps.count)
+        return way_run(self, args);
+    PyObject *values[MOST_VALUES];
+    for (Py_ssize_t i = 0; i < self->steps.count; i++)
+        values[i] = i < given ? args[i] : PyTuple_GET_ITEM(self->constants, i);
+    return way_run(self, values);
+}
+
+int is_way(PyObject *one)
+{
+    return Py_TYPE(one) == &WayType;
+}
+
+PyObject *modes_of(PyObject *way)
+{
+    return ((Way *)way)->modes;
+}
+
+static PyObject *way_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Way *self = (Way *)object;
+    int same = names != NULL ? 0 : modes_hold(self->modes);
+    return same <= 0 ? missed(self, same) : way_take(object, args, PyVectorcall_NARGS(nargsf));
+}
+
+#define OBJECTS(X) \
+    X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(world) X(trees) X(backend) X(constants) X(steps.miss) \
+    X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) X(steps.counters) X(steps.steps_begun) \
+    X(steps.replay) X(steps.ready)
+
+static int way_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Way *self = (Way *)object;
+#define VISIT(name) Py_VISIT(self->name);
+    OBJECTS(VISIT)
+    return 0;
+}
+
+static int way_clear(PyObject *object)
+{
+    Way *self = (Way *)object;
+#define CLEAR(name) Py_CLEAR(self->name);
+    OBJECTS(CLEAR)
+    return 0;
+}
+
+static void way_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    way_clear(self);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static int set_tensors(Way *self, PyObject *alignments, PyObject *spans)
+{
+    for (Py_ssize_t i = 0; i < self->steps.tensors; i++) {
+        long alignment = PyLong_AsLong(PyTuple_GET_ITEM(alignments, i));
+        long long span = PyLong_AsLongLong(PyTuple_GET_ITEM(spans, i));
+        if (PyErr_Occurred())
+            return -1;
+        self->alignments[i] = (uint8_t)alignment;
+        self->widest = span > self->widest ? span : self->widest;
+    }
+    return 0;
+}
+
+static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {
+        "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
+        "world", "trees", "backend", "counters", "steps_begun", "replay", "ready", "constants", "alignments", "spans",
+        "least", "most", "verifies", "sampled", "attaches", NULL};
+    Way given = {0};
+    PyObject *alignments, *spans;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "$OOOOOOOOOOOOO!OOOOOO!O!O!nnppp", names, &given.modes, &given.steps.miss, &given.steps.ok, &given.steps.function,
+            &given.defaults_of, &given.defaults, &given.steps.entry, &given.steps.number, &given.steps.limit, &given.in_capture,
+            &given.check, &given.world, &PyDict_Type, &given.trees, &given.backend, &given.steps.counters, &given.steps.steps_begun,
+            &given.steps.replay, &given.steps.ready, &PyTuple_Type, &given.constants, &PyTuple_Type, &alignments, &PyTuple_Type,
+            &spans, &given.least, &given.most, &given.steps.verifies, &given.steps.sampled,
+            &given.steps.attaches))
+        return NULL;
+    given.steps.count = PyTuple_GET_SIZE(given.constants);
+    given.steps.tensors = PyTuple_GET_SIZE(alignments);
+    if (given.steps.count > MOST_VALUES || given.steps.tensors > given.steps.count ||
+        given.most > given.steps.count || PyTuple_GET_SIZE(spans) != given.steps.tensors ||
+        (given.defaults_of != Py_None && !PyFunction_Check(given.defaults_of))) {
+        PyErr_SetString(PyExc_ValueError, "too many values, or no function");
+        return NULL;
+    }
+    Way *self = (Way *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->steps = given.steps;
+#define TAKE(name) self->name = Py_NewRef(given.name);
+    OBJECTS(TAKE)
+    self->vectorcall = way_call;
+    self->least = given.least;
+    self->most = given.most;
+    if (set_tensors(self, alignments, spans) < 0)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyTypeObject WayType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture._native.Way",
+    .tp_doc = "The result of a call like the one it was made for; its MISS for any other.",
+    .tp_basicsize = sizeof(Way),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Way, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = way_new,
+    .tp_dealloc = way_dealloc,
+    .tp_traverse = way_traverse,
+    .tp_clear = way_clear,
+};
+
+int add_way(PyObject *module)
+{
+    s_phase = PyUnicode_InternFromString("phase");
+    s_ready = PyUnicode_InternFromString("ready");
+    if (s_phase == NULL || s_ready == NULL || PyType_Ready(&WayType) < 0)
+        return -1;
+    return PyModule_AddObjectRef(module, "Way", (PyObject *)&WayType);
+}

@@ -1,0 +1,139 @@
+/* Ways: those of one captured function, the one that was taken last first. */
+#include "native.h"
+
+#define MOST_WAYS 32 /* looked at in turn; others are found by the shapes of the call */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *miss;
+    Py_ssize_t count;
+    PyObject *ways[MOST_WAYS];
+    vectorcallfunc vectorcall;
+} Ways;
+
+static PyTypeObject WaysType;
+
+static PyObject *ways_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Ways *self = (Ways *)object;
+    PyObject *modes = NULL; /* looked at last */
+    int hold = 0;
+    for (Py_ssize_t i = 0; names == NULL && i < self->count; i++) {
+        PyObject *way = Py_NewRef(self->ways[i]);
+        if (modes_of(way) != modes) {
+            Py_XSETREF(modes, Py_NewRef(modes_of(way)));
+            hold = modes_hold(modes);
+        }
+        PyObject *result = hold < 0    ? NULL
+                           : hold == 0 ? Py_NewRef(self->miss)
+                                       : way_take(way, args, PyVectorcall_NARGS(nargsf));
+        if (result != self->miss && i && i < self->count && self->ways[i] == way) {
+            PyObject *first = self->ways[0];
+            self->ways[0] = self->ways[i];
+            self->ways[i] = first;
+        }
+        Py_DECREF(way);
+        if (result != self->miss) {
+            Py_XDECREF(modes);
+            return result;
+        }
+        Py_DECREF(result);
+    }
+    Py_XDECREF(modes);
+    return Py_NewRef(self->miss);
+}
+
+static PyObject *ways_add(PyObject *object, PyObject *way)
+{
+    Ways *self = (Ways *)object;
+    if (!is_way(way)) {
+        PyErr_SetString(PyExc_TypeError, "this is no way");
+        return NULL;
+    }
+    Py_ssize_t at = 0;
+    while (at < self->count && self->ways[at] != way)
+        at++;
+    PyObject *gone = NULL;
+    if (at == self->count && self->count < MOST_WAYS)
+        self->count++;
+    else
+        gone = self->ways[at < self->count ? at : --at];
+    for (; at > 0; at--)
+        self->ways[at] = self->ways[at - 1];
+    self->ways[0] = Py_NewRef(way);
+    Py_XDECREF(gone);
+    Py_RETURN_NONE;
+}
+
+static int ways_forget(PyObject *object)
+{
+    Ways *self = (Ways *)object;
+    while (self->count) {
+        PyObject *way = self->ways[--self->count];
+        Py_DECREF(way);
+    }
+    return 0;
+}
+
+static PyObject *ways_clear(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    ways_forget(self);
+    Py_RETURN_NONE;
+}
+
+static int ways_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Ways *self = (Ways *)object;
+    Py_VISIT(self->miss);
+    for (Py_ssize_t i = 0; i < self->count; i++)
+        Py_VISIT(self->ways[i]);
+    return 0;
+}
+
+static void ways_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    ways_forget(self);
+    Py_XDECREF(((Ways *)self)->miss);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *ways_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *miss;
+    static char *names[] = {"miss", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &miss))
+        return NULL;
+    Ways *self = (Ways *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->vectorcall = ways_call;
+        self->miss = Py_NewRef(miss);
+    }
+    return (PyObject *)self;
+}
+
+static PyMethodDef methods[] = {
+    {"add", ways_add, METH_O, "Take this way first from now on."},
+    {"clear", ways_clear, METH_NOARGS, "Forget all."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject WaysType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture._native.Ways",
+    .tp_doc = "The result of a call that one of the ways is made for; MISS for any other.",
+    .tp_basicsize = sizeof(Ways),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Ways, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = ways_new,
+    .tp_dealloc = ways_dealloc,
+    .tp_traverse = ways_traverse,
+    .tp_clear = ways_forget,
+    .tp_methods = methods,
+};
+
+int add_ways(PyObject *module)
+{
+    return PyType_Ready(&WaysType) < 0 ? -1 : PyModule_AddObjectRef(module, "Ways", (PyObject *)&WaysType);
+}
