@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.graphs import Hands
+from benchmarks.gpu.graphs import Hands, compiled
 from benchmarks.gpu.setting import Outcome, Setting, host_us, ratio, sides_of, wall_ms
 from benchmarks.timing import Figure, Side, undisturbed
 from capture import capture, recordings
@@ -63,6 +63,7 @@ def _compare(name: str, count: int, setting: Setting) -> tuple[list[Figure], lis
         hand.replay()
         return hand.output
 
+    reduced = compiled(body, setting)
     sides: dict[str, Side] = {
         "eager": lambda: body(*next(fresh[0])),
         "by hand: copy_ each, replay": by_hand,
@@ -71,6 +72,7 @@ def _compare(name: str, count: int, setting: Setting) -> tuple[list[Figure], lis
         "ours, the same tensors every time": lambda: captured(*inputs[0]),
         "ours, bound": lambda: bound(*next(fresh[4])),
         "ours, bound, the same tensors every time": lambda: bound(*inputs[0]),
+        'compile(mode="reduce-overhead")': lambda: reduced(*next(fresh[5])),
     }
     wrong = _mistakes(name, captured, body, inputs) + _mistakes(f"{name}, bound", bound, body, inputs)
     times = sides_of(host_us(list(sides.values()), setting, calls=setting.pick(2000, 20), burst=setting.pick(100, 10)))
@@ -80,6 +82,7 @@ def _compare(name: str, count: int, setting: Setting) -> tuple[list[Figure], lis
     ]
     figures.append(ratio(f"{name}, ours", "/ by hand, copy_ each", times[3], times[1], 0.85 if count == 1 else 0.4))
     figures.append(ratio(f"{name}, ours, bound", "/ by hand, copy_ each", times[5], times[1], None))
+    figures.append(ratio(f"{name}, ours", "/ reduce-overhead", times[3], times[7], 0.15 if count == 1 else None))
     return figures, wrong
 
 

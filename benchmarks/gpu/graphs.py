@@ -67,3 +67,12 @@ class Hands:
                 graph.capture_end()
         graph.instantiate()
         return graph, output
+
+
+def compiled(body: Callable[..., Tensor], setting: Setting) -> Callable[..., Tensor]:
+    """``torch.compile(mode="reduce-overhead")``; on the CPU the body itself."""
+    if not setting.on_gpu:
+        return body
+    torch._dynamo.reset()
+    reduced: Callable[..., Tensor] = torch.compile(body, mode="reduce-overhead")
+    return reduced

@@ -82,6 +82,23 @@ static int ends_by_itself(PyObject *tree, TreeView *view)
     return done ? 1 : -1;
 }
 
+/* Outputs are still used, but the step goes on as it is: it ends by marks alone, and no mark came since. */
+static int goes_on(const Steps *self, PyObject *tree, TreeView *view)
+{
+    PyObject *marks = PyObject_CallNoArgs(self->steps_begun), *mark = NULL;
+    int same = marks == NULL ? -1 : PyObject_IsTrue(marks);
+    if (same > 0) {
+        mark = PyObject_GetAttr(tree, s_mark);
+        same = mark == NULL ? -1 : PyObject_RichCompareBool(marks, mark, Py_EQ);
+    }
+    Py_XDECREF(marks);
+    Py_XDECREF(mark);
+    if (same <= 0)
+        return same;
+    PyObject *times = PyDict_GetItemWithError(view->times, self->function);
+    return times == NULL ? (PyErr_Occurred() ? -1 : 1) : PyObject_RichCompareBool(times, self->limit, Py_LE);
+}
+
 /* End the step if it is over. 1: the way goes on; 0: it does not fit. */
 static int begins(const Steps *self, PyObject *tree, TreeView *view)
 {
@@ -89,6 +106,7 @@ static int begins(const Steps *self, PyObject *tree, TreeView *view)
         if (PyList_GET_SIZE(view->path) == 0)
             return 1;
         int ended = ends_by_itself(tree, view);
+        ended = ended ? ended : goes_on(self, tree, view);
         if (ended)
             return ended;
     }

@@ -280,6 +280,21 @@ def check_moves(kernel: Kernel, moves: int = 9) -> Any:
     return recordings(captured)
 
 
+def check_bound(kernel: Kernel, calls: int = 10) -> Any:
+    """Outputs and state are eager's with an argument elsewhere in every call, whose memory is spoilt after it."""
+    ours, theirs = Holder(kernel.body, kernel.tensors(0)), Holder(kernel.body, kernel.tensors(0))
+    captured, kept = capture(ours, inputs="bind", max_recordings=12), []
+    for call in range(calls):
+        kept += [torch.empty(1 + call % 7 * 512, device=DEVICE), kernel.arguments(call + 50).clone()]
+        draws = [torch.get_rng_state(), torch.cuda.get_rng_state() if DEVICE.type == "cuda" else None]
+        actual = captured(kept[-1])
+        _set(draws)
+        same(actual, theirs(kernel.arguments(call + 50)))
+        same(state(ours, kernel.tensors(0)), state(theirs, kernel.tensors(0)))
+        spoil(kept[-1])
+    return captured
+
+
 def _both(captured: Any, theirs: Holder, x: Tensor, draws: list[Any]) -> list[Any]:
     """One call of each from the same generator states."""
     _set(draws)

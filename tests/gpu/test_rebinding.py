@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from capture import capture, mark_step_begin, recordings
+from capture import capture, mark_step_begin, plans, recordings
 from capture.backends.cuda import params
 from capture.backends.cuda.bindings import Bindings
-from tests.gpu.moving import KERNELS, Holder, check_moves, spoil, triton
+from tests.gpu.moving import KERNELS, Holder, check_bound, check_moves, spoil, triton
 from tests.gpu.support import DEVICE, ON_CUDA, counts, eager, needs_cuda, needs_gpu, rand, same
 
 pytestmark = [needs_gpu, pytest.mark.filterwarnings("ignore::UserWarning:torch")]
@@ -35,6 +35,24 @@ def test_every_kind_of_kernel(name: str) -> None:
     print(f"\nKERNEL {name}: rebinds {now.rebinds}, recordings {now.recordings}, eager {now.eager_calls} "
           + "; ".join(f"{one.why}" for one in refused[:2]))  # fmt: skip
     assert refused or (now.recordings == 1 and now.rebinds == 9 and not now.eager_calls)
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_every_kind_of_kernel_on_bound_arguments(name: str) -> None:
+    kernel = KERNELS[name]
+    if kernel.cuda and not ON_CUDA:
+        pytest.skip("a kernel of CUDA's own")
+    if name == "triton" and triton is None:
+        pytest.skip("triton is not installed")
+    captured = check_bound(kernel)
+    now, policy = (
+        recordings(captured),
+        next(str(one.policy) for one in plans(captured)[0].placeholders if one.path == "x"),
+    )
+    refused = [one for one in now.findings if one.code == "CG109"]
+    print(f"\nBOUND {name}: {policy}, recordings {now.recordings}, eager {now.eager_calls} "
+          + "; ".join(f"{one.why}" for one in refused[:2]))  # fmt: skip
+    assert refused or (policy == "bind" and now.recordings == 1 and not now.eager_calls)
 
 
 class Block(nn.Module):

@@ -1,0 +1,268 @@
+"""The C module: the same calls with and without it, no reference lost or kept, errors come out."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capture import _fast, _trees, capture, config, mark_step_begin, recordings, release
+from capture._decorate import captured_states
+from capture._fast import MISS, native
+from tests.device import DEVICE
+
+ROOT = Path(__file__).resolve().parents[1]
+needs_c = pytest.mark.skipif(native is None, reason="the C module was not built")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    _trees.forget_trees()
+    with config.patch(cache=False):
+        yield
+
+
+@pytest.fixture(params=["c", "python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Functions captured from here on go the straight way in C, or in Python."""
+    if request.param == "python":
+        monkeypatch.setattr("capture._shortcut.native", None)
+    elif native is None:
+        pytest.skip("the C module was not built")
+    kind: str = request.param
+    return kind
+
+
+def scaled(x: Tensor, y: Tensor, factor: float = 2.0, *, shift: float = 1.0) -> Tensor:
+    return x * factor + y + shift
+
+
+def tensors(seed: int, *shape: int) -> tuple[Tensor, Tensor]:
+    made = torch.randn(2, *(shape or (4,)), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    return made[0].clone(), made[1].clone()
+
+
+def goes_straight(function: Callable[..., Any], *args: Any) -> bool:
+    """The call is one that C takes by itself."""
+    return captured_states(function)[0].straight(*args) is not MISS
+
+
+def refused(function: Any, *args: Any) -> None:
+    with pytest.raises(TypeError):
+        function(*args)
+
+
+CALLS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
+    "positional": lambda f, x, y: f(x, y),
+    "all positional": lambda f, x, y: f(x, y, 2.0),
+    "another value": lambda f, x, y: f(x, y, 3.0),
+    "keywords": lambda f, x, y: f(x, y=y),
+    "keyword only": lambda f, x, y: f(x, y, shift=0.5),
+    "other order": lambda f, x, y: f(y=x, x=y),
+    "the same twice": lambda f, x, y: f(x, x),
+    "overlapping": lambda f, x, y: f(x[:-1], x[1:]),
+    "a view": lambda f, x, y: f(x[::2], y[::2]),
+    "unaligned": lambda f, x, y: f(x[1:], y[1:]),
+    "another dtype": lambda f, x, y: f(x.double(), y.double()),
+    "another shape": lambda f, x, y: f(x[None], y[None]),
+    "with gradients": lambda f, x, y: f(x.clone().requires_grad_(), y).detach(),
+    "too many": lambda f, x, y: refused(f, x, y, 2.0, 1.0),
+    "too few": lambda f, x, y: refused(f, x),
+}
+
+
+def test_every_kind_of_call_in_turn(way: str) -> None:
+    mine = capture(scaled, max_recordings=40)
+    for seed in range(6):
+        x, y = tensors(seed, 6)
+        for name, call in CALLS.items():
+            mark_step_begin()
+            actual, expected = call(mine, x, y), call(scaled, x, y)
+            assert (actual is None) == (expected is None), name
+            if expected is not None:
+                assert torch.equal(actual, expected), (name, seed)
+
+
+@needs_c
+def test_what_goes_straight() -> None:
+    mine = capture(scaled, max_recordings=8)
+    x, y = tensors(0)
+    for _ in range(4):
+        mine(x, y)
+    assert goes_straight(mine, *tensors(1))
+    assert goes_straight(mine, *tensors(2), 2.0)
+    assert not goes_straight(mine, *tensors(3), 3.0)
+    assert not goes_straight(mine, *tensors(3, 5))
+    assert not goes_straight(mine, *tensors(3), 2.0, 1.0), "keyword only"
+    with torch.autocast("cpu"):
+        assert not goes_straight(mine, *tensors(4))
+    with config.patch(poison=True):
+        assert not goes_straight(mine, *tensors(4))
+    release(mine)
+    assert not goes_straight(mine, *tensors(4))
+
+
+@needs_c
+def test_other_defaults() -> None:
+    def body(x: Tensor, factor: float = 2.0) -> Tensor:
+        return x * factor
+
+    mine = capture(body)
+    x, _ = tensors(0)
+    for _ in range(4):
+        assert torch.equal(mine(x), x * 2)
+    body.__defaults__ = (3.0,)
+    for _ in range(4):
+        assert torch.equal(mine(x), x * 3)
+
+
+@needs_c
+def test_switches_of_the_backends_are_looked_at() -> None:
+    mine = capture(lambda x: x @ x)
+    x = torch.randn(4, 4, device=DEVICE)
+    for _ in range(4):
+        mine(x)
+    assert goes_straight(mine, x)
+    before = torch.backends.cuda.flash_sdp_enabled()
+    torch.backends.cuda.enable_flash_sdp(not before)
+    try:
+        assert not goes_straight(mine, x)
+    finally:
+        torch.backends.cuda.enable_flash_sdp(before)
+    assert goes_straight(mine, x)
+    backends: Any = torch.backends
+    matmul = backends.cuda.matmul if DEVICE.type == "cuda" else backends.mkldnn.matmul
+    old = matmul.fp32_precision
+    matmul.fp32_precision = "ieee" if old == "tf32" else "tf32"
+    try:
+        assert not goes_straight(mine, x)
+    finally:
+        matmul.fp32_precision = old
+
+
+@needs_c
+def test_another_thread_has_a_way_of_its_own() -> None:
+    mine = capture(scaled)
+    x, y = tensors(0)
+    for _ in range(4):
+        mine(x, y)
+    found = []
+
+    def work() -> None:
+        found.append(goes_straight(mine, x, y))
+        found.extend(torch.equal(mine(x, y), scaled(x, y)) for _ in range(5))
+        found.append(goes_straight(mine, x, y))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False, *[True] * 5, True]
+    assert goes_straight(mine, x, y)
+
+
+@needs_c
+def test_no_reference_is_lost_or_kept() -> None:
+    mine = capture(scaled)
+    held = capture(lambda x: x * 3)
+    x, y = tensors(0)
+    for _ in range(4):
+        mine(x, y), held(mine(x, y))
+    watched = [x, y, MISS, mine, captured_states(mine)[0], captured_states(mine)[0].entries()[0].nodes[0]]
+    gc.collect()
+    before = [sys.getrefcount(one) for one in watched], len(gc.get_objects())
+    for _ in range(2000):
+        mark_step_begin()
+        held(mine(x, y))
+    mine(x, y, 5.0)
+    del _
+    gc.collect()
+    after = [sys.getrefcount(one) for one in watched], len(gc.get_objects())
+    assert all(abs(a - b) < 20 for a, b in zip(before[0], after[0], strict=True)), (before, after)
+    assert abs(after[1] - before[1]) < 500
+
+
+@needs_c
+def test_an_exception_comes_out() -> None:
+    mine = capture(scaled)
+    x, y = tensors(0)
+    for _ in range(4):
+        mine(x, y)
+    recording: Any = captured_states(mine)[0].entries()[0].nodes[0].recording
+
+    def fails(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    replay, recording.replay = recording.replay, fails
+    with pytest.raises(KeyboardInterrupt):
+        mine(x, y)
+    recording.replay = replay
+    for _ in range(3):
+        assert torch.equal(mine(x, y), scaled(x, y))
+
+
+@needs_c
+def test_bad_arguments_of_the_module_itself() -> None:
+    with pytest.raises(TypeError):
+        native.Modes([])
+    with pytest.raises(TypeError):
+        native.Modes(((len,),))
+    with pytest.raises(TypeError):
+        native.Ways(MISS).add(object())
+    with pytest.raises(TypeError):
+        native.Way()
+    with pytest.raises(TypeError):
+        native.Launch(
+            slow=len, pool=None, stream_of=len, device=len, index=0, executable=0, copies=object(), copy_in=None
+        )
+    assert native.use_driver("no such library") is False
+    ways = native.Ways(MISS)
+    assert ways() is MISS
+    assert ways(1, x=2) is MISS
+
+
+@needs_c
+def test_modes_hold_while_functions_give_the_same() -> None:
+    given: list[Any] = [1, "a", None]
+    modes = native.Modes(tuple((given.__getitem__, (at,), value) for at, value in enumerate(given)))
+    assert modes()
+    given[1] = str(b"a", "ascii")  # an equal one
+    assert modes()
+    given[0] = True
+    assert not modes()
+    given[0] = 1
+    given.pop()
+    with pytest.raises(IndexError):
+        modes()
+
+
+def test_many_recordings_and_many_shapes(way: str) -> None:
+    mine = capture(lambda x: x + 1, max_recordings=64)
+    xs = [torch.randn(size, device=DEVICE) for size in range(1, 50)]
+    for _ in range(5):
+        for x in xs:
+            assert torch.equal(mine(x), x + 1)
+    assert recordings(mine).recordings == len(xs)
+
+
+def test_switched_off_by_the_environment() -> None:
+    code = (
+        "import torch; from capture import capture, _fast; f = capture(lambda x: x + 1); x = torch.ones(2)\n"
+        "print(_fast.native, all(torch.equal(f(x), x + 1) for _ in range(6)))"
+    )
+    environment = {**os.environ, "CAPTURE_NATIVE": "0", "CAPTURE_CACHE": "0", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "True"]
+
+
+def test_it_was_built_here() -> None:
+    """``pip install`` builds it where there is a compiler, as there is wherever this is developed."""
+    assert _fast.native is not None or os.environ.get("CAPTURE_NATIVE") == "0"
