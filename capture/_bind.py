@@ -294,6 +294,14 @@ def training_reader(module: torch.nn.Module) -> Callable[[], list[bool]]:
     ]
 
 
+def training_owners(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
+    """The same as dictionaries that have a training flag each; empty where there is more to read."""
+    token = identity_token(module)
+    if token not in _module_lists:
+        _module_lists[token] = _members(module)
+    return _module_lists[token][0]
+
+
 def _members(module: torch.nn.Module) -> _Members:
     """Submodules by their ``__dict__``, which is read fastest; weakly where that could keep one alive."""
     members = list(module.modules())

@@ -8,7 +8,6 @@ copied argument shares memory with a static tensor and either is written, so tha
 
 from __future__ import annotations
 
-import bisect
 import functools
 import types
 import weakref
@@ -21,11 +20,13 @@ from attrs import define, field
 from capture import _torch_private
 from capture._describe import Implicit
 from capture._named import MISSING
+from capture._native_facts import facts_of
 from capture._state import Place, Snapshot
-from capture._tensors import span_bytes
+from capture._tensors import merged, overlap_any, range_of, span_bytes
 from capture.backends import Geometry
 
 OK, MOVED, CHANGED, OVERLAPS = 0, 1, 2, 3
+_MOST_LOOKS = 100  # from then on the check in Python is the shorter way
 ALIGNMENT = 64  # bytes that the address of a tensor which moves keeps its distance from a multiple of
 
 
@@ -61,6 +62,20 @@ class Checker:
     has_own_functions: bool = False
     """Functions in the scope look at this very scope."""
     code: types.CodeType | None = None
+    facts: Any = None
+    """The same for the C module: None before it is asked for, False where there is none."""
+    looks: int = 0
+
+    def see(self) -> Any:
+        """Make ``facts``, at the first replay and where they did not hold although this check did: what they compare
+        beyond it, such as where torch keeps a gradient, is another now."""
+        self.looks += 1
+        found = None
+        if self.looks <= _MOST_LOOKS and not self.copied:
+            tensors = [self.scope[name] for _, _, name in self.owners]
+            found = facts_of([*self.structure, *self.tensors], self.scope, tensors)
+        self.facts = False if found is None else found
+        return self.facts
 
     def name(self, value: Any) -> str:
         """A name for a value in the generated code."""
@@ -115,6 +130,7 @@ class Checker:
         found = [self.scope[name] for _, _, name in self.owners]
         self.scope["metadata"] = _torch_private.metadata_check(found)
         self.scope["addresses"] = _torch_private.address_check(found)
+        self.facts = None
 
     def follow(self, moved: dict[str, torch.Tensor], leaves: Sequence[Any]) -> None:
         """From now on these tensors, of the same kinds as before, are the right ones."""
@@ -131,6 +147,7 @@ class Checker:
             functools.partial(self.guard, *tensors) if self.guard else _torch_private.metadata_check(tensors)
         )
         scope["addresses"] = _torch_private.address_check(tensors)
+        self.facts = None
         self.note_ranges(leaves)
 
     def leave_out(self, paths: Set[str]) -> None:
@@ -155,7 +172,7 @@ class Checker:
         if self.copied:
             static = [self.scope[name] for path, _, name in self.owners if path in self.watched]
             static += [leaves[position] for position, path, _ in self.arguments if path in self.watched]
-            self.scope["overlaps"] = functools.partial(_overlap, self.copied, *_merged(sorted(map(_range, static))))
+            self.scope["overlaps"] = functools.partial(overlap_any, self.copied, *merged(sorted(map(range_of, static))))
 
     def compile(self) -> None:
         """Generate the function."""
@@ -170,6 +187,7 @@ class Checker:
 
     def run(self) -> None:
         """Define the function in the scope."""
+        self.facts = None
         if not (self.structure or self.tensors or self.copied):
             self.function = nothing_to_check
             return
@@ -183,7 +201,7 @@ class Checker:
         made = Checker(scope, self.structure, self.tensors, self.owners, self.arguments, code=self.code)
         made.kinds, made.copied, made.watched, made.modules = self.kinds, copied, self.watched, self.modules
         if copied:
-            scope["overlaps"] = functools.partial(_overlap, copied, *scope["overlaps"].args[1:])
+            scope["overlaps"] = functools.partial(overlap_any, copied, *scope["overlaps"].args[1:])
         made.run()
         return made
 
@@ -196,35 +214,6 @@ How = str | Callable[[], Any]
 def _compiled(source: str) -> types.CodeType:
     """Code of a check. Recordings of one function have the same, whatever their shapes."""
     return compile(source, "<capture check>", "exec")
-
-
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    begin = tensor.data_ptr()
-    return begin, begin + span_bytes(tensor)
-
-
-def _merged(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Begins and ends of what sorted ranges cover together: both ascend."""
-    begins: list[int] = []
-    ends: list[int] = []
-    for begin, end in ranges:
-        if begin == end:
-            continue
-        if ends and begin <= ends[-1]:
-            ends[-1] = max(ends[-1], end)
-        else:
-            begins.append(begin)
-            ends.append(end)
-    return begins, ends
-
-
-def _overlap(copied: tuple[tuple[int, int], ...], begins: list[int], ends: list[int], leaves: Sequence[Any]) -> bool:
-    for position, nbytes in copied:
-        begin = leaves[position].data_ptr()
-        before = bisect.bisect_left(begins, begin + nbytes)  # ranges that begin before the argument's end
-        if nbytes and before and ends[before - 1] > begin:
-            return True
-    return False
 
 
 def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:

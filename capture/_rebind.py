@@ -183,7 +183,7 @@ def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], r
     if node.tree is not None:
         node.tree.forget(node)
     if node.tree is not None:  # an output that cannot leave the pool keeps it: it must not be used either
-        node.check, node.unchecked = _never, SAMPLED
+        node.check, node.unchecked, node.checker.facts = _never, SAMPLED, False
     captured.log.add("miss", f"{_text(moves)}: {refusal.reason}")
     _note_moved(captured, [move for move in moves if move.path not in bound])
     if refusal.environment:

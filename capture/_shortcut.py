@@ -18,12 +18,13 @@ import torch
 
 from capture import _config, _torch_private
 from capture._ambient import Here, terms
-from capture._bind import Leaf, training_reader
+from capture._bind import Leaf, training_owners, training_reader
 from capture._checks import nothing_to_check
 from capture._containers import PLAIN_TYPES
 from capture._entry import Entry
 from capture._fast import MISS, MOST_VALUES, native, no_way
 from capture._named import MISSING
+from capture._native_facts import flags_of
 from capture._step import steps_begun
 from capture._tensors import any_overlap, span_bytes
 from capture._trees import trees_here
@@ -130,6 +131,7 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
     if given is None or modes is None or len(values) > MOST_VALUES:
         return None
     runs, function = captured if entry.region is None else entry.region, captured.function
+    flags = _flags(captured)
     return native.Way(
         modes=modes, miss=MISS, ok=nothing_to_check, function=captured,
         defaults_of=function if isinstance(function, types.FunctionType) else None,
@@ -137,7 +139,8 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
         limit=captured.annotation.max_recordings,
         in_capture=None if entry.backend.name == "cpu" else entry.backend.in_capture,
         check=_torch_private.metadata_guard(leaves),
-        world=None if captured.stateless else _world(captured, len(values)), trees=trees_here(),
+        world=None if captured.stateless else _world(captured, len(values), without_flags=flags is not None),
+        flags=flags, trees=trees_here(),
         backend=entry.backend.name, counters=captured.log.counters, steps_begun=steps_begun, replay=runs.replay,
         ready=runs.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
         alignments=tuple([leaf.data_ptr() & 63 for leaf in leaves]), spans=tuple(map(span_bytes, leaves)),
@@ -251,8 +254,16 @@ def _overlap(spans: Sequence[int], *begins: int) -> bool:
     return near and any_overlap(begins, spans)
 
 
-def _world(captured: Captured, count: int) -> Callable[[], bool]:
-    """Tells whether the key's parts that do not come from arguments are as they are now. Keeps nothing alive."""
+def _flags(captured: Captured) -> Any:
+    """The training flags of the receiver's modules as they are now, for the C module."""
+    receiver = captured.receiver
+    owns = training_owners(receiver) if isinstance(receiver, torch.nn.Module) else ()
+    return flags_of(owns, "training", [own["training"] for own in owns]) if owns else None
+
+
+def _world(captured: Captured, count: int, *, without_flags: bool = False) -> Callable[[], bool]:
+    """Tells whether the key's parts that do not come from arguments are as they are now. Keeps nothing alive.
+    ``without_flags``: those of the receiver's modules are looked at elsewhere."""
     receiver_of, named = captured.receiver_of, captured.named
     receiver = receiver_of()
     known = named.read(receiver)
@@ -267,7 +278,9 @@ def _world(captured: Captured, count: int) -> Callable[[], bool]:
     plain = [None if isinstance(one, _WATCHED) else one for one in known]
     watched = [(index, weakref.ref(one), type(one)) for index, one in enumerate(known) if isinstance(one, _WATCHED)]
     read, kind = named.read, type(receiver)
-    own: Callable[[], list[bool]] = training_reader(receiver) if isinstance(receiver, torch.nn.Module) else list
+    own: Callable[[], list[bool]] = list
+    if isinstance(receiver, torch.nn.Module) and not without_flags:
+        own = training_reader(receiver)
     others = captured.optimizers.flags
 
     def all_flags() -> list[bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 from collections.abc import Sequence
@@ -103,3 +104,34 @@ def storage_of(tensor: torch.Tensor) -> Any:
         return tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
         return tensor
+
+
+def range_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of a tensor's first byte and of the one after its last."""
+    begin = tensor.data_ptr()
+    return begin, begin + span_bytes(tensor)
+
+
+def merged(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Begins and ends of what sorted ranges cover together: both ascend."""
+    begins: list[int] = []
+    ends: list[int] = []
+    for begin, end in ranges:
+        if begin == end:
+            continue
+        if ends and begin <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            begins.append(begin)
+            ends.append(end)
+    return begins, ends
+
+
+def overlap_any(copied: tuple[tuple[int, int], ...], begins: list[int], ends: list[int], leaves: Sequence[Any]) -> bool:
+    """An argument shares memory with what the ranges cover. ``copied``: position and bytes of each."""
+    for position, nbytes in copied:
+        begin = leaves[position].data_ptr()
+        before = bisect.bisect_left(begins, begin + nbytes)  # ranges that begin before the argument's end
+        if nbytes and before and ends[before - 1] > begin:
+            return True
+    return False

@@ -47,7 +47,8 @@ def scaled(x: Tensor, y: Tensor, factor: float = 2.0, *, shift: float = 1.0) -> 
 
 
 def tensors(seed: int, *shape: int) -> tuple[Tensor, Tensor]:
-    made = torch.randn(2, *(shape or (4,)), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    generator = torch.Generator().manual_seed(seed)
+    made = torch.randn(2, *(shape or (4,)), generator=generator, device="cpu").to(DEVICE)
     return made[0].clone(), made[1].clone()
 
 

@@ -130,7 +130,8 @@ static PyObject *copies_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         unsigned long long to, from;
         Copy *copy = &self->copies[i];
         *copy = (Copy){0};
-        failed = PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "nKKn", &copy->position, &to, &from, &copy->nbytes) ? 0 : -1;
+        PyObject *one = PyTuple_GET_ITEM(given, i);
+        failed = PyArg_ParseTuple(one, "nKKn", &copy->position, &to, &from, &copy->nbytes) ? 0 : -1;
         copy->to = to;
         copy->from = from;
         if (!failed && (copy->position < 0 || copy->position >= MOST_VALUES)) {

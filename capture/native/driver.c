@@ -27,7 +27,7 @@ static PyObject *use_driver(PyObject *module, PyObject *path)
 }
 
 static PyMethodDef functions[] = {
-    {"use_driver", use_driver, METH_O, "Look for the driver's functions in this library; tells whether they are there."},
+    {"use_driver", use_driver, METH_O, "Look for the driver's functions in a library; tells if they are there."},
     {NULL, NULL, 0, NULL},
 };
 

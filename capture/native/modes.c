@@ -17,6 +17,11 @@ typedef struct {
 
 static PyTypeObject ModesType;
 
+int is_modes(PyObject *one)
+{
+    return Py_TYPE(one) == &ModesType;
+}
+
 static int is_as_expected(PyObject *found, PyObject *expected)
 {
     if (found == expected)

@@ -10,9 +10,11 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    int failed = module == NULL || add_modes(module) < 0 || add_driver(module) < 0 ||
-                 add_copies(module) < 0 || add_launch(module) < 0 || add_views(module) < 0 ||
-                 add_steps(module) < 0 || add_way(module) < 0 || add_ways(module) < 0;
+    static int (*const parts[])(PyObject *) = {add_modes, add_driver, add_copies, add_launch, add_views, add_tensors,
+                                               add_facts, add_steps, add_way, add_ways};
+    int failed = module == NULL;
+    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts) && !failed; i++)
+        failed = parts[i](module) < 0;
     if (failed)
         Py_CLEAR(module);
     return module;

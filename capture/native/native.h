@@ -14,6 +14,7 @@
 
 /* 1, 0, or -1 with an exception set. */
 int modes_hold(PyObject *modes);
+int is_modes(PyObject *one);
 
 /* Ways of one mode share the object. */
 PyObject *modes_of(PyObject *way);
@@ -97,6 +98,14 @@ int is_copies(PyObject *one);
 int add_copies(PyObject *module);
 
 PyObject *list_of(PyObject *const *items, Py_ssize_t count);
+
+/* Facts about Python state, and the tensors among it: 1 if they hold, else 0. ``addresses``: of the call's tensors. */
+int facts_hold(PyObject *facts, const uint64_t *addresses, Py_ssize_t count);
+int is_facts(PyObject *one);
+int add_facts(PyObject *module);
+int tensors_hold(PyObject *tensors);
+int is_tensors(PyObject *one);
+int add_tensors(PyObject *module);
 
 /* Truth of a result, which is given up: 1, 0, or -1 if it is NULL. */
 int truth_of(PyObject *result);

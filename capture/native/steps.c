@@ -2,9 +2,9 @@
 #include "native.h"
 
 #define NAMES(X) \
-    X(view) X(begin_call) X(current) X(root) X(followers) X(pool) X(find) X(may_run) X(verified) X(state_holds) X(check) \
-    X(recording) X(replay) X(preserving) X(build_single) X(held) X(first) X(address) X(data) X(mark) X(pool_is_at) \
-    X(replays)
+    X(view) X(begin_call) X(current) X(root) X(followers) X(pool) X(find) X(may_run) X(verified) X(state_holds) \
+    X(check) X(checker) X(facts) X(see) X(recording) X(replay) X(preserving) X(build_single) X(held) X(first) \
+    X(address) X(data) X(mark) X(pool_is_at) X(replays)
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
 
@@ -242,22 +242,64 @@ static PyObject *in_python(const Steps *self, PyObject *node, PyObject *tree, Py
     return result;
 }
 
+/* The facts of a node, a new reference; made where nobody asked for them yet. */
+static PyObject *facts_of(PyObject *checker)
+{
+    PyObject *facts = PyObject_GetAttr(checker, s_facts);
+    if (facts != Py_None)
+        return facts;
+    Py_DECREF(facts);
+    return PyObject_CallMethodNoArgs(checker, s_see);
+}
+
+/* The facts hold: 1. 0: ask the check; ``*stale`` then tells that there are facts. */
+static int known_to_hold(PyObject *checker, const uint64_t *addresses, Py_ssize_t count, int *stale)
+{
+    PyObject *facts = facts_of(checker);
+    if (facts == NULL)
+        return -1;
+    *stale = is_facts(facts);
+    int holds = *stale && facts_hold(facts, addresses, count);
+    Py_DECREF(facts);
+    return holds;
+}
+
+/* The check in Python. Facts that do not hold although it does are made again. */
+static int checked(PyObject *check, PyObject *checker, PyObject *leaves, int stale)
+{
+    int verdict = truth_of(PyObject_CallOneArg(check, leaves));
+    if (verdict == 0 && stale) {
+        PyObject *made = PyObject_CallMethodNoArgs(checker, s_see);
+        if (made == NULL)
+            return -1;
+        Py_DECREF(made);
+    }
+    return verdict < 0 ? -1 : !verdict;
+}
+
 /* The state is as recorded: 1; it moved: 0; -1. Sets ``*leaves`` where it made the list. */
-static int state_holds(const Steps *self, PyObject *node, PyObject *const *tensors, PyObject **leaves)
+static int state_holds(
+    const Steps *self, PyObject *node, PyObject *const *tensors, const uint64_t *addresses, PyObject **leaves)
 {
     PyObject *check = PyObject_GetAttr(node, s_check);
     if (check == NULL || check == self->ok) {
         Py_XDECREF(check);
         return check == NULL ? -1 : 1;
     }
-    int holds = -1;
-    *leaves = list_of(tensors, self->tensors);
-    if (*leaves != NULL && self->sampled) {
-        holds = truth_of(PyObject_CallMethodOneArg(node, s_state_holds, *leaves));
-    } else if (*leaves != NULL) {
-        int verdict = truth_of(PyObject_CallOneArg(check, *leaves));
-        holds = verdict < 0 ? -1 : !verdict;
+    int holds = -1, stale = 0;
+    PyObject *checker = PyObject_GetAttr(node, s_checker);
+    if (checker != NULL)
+        holds = self->sampled ? 0 : known_to_hold(checker, addresses, self->tensors, &stale);
+    if (holds == 0) {
+        *leaves = list_of(tensors, self->tensors);
+        if (*leaves == NULL)
+            holds = -1;
+        else if (self->sampled)
+            holds = truth_of(PyObject_CallMethodOneArg(node, s_state_holds, *leaves));
+        else
+            holds = checked(check, checker, *leaves, stale);
     }
+    Py_XDECREF(checker);
     Py_DECREF(check);
     return holds;
 }
@@ -268,7 +310,7 @@ static PyObject *run(
     PyObject *const *tensors, const uint64_t *addresses)
 {
     PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL;
-    int holds = state_holds(self, node, tensors, &leaves);
+    int holds = state_holds(self, node, tensors, addresses, &leaves);
     if (holds < 0)
         goto end;
     if (!holds) {

@@ -11,6 +11,7 @@ typedef struct {
     PyObject *defaults;    /* its default values then */
     PyObject *in_capture;  /* a function, or None where nothing is ever captured by others */
     PyObject *check;       /* compares metadata of the tensors */
+    PyObject *flags;       /* Facts, or None: the cheapest part of what follows */
     PyObject *world;       /* tells whether other parts of the key are as they were, or None */
     PyObject *trees;       /* of this thread, by name of their backend */
     PyObject *backend;     /* such a name */
@@ -79,6 +80,8 @@ static PyObject *way_run(Way *self, PyObject *const *values)
     int same = is_at_hand(self);
     if (same > 0)
         same = fits(self, values, tensors, addresses);
+    if (same > 0 && self->flags != Py_None)
+        same = facts_hold(self->flags, NULL, 0);
     if (same > 0 && self->world != Py_None)
         same = truth_of(PyObject_CallNoArgs(self->world));
     if (same <= 0)
@@ -125,9 +128,9 @@ static PyObject *way_call(PyObject *object, PyObject *const *args, size_t nargsf
 }
 
 #define OBJECTS(X) \
-    X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(world) X(trees) X(backend) X(constants) X(steps.miss) \
-    X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) X(steps.counters) X(steps.steps_begun) \
-    X(steps.replay) X(steps.ready)
+    X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(flags) X(world) X(trees) X(backend) \
+    X(constants) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
+    X(steps.counters) X(steps.steps_begun) X(steps.replay) X(steps.ready)
 
 static int way_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -169,22 +172,24 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
-        "world", "trees", "backend", "counters", "steps_begun", "replay", "ready", "constants", "alignments", "spans",
-        "least", "most", "verifies", "sampled", "attaches", NULL};
+        "flags", "world", "trees", "backend", "counters", "steps_begun", "replay", "ready", "constants", "alignments",
+        "spans", "least", "most", "verifies", "sampled", "attaches", NULL};
     Way given = {0};
+    Steps *steps = &given.steps;
     PyObject *alignments, *spans;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOO!OOOOOO!O!O!nnppp", names, &given.modes, &given.steps.miss, &given.steps.ok, &given.steps.function,
-            &given.defaults_of, &given.defaults, &given.steps.entry, &given.steps.number, &given.steps.limit, &given.in_capture,
-            &given.check, &given.world, &PyDict_Type, &given.trees, &given.backend, &given.steps.counters, &given.steps.steps_begun,
-            &given.steps.replay, &given.steps.ready, &PyTuple_Type, &given.constants, &PyTuple_Type, &alignments, &PyTuple_Type,
-            &spans, &given.least, &given.most, &given.steps.verifies, &given.steps.sampled,
-            &given.steps.attaches))
+            args, kwargs, "$OOOOOOOOOOOOOO!OOOOOO!O!O!nnppp", names, &given.modes, &steps->miss, &steps->ok,
+            &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
+            &given.in_capture, &given.check, &given.flags, &given.world, &PyDict_Type, &given.trees, &given.backend,
+            &steps->counters, &steps->steps_begun, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants,
+            &PyTuple_Type, &alignments, &PyTuple_Type, &spans, &given.least, &given.most, &steps->verifies,
+            &steps->sampled, &steps->attaches))
         return NULL;
     given.steps.count = PyTuple_GET_SIZE(given.constants);
     given.steps.tensors = PyTuple_GET_SIZE(alignments);
     if (given.steps.count > MOST_VALUES || given.steps.tensors > given.steps.count ||
         given.most > given.steps.count || PyTuple_GET_SIZE(spans) != given.steps.tensors ||
+        !is_modes(given.modes) || (given.flags != Py_None && !is_facts(given.flags)) ||
         (given.defaults_of != Py_None && !PyFunction_Check(given.defaults_of))) {
         PyErr_SetString(PyExc_ValueError, "too many values, or no function");
         return NULL;

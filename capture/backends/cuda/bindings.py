@@ -43,7 +43,7 @@ class Bindings:
     """The bindings of one recording."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, added: frozenset[int] = frozenset()) -> None:
-        self.nodes = [one for one in params.read(graph) if int(one.handle) not in added]
+        self.nodes = [one for one in params.read(graph) if not added or int(one.handle) not in added]
         self.begins: dict[str, int] = {}
         """Where each tensor was when the graph was recorded."""
         self._executable = params.executable_of(graph)

@@ -1,0 +1,109 @@
+"""Native facts: the check of a recording, as it is written in Python, as facts for the C module.
+
+The text of a check is made of few forms (``_checks``), which are read here again. What has another form is left to
+Python.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from capture._fast import native
+from capture._torch_private_layout import layout
+
+ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, ARGUMENT = range(8)  # as ``native/facts.c`` has them
+Fact = tuple[int, Any, Any, Any, int]
+Scope = dict[str, Any]
+_KINDS = frozenset([torch.Tensor, torch.nn.Parameter, torch.nn.Buffer])
+
+
+class _OtherForm(Exception):
+    """A text that no fact says."""
+
+
+def facts_of(texts: Iterable[str], scope: Scope, tensors: Sequence[torch.Tensor]) -> Any:
+    """The C module's look at these conditions, and at metadata and addresses of the tensors. None if there is none."""
+    where = layout()
+    if native is None or where is None or not all(map(_is_plain, tensors)):
+        return None
+    try:
+        facts = tuple(fact for text in texts for fact in _all_of(ast.parse(text, mode="eval").body, scope))
+    except (_OtherForm, KeyError):
+        return None
+    return native.Facts(facts, native.Tensors(tuple(tensors), where) if tensors else None)
+
+
+def flags_of(owns: Sequence[Scope], name: str, flags: Sequence[object]) -> Any:
+    """The same, for one member of several dictionaries."""
+    if native is None:
+        return None
+    return native.Facts(tuple((ITEM, own, name, flag, 0) for own, flag in zip(owns, flags, strict=True)), None)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in _KINDS and tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _all_of(node: ast.expr, scope: Scope) -> Iterator[Fact]:
+    match node:
+        case ast.BoolOp(op=ast.And(), values=values):
+            for one in values:
+                yield from _all_of(one, scope)
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Call(func=ast.Name("any"), args=[ast.Name(name)])):
+            yield from ((SIZE, one, None, None, 0) for one in scope[name])
+        case ast.Call(func=ast.Name(name), args=[]):
+            yield GIVES, scope[name], None, True, 0
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            yield _compared(left, op, right, scope)
+        case _:
+            raise _OtherForm
+
+
+def _compared(left: ast.expr, op: ast.cmpop, right: ast.expr, scope: Scope) -> Fact:
+    match left, op, right:
+        case ast.Constant(key), ast.NotIn(), ast.Name(name) if isinstance(scope[name], dict):
+            return ABSENT, scope[name], key, None, 0
+        case ast.Call(func=ast.Name("len"), args=[ast.Name(name)]), ast.Eq(), ast.Constant(int(size)):
+            return SIZE, scope[name], None, None, size
+        case _, ast.IsNot(), ast.Constant(None):
+            return (BELOW_ANY, *_below(left, scope), None, 0)
+        case ast.Call(
+            func=ast.Attribute(value=ast.Subscript(value=ast.Name("t"), slice=ast.Constant(position)), attr="data_ptr")
+        ), ast.Eq(), ast.Name(name):
+            return ARGUMENT, None, position, None, scope[name]
+        case _, ast.Is(), ast.Name(name):
+            return _same(left, scope[name], scope)
+        case _, ast.Is(), ast.Constant(value):
+            return _same(left, value, scope)
+    raise _OtherForm
+
+
+def _same(left: ast.expr, expected: Any, scope: Scope) -> Fact:
+    match left:
+        case ast.Subscript(value=ast.Name(name), slice=ast.Constant(key)):
+            return ITEM, scope[name], key, expected, 0
+        case ast.Subscript(value=ast.Name(name), slice=ast.Name(key)):
+            return ITEM, scope[name], scope[key], expected, 0
+        case ast.Attribute(value=ast.Name(name), attr=attribute):
+            return ATTRIBUTE, scope[name], attribute, expected, 0
+        case ast.Call(func=ast.Name(name), args=[]):
+            return GIVES, scope[name], None, expected, 0
+    holder, key = _below(left, scope)
+    return BELOW, holder, key, expected, 0
+
+
+def _below(left: ast.expr, scope: Scope) -> tuple[Any, Any]:
+    """A weak reference, and what is looked up in the ``__dict__`` of what it refers to."""
+    match left:
+        case ast.Call(
+            func=ast.Attribute(
+                value=ast.Attribute(value=ast.Call(func=ast.Name(name), args=[]), attr="__dict__"), attr="get"
+            ),
+            args=[ast.Constant(key), *_],
+        ):
+            return scope[name], key
+    raise _OtherForm

@@ -1,0 +1,215 @@
+/* Facts: what Python state a recording relies on, each fact one look at a container, an attribute or a function. */
+#include "native.h"
+
+enum { ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, ARGUMENT };
+
+typedef struct {
+    int kind;
+    PyObject *holder;   /* the container, the object, the function, or a weak reference */
+    PyObject *key;      /* in it; for ``BELOW`` in the ``__dict__`` of what it refers to */
+    PyObject *expected; /* this very object */
+    uint64_t number;    /* size or address */
+} Fact;
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t count;
+    Fact *facts;
+    PyObject *tensors; /* Tensors, or None */
+    vectorcallfunc vectorcall;
+} Facts;
+
+static PyTypeObject FactsType;
+static PyObject *s_dict;
+
+int is_facts(PyObject *one)
+{
+    return Py_TYPE(one) == &FactsType;
+}
+
+/* What is in a container, a new reference; NULL, with an exception or without one. */
+static PyObject *item_of(PyObject *holder, PyObject *key)
+{
+    if (PyDict_CheckExact(holder))
+        return Py_XNewRef(PyDict_GetItemWithError(holder, key));
+    return PyObject_GetItem(holder, key);
+}
+
+static int is_below(const Fact *fact)
+{
+    PyObject *referent = PyObject_CallNoArgs(fact->holder);
+    PyObject *own = referent == NULL ? NULL : PyObject_GetAttr(referent, s_dict);
+    PyObject *found = own == NULL || !PyDict_Check(own) ? NULL : PyDict_GetItemWithError(own, fact->key);
+    int holds = fact->kind == BELOW_ANY ? found != NULL && found != Py_None : found == fact->expected;
+    if (found == NULL && PyErr_Occurred())
+        holds = -1;
+    Py_XDECREF(own);
+    Py_XDECREF(referent);
+    return holds;
+}
+
+static int holds(const Fact *fact, const uint64_t *addresses, Py_ssize_t count)
+{
+    PyObject *found = NULL;
+    switch (fact->kind) {
+    case ITEM:
+        found = item_of(fact->holder, fact->key);
+        break;
+    case ABSENT: {
+        int inside = PyDict_Contains(fact->holder, fact->key);
+        return inside < 0 ? -1 : !inside;
+    }
+    case SIZE: {
+        Py_ssize_t size = PyObject_Size(fact->holder);
+        return size < 0 ? -1 : (uint64_t)size == fact->number;
+    }
+    case ATTRIBUTE:
+        found = PyObject_GetAttr(fact->holder, fact->key);
+        break;
+    case GIVES:
+        found = PyObject_CallNoArgs(fact->holder);
+        break;
+    case BELOW:
+    case BELOW_ANY:
+        return is_below(fact);
+    default: {
+        Py_ssize_t position = PyLong_AsSsize_t(fact->key);
+        return position < count && addresses[position] == fact->number;
+    }
+    }
+    if (found == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    int same = found == fact->expected;
+    Py_DECREF(found);
+    return same;
+}
+
+int facts_hold(PyObject *object, const uint64_t *addresses, Py_ssize_t count)
+{
+    Facts *self = (Facts *)object;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        int one = holds(&self->facts[i], addresses, count);
+        if (one < 0)
+            PyErr_Clear(); /* what is gone has changed: the check in Python says what it is */
+        if (one <= 0)
+            return 0;
+    }
+    return self->tensors == Py_None || tensors_hold(self->tensors);
+}
+
+static PyObject *facts_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+    uint64_t addresses[MOST_VALUES];
+    if (names != NULL || count > MOST_VALUES) {
+        PyErr_SetString(PyExc_TypeError, "facts take tensors alone");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (address_of(args[i], &addresses[i]) < 0)
+            return NULL;
+    return PyBool_FromLong(facts_hold(self, addresses, count));
+}
+
+static int facts_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Facts *self = (Facts *)object;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        Py_VISIT(self->facts[i].holder);
+        Py_VISIT(self->facts[i].key);
+        Py_VISIT(self->facts[i].expected);
+    }
+    Py_VISIT(self->tensors);
+    return 0;
+}
+
+static int facts_clear(PyObject *object)
+{
+    Facts *self = (Facts *)object;
+    while (self->count) {
+        Fact fact = self->facts[--self->count];
+        Py_DECREF(fact.holder);
+        Py_DECREF(fact.key);
+        Py_DECREF(fact.expected);
+    }
+    return 0;
+}
+
+static void facts_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    facts_clear(self);
+    Py_XDECREF(((Facts *)self)->tensors);
+    PyMem_Free(((Facts *)self)->facts);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static int fact_of(PyObject *given, Fact *fact)
+{
+    unsigned long long number;
+    if (!PyArg_ParseTuple(given, "iOOOK", &fact->kind, &fact->holder, &fact->key, &fact->expected, &number))
+        return -1;
+    int odd = fact->kind < ITEM || fact->kind > ARGUMENT || (fact->kind == ABSENT && !PyDict_Check(fact->holder)) ||
+              (fact->kind == ARGUMENT && !PyLong_Check(fact->key));
+    if (odd) {
+        PyErr_SetString(PyExc_ValueError, "no such fact");
+        return -1;
+    }
+    fact->number = number;
+    Py_INCREF(fact->holder);
+    Py_INCREF(fact->key);
+    Py_INCREF(fact->expected);
+    return 0;
+}
+
+static PyObject *facts_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"facts", "tensors", NULL};
+    PyObject *given, *tensors;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", names, &PyTuple_Type, &given, &tensors))
+        return NULL;
+    if (tensors != Py_None && !is_tensors(tensors)) {
+        PyErr_SetString(PyExc_TypeError, "these are no tensors");
+        return NULL;
+    }
+    Facts *self = (Facts *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = facts_call;
+    self->tensors = Py_NewRef(tensors);
+    self->facts = PyMem_New(Fact, PyTuple_GET_SIZE(given) + 1);
+    if (self->facts == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
+        if (fact_of(PyTuple_GET_ITEM(given, i), &self->facts[i]) < 0) {
+            Py_DECREF(self);
+            return NULL;
+        }
+        self->count = i + 1;
+    }
+    return (PyObject *)self;
+}
+
+static PyTypeObject FactsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture._native.Facts",
+    .tp_doc = "Tells whether Python state is as it was, for a call on these tensors.",
+    .tp_basicsize = sizeof(Facts),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Facts, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = facts_new,
+    .tp_dealloc = facts_dealloc,
+    .tp_traverse = facts_traverse,
+    .tp_clear = facts_clear,
+};
+
+int add_facts(PyObject *module)
+{
+    s_dict = PyUnicode_InternFromString("__dict__");
+    if (s_dict == NULL || PyType_Ready(&FactsType) < 0)
+        return -1;
+    return PyModule_AddObjectRef(module, "Facts", (PyObject *)&FactsType);
+}
