@@ -294,12 +294,13 @@ def training_reader(module: torch.nn.Module) -> Callable[[], list[bool]]:
     ]
 
 
-def training_owners(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
-    """The same as dictionaries that have a training flag each; empty where there is more to read."""
-    token = identity_token(module)
-    if token not in _module_lists:
-        _module_lists[token] = _members(module)
-    return _module_lists[token][0]
+def switches_of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str, bool]]:
+    """The same as modules and names in their ``__dict__``, and whether that keeps a module alive."""
+    found = []
+    for one in module.modules():
+        keeps = not _names_no_module(one)
+        found += [(one, name, keeps) for name in ("training", *_SWITCHES) if name in one.__dict__]
+    return found
 
 
 def _members(module: torch.nn.Module) -> _Members:

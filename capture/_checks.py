@@ -26,7 +26,7 @@ from capture._tensors import merged, overlap_any, range_of, span_bytes
 from capture.backends import Geometry
 
 OK, MOVED, CHANGED, OVERLAPS = 0, 1, 2, 3
-_MOST_LOOKS = 100  # from then on the check in Python is the shorter way
+_MOST_LOOKS, _WAIT = 100, 16  # making facts takes as long as some hundred checks in Python
 ALIGNMENT = 64  # bytes that the address of a tensor which moves keeps its distance from a multiple of
 
 
@@ -65,17 +65,22 @@ class Checker:
     facts: Any = None
     """The same for the C module: None before it is asked for, False where there is none."""
     looks: int = 0
+    """How often they were made."""
+    waits: int = 0
+    """Replays to come until they are made, after a tensor moved: one that does so often is not worth it."""
 
-    def see(self) -> Any:
-        """Make ``facts``, at the first replay and where they did not hold although this check did: what they compare
-        beyond it, such as where torch keeps a gradient, is another now."""
+    def see(self) -> None:
+        """The check holds: make ``facts`` of what is so now. Where they were made already, what they compare beyond
+        the check, such as where torch keeps a gradient, is another now."""
+        if self.waits:
+            self.waits -= 1
+            return
         self.looks += 1
         found = None
         if self.looks <= _MOST_LOOKS and not self.copied:
             tensors = [self.scope[name] for _, _, name in self.owners]
             found = facts_of([*self.structure, *self.tensors], self.scope, tensors)
         self.facts = False if found is None else found
-        return self.facts
 
     def name(self, value: Any) -> str:
         """A name for a value in the generated code."""
@@ -147,7 +152,7 @@ class Checker:
             functools.partial(self.guard, *tensors) if self.guard else _torch_private.metadata_check(tensors)
         )
         scope["addresses"] = _torch_private.address_check(tensors)
-        self.facts = None
+        self.facts, self.waits = None, _WAIT
         self.note_ranges(leaves)
 
     def leave_out(self, paths: Set[str]) -> None:

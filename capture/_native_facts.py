@@ -7,6 +7,7 @@ Python.
 from __future__ import annotations
 
 import ast
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -37,11 +38,15 @@ def facts_of(texts: Iterable[str], scope: Scope, tensors: Sequence[torch.Tensor]
     return native.Facts(facts, native.Tensors(tuple(tensors), where) if tensors else None)
 
 
-def flags_of(owns: Sequence[Scope], name: str, flags: Sequence[object]) -> Any:
-    """The same, for one member of several dictionaries."""
-    if native is None:
-        return None
-    return native.Facts(tuple((ITEM, own, name, flag, 0) for own, flag in zip(owns, flags, strict=True)), None)
+def flags_of(switches: Sequence[tuple[torch.nn.Module, str, bool]]) -> Any:
+    """The same for switches of modules as they are now. Third: the module's ``__dict__`` would keep it alive."""
+    facts: list[Fact] = [
+        (BELOW, weakref.ref(one), name, one.__dict__[name], 0)
+        if keeps
+        else (ITEM, one.__dict__, name, one.__dict__[name], 0)
+        for one, name, keeps in switches
+    ]
+    return None if native is None else native.Facts(tuple(facts), None)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -118,8 +118,12 @@ class Node:
         if self.unchecked < SAMPLED and self.registered == now:
             self.unchecked += 1
             return True
-        if self.check(leaves):
-            return False
+        facts = self.checker.facts
+        if not (facts and facts(*leaves)):
+            if self.check(leaves):
+                return False
+            if facts is not False:
+                self.checker.see()
         looks_at_arguments = self.checker.copied or self.checker.arguments
         self.unchecked, self.registered = SAMPLED if looks_at_arguments else 1, now
         return True

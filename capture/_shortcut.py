@@ -18,7 +18,7 @@ import torch
 
 from capture import _config, _torch_private
 from capture._ambient import Here, terms
-from capture._bind import Leaf, training_owners, training_reader
+from capture._bind import Leaf, switches_of, training_reader
 from capture._checks import nothing_to_check
 from capture._containers import PLAIN_TYPES
 from capture._entry import Entry
@@ -93,7 +93,7 @@ class Shortcuts:
 
     def clear(self) -> None:
         """Forget all: entries were dropped."""
-        if native is not None:
+        if self.straight is not no_way:
             self.straight.clear()  # type: ignore[attr-defined] # the ways
         self._last = None
         self._by_shapes.clear()
@@ -257,8 +257,7 @@ def _overlap(spans: Sequence[int], *begins: int) -> bool:
 def _flags(captured: Captured) -> Any:
     """The training flags of the receiver's modules as they are now, for the C module."""
     receiver = captured.receiver
-    owns = training_owners(receiver) if isinstance(receiver, torch.nn.Module) else ()
-    return flags_of(owns, "training", [own["training"] for own in owns]) if owns else None
+    return flags_of(switches_of(receiver)) if isinstance(receiver, torch.nn.Module) else None
 
 
 def _world(captured: Captured, count: int, *, without_flags: bool = False) -> Callable[[], bool]:

@@ -687,7 +687,9 @@ def test_every_ambient_mode_is_in_the_key(name: str) -> None:
     for mode in ("none", "none", "none", name, name, name, "none", name):
         with MODES[mode]():
             check_same(captured, modal, x, w, times=1)
-    assert (recordings(captured).observations, recordings(captured).recordings) == (2, 2)
+    counts = recordings(captured).observations, recordings(captured).recordings
+    nothing_to_it = name.startswith("mkldnn") and DEVICE.type != "cpu"  # what changes nothing there may be overlooked
+    assert counts == (2, 2) or (nothing_to_it and counts == (1, 1))
 
 
 def test_a_mode_switched_inside_a_block_is_seen() -> None:

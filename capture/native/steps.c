@@ -242,33 +242,23 @@ static PyObject *in_python(const Steps *self, PyObject *node, PyObject *tree, Py
     return result;
 }
 
-/* The facts of a node, a new reference; made where nobody asked for them yet. */
-static PyObject *facts_of(PyObject *checker)
+/* The facts hold: 1. 0: ask the check. ``*wanted``: facts are to be made once it holds, as there are none or others. */
+static int known_to_hold(PyObject *checker, const uint64_t *addresses, Py_ssize_t count, int *wanted)
 {
     PyObject *facts = PyObject_GetAttr(checker, s_facts);
-    if (facts != Py_None)
-        return facts;
-    Py_DECREF(facts);
-    return PyObject_CallMethodNoArgs(checker, s_see);
-}
-
-/* The facts hold: 1. 0: ask the check; ``*stale`` then tells that there are facts. */
-static int known_to_hold(PyObject *checker, const uint64_t *addresses, Py_ssize_t count, int *stale)
-{
-    PyObject *facts = facts_of(checker);
     if (facts == NULL)
         return -1;
-    *stale = is_facts(facts);
-    int holds = *stale && facts_hold(facts, addresses, count);
+    int holds = is_facts(facts) && facts_hold(facts, addresses, count);
+    *wanted = !holds && facts != Py_False;
     Py_DECREF(facts);
     return holds;
 }
 
-/* The check in Python. Facts that do not hold although it does are made again. */
-static int checked(PyObject *check, PyObject *checker, PyObject *leaves, int stale)
+/* The check in Python. Facts are made while it holds, never before. */
+static int checked(PyObject *check, PyObject *checker, PyObject *leaves, int wanted)
 {
     int verdict = truth_of(PyObject_CallOneArg(check, leaves));
-    if (verdict == 0 && stale) {
+    if (verdict == 0 && wanted) {
         PyObject *made = PyObject_CallMethodNoArgs(checker, s_see);
         if (made == NULL)
             return -1;
@@ -286,10 +276,10 @@ static int state_holds(
         Py_XDECREF(check);
         return check == NULL ? -1 : 1;
     }
-    int holds = -1, stale = 0;
+    int holds = -1, wanted = 0;
     PyObject *checker = PyObject_GetAttr(node, s_checker);
     if (checker != NULL)
-        holds = self->sampled ? 0 : known_to_hold(checker, addresses, self->tensors, &stale);
+        holds = self->sampled ? 0 : known_to_hold(checker, addresses, self->tensors, &wanted);
     if (holds == 0) {
         *leaves = list_of(tensors, self->tensors);
         if (*leaves == NULL)
@@ -297,7 +287,7 @@ static int state_holds(
         else if (self->sampled)
             holds = truth_of(PyObject_CallMethodOneArg(node, s_state_holds, *leaves));
         else
-            holds = checked(check, checker, *leaves, stale);
+            holds = checked(check, checker, *leaves, wanted);
     }
     Py_XDECREF(checker);
     Py_DECREF(check);

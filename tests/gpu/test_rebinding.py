@@ -16,7 +16,11 @@ from capture.backends.cuda.bindings import Bindings
 from tests.gpu.moving import KERNELS, Holder, check_bound, check_moves, spoil, triton
 from tests.gpu.support import DEVICE, ON_CUDA, counts, eager, needs_cuda, needs_gpu, rand, same
 
-pytestmark = [needs_gpu, pytest.mark.filterwarnings("ignore::UserWarning:torch")]
+pytestmark = [
+    needs_gpu,
+    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
+    pytest.mark.filterwarnings("ignore:Specified kernel cache directory"),  # of torch.fft, on a machine without a home
+]
 
 
 def finding(function: Any, code: str) -> list[Any]:
