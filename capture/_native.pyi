@@ -88,8 +88,9 @@ class Way:
         least: int,
         most: int,
         verifies: bool,
-        sampled: bool,
         attaches: bool,
+        registrations: Any,
+        sampled: int,
     ) -> None: ...
     def __call__(self, *values: Any) -> Any: ...
 

@@ -23,8 +23,10 @@ from capture._checks import nothing_to_check
 from capture._containers import PLAIN_TYPES
 from capture._entry import Entry
 from capture._fast import MISS, MOST_VALUES, native, no_way
+from capture._modules import registrations
 from capture._named import MISSING
 from capture._native_facts import flags_of
+from capture._node import SAMPLED
 from capture._step import steps_begun
 from capture._tensors import any_overlap, span_bytes
 from capture._trees import trees_here
@@ -145,7 +147,8 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
         ready=runs.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
         alignments=tuple([leaf.data_ptr() & 63 for leaf in leaves]), spans=tuple(map(span_bytes, leaves)),
         least=given[0], most=given[1], verifies=captured.annotation.verify != "off",
-        sampled=captured.annotation.checks == "sampled", attaches=runs is not captured,
+        attaches=runs is not captured, registrations=registrations,
+        sampled=SAMPLED if captured.annotation.checks == "sampled" else 0,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import _fast, _trees, capture, config, mark_step_begin, recordings, release
+from capture import _fast, _torch_private_layout, _trees, capture, config, mark_step_begin, recordings, release
 from capture._decorate import captured_states
 from capture._fast import MISS, native
 from tests.device import DEVICE
@@ -209,6 +209,19 @@ def test_state_that_changes(change: str, checks: Any, seen: bool, way: str) -> N
         assert torch.equal(result, expected)
         for x in xs:
             assert torch.equal(net(x), plain(x)) or checks == "sampled"
+
+
+@needs_c
+def test_where_torch_keeps_metadata_is_found_whatever_the_heap_holds() -> None:
+    known = _torch_private_layout.layout()
+    assert known is not None, "only slower without it, but every supported torch has it"
+    kept = []
+    for number in range(50):
+        kept += [bytearray(size + number) for size in (40, 88, 184, 200, 400)]
+        if number % 3:
+            del kept[:: 1 + number % 4]
+        _torch_private_layout.layout.cache_clear()
+        assert _torch_private_layout.layout() == known
 
 
 @needs_c

@@ -46,7 +46,9 @@ int add_views(PyObject *module);
 /* The way's steps from the tree on, once the arguments fit. */
 typedef struct {
     PyObject *miss, *ok, *function, *limit, *number, *entry, *counters, *steps_begun, *replay, *ready;
-    int verifies, sampled, attaches;
+    PyObject *registrations; /* a function: how often modules registered something */
+    int verifies, attaches;
+    long sampled; /* calls from one full comparison to the next; 0: each is one */
     Py_ssize_t count, tensors;
 } Steps;
 PyObject *steps_take(

@@ -3,8 +3,8 @@
 
 #define NAMES(X) \
     X(view) X(begin_call) X(current) X(root) X(followers) X(pool) X(find) X(may_run) X(verified) X(state_holds) \
-    X(check) X(checker) X(facts) X(see) X(recording) X(replay) X(preserving) X(build_single) X(held) X(first) \
-    X(address) X(data) X(mark) X(pool_is_at) X(replays)
+    X(check) X(checker) X(facts) X(see) X(unchecked) X(registered) X(recording) X(replay) X(preserving) \
+    X(build_single) X(held) X(first) X(address) X(data) X(mark) X(pool_is_at) X(replays)
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
 
@@ -267,6 +267,28 @@ static int checked(PyObject *check, PyObject *checker, PyObject *leaves, int wan
     return verdict < 0 ? -1 : !verdict;
 }
 
+/* ``Node.state_holds`` between two full comparisons: 1; 0: it is time for one, or modules changed. */
+static int is_between(const Steps *self, PyObject *node)
+{
+    PyObject *unchecked = PyObject_GetAttr(node, s_unchecked), *registered = NULL, *now = NULL, *more = NULL;
+    long since = unchecked == NULL ? -1 : PyLong_AsLong(unchecked);
+    int between = since < 0 ? -1 : since < self->sampled;
+    if (between > 0) {
+        registered = PyObject_GetAttr(node, s_registered);
+        now = registered == NULL ? NULL : PyObject_CallNoArgs(self->registrations);
+        between = now == NULL ? -1 : PyObject_RichCompareBool(registered, now, Py_EQ);
+    }
+    if (between > 0) {
+        more = PyLong_FromLong(since + 1);
+        between = more == NULL || PyObject_SetAttr(node, s_unchecked, more) < 0 ? -1 : 1;
+    }
+    Py_XDECREF(unchecked);
+    Py_XDECREF(registered);
+    Py_XDECREF(now);
+    Py_XDECREF(more);
+    return between;
+}
+
 /* The state is as recorded: 1; it moved: 0; -1. Sets ``*leaves`` where it made the list. */
 static int state_holds(
     const Steps *self, PyObject *node, PyObject *const *tensors, const uint64_t *addresses, PyObject **leaves)
@@ -279,7 +301,7 @@ static int state_holds(
     int holds = -1, wanted = 0;
     PyObject *checker = PyObject_GetAttr(node, s_checker);
     if (checker != NULL)
-        holds = self->sampled ? 0 : known_to_hold(checker, addresses, self->tensors, &wanted);
+        holds = self->sampled ? is_between(self, node) : known_to_hold(checker, addresses, self->tensors, &wanted);
     if (holds == 0) {
         *leaves = list_of(tensors, self->tensors);
         if (*leaves == NULL)

@@ -130,7 +130,7 @@ static PyObject *way_call(PyObject *object, PyObject *const *args, size_t nargsf
 #define OBJECTS(X) \
     X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(flags) X(world) X(trees) X(backend) \
     X(constants) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
-    X(steps.counters) X(steps.steps_begun) X(steps.replay) X(steps.ready)
+    X(steps.counters) X(steps.steps_begun) X(steps.replay) X(steps.ready) X(steps.registrations)
 
 static int way_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -173,17 +173,17 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
         "flags", "world", "trees", "backend", "counters", "steps_begun", "replay", "ready", "constants", "alignments",
-        "spans", "least", "most", "verifies", "sampled", "attaches", NULL};
+        "spans", "least", "most", "verifies", "attaches", "registrations", "sampled", NULL};
     Way given = {0};
     Steps *steps = &given.steps;
     PyObject *alignments, *spans;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOO!OOOOOO!O!O!nnppp", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOO!OOOOOO!O!O!nnppOl", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
             &given.in_capture, &given.check, &given.flags, &given.world, &PyDict_Type, &given.trees, &given.backend,
             &steps->counters, &steps->steps_begun, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants,
             &PyTuple_Type, &alignments, &PyTuple_Type, &spans, &given.least, &given.most, &steps->verifies,
-            &steps->sampled, &steps->attaches))
+            &steps->attaches, &steps->registrations, &steps->sampled))
         return NULL;
     given.steps.count = PyTuple_GET_SIZE(given.constants);
     given.steps.tensors = PyTuple_GET_SIZE(alignments);
