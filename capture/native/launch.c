@@ -76,6 +76,10 @@ int launch_run(PyObject *object, PyObject *const *leaves, const uint64_t *addres
 {
     Launch *self = (Launch *)object;
     void *stream = NULL;
+    if (self->slow == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the recording is being collected");
+        return -1;
+    }
     int usual = is_usual(self, &stream), failed = 0;
     if (usual < 0 || (usual && self->copy_in != Py_None && call_with(self->copy_in, leaves, count) < 0))
         return -1;
@@ -103,7 +107,7 @@ static PyObject *launch_call(PyObject *self, PyObject *const *args, size_t nargs
     uint64_t addresses[MOST_VALUES];
     Launch *launch = (Launch *)self;
     int failed;
-    if (launch->copies != Py_None)
+    if (launch->copies != NULL && launch->copies != Py_None)
         failed = copies_read(launch->copies, items, count, addresses);
     else
         failed = 0;

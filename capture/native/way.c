@@ -97,6 +97,10 @@ static PyObject *way_run(Way *self, PyObject *const *values)
 PyObject *way_take(PyObject *object, PyObject *const *args, Py_ssize_t given)
 {
     Way *self = (Way *)object;
+    if (self->steps.miss == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the function is being collected");
+        return NULL;
+    }
     if (given < self->least || given > self->most)
         return missed(self, 0);
     if (self->defaults_of != Py_None &&
@@ -123,7 +127,9 @@ PyObject *modes_of(PyObject *way)
 static PyObject *way_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     Way *self = (Way *)object;
-    int same = names != NULL ? 0 : modes_hold(self->modes);
+    int same = names != NULL || self->modes == NULL ? 0 : modes_hold(self->modes);
+    if (self->steps.miss == NULL)
+        return way_take(object, args, 0);
     return same <= 0 ? missed(self, same) : way_take(object, args, PyVectorcall_NARGS(nargsf));
 }
 

@@ -21,8 +21,8 @@ static PyObject *ways_call(PyObject *object, PyObject *const *args, size_t nargs
     for (Py_ssize_t i = 0; names == NULL && i < self->count; i++) {
         PyObject *way = Py_NewRef(self->ways[i]);
         if (modes_of(way) != modes) {
-            Py_XSETREF(modes, Py_NewRef(modes_of(way)));
-            hold = modes_hold(modes);
+            Py_XSETREF(modes, Py_XNewRef(modes_of(way)));
+            hold = modes == NULL ? 0 : modes_hold(modes);
         }
         PyObject *result = hold < 0    ? NULL
                            : hold == 0 ? Py_NewRef(self->miss)
