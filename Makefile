@@ -37,7 +37,7 @@ $(PINS): requirements-dev.txt
 	$(PIP) install -r requirements-dev.txt
 	@touch $@
 
-$(STAMP): $(PINS) pyproject.toml
+$(STAMP): $(PINS) pyproject.toml $(wildcard capture/native/*)
 	$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -56,7 +56,11 @@ demo: $(STAMP)
 # pytest-benchmark, if it is there, warns beside xdist, and warnings are errors.
 GPU_PYTHON ?= python3
 GPU_PYTEST := CAPTURE_CACHE=0 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest -p no:benchmark -n 10 --dist worksteal
+# The C module is built in place, as an installation would do.
+GPU_CONFIG = $(GPU_PYTHON) -c 'import sysconfig; print(sysconfig.get_$(1))'
 test-gpu:
+	cc -O2 -shared -fPIC -I"$$($(call GPU_CONFIG,path("include")))" capture/native/*.c \
+	  -o "capture/_native$$($(call GPU_CONFIG,config_var("EXT_SUFFIX")))" -ldl
 	$(GPU_PYTEST) tests/gpu
 	CAPTURE_TEST_DEVICE=cuda $(GPU_PYTEST) tests --ignore=tests/gpu --ignore=tests/plan --ignore=tests/rules \
 	  --ignore=tests/test_arena.py --ignore=tests/test_layout.py --ignore=tests/test_typing.py
@@ -75,4 +79,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist capture/*.so *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

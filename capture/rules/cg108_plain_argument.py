@@ -3,7 +3,8 @@
 ## What it does
 Decides the policy of every argument that no other rule raises. Static ones stay where they are. With `inputs="bind"`,
 and by default from 1 MiB on, an argument is bound: kernels are pointed at the caller's tensor before a replay, and
-nothing is copied. All others are copied into the recording's own buffer.
+nothing is copied. All others are copied into the recording's own buffer: by nodes of a CUDA graph where there are few,
+else in one batch.
 
 ## Why it matters
 The caller may pass a tensor at any address, reuse it and free it. A small one is copied in little time; the copy of a
@@ -40,7 +41,7 @@ from capture._findings import Case, Decision, Finding, Policy, Severity
 from capture.rules._rule import bytes_text, is_bound, rule
 
 
-@rule("CG108", "plain-argument", severity=Severity.NOTE, revision=2)
+@rule("CG108", "plain-argument", severity=Severity.NOTE, revision=3)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for info in case.facts.placeholders:
         if info.kind != "argument":
@@ -51,4 +52,5 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
             saved = bytes_text(info.tensor.nbytes)
             yield RULE.decision(info.path, Policy.BIND, f"read in place wherever it is: {saved} a call are not copied")
         else:
-            yield RULE.decision(info.path, Policy.COPY, "arguments are copied in by default")
+            much = bytes_text(info.tensor.nbytes)
+            yield RULE.decision(info.path, Policy.COPY, f"arguments are copied in by default: {much} a call")
