@@ -13,16 +13,18 @@ from typing import Any
 
 MISS: Any = object()
 """The long way has to be taken."""
+_VERSION = 1
 MOST_VALUES = 64  # of one call that the C module takes (``native.h``)
 
 
 def _load() -> Any:
-    if os.environ.get("CAPTURE_NATIVE", "1").strip().lower() in ("0", "false", "no", "off"):
+    if os.environ.get("CAPTURE_NATIVE", "1").strip().lower() in ("", "0", "false", "no", "off"):
         return None
     try:
-        return importlib.import_module("capture._native")
+        found: Any = importlib.import_module("capture._native")
     except ImportError:
         return None
+    return found if getattr(found, "VERSION", 0) == _VERSION else None  # else built from other sources
 
 
 native: Any = _load()

@@ -338,6 +338,15 @@ def test_switched_off_by_the_environment() -> None:
     assert done.stdout.split() == ["None", "True"]
 
 
+@needs_c
+def test_one_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _fast._load() is native
+    monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
+    assert _fast._load() is None
+    monkeypatch.delattr(native, "VERSION")
+    assert _fast._load() is None
+
+
 def test_it_was_built_here() -> None:
     """``pip install`` builds it where there is a compiler, as there is wherever this is developed."""
     assert _fast.native is not None or os.environ.get("CAPTURE_NATIVE") == "0"
