@@ -38,7 +38,7 @@ def measure(effort: Effort, *, many: int = MANY) -> Iterator[Figure]:
     outside = tuple((few - alone) / FEW for few, alone, _ in rounds)
     few_us, alone_us, many_us = (min(times) / FEW for times in zip(*rounds, strict=True))
     yield Figure(
-        name=f"outside the operators, 1 tensor, {FEW} recordings", unit="us a call", values=outside, bar=8.0,
+        name=f"outside the operators, 1 tensor, {FEW} recordings", unit="us a call", values=outside, bar=6.0,
         detail=f"call {few_us:.1f} us, operators {alone_us:.1f} us",
     )  # fmt: skip
     yield Figure(

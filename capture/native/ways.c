@@ -1,5 +1,7 @@
-/* Ways: those of one captured function, the one that was taken last first. */
+/* Ways: those of one captured function. What followed the last one last time is tried first, as loops come round. */
 #include "native.h"
+
+#include <string.h>
 
 #define MOST_WAYS 32 /* looked at in turn; others are found by the shapes of the call */
 
@@ -8,39 +10,45 @@ typedef struct {
     PyObject *miss;
     Py_ssize_t count;
     PyObject *ways[MOST_WAYS];
+    Py_ssize_t last;             /* the one that was taken last */
+    Py_ssize_t after[MOST_WAYS]; /* which one was taken after each */
     vectorcallfunc vectorcall;
 } Ways;
 
 static PyTypeObject WaysType;
 
+/* The result of a call by one of them; ``*modes``: those looked at last, ``*hold``: whether they do. */
+static PyObject *try_one(Ways *self, Py_ssize_t at, PyObject *const *args, size_t count, PyObject **modes, int *hold)
+{
+    PyObject *way = Py_NewRef(self->ways[at]);
+    if (modes_of(way) != *modes) {
+        Py_XSETREF(*modes, Py_XNewRef(modes_of(way)));
+        *hold = *modes == NULL ? 0 : modes_hold(*modes);
+    }
+    PyObject *result = *hold > 0 ? way_take(way, args, count) : *hold < 0 ? NULL : Py_NewRef(self->miss);
+    if (result != self->miss && at < self->count && self->ways[at] == way) {
+        self->after[self->last] = at;
+        self->last = at;
+    }
+    Py_DECREF(way);
+    return result;
+}
+
 static PyObject *ways_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     Ways *self = (Ways *)object;
-    PyObject *modes = NULL; /* looked at last */
+    Py_ssize_t count = PyVectorcall_NARGS(nargsf), guess = self->after[self->last];
+    PyObject *modes = NULL, *result = Py_NewRef(self->miss);
     int hold = 0;
-    for (Py_ssize_t i = 0; names == NULL && i < self->count; i++) {
-        PyObject *way = Py_NewRef(self->ways[i]);
-        if (modes_of(way) != modes) {
-            Py_XSETREF(modes, Py_XNewRef(modes_of(way)));
-            hold = modes == NULL ? 0 : modes_hold(modes);
-        }
-        PyObject *result = hold < 0    ? NULL
-                           : hold == 0 ? Py_NewRef(self->miss)
-                                       : way_take(way, args, PyVectorcall_NARGS(nargsf));
-        if (result != self->miss && i && i < self->count && self->ways[i] == way) {
-            PyObject *first = self->ways[0];
-            self->ways[0] = self->ways[i];
-            self->ways[i] = first;
-        }
-        Py_DECREF(way);
-        if (result != self->miss) {
-            Py_XDECREF(modes);
-            return result;
-        }
+    for (Py_ssize_t i = -1; names == NULL && result == self->miss && i < self->count; i++) {
+        Py_ssize_t at = i < 0 ? guess : i;
+        if (at >= self->count || i == guess)
+            continue;
         Py_DECREF(result);
+        result = try_one(self, at, args, count, &modes, &hold);
     }
     Py_XDECREF(modes);
-    return Py_NewRef(self->miss);
+    return result;
 }
 
 static PyObject *ways_add(PyObject *object, PyObject *way)
@@ -61,6 +69,8 @@ static PyObject *ways_add(PyObject *object, PyObject *way)
     for (; at > 0; at--)
         self->ways[at] = self->ways[at - 1];
     self->ways[0] = Py_NewRef(way);
+    self->last = 0;
+    memset(self->after, 0, sizeof(self->after));
     Py_XDECREF(gone);
     Py_RETURN_NONE;
 }
@@ -68,6 +78,8 @@ static PyObject *ways_add(PyObject *object, PyObject *way)
 static int ways_forget(PyObject *object)
 {
     Ways *self = (Ways *)object;
+    self->last = 0;
+    memset(self->after, 0, sizeof(self->after));
     while (self->count) {
         PyObject *way = self->ways[--self->count];
         Py_DECREF(way);
