@@ -13,7 +13,7 @@ from typing_extensions import override
 from capture import capture, mark_step_begin, plans, recordings
 from capture.backends.cuda import params
 from capture.backends.cuda.bindings import Bindings
-from tests.gpu.moving import KERNELS, Holder, check_bound, check_moves, spoil, triton
+from tests.gpu.moving import KERNELS, Holder, Kernel, check_bound, check_moves, spoil, triton
 from tests.gpu.support import DEVICE, ON_CUDA, counts, eager, needs_cuda, needs_gpu, rand, same
 
 pytestmark = [
@@ -27,14 +27,19 @@ def finding(function: Any, code: str) -> list[Any]:
     return [one for one in recordings(function).findings if one.code == code]
 
 
-@pytest.mark.parametrize("name", list(KERNELS))
-def test_every_kind_of_kernel(name: str) -> None:
+def kernel_named(name: str) -> Kernel:
+    """One that runs here."""
     kernel = KERNELS[name]
     if kernel.cuda and not ON_CUDA:
         pytest.skip("a kernel of CUDA's own")
     if name == "triton" and triton is None:
         pytest.skip("triton is not installed")
-    now = check_moves(kernel)
+    return kernel
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_every_kind_of_kernel(name: str) -> None:
+    now = check_moves(kernel_named(name))
     refused = [one for one in now.findings if one.code == "CG109"]
     print(f"\nKERNEL {name}: rebinds {now.rebinds}, recordings {now.recordings}, eager {now.eager_calls} "
           + "; ".join(f"{one.why}" for one in refused[:2]))  # fmt: skip
@@ -43,12 +48,7 @@ def test_every_kind_of_kernel(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(KERNELS))
 def test_every_kind_of_kernel_on_bound_arguments(name: str) -> None:
-    kernel = KERNELS[name]
-    if kernel.cuda and not ON_CUDA:
-        pytest.skip("a kernel of CUDA's own")
-    if name == "triton" and triton is None:
-        pytest.skip("triton is not installed")
-    captured = check_bound(kernel)
+    captured = check_bound(kernel_named(name))
     now, policy = (
         recordings(captured),
         next(str(one.policy) for one in plans(captured)[0].placeholders if one.path == "x"),
