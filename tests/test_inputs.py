@@ -287,6 +287,41 @@ def test_training_by_region(inputs: Any) -> None:
     assert recordings(nets[0]).replays >= 16
 
 
+class Table(nn.Module):
+    """A buffer that is read, and written at its first place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor
+        self.register_buffer("table", rand(8, seed=3))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        self.table[:1] += 1
+        return x * 2 + self.table
+
+
+@pytest.mark.parametrize("inputs", ["bind", "copy"])
+@pytest.mark.parametrize("what", ["argument", "state", "both"])
+def test_a_storage_that_grows(what: str, inputs: Any) -> None:
+    """Memory is another, larger piece with the same beginning; later the tensor itself gets a larger shape."""
+    ours, theirs = Table(), Table()
+    mine = capture(ours, inputs=inputs, max_recordings=12)
+    x, twin = rand(8, seed=1), rand(8, seed=1)
+    for call in range(9):
+        if call % 3 == 2:
+            grown = [x, twin] * (what != "state") + [ours.table, theirs.table] * (what != "argument")
+            for tensor in grown:
+                tensor.untyped_storage().resize_(64 << call)
+        assert torch.equal(mine(x), theirs(twin)), call
+        assert torch.equal(ours.table, theirs.table)
+    for tensor in (x, twin, ours.table, theirs.table):
+        tensor.resize_(32).fill_(2.0)
+    for _ in range(4):
+        assert torch.equal(mine(x), theirs(twin))
+        assert torch.equal(ours.table, theirs.table)
+
+
 def test_an_unknown_choice() -> None:
     with pytest.raises(AnnotationError, match=r"inputs='binds' is not a choice.*did you mean 'bind'"):
         capture(block, inputs="binds")  # type: ignore[call-overload]
