@@ -122,12 +122,15 @@ def _record(
     entry.nodes.append(node)
     counters.recordings += 1
     ms = (time.perf_counter() - begin) * 1e3
-    captured.log.add(
-        "record", f"{plan.num_ops} operators, depth {len(tree.path)}", ms=ms, nbytes=tree.pool.reserved_bytes()
-    )
+    captured.log.add("record", _detail(plan, tree, recorded), ms=ms, nbytes=tree.pool.reserved_bytes())
     if undo:
         _instead.undo_run(recorded)
     return result
+
+
+def _detail(plan: CapturePlan, tree: Tree, recorded: Recorded) -> str:
+    inside = recorded.recording.copied_inside if recorded.recording is not None else 0
+    return f"{plan.num_ops} operators, depth {len(tree.path)}" + (f", {inside} inputs copied by it" if inside else "")
 
 
 def _heard(

@@ -127,6 +127,8 @@ class Recording(Protocol):
     """Device memory that the graph itself takes, beside the pool; 0 on the CPU."""
     copied_paths: frozenset[str]
     """Tensors of Python state that are copied before every replay."""
+    copied_inside: int
+    """Inputs that the recorded graph itself copies, from wherever a call has them."""
     replay: Callable[[Sequence[Any]], None]
     """Copy the copied inputs in, run, copy mutated ones back. Called with this call's leaves, as in ``Input``."""
 

@@ -75,7 +75,7 @@ class Tape:
         self._by_storage: dict[int, tuple[weakref.ref[torch.UntypedStorage], Root]] = {}
         self._steps: list[Step] = []
         self.scope: dict[str, Any] = {}
-        self.num_ops = 0
+        self.num_ops = self.copied_inside = 0
         self.graph_bytes = 0
         self.copied_paths: frozenset[str] = frozenset()
         self.source = ""

@@ -34,7 +34,7 @@ class CudaRecording:
         self, pool: CudaPool, capture: Capture, feed: Feed, constants: list[Constant], inputs: Sequence[Input],
         *, draws: bool,
     ) -> None:  # fmt: skip
-        self.num_ops = 0
+        self.num_ops = self.copied_inside = 0
         self.graph_bytes = 0
         self.copied_paths = frozenset(twin.source for twin in feed.twins if isinstance(twin.source, str))
         self._pool, self._capture, self._feed = pool, capture, feed
@@ -61,7 +61,9 @@ class CudaRecording:
         self._first = counted
         self.num_ops = described.facts.num_ops
         before, _ = torch.cuda.mem_get_info(self._pool.device)
-        self._inside = self._put_inside(self._feed.plain(watched.call.leaves))
+        copies = self._feed.plain(watched.call.leaves)
+        self._inside = self._put_inside(copies)
+        self.copied_inside = len(copies) if copies and self._inside is not None else 0
         self._capture.instantiate()
         if self._inside is not None:
             self._inside.use(self._capture.executable())
