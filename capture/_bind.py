@@ -259,9 +259,9 @@ def _token_of_held(value: Any) -> int:
     return token
 
 
-_Weak = weakref.ref[torch.nn.Module]
-_Members = tuple[tuple[dict[str, Any], ...], tuple[_Weak, ...], tuple[tuple[_Weak, str], ...]]
-_module_lists: dict[int, _Members] = {}
+Switches = tuple[tuple[tuple[dict[str, Any], str], ...], tuple[tuple[weakref.ref[torch.nn.Module], str], ...]]
+"""Dictionaries and modules that have a switch each, and its name."""
+_module_lists: dict[int, Switches] = {}
 
 
 def forget_module_structure(module: torch.nn.Module) -> None:
@@ -280,36 +280,26 @@ _SWITCHES = ("require_backward_grad_sync",)
 
 def training_reader(module: torch.nn.Module) -> Callable[[], list[bool]]:
     """A function that reads the training flags of a module and all its submodules, and ``_SWITCHES``."""
-    token = identity_token(module)
-    members = _module_lists.get(token)
-    if members is None:
-        members = _module_lists[token] = _members(module)
-    owns, weak, switches = members
+    owns, weak = switches_of(module)
     if not weak:
-        return lambda: [own["training"] for own in owns]
-    return lambda: [
-        *[own["training"] for own in owns],
-        *[one().training for one in weak],  # type: ignore[union-attr]
-        *[getattr(one(), name) for one, name in switches],
-    ]
+        return lambda: [own[name] for own, name in owns]
+    return lambda: [*[own[name] for own, name in owns], *[getattr(one(), name) for one, name in weak]]
 
 
-def switches_of(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str, bool]]:
-    """The same as modules and names in their ``__dict__``, and whether that keeps a module alive."""
-    found = []
-    for one in module.modules():
-        keeps = not _names_no_module(one)
-        found += [(one, name, keeps) for name in ("training", *_SWITCHES) if name in one.__dict__]
-    return found
-
-
-def _members(module: torch.nn.Module) -> _Members:
-    """Submodules by their ``__dict__``, which is read fastest; weakly where that could keep one alive."""
-    members = list(module.modules())
-    switches = [(weakref.ref(one), name) for one in members for name in _SWITCHES if name in one.__dict__]
-    if not switches and all(map(_names_no_module, members)):
-        return tuple(member.__dict__ for member in members), (), ()
-    return (), tuple(weakref.ref(member) for member in members), tuple(switches)
+def switches_of(module: torch.nn.Module) -> Switches:
+    """The same as places: in the ``__dict__`` of a module, which is read fastest; weakly where that could keep the
+    module alive, or where the flag is kept elsewhere."""
+    token = identity_token(module)
+    if token not in _module_lists:
+        owns, weak = [], []
+        for one in module.modules():
+            names = ("training", *[name for name in _SWITCHES if name in one.__dict__])
+            if "training" in one.__dict__ and _names_no_module(one):
+                owns += [(one.__dict__, name) for name in names]
+            else:
+                weak += [(weakref.ref(one), name) for name in names]
+        _module_lists[token] = tuple(owns), tuple(weak)
+    return _module_lists[token]
 
 
 _NAMES_NONE = _containers.PLAIN_TYPES | {types.BuiltinFunctionType, type}

@@ -7,12 +7,12 @@ Python.
 from __future__ import annotations
 
 import ast
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from capture._bind import Switches
 from capture._fast import native
 from capture._torch_private_layout import layout
 
@@ -38,14 +38,15 @@ def facts_of(texts: Iterable[str], scope: Scope, tensors: Sequence[torch.Tensor]
     return native.Facts(facts, native.Tensors(tuple(tensors), where) if tensors else None)
 
 
-def flags_of(switches: Sequence[tuple[torch.nn.Module, str, bool]]) -> Any:
-    """The same for switches of modules as they are now. Third: the module's ``__dict__`` would keep it alive."""
-    facts: list[Fact] = [
-        (BELOW, weakref.ref(one), name, one.__dict__[name], 0)
-        if keeps
-        else (ITEM, one.__dict__, name, one.__dict__[name], 0)
-        for one, name, keeps in switches
-    ]
+def flags_of(switches: Switches) -> Any:
+    """The same for switches of modules as they are now. None where one is in no ``__dict__``."""
+    owns, weak = switches
+    facts: list[Fact] = [(ITEM, own, name, own[name], 0) for own, name in owns]
+    for reference, name in weak:
+        own = reference().__dict__
+        if name not in own:
+            return None
+        facts.append((BELOW, reference, name, own[name], 0))
     return None if native is None else native.Facts(tuple(facts), None)
 
 

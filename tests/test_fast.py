@@ -213,6 +213,34 @@ def test_state_that_changes(change: str, checks: Any, seen: bool, way: str) -> N
             assert torch.equal(net(x), plain(x)) or checks == "sampled"
 
 
+class Apart(nn.Module):
+    """Its training flag is no entry of ``__dict__``."""
+
+    training: Any = property(
+        lambda self: self.__dict__["flags"]["training"],
+        lambda self, value: self.__dict__.setdefault("flags", {}).update(training=value),
+    )
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if self.training else x * 3
+
+
+def test_a_training_flag_that_is_kept_elsewhere(way: str) -> None:
+    del way
+    net, inner = Apart(), Apart()
+    plain, outer = Apart.forward.__get__(net), capture(nn.Sequential(inner))
+    capture(net)
+    x = torch.randn(4, device=DEVICE)
+    for _ in range(3):
+        for training in (True, False):
+            net.train(training)
+            inner.train(training)
+            for _ in range(5):
+                assert torch.equal(net(x), plain(x))
+                assert torch.equal(outer(x), plain(x))
+
+
 @needs_c
 def test_where_torch_keeps_metadata_is_found_whatever_the_heap_holds() -> None:
     known = _torch_private_layout.layout()
