@@ -6,7 +6,6 @@ It is part of the package and built when that is installed, if there is a C comp
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 from typing import Any
@@ -29,12 +28,6 @@ def _load() -> Any:
 
 native: Any = _load()
 """The module, or None."""
-
-
-@functools.cache
-def reaches_driver() -> bool:
-    """The C module can copy and launch by itself."""
-    return native is not None and bool(native.use_driver("libcuda.so.1"))
 
 
 def no_way(*_: Any) -> Any:

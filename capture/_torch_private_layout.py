@@ -76,9 +76,8 @@ def _dispatch_keys() -> int:
     )
 
 
-def _changed(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _changed(tensor: torch.Tensor, value: torch.Tensor) -> None:
     tensor.data = value
-    return tensor
 
 
 _CHANGES: tuple[Callable[[torch.Tensor], object], ...] = (
@@ -105,38 +104,42 @@ _KEPT: tuple[Callable[[torch.Tensor], object], ...] = (
 )
 
 
+def _plain() -> torch.Tensor:
+    return torch.zeros(4, 4, device="cpu")
+
+
+def _frozen() -> torch.Tensor:
+    """torch keeps what it made for a gradient that is no longer required."""
+    return _plain().requires_grad_().requires_grad_(False)
+
+
+def _leaf() -> torch.Tensor:
+    return _plain().requires_grad_()
+
+
 def _tells_all(layout: Layout) -> bool:
-    """Each change of a tensor shows, with and without a gradient, and nothing else does."""
-    for requires in (False, True):
+    """Each change of a tensor shows, whatever its gradient, and nothing else does."""
+    for make in (_plain, _frozen, _leaf):
         for number, change in enumerate((*_CHANGES, *_KEPT)):
-            tensor = torch.zeros(4, 4, device="cpu").requires_grad_(requires)
-            if not requires:
-                tensor.requires_grad_().requires_grad_(False) if number % 2 else None
+            tensor = make()
             same = native.Tensors((tensor,), layout)
             if not same():
                 return False
-            with torch.no_grad():
-                try:
-                    change(tensor)
-                except RuntimeError:
-                    continue  # torch does not let a leaf be changed like this
+            try:
+                change(tensor)
+            except RuntimeError:
+                continue  # torch does not let a leaf be changed like this
             if same() == (number < len(_CHANGES)):
                 return False
-    return _tells_operators(layout)
+    return all(_tells_operators(make(), layout) for make in (_plain, _frozen))
 
 
-def _tells_operators(layout: Layout) -> bool:
-    """A tensor that an operator gives a gradient function shows, also one that required a gradient before."""
-    for had in (False, True):
-        tensor = torch.zeros(4, device="cpu")
-        if had:
-            tensor.requires_grad_().requires_grad_(False)
-        same = native.Tensors((tensor,), layout)
-        with torch.enable_grad():
-            tensor.mul_(torch.ones(4, device="cpu", requires_grad=True))
-        if same():
-            return False
-    return True
+def _tells_operators(tensor: torch.Tensor, layout: Layout) -> bool:
+    """That an operator gives a tensor a gradient function shows."""
+    same = native.Tensors((tensor,), layout)
+    with torch.enable_grad():
+        tensor.mul_(_leaf())
+    return not same()
 
 
 @functools.cache

@@ -73,6 +73,6 @@ def compiled(body: Callable[..., Tensor], setting: Setting) -> Callable[..., Ten
     """``torch.compile(mode="reduce-overhead")``; on the CPU the body itself."""
     if not setting.on_gpu:
         return body
-    torch._dynamo.reset()
+    torch.compiler.reset()
     reduced: Callable[..., Tensor] = torch.compile(body, mode="reduce-overhead")
     return reduced

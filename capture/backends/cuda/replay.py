@@ -10,7 +10,7 @@ import torch
 from capture import _torch_private, _torch_private_cuda
 from capture._call import Call
 from capture._describe import Described
-from capture._fast import native, reaches_driver
+from capture._fast import native
 from capture._torch_private import generator_id
 from capture._watched import Watched
 from capture.backends import Followed, Input, Move, Refusal
@@ -18,6 +18,7 @@ from capture.backends.cuda import params
 from capture.backends.cuda.bindings import Bindings
 from capture.backends.cuda.bound import Bound
 from capture.backends.cuda.calibrate import Made, learn
+from capture.backends.cuda.driver import is_reached_from_c
 from capture.backends.cuda.graph import Capture
 from capture.backends.cuda.inputs import Constant, Feed
 from capture.backends.cuda.pool import CudaPool
@@ -61,9 +62,7 @@ class CudaRecording:
         self._first = counted
         self.num_ops = described.facts.num_ops
         before, _ = torch.cuda.mem_get_info(self._pool.device)
-        copies = self._feed.plain(watched.call.leaves)
-        self._inside = self._put_inside(copies)
-        self.copied_inside = len(copies) if copies and self._inside is not None else 0
+        self._put_inside(watched.call.leaves)
         self._capture.instantiate()
         if self._inside is not None:
             self._inside.use(self._capture.executable())
@@ -130,7 +129,7 @@ class CudaRecording:
     def _native(self, slow: Step, copy_in: Step | None) -> Step:
         """The same in C, without gradient mode where no operator of torch runs. A graph that draws needs torch's
         launch, which hands it seeds."""
-        executable = self._capture.executable() if reaches_driver() else None
+        executable = self._capture.executable() if is_reached_from_c() else None
         if executable is None:
             return slow
         step: Step = native.Launch(
@@ -140,14 +139,15 @@ class CudaRecording:
         )  # fmt: skip
         return step
 
-    def _put_inside(self, copies: Sequence[tuple[int, int, int, int]] | None) -> Any:
+    def _put_inside(self, leaves: Sequence[Any]) -> None:
         """Few inputs are copied by nodes of the graph itself: 1 us each, where ``copy_`` takes 5 us and one batched
         copy of eight takes 7 (H200)."""
-        graph = self._capture.handle()
-        if not copies or len(copies) > _MOST_INSIDE or not graph or not reaches_driver():
-            return None
-        with torch.cuda.device(self._pool.device):
-            return native.Copies(graph, tuple(copies))
+        graph = self._capture.handle() if is_reached_from_c() else None
+        copies = self._feed.plain(leaves) if graph else None
+        if copies and len(copies) <= _MOST_INSIDE:
+            with torch.cuda.device(self._pool.device):
+                self._inside = native.Copies(graph, tuple(copies))
+            self.copied_inside = len(copies)
 
     def _around_draws(self) -> Callable[[Step, Sequence[Any]], None]:
         """A generator passed as an argument may be another one than the graph knows: lend that one its state."""
