@@ -52,6 +52,8 @@ class Checker:
     """Position and bytes of the copied arguments that must not share memory with ``watched``."""
     watched: frozenset[str] = frozenset()
     """Paths of static tensors."""
+    written: frozenset[str] = frozenset()
+    """Paths that the body writes, arguments and static tensors."""
     shared: set[str] = field(factory=set)
     """Paths of ``owners`` whose memory other places hold other tensors on: one of them alone may move."""
     guard: Callable[..., bool] | None = None
@@ -155,11 +157,21 @@ class Checker:
         self.facts, self.waits = None, _WAIT
         self.note_ranges(leaves)
 
-    def leave_out(self, paths: Set[str]) -> None:
-        """These static arguments are where each call has them from now on."""
-        terms = {self._at(position, name) for position, path, name in self.arguments if path in paths}
-        self.arguments = [one for one in self.arguments if one[1] not in paths]
+    def watch(self, copied: Sequence[tuple[int, int]], static: Set[str]) -> None:
+        """Look out for ``copied``, as in this class, that share memory with one of the ``static`` paths."""
+        self.watched = frozenset(static if self.written - static else static & self.written)
+        self.copied = tuple(copied) if self.watched else ()
+
+    def leave_out(self, paths: Set[str], leaves: Sequence[Any]) -> None:
+        """These static arguments are where each call has them from now on, or in a copy where the graph cannot be
+        pointed at that place."""
+        left = [one for one in self.arguments if one[1] in paths]
+        terms = {self._at(position, name) for position, _, name in left}
+        self.arguments = [one for one in self.arguments if one not in left]
         self.tensors = [term for term in self.tensors if term not in terms]
+        copied = [*self.copied, *((position, span_bytes(leaves[position])) for position, _, _ in left)]
+        self.watch(copied, {path for path, _, _ in self.owners} | {path for _, path, _ in self.arguments})
+        self.note_ranges(leaves)
         self.compile()
 
     @staticmethod
@@ -205,6 +217,7 @@ class Checker:
         scope = {name: value for name, value in self.scope.items() if name != "check"}
         made = Checker(scope, self.structure, self.tensors, self.owners, self.arguments, code=self.code)
         made.kinds, made.copied, made.watched, made.modules = self.kinds, copied, self.watched, self.modules
+        made.written = self.written
         if copied:
             scope["overlaps"] = functools.partial(overlap_any, copied, *scope["overlaps"].args[1:])
         made.run()
@@ -235,9 +248,8 @@ def make_checker(
     copied arguments. ``written``: paths the body writes, arguments and static tensors. ``like``: the check of another
     recording of the same function."""
     paths = {one.path for one in implicit} | {path for _, path, _ in static_arguments}
-    checker = Checker(modules=module_ids(before), watched=frozenset(paths if written - paths else paths & written))
-    if checker.watched:
-        checker.copied = tuple((position, span_bytes(leaves[position])) for position in copied)
+    checker = Checker(modules=module_ids(before), written=frozenset(written))
+    checker.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
     if like is not None and not replaced and _is_the_same(like, checker, implicit, static_arguments, leaves):
         return like.copy(checker.copied)
     seen: set[str] = set()

@@ -49,7 +49,7 @@ def state_moved(
         _drop(captured, entry, node, moves, refusal)
         return captured.ready(entry, values, leaves)
     _settle(node, moves, leaves)
-    bound = _follow(node)
+    bound = _follow(node, leaves)
     captured.log.counters.rebinds += 1
     captured.log.add("rebind", _text(moves), ms=(time.perf_counter() - begin) * 1e3)
     promised = [move for move in moves if move.path not in bound]
@@ -58,7 +58,7 @@ def state_moved(
     return _go_on(captured, entry, node, values, leaves, tree, moves if learned else [])
 
 
-def _follow(node: Node) -> frozenset[str]:
+def _follow(node: Node, leaves: Sequence[Any]) -> frozenset[str]:
     """Bound arguments that the engine has come to know are its business from now on. Gives the paths of all."""
     paths = frozenset(one.path for one in node.bound)
     if paths:
@@ -66,7 +66,7 @@ def _follow(node: Node) -> frozenset[str]:
         taken = node.recording.follow(node.bound)
         node.bound = tuple(one for one in node.bound if one.path not in taken)
         if taken:
-            node.checker.leave_out(taken)
+            node.checker.leave_out(taken, leaves)
             node.check = node.checker.function
     return paths
 

@@ -53,19 +53,24 @@ def _find() -> Layout:
     to_requires = next(at for at, (old, new) in enumerate(zip(with_gradient, without, strict=True)) if old != new)
     with torch.enable_grad():
         made = leaf.requires_grad_() * 2
-    of_made = _words(_words(_impl(made), _IMPL)[to_meta // _WORD], _META)
-    of_leaf = _words(meta, _META)
-    zeros = [_WORD * at for at, (old, new) in enumerate(zip(of_leaf, of_made, strict=True)) if at and not old and new]
+    meta = _words(_impl(made), _IMPL)[to_meta // _WORD]
+    with_function = _words(meta, _META)
+    made.detach_()  # one object before and after, as torch leaves parts of a new one as the heap had them
+    both = enumerate(zip(with_function, _words(meta, _META), strict=True))
+    functions = [_WORD * at for at, (old, new) in both if old and not new]
     last = _dispatch_keys()
-    return to_impl, to_storage, to_data, to_meta, to_requires, tuple(zeros[:2]), _BEGIN, last + _WORD
+    return to_impl, to_storage, to_data, to_meta, to_requires, tuple(functions[:2]), _BEGIN, last + _WORD
 
 
 def _dispatch_keys() -> int:
-    """Offset of the dispatch keys, which come last: a conjugate differs by one bit in them, always the same."""
+    """Offset of the dispatch keys, which come last: a conjugate differs by one bit in them, always the same.
+
+    All are alive at once and conjugated in the other order, so that the distance of two objects is not the same.
+    """
+    numbers = [torch.zeros(size, dtype=torch.complex64, device="cpu") for size in range(2, 7)]
+    conjugates = [number.conj() for number in reversed(numbers)]
     bits: list[list[int]] = []
-    for size in (2, 3, 4):
-        number = torch.zeros(size, dtype=torch.complex64, device="cpu")
-        conjugate = number.conj()
+    for number, conjugate in zip(numbers, reversed(conjugates), strict=True):
         both = zip(_words(_impl(number), _IMPL), _words(_impl(conjugate), _IMPL), strict=True)
         bits.append([old ^ new for old, new in both])
     same = [set(one) for one in zip(*bits, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
@@ -254,6 +255,33 @@ def test_static_arguments_that_move() -> None:
     assert counts(f)[1] == 1
     assert counts(f)[3] == 0
     assert recordings(f).rebinds == 38
+
+
+@pytest.mark.parametrize("shift", [0, 16])
+def test_a_bound_argument_that_is_state_too(shift: int) -> None:
+    """It is aligned otherwise than the recorded one, so that a copy stands in for it: the copy would hide the write."""
+    holder, twin = (types.SimpleNamespace(a=rand(32, seed=1)[16:]) for _ in range(2))
+
+    @capture(inputs="bind")
+    def f(y: Tensor) -> Tensor:
+        y.mul_(0.5).add_(holder.a)
+        return y.sum()
+
+    def plain(y: Tensor) -> Tensor:
+        y.mul_(0.5).add_(twin.a)
+        return y.sum()
+
+    kept = []
+    for i in range(12):
+        ours, theirs = rand(48, seed=i), rand(48, seed=i)
+        own, other = (ours[:16], theirs[:16]) if i < 8 else (ours[shift:][:16], theirs[shift:][:16])
+        if i >= 8:
+            holder.a, twin.a = ours[16:32], theirs[16:32]
+        kept.append(ours)  # each call has other addresses
+        same(f(own), plain(other))
+        same(ours, theirs)
+    assert counts(f)[1] == 1
+    assert bool(counts(f)[3]) == bool(shift), "eager only where the argument is the state"
 
 
 class Linear(nn.Module):
