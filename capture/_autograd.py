@@ -23,6 +23,7 @@ from capture._bind import Leaf, make_binder
 from capture._call import Call
 from capture._entry import Entry
 from capture._errors import CaptureError
+from capture._fast import MISS
 from capture._lock import PATIENCE, capture_lock
 from capture._named import NamedKey
 from capture._node import Node
@@ -186,7 +187,8 @@ class _Backward:
 
     def __call__(self, program: Program, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
         self._program, self.was_called = program, True
-        found: Sequence[Any] = self.captured(*tensors, *grads)
+        result = self.captured.straight(*tensors, *grads)
+        found: Sequence[Any] = self.captured(*tensors, *grads) if result is MISS else result
         return found
 
     def _run(self, *values: Any) -> tuple[Any, ...]:

@@ -90,7 +90,9 @@ def patch(**settings: Unpack[ConfigPatch]) -> Iterator[Config]:
     for name in settings:
         if name not in known:
             raise AnnotationError(f"unknown setting {name!r}{suggestion(name, known)}; known: {', '.join(known)}")
-    with using(evolve(_current.get(), **settings)) as settings_now:
+    before = _current.get()
+    now = evolve(before, **settings)
+    with using(before if now == before else now) as settings_now:  # the straight way compares objects
         yield settings_now
 
 

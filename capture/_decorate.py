@@ -179,10 +179,11 @@ def _capture(target: Any, options: dict[str, Any]) -> Any:
 
 
 def _is_method(function: types.FunctionType) -> bool:
-    """Defined in a class body with ``self`` (or ``cls``) first, as far as its names tell."""
-    owner = function.__qualname__.rpartition(".")[0]
-    first = function.__code__.co_varnames[:1] if function.__code__.co_argcount else ()
-    return bool(owner) and not owner.endswith("<locals>") and first in (("self",), ("cls",))
+    """Defined in a class body with ``self`` (or ``cls``) first, or named as methods are, as far as its names tell."""
+    owner, _, name = function.__qualname__.rpartition(".")
+    if not owner or owner.endswith("<locals>") or not function.__code__.co_argcount:
+        return False
+    return function.__code__.co_varnames[0] in ("self", "cls") or name in ("forward", "__call__")
 
 
 def _name_of(target: Any) -> str:

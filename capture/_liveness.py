@@ -19,6 +19,7 @@ from capture._annotate import Annotation
 from capture._compile import compile_plan
 from capture._errors import BorrowedOutputError
 from capture._facts import BorrowedUse, Facts
+from capture._fast import native
 from capture._report import format_finding
 
 Held = Callable[[], torch.UntypedStorage | None]
@@ -73,6 +74,9 @@ class Source:
 
 def _watch(storage: torch.UntypedStorage) -> tuple[Held, Callable[[], int]]:
     """Tells whether anybody came to use a storage since the second function was called, which gives its holders."""
+    if native is not None:
+        watch = native.Held(_torch_private.count_holders, storage, storage._cdata)
+        return watch, watch.settle
     count, references, address = _torch_private.count_holders, sys.getrefcount, storage._cdata
     alone = objects = 0
 

@@ -56,9 +56,25 @@ class NodeView:
         source: Any,
         live: list[Any],
         pattern: tuple[int | None, ...],
-        waits: bool,
+        before: tuple[tuple[list[Any], int], ...],
+        tensors: list[Any],
         preserving: bool,
     ) -> None: ...
+
+class Held:
+    def __init__(self, count: Callable[[int], int], storage: Any, address: int) -> None: ...
+    def __call__(self) -> Any: ...
+    def settle(self) -> int: ...
+
+def hand_out(
+    sources: tuple[Any, ...],
+    live: list[Any],
+    positions: tuple[int, ...],
+    values: list[Any],
+    numbers: tuple[int, ...],
+    tensors: list[Any] | None,
+    /,
+) -> list[int]: ...
 
 class Way:
     def __init__(
@@ -76,6 +92,7 @@ class Way:
         in_capture: Any,
         check: Any,
         world: Any,
+        trees_here: Callable[[], dict[str, Any]],
         trees: dict[str, Any],
         backend: str,
         counters: Any,

@@ -76,7 +76,8 @@ class Node:
         if native is not None and self.outputs is not None:
             self.view = native.NodeView(
                 outputs=self.outputs, source=None if self.written else self.outputs.single, live=self.live,
-                pattern=self.key[1], waits=bool(self.dead_before), preserving=self.outputs.preserving,
+                pattern=self.key[1], before=tuple([(node.live, number) for node, number in self.dead_before]),
+                tensors=self.outputs.tensors, preserving=self.outputs.preserving,
             )  # fmt: skip
 
     def replaces(self, parameter: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from capture import _torch_private
 from capture._annotate import Outputs
 from capture._copies import Copier, on_storage
 from capture._describe import KeptEffect, KeptLeaf
+from capture._fast import native
 from capture._liveness import Held, Source, are_untouched_gradients, hold, is_only_gradient, is_sole_holder
 from capture._skeleton import EffectSlot, Slot, effect_slot, fill, filler, skeleton_of
 from capture._state import Place
@@ -89,6 +90,10 @@ class OutputPlan:
     """Groups and effects that are no such gradients."""
     fresh: Callable[..., bool] | None = None
     """Compares metadata with that of such gradients as they are made."""
+    numbers: tuple[int, ...] = ()
+    """Of all groups."""
+    places: tuple[int, ...] = ()
+    """The first position of each group."""
     fills: Callable[[Sequence[Any]], Any] | None = None
     """``fill`` for a structure of tuples and lists."""
     copier: Copier | None = None
@@ -152,7 +157,7 @@ class OutputPlan:
         """Result of a replay: builds every leaf, sets effects, and starts watching what is handed out. ``in_place``:
         the gradients of the last replay are still in place, nobody else has them, and this one wrote them."""
         values: list[Any] = [None] * self.count
-        groups, effects = self.others if in_place else (range(len(self.groups)), self.effects)
+        groups, effects = self.others if in_place else (self.numbers, self.effects)
         with torch.inference_mode() if self.inference else contextlib.nullcontext():
             self._build_fresh(pool, values, groups)
         for position, alias in self.aliases:
@@ -164,7 +169,7 @@ class OutputPlan:
             values[position] = values[first]
         return self.finish(values, named_values, effects)
 
-    def _build_fresh(self, pool: Pool, values: list[Any], groups: Sequence[int]) -> None:
+    def _build_fresh(self, pool: Pool, values: list[Any], groups: tuple[int, ...]) -> None:
         if self.policy == "clone":
             if self.copier is None:
                 self.copier = Copier(pool, [(group.block, group.positions, group.geometries) for group in self.groups])
@@ -174,8 +179,12 @@ class OutputPlan:
         for position, geometry, device in self.empties:
             values[position] = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype, device=device)
 
-    def _build_watched(self, pool: Pool, values: list[Any], groups: Sequence[int]) -> None:
-        for number in groups:
+    def _build_watched(self, pool: Pool, values: list[Any], groups: tuple[int, ...]) -> None:
+        left: Sequence[int] = groups
+        if native is not None:
+            known = None if self.preserving else self.tensors
+            left = native.hand_out(self.sources, self.live, self.places, values, groups, known)
+        for number in left:
             group, source = self.groups[number], self.sources[number]
             if source is not None:
                 tensors = [source.tensor(self.live[number])]
@@ -283,6 +292,7 @@ def plan_outputs(
         inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
         sources=sources, single=sources[0] if alone else None, gradients=gradients,
         replaced={id(of()): of for of in gradients.values()}, fills=filler(skeleton),
+        numbers=tuple(range(len(made))), places=tuple(group.positions[0] for group in made),
         others=(tuple(number for number in range(len(made)) if number not in gradients), others),
     )  # fmt: skip
 

@@ -38,6 +38,7 @@ _KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
 _SAME = (PLAIN_TYPES - {slice}) | {types.BuiltinFunctionType, type, type(MISSING)}
 """The same object of these types has the same key."""
 _WATCHED = (types.FunctionType, torch.nn.Module)  # so has one of these, as long as its class is not replaced
+_NAMED = (*_WATCHED, torch.Tensor)  # and of a tensor that the body names, whether it needs a gradient
 _KEPT = 8  # shortcuts of equal shapes: some for each thread and mode
 
 Values = Sequence[Any]
@@ -111,7 +112,8 @@ def _way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entr
     runs = captured if entry.region is None else entry.region
     scope: dict[str, Any] = {
         "MISS": MISS, "HERE": here, "ENTRY": entry, "NUMBER": entry.number, "BACKEND": entry.backend.name,
-        "FUNCTION": captured, "LIMIT": captured.annotation.max_recordings, "trees": trees_here(),
+        "FUNCTION": captured, "LIMIT": captured.annotation.max_recordings,
+        "TREES": trees_here(), "trees_here": trees_here,
         "COUNTERS": captured.log.counters, "steps_begun": steps_begun, "in_capture": entry.backend.in_capture,
         "replay": runs.replay, "ready": runs.ready,
         "check": _torch_private.metadata_guard(leaves),
@@ -142,7 +144,7 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
         in_capture=None if entry.backend.name == "cpu" else entry.backend.in_capture,
         check=_torch_private.metadata_guard(leaves),
         world=None if captured.stateless else _world(captured, len(values), without_flags=flags is not None),
-        flags=flags, trees=trees_here(),
+        flags=flags, trees_here=trees_here, trees=trees_here(),
         backend=entry.backend.name, counters=captured.log.counters, steps_begun=steps_begun, replay=runs.replay,
         ready=runs.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
         alignments=tuple([leaf.data_ptr() & 63 for leaf in leaves]), spans=tuple(map(span_bytes, leaves)),
@@ -226,7 +228,8 @@ def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: 
         *[f"    {begin} = {leaf}.data_ptr()" for begin, leaf in zip(begins, leaves, strict=True)],
         f"    if {' or '.join(elsewhere)}:",
         "        return MISS",
-        "    tree = trees.get(BACKEND)",
+        "    trees = trees_here()",
+        "    tree = trees.get(BACKEND) if trees is TREES else None",
         "    if tree is None:",
         "        return MISS",
         "    path = tree.path",
@@ -272,13 +275,14 @@ def _world(captured: Captured, count: int, *, without_flags: bool = False) -> Ca
     if (
         captured.annotation.guards
         or captured.optimizers
-        or not all(type(one) in _SAME or isinstance(one, _WATCHED) for one in known)
+        or not all(type(one) in _SAME or isinstance(one, _NAMED) for one in known)
     ):
         nothing = (None,) * count  # what is named below arguments is in the key of objects only
         parts = captured.rest(nothing)
         return lambda: captured.rest(nothing) == parts
-    plain = [None if isinstance(one, _WATCHED) else one for one in known]
-    watched = [(index, weakref.ref(one), type(one)) for index, one in enumerate(known) if isinstance(one, _WATCHED)]
+    plain = [None if isinstance(one, _NAMED) else one for one in known]
+    watched = [(index, weakref.ref(one), type(one)) for index, one in enumerate(known) if isinstance(one, _NAMED)]
+    tensors = [(one, known[index].requires_grad) for index, one, _ in watched if isinstance(known[index], torch.Tensor)]
     read, kind = named.read, type(receiver)
     own: Callable[[], list[bool]] = list
     if isinstance(receiver, torch.nn.Module) and not without_flags:
@@ -302,6 +306,8 @@ def _world(captured: Captured, count: int, *, without_flags: bool = False) -> Ca
             if now[index] is not alive() or type(now[index]) is not its_kind:
                 return False
             now[index] = None
+        if tensors and any(one().requires_grad is not needs for one, needs in tensors):  # type: ignore[union-attr]
+            return False  # they are alive, as they were found just now
         return all(map(operator.is_, now, plain))
 
     return same

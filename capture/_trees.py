@@ -90,7 +90,7 @@ def tree_for(backend: Backend) -> Tree:
 
 
 def trees_here() -> dict[str, Tree]:
-    """This thread's trees, by name of their backend. Always the same dictionary."""
+    """This thread's trees, by name of their backend. The same dictionary but in threads that work for others."""
     return _trees.by_backend
 
 

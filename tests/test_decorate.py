@@ -294,6 +294,25 @@ def test_a_receiver_of_another_name_is_seen() -> None:
         assert bits(net(x)) == bits(scaled(x, scale))
 
 
+def test_a_receiver_of_another_name_is_no_argument() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        @override
+        @capture
+        def forward(this, x: Tensor) -> Tensor:
+            return this.layer(x)  # type: ignore[no-any-return]
+
+    nets = [Odd() for _ in range(9)]
+    x = torch.randn(3, 4)
+    for _ in range(4):
+        for net in nets:
+            assert bits(net(x)) == bits(net.layer(x))
+    assert all(recordings(net).recordings == 1 for net in nets)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
 def test_grad_decorators_on_either_side(mode: Callable[[], Any]) -> None:
     """A body wrapped by torch's own decorators is still read for the names it mentions."""

@@ -18,7 +18,17 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import _fast, _torch_private_layout, _trees, capture, config, mark_step_begin, recordings, release
+from capture import (
+    _fast,
+    _torch_private,
+    _torch_private_layout,
+    _trees,
+    capture,
+    config,
+    mark_step_begin,
+    recordings,
+    release,
+)
 from capture._decorate import captured_states
 from capture._fast import MISS, native
 from tests.device import DEVICE
@@ -272,6 +282,68 @@ def test_another_thread_has_a_way_of_its_own() -> None:
     thread.join()
     assert found == [False, *[True] * 5, True]
     assert goes_straight(mine, x, y)
+
+
+def test_a_thread_that_works_for_others_uses_their_trees(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of autograd's does, which runs the backward passes of all threads."""
+    mine = capture(scaled)
+    x, y = tensors(0)
+    for _ in range(4):
+        mine(x, y)
+    mine_alone = _trees.trees_here()
+    theirs: dict[str, Any] = {}
+    paths = {name: len(tree.path) for name, tree in mine_alone.items()}
+    monkeypatch.setattr(_trees._trees, "by_backend", theirs)
+    for _ in range(4):
+        assert torch.equal(mine(x, y), scaled(x, y))
+    assert theirs.keys() == mine_alone.keys(), "they recorded for themselves"
+    assert paths == {name: len(tree.path) for name, tree in mine_alone.items()}
+
+
+LONG, SHORT = 5000, 7
+
+
+@pytest.mark.parametrize("sizes", [(SHORT, LONG, SHORT), (LONG, SHORT, SHORT)])
+def test_short_arguments_beside_long_ones(way: str, sizes: tuple[int, ...]) -> None:
+    """Nearer to each other than the longest is long, without sharing memory; then one that does."""
+    mine = capture(lambda a, b, c: (a.sum() + b.sum(), c * 2))
+    memory = torch.arange(3 * 16 + sum(sizes), dtype=torch.float32, device=DEVICE)
+    begins = [16 * number + sum(sizes[:number]) // 16 * 16 for number in range(3)]
+    apart = [memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
+    assert all(one.data_ptr() % 64 == 0 for one in apart)
+    for _ in range(5):
+        found, expected = mine(*apart), (apart[0].sum() + apart[1].sum(), apart[2] * 2)
+        assert all(map(torch.equal, found, expected))
+    assert way == "python" or goes_straight(mine, *apart)
+    inside = [*apart[:2], apart[sizes.index(LONG)][16 : 16 + SHORT]]
+    assert not goes_straight(mine, *inside)
+    for _ in range(4):
+        found, expected = mine(*inside), (inside[0].sum() + inside[1].sum(), inside[2] * 2)
+        assert all(map(torch.equal, found, expected))
+
+
+@needs_c
+def test_what_watches_a_storage_counts_all_that_use_it() -> None:
+    tensor = torch.zeros(4)
+    storage = tensor.untyped_storage()
+    watch = native.Held(_torch_private.count_holders, storage, storage._cdata)
+    alone = watch.settle()
+    assert watch() is None
+    view = tensor[1:]
+    assert watch() is storage
+    del view
+    assert watch() is None
+    other = tensor.untyped_storage()
+    assert watch() is other
+    del other
+    assert (watch(), watch.settle()) == (None, alone)
+    with pytest.raises(TypeError):
+        watch(1)
+    with pytest.raises(TypeError):
+        native.Held(_torch_private.count_holders, storage)
+    with pytest.raises(IndexError):
+        native.hand_out((None,), [None], (0,), [None], (1,), None)
+    assert native.hand_out((None,), [None], (0,), [None], (0,), None) == [0]
 
 
 @needs_c

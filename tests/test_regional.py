@@ -32,6 +32,7 @@ from capture import (
     reset,
     warmup,
 )
+from capture._runtime import Captured
 from tests.device import DEVICE, MOVES_HELD
 
 STEPS = 8
@@ -175,6 +176,32 @@ def test_several_forwards_and_backwards_in_any_order(order: tuple[int, ...]) -> 
 
     both(step, mine, theirs)
     replayed(mine)
+
+
+def test_forward_and_backward_passes_take_the_straight_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved tensors lie side by side, short ones among long ones, and share no memory."""
+    long_ways: list[int] = []
+    dispatch = Captured._dispatch
+
+    def counted(self: Captured, values: Any, now: Any) -> Any:
+        long_ways.append(self.number)
+        return dispatch(self, values, now)
+
+    monkeypatch.setattr(Captured, "_dispatch", counted)
+    mine, theirs = captured_twins(Block)
+
+    def step(model: Any, number: int) -> Tensor:
+        if number == STEPS - 2:
+            long_ways.clear()
+        model.zero_grad()
+        x: Tensor = inputs(number)
+        for block in model.m:
+            x = block(x)
+        x.square().mean().backward()
+        return x
+
+    both(step, mine, theirs)
+    assert not long_ways
 
 
 def test_a_backward_after_the_next_forward() -> None:

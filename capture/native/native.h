@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 1 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 2 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 64 /* of one call; longer ones go the long way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -37,12 +37,19 @@ typedef struct {
     PyObject *source;  /* of its one fresh tensor, or None where there is more to do */
     PyObject *live;    /* a list: what watches each group handed out last */
     PyObject *pattern; /* a tuple: addresses of arguments that are outputs on the path, or None */
-    int waits;         /* some outputs have to be dead before it may run */
-    int preserving;    /* tensors are handed out as they are */
+    PyObject *before;  /* a tuple: lists such as ``live`` and the place in them of what is dead before it may run */
+    PyObject *tensors; /* a list: the tensors handed out last, a list each */
+    int preserving;    /* tensors are handed out as they are, and need not be known */
 } NodeView;
 
 extern PyTypeObject TreeViewType, NodeViewType;
 int add_views(PyObject *module);
+
+/* What a member of ``live`` watches is used: 1, 0, or -1 with an exception set. */
+int is_used(PyObject *watch);
+/* ``OutputPlan.build_single`` where the source has what it needs, else NULL without an exception. */
+PyObject *single_output(NodeView *view);
+int add_held(PyObject *module);
 
 /* The way's steps from the tree on, once the arguments fit. */
 typedef struct {

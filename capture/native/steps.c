@@ -2,9 +2,8 @@
 #include "native.h"
 
 #define NAMES(X) \
-    X(view) X(begin_call) X(current) X(root) X(followers) X(pool) X(find) X(may_run) X(verified) X(state_holds) \
-    X(check) X(checker) X(facts) X(see) X(unchecked) X(registered) X(recording) X(replay) X(preserving) \
-    X(build_single) X(held) X(first) X(address) X(data) X(mark) X(pool_is_at) X(replays)
+    X(view) X(begin_call) X(current) X(root) X(followers) X(pool) X(find) X(verified) X(state_holds) \
+    X(check) X(checker) X(facts) X(see) X(unchecked) X(registered) X(recording) X(replay) X(build_single) X(mark) X(pool_is_at) X(replays)
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
 
@@ -39,23 +38,36 @@ static PyObject *view_of(PyObject *holder, PyTypeObject *type)
 }
 
 /* Some output of the node is still used. */
-static int is_used(PyObject *node)
+static int has_used_outputs(PyObject *node)
 {
     NodeView *view = (NodeView *)view_of(node, &NodeViewType);
     if (view == NULL)
         return -1;
     int used = 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(view->live) && !used; i++) {
-        PyObject *held = Py_NewRef(PyList_GET_ITEM(view->live, i));
-        if (held != Py_None) {
-            PyObject *storage = PyObject_CallNoArgs(held);
-            used = storage == NULL ? -1 : storage != Py_None;
-            Py_XDECREF(storage);
-        }
-        Py_DECREF(held);
+        PyObject *watch = Py_NewRef(PyList_GET_ITEM(view->live, i));
+        used = is_used(watch);
+        Py_DECREF(watch);
     }
     Py_DECREF(view);
     return used;
+}
+
+/* ``Node.may_run``: all that was dead when it was recorded is dead now. */
+static int may_run(NodeView *view)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(view->before); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(view->before, i), *live = PyTuple_GET_ITEM(pair, 0);
+        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 1));
+        if (number < 0 || number >= PyList_GET_SIZE(live))
+            return PyErr_Occurred() ? -1 : 0;
+        PyObject *watch = Py_NewRef(PyList_GET_ITEM(live, number));
+        int used = is_used(watch);
+        Py_DECREF(watch);
+        if (used)
+            return used < 0 ? -1 : 0;
+    }
+    return 1;
 }
 
 /* ``Tree.begin_call`` where the path ends because nothing on it is used any more: 1, else 0 with nothing done. */
@@ -68,7 +80,7 @@ static int ends_by_itself(PyObject *tree, TreeView *view)
         if (i >= PyList_GET_SIZE(path)) /* looking at outputs runs Python */
             continue;
         PyObject *node = Py_NewRef(PyList_GET_ITEM(path, i));
-        int used = is_used(node);
+        int used = has_used_outputs(node);
         Py_DECREF(node);
         if (used)
             return used < 0 ? -1 : 0;
@@ -157,38 +169,13 @@ static PyObject *fitting(
         return NULL;
     }
     int fits = PyList_GET_SIZE(at->path) ? stands(*view, tree, addresses, self->tensors) : 1;
-    if (fits > 0 && (*view)->waits)
-        fits = truth_of(PyObject_CallMethodNoArgs(node, s_may_run));
+    if (fits > 0)
+        fits = may_run(*view);
     if (fits > 0 && self->verifies)
         fits = is_true_of(node, s_verified);
     if (fits <= 0)
         Py_CLEAR(node);
     return node;
-}
-
-/* The next tensor of a source, which nobody has yet: ``OutputPlan.build_single`` without its frames. */
-static PyObject *built(NodeView *view)
-{
-    PyObject *result = NULL, *held = PyObject_GetAttr(view->source, s_held);
-    PyObject *first = held == NULL ? NULL : PyObject_GetAttr(view->source, s_first);
-    if (first == NULL)
-        goto end;
-    if (view->preserving && first != Py_None && PyList_GET_ITEM(view->live, 0) == held) {
-        PyObject *known = PyObject_GetAttr(view->source, s_address);
-        uint64_t address = 0, expected = known == NULL ? 0 : PyLong_AsUnsignedLongLong(known);
-        Py_XDECREF(known);
-        if (PyErr_Occurred() || address_of(first, &address) < 0)
-            goto end;
-        if (address == expected) {
-            result = PyObject_GetAttr(first, s_data);
-            goto end;
-        }
-    }
-    result = PyObject_CallMethodNoArgs(view->outputs, s_build_single);
-end:
-    Py_XDECREF(held);
-    Py_XDECREF(first);
-    return result;
 }
 
 /* ``Tree.stand_on`` and the count of replays. */
@@ -348,7 +335,9 @@ static PyObject *run(
             goto end;
         Py_DECREF(done);
     }
-    result = built(view);
+    result = single_output(view);
+    if (result == NULL && !PyErr_Occurred())
+        result = PyObject_CallMethodNoArgs(view->outputs, s_build_single);
     if (result != NULL && stand_on(self, tree, at, node) < 0)
         Py_CLEAR(result);
 end:

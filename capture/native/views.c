@@ -49,14 +49,20 @@ static void free_lists(PyObject *object)
 
 static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"outputs", "source", "live", "pattern", "waits", "preserving", NULL};
+    static char *names[] = {"outputs", "source", "live", "pattern", "before", "tensors", "preserving", NULL};
     NodeView given = {0};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOO!O!pp", names, &given.outputs, &given.source, &PyList_Type, &given.live, &PyTuple_Type,
-            &given.pattern, &given.waits, &given.preserving))
+            args, kwargs, "$OOO!O!O!O!p", names, &given.outputs, &given.source, &PyList_Type, &given.live, &PyTuple_Type,
+            &given.pattern, &PyTuple_Type, &given.before, &PyList_Type, &given.tensors, &given.preserving))
         return NULL;
-    if (given.source != Py_None && PyList_GET_SIZE(given.live) != 1) {
-        PyErr_SetString(PyExc_ValueError, "a lone output is one group");
+    int fits = given.source == Py_None || PyList_GET_SIZE(given.live) == 1;
+    for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(given.before); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(given.before, i);
+        fits = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2 && PyList_Check(PyTuple_GET_ITEM(pair, 0)) &&
+               PyLong_Check(PyTuple_GET_ITEM(pair, 1));
+    }
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "a lone output is one group, and what is dead before a list and a place");
         return NULL;
     }
     NodeView *self = (NodeView *)type->tp_alloc(type, 0);
@@ -66,7 +72,8 @@ static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->source = Py_NewRef(given.source);
     self->live = Py_NewRef(given.live);
     self->pattern = Py_NewRef(given.pattern);
-    self->waits = given.waits;
+    self->before = Py_NewRef(given.before);
+    self->tensors = Py_NewRef(given.tensors);
     self->preserving = given.preserving;
     return (PyObject *)self;
 }
@@ -78,6 +85,8 @@ static int visit_node(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->source);
     Py_VISIT(self->live);
     Py_VISIT(self->pattern);
+    Py_VISIT(self->before);
+    Py_VISIT(self->tensors);
     return 0;
 }
 
@@ -89,6 +98,8 @@ static void free_node(PyObject *object)
     Py_XDECREF(self->source);
     Py_XDECREF(self->live);
     Py_XDECREF(self->pattern);
+    Py_XDECREF(self->before);
+    Py_XDECREF(self->tensors);
     Py_TYPE(object)->tp_free(object);
 }
 

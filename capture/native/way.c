@@ -13,18 +13,27 @@ typedef struct {
     PyObject *check;       /* compares metadata of the tensors */
     PyObject *flags;       /* Facts, or None: the cheapest part of what follows */
     PyObject *world;       /* tells whether other parts of the key are as they were, or None */
-    PyObject *trees;       /* of this thread, by name of their backend */
+    PyObject *trees_here;  /* a function: the trees to use now */
+    PyObject *trees;       /* those then, by name of their backend */
     PyObject *backend;     /* such a name */
     PyObject *constants;   /* tuple: a value's own object, or MISS in the place of a tensor */
     Steps steps;           /* holds references, too */
     Py_ssize_t least, most; /* values that a call may give: the others are defaults */
     uint8_t alignments[MOST_VALUES]; /* of tensors: their addresses modulo 64 */
-    int64_t widest;        /* bytes that the longest tensor spans */
+    uint64_t spans[MOST_VALUES]; /* bytes from a tensor's first to its last */
+    uint64_t widest;       /* the longest of them */
     vectorcallfunc vectorcall;
 } Way;
 
 static PyTypeObject WayType;
 static PyObject *s_phase, *s_ready;
+
+/* Two tensors share no memory. */
+static int is_apart(Way *self, const uint64_t *addresses, Py_ssize_t i, Py_ssize_t j)
+{
+    uint64_t a = addresses[i], b = addresses[j], distance = a < b ? b - a : a - b;
+    return distance >= self->widest || distance >= self->spans[a < b ? i : j];
+}
 
 /* Arguments of the same kinds: 1 with the tensors and their addresses, 0, -1. */
 static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t *addresses)
@@ -42,10 +51,8 @@ static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t
         if (address_of(tensors[i], &addresses[i]) < 0)
             return -1;
         same = (addresses[i] & 63) == self->alignments[i];
-        for (Py_ssize_t j = 0; same && j < i; j++) { /* as near as the longest is long: looked at in full elsewhere */
-            uint64_t a = addresses[i], b = addresses[j];
-            same = (a < b ? b - a : a - b) >= (uint64_t)self->widest;
-        }
+        for (Py_ssize_t j = 0; same && j < i; j++)
+            same = is_apart(self, addresses, i, j);
     }
     return same;
 }
@@ -60,6 +67,10 @@ static int is_at_hand(Way *self)
     Py_DECREF(phase);
     if (ready <= 0)
         return ready;
+    PyObject *trees = PyObject_CallNoArgs(self->trees_here);
+    Py_XDECREF(trees);
+    if (trees != self->trees) /* those of a thread that waits for autograd, which runs backward passes for several */
+        return trees == NULL ? -1 : 0;
     if (self->in_capture != Py_None) {
         int captured = truth_of(PyObject_CallNoArgs(self->in_capture));
         if (captured)
@@ -134,7 +145,7 @@ static PyObject *way_call(PyObject *object, PyObject *const *args, size_t nargsf
 }
 
 #define OBJECTS(X) \
-    X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(flags) X(world) X(trees) X(backend) \
+    X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(flags) X(world) X(trees_here) X(trees) X(backend) \
     X(constants) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
     X(steps.counters) X(steps.steps_begun) X(steps.replay) X(steps.ready) X(steps.registrations)
 
@@ -169,7 +180,8 @@ static int set_tensors(Way *self, PyObject *alignments, PyObject *spans)
         if (PyErr_Occurred())
             return -1;
         self->alignments[i] = (uint8_t)alignment;
-        self->widest = span > self->widest ? span : self->widest;
+        self->spans[i] = (uint64_t)span;
+        self->widest = self->spans[i] > self->widest ? self->spans[i] : self->widest;
     }
     return 0;
 }
@@ -178,15 +190,15 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
-        "flags", "world", "trees", "backend", "counters", "steps_begun", "replay", "ready", "constants", "alignments",
+        "flags", "world", "trees_here", "trees", "backend", "counters", "steps_begun", "replay", "ready", "constants", "alignments",
         "spans", "least", "most", "verifies", "attaches", "registrations", "sampled", NULL};
     Way given = {0};
     Steps *steps = &given.steps;
     PyObject *alignments, *spans;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOO!OOOOOO!O!O!nnppOl", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOO!OOOOOO!O!O!nnppOl", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
-            &given.in_capture, &given.check, &given.flags, &given.world, &PyDict_Type, &given.trees, &given.backend,
+            &given.in_capture, &given.check, &given.flags, &given.world, &given.trees_here, &PyDict_Type, &given.trees, &given.backend,
             &steps->counters, &steps->steps_begun, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants,
             &PyTuple_Type, &alignments, &PyTuple_Type, &spans, &given.least, &given.most, &steps->verifies,
             &steps->attaches, &steps->registrations, &steps->sampled))

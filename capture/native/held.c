@@ -1,0 +1,221 @@
+/* Held: whether anybody uses the memory of an output; and outputs that are another alias of a tensor made once. */
+#include "native.h"
+
+#define NAMES(X) X(held) X(first) X(address) X(data) X(policy)
+#define DECLARE(name) static PyObject *s_##name;
+NAMES(DECLARE)
+static PyObject *s_clone;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *count;   /* a function: strong holders of the storage at an address */
+    PyObject *storage; /* the storage's object */
+    PyObject *address;
+    long long alone;    /* holders while nobody uses it */
+    Py_ssize_t objects; /* references to the object then */
+    vectorcallfunc vectorcall;
+} Held;
+
+static PyTypeObject HeldType;
+
+static long long holders(Held *self)
+{
+    PyObject *found = PyObject_CallOneArg(self->count, self->address);
+    long long number = found == NULL ? -1 : PyLong_AsLongLong(found);
+    Py_XDECREF(found);
+    return number;
+}
+
+/* 1, 0, or -1 with an exception set. */
+static int is_held(Held *self)
+{
+    long long number = holders(self);
+    return number < 0 ? -1 : number > self->alone || Py_REFCNT(self->storage) > self->objects;
+}
+
+int is_used(PyObject *watch)
+{
+    if (watch == Py_None)
+        return 0;
+    if (Py_TYPE(watch) == &HeldType)
+        return is_held((Held *)watch);
+    PyObject *storage = PyObject_CallNoArgs(watch);
+    int used = storage == NULL ? -1 : storage != Py_None;
+    Py_XDECREF(storage);
+    return used;
+}
+
+static PyObject *held_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    (void)args;
+    Held *self = (Held *)object;
+    if (PyVectorcall_NARGS(nargsf) || names != NULL) {
+        PyErr_SetString(PyExc_TypeError, "this takes no arguments");
+        return NULL;
+    }
+    int used = is_held(self);
+    return used < 0 ? NULL : Py_NewRef(used ? self->storage : Py_None);
+}
+
+static PyObject *held_settle(PyObject *object, PyObject *Py_UNUSED(ignored))
+{
+    Held *self = (Held *)object;
+    self->alone = holders(self);
+    self->objects = Py_REFCNT(self->storage);
+    return self->alone < 0 ? NULL : PyLong_FromLongLong(self->alone);
+}
+
+static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"count", "storage", "address", NULL};
+    PyObject *count, *storage, *address;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!", names, &count, &storage, &PyLong_Type, &address))
+        return NULL;
+    Held *self = (Held *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->count = Py_NewRef(count);
+    self->storage = Py_NewRef(storage);
+    self->address = Py_NewRef(address);
+    self->vectorcall = held_call;
+    return (PyObject *)self;
+}
+
+static int held_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Held *self = (Held *)object;
+    Py_VISIT(self->count);
+    Py_VISIT(self->storage);
+    return 0;
+}
+
+/* Nothing is cleared to break a cycle: a storage's object leads nowhere. */
+static void held_dealloc(PyObject *object)
+{
+    Held *self = (Held *)object;
+    PyObject_GC_UnTrack(object);
+    Py_XDECREF(self->count);
+    Py_XDECREF(self->storage);
+    Py_XDECREF(self->address);
+    Py_TYPE(object)->tp_free(object);
+}
+
+/* ``Source.tensor`` where the first tensor is still what it was, else NULL without an exception. */
+static PyObject *alias_of(PyObject *source, PyObject *watch)
+{
+    PyObject *result = NULL, *held = PyObject_GetAttr(source, s_held);
+    PyObject *first = held == NULL ? NULL : PyObject_GetAttr(source, s_first);
+    if (first != NULL && first != Py_None && watch == held) {
+        PyObject *known = PyObject_GetAttr(source, s_address);
+        uint64_t address = 0, expected = known == NULL ? 0 : PyLong_AsUnsignedLongLong(known);
+        Py_XDECREF(known);
+        if (!PyErr_Occurred() && address_of(first, &address) == 0 && address == expected)
+            result = PyObject_GetAttr(first, s_data);
+    }
+    Py_XDECREF(held);
+    Py_XDECREF(first);
+    return result;
+}
+
+/* ``OutputPlan._hand_out``: the tensor is known by a weak reference. */
+static int note_tensor(PyObject *tensors, Py_ssize_t number, PyObject *tensor)
+{
+    PyObject *known = PyList_New(1), *reference = known == NULL ? NULL : PyWeakref_NewRef(tensor, NULL);
+    if (reference == NULL) {
+        Py_XDECREF(known);
+        return -1;
+    }
+    PyList_SET_ITEM(known, 0, reference);
+    return PyList_SetItem(tensors, number, known);
+}
+
+/* The next tensor of a source, which may be asked for as it stands; NULL without an exception: Python has to. */
+static PyObject *handed_out(PyObject *source, PyObject *live, Py_ssize_t number, PyObject *tensors)
+{
+    if (source == Py_None || number >= PyList_GET_SIZE(live))
+        return NULL;
+    PyObject *result = alias_of(source, PyList_GET_ITEM(live, number));
+    if (result != NULL && tensors != NULL && note_tensor(tensors, number, result) < 0)
+        Py_CLEAR(result);
+    return result;
+}
+
+PyObject *single_output(NodeView *view)
+{
+    PyObject *tensors = view->preserving ? NULL : view->tensors;
+    if (!view->preserving) {
+        PyObject *policy = PyObject_GetAttr(view->outputs, s_policy);
+        int copies = policy == NULL ? -1 : policy == s_clone ? 1 : PyObject_RichCompareBool(policy, s_clone, Py_EQ);
+        Py_XDECREF(policy);
+        if (copies)
+            return NULL;
+    }
+    return handed_out(view->source, view->live, 0, tensors);
+}
+
+static PyObject *hand_out(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *sources, *live, *positions, *values, *numbers, *tensors;
+    if (!PyArg_ParseTuple(
+            args, "O!O!O!O!O!O", &PyTuple_Type, &sources, &PyList_Type, &live, &PyTuple_Type, &positions, &PyList_Type,
+            &values, &PyTuple_Type, &numbers, &tensors))
+        return NULL;
+    PyObject *left = PyList_New(0);
+    for (Py_ssize_t i = 0; left != NULL && i < PyTuple_GET_SIZE(numbers); i++) {
+        PyObject *name = PyTuple_GET_ITEM(numbers, i);
+        Py_ssize_t number = PyLong_AsSsize_t(name);
+        Py_ssize_t position = number < 0 || number >= PyTuple_GET_SIZE(positions)
+                                  ? -1
+                                  : PyLong_AsSsize_t(PyTuple_GET_ITEM(positions, number));
+        if (position < 0 || number >= PyTuple_GET_SIZE(sources)) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_IndexError, "no such group");
+            Py_CLEAR(left);
+            break;
+        }
+        PyObject *made = handed_out(
+            PyTuple_GET_ITEM(sources, number), live, number, PyList_Check(tensors) ? tensors : NULL);
+        int failed = made == NULL ? PyErr_Occurred() || PyList_Append(left, name) < 0
+                                  : PyList_SetItem(values, position, made) < 0;
+        if (failed)
+            Py_CLEAR(left);
+    }
+    return left;
+}
+
+static PyMethodDef held_methods[] = {
+    {"settle", held_settle, METH_NOARGS, "Nobody uses it now: gives the number of its holders."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject HeldType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture._native.Held",
+    .tp_doc = "Gives a storage while somebody uses it, else None.",
+    .tp_basicsize = sizeof(Held),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Held, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_methods = held_methods,
+    .tp_new = held_new,
+    .tp_dealloc = held_dealloc,
+    .tp_traverse = held_traverse,
+};
+
+static PyMethodDef functions[] = {
+    {"hand_out", hand_out, METH_VARARGS, "Put the next tensors of sources into values; gives the groups left over."},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_held(PyObject *module)
+{
+#define INTERN(name) \
+    if ((s_##name = PyUnicode_InternFromString(#name)) == NULL) \
+        return -1;
+    NAMES(INTERN)
+    INTERN(clone)
+    if (PyType_Ready(&HeldType) < 0 || PyModule_AddObjectRef(module, "Held", (PyObject *)&HeldType) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
+}
