@@ -464,3 +464,31 @@ def test_one_tensor_in_two_places_that_no_operator_reads() -> None:
             assert torch.equal(x, twin), turn
             assert torch.equal(before, expected), turn
             assert torch.equal(ours.a, eager.a), turn
+
+
+@pytest.mark.parametrize("options", [{"static": ["x"]}, {"inputs": "bind"}, {}], ids=["static", "bound", "copied"])
+@pytest.mark.parametrize("change", ["turned", "other memory", "other storage", "another shape"])
+def test_an_earlier_argument_changes(change: str, options: dict[str, Any]) -> None:
+    """Another tensor object lies where it was: a recording must not look at the old object."""
+    memory = torch.arange(16.0)
+    changes: dict[str, Callable[[Tensor], object]] = {
+        "turned": lambda x: x.t_(),
+        "other memory": lambda x: setattr(x, "data", torch.zeros(4, 4)),
+        "other storage": lambda x: x.set_(torch.zeros(4, 4).untyped_storage(), 0, (4, 4), (4, 1)),
+        "another shape": lambda x: x.resize_(2, 2),
+    }
+
+    def body(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.sin() + 1
+        x.mul_(0.5)
+        return y, x[1]
+
+    captured = capture(body, **options)
+    for number in range(CALLS):
+        memory.copy_(torch.arange(16.0) + number)
+        x, twin = memory.view(4, 4), (torch.arange(16.0) + number).view(4, 4)
+        found, expected = captured(x), body(twin)
+        assert all(map(torch.equal, found, expected))
+        assert torch.equal(x, twin)
+        changes[change](x)
+    assert recordings(captured).replays == CALLS - 2

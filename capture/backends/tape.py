@@ -199,15 +199,15 @@ class Tape:
                 self._look_at(root, tensors[root.path])
         return True
 
-    def _look_at(self, root: Root, tensor: torch.Tensor) -> None:
-        """Another tensor of the same metadata is the owner from now on."""
+    def _look_at(self, root: Root, tensor: torch.Tensor, *, once: bool = False) -> None:
+        """Another tensor of the same metadata is the owner from now on, or in this call alone."""
         shift = int(tensor.storage_offset()) - root.offset
         root.owner, root.offset = tensor, int(tensor.storage_offset())
         registers: dict[Geometry, str] = {}
         for old, name in root.registers.items():
             geometry = evolve(old, offset=old.offset + shift)
             registers[geometry] = name
-            self.scope[name] = _look(root, geometry)
+            self.scope[name] = _look(root, geometry, is_current=once)
         root.registers = registers
 
     def follow(self, inputs: Sequence[Followed]) -> frozenset[str]:
@@ -225,7 +225,7 @@ class Tape:
                         with torch.no_grad():
                             tensor = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(leaf)
                         beside += [(leaf, tensor)] if one.is_written else []
-                    self._look_at(root, tensor)
+                    self._look_at(root, tensor, once=True)
                 plain(leaves)
                 with torch.no_grad():
                     for leaf, tensor in beside:
@@ -318,11 +318,13 @@ def _mentions(template: Any, name: str) -> bool:
     return isinstance(template, Ref) and template.name == name
 
 
-def _look(root: Root, geometry: Geometry) -> torch.Tensor:
+def _look(root: Root, geometry: Geometry, *, is_current: bool = False) -> torch.Tensor:
+    """``is_current``: the owner is an argument of the call under way. That of an earlier one may change its shape or
+    memory while other tensors lie where it was; tensors in Python state are checked before each replay."""
     if root.owner is None:
         assert root.storage is not None
         return over(root.storage, geometry)
-    if Geometry.of(root.owner) == geometry:
+    if Geometry.of(root.owner) == geometry and (is_current or not root.is_argument):
         return root.owner
     if geometry.dtype == root.owner.dtype:
         with torch.no_grad():  # a view shares the owner's version counter, so writes through it are noticed
