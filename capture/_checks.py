@@ -20,7 +20,7 @@ from attrs import define, field
 from capture import _torch_private
 from capture._describe import Implicit
 from capture._named import MISSING
-from capture._native_facts import facts_of
+from capture._native_facts import apart_of, facts_of
 from capture._state import Place, Snapshot
 from capture._tensors import merged, overlap_any, range_of, span_bytes
 from capture.backends import Geometry
@@ -79,9 +79,10 @@ class Checker:
             return
         self.looks += 1
         found = None
-        if self.looks <= _MOST_LOOKS and not self.copied:
+        if self.looks <= _MOST_LOOKS:
             tensors = [self.scope[name] for _, _, name in self.owners]
-            found = facts_of([*self.structure, *self.tensors], self.scope, tensors)
+            apart = apart_of(*self.scope["overlaps"].args) if self.copied else ()
+            found = facts_of([*self.structure, *self.tensors], self.scope, tensors, apart)
         self.facts = False if found is None else found
 
     def name(self, value: Any) -> str:

@@ -6,7 +6,9 @@ Python.
 
 from __future__ import annotations
 
+import array
 import ast
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ from capture._bind import Switches
 from capture._fast import native
 from capture._torch_private_layout import layout
 
-ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, ARGUMENT = range(8)  # as ``native/facts.c`` has them
+ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, ARGUMENT, APART = range(9)  # as ``native/facts.c`` has them
 Fact = tuple[int, Any, Any, Any, int]
 Scope = dict[str, Any]
 _KINDS = frozenset([torch.Tensor, torch.nn.Parameter, torch.nn.Buffer])
@@ -26,7 +28,7 @@ class _OtherForm(Exception):
     """A text that no fact says."""
 
 
-def facts_of(texts: Iterable[str], scope: Scope, tensors: Sequence[torch.Tensor]) -> Any:
+def facts_of(texts: Iterable[str], scope: Scope, tensors: Sequence[torch.Tensor], apart: Sequence[Fact] = ()) -> Any:
     """The C module's look at these conditions, and at metadata and addresses of the tensors. None if there is none."""
     where = layout()
     if native is None or where is None or not all(map(_is_plain, tensors)):
@@ -35,7 +37,13 @@ def facts_of(texts: Iterable[str], scope: Scope, tensors: Sequence[torch.Tensor]
         facts = tuple(fact for text in texts for fact in _all_of(ast.parse(text, mode="eval").body, scope))
     except (_OtherForm, KeyError):
         return None
-    return native.Facts(facts, native.Tensors(tuple(tensors), where) if tensors else None)
+    return native.Facts((*facts, *apart), native.Tensors(tuple(tensors), where) if tensors else None)
+
+
+def apart_of(copied: Sequence[tuple[int, int]], begins: Sequence[int], ends: Sequence[int]) -> list[Fact]:
+    """Arguments, by position and bytes, share no memory with these pieces, which ascend."""
+    pieces = array.array("Q", itertools.chain.from_iterable(zip(begins, ends, strict=True))).tobytes()
+    return [(APART, None, position, pieces, nbytes) for position, nbytes in copied]
 
 
 def flags_of(switches: Switches) -> Any:

@@ -224,6 +224,14 @@ def only_default_device_modes() -> bool:
     return all(isinstance(mode, DeviceContext) for mode in stack)
 
 
+def _no_task() -> int:
+    return -1
+
+
+graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _no_task)
+"""Number of the run of autograd that this thread works in, never used again; -1 outside of one. Without it, who waits
+for autograd is looked up in every backward pass."""
+
 HAS_METADATA_GUARD = _TensorGuards is not None
 """Metadata of several tensors can be compared in one call; without it keys are always built in full."""
 

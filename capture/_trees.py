@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from capture._config import Config, current, using
 from capture._step import Marks, marks, use_marks
+from capture._torch_private import graph_task
 from capture._tree import Tree
 from capture.backends import Backend
 
@@ -28,10 +28,15 @@ class _Own:
             tree.pool.keep_for([storage for _, storage in tree.live_blocks()])
 
 
+_NO_TASK = -1
+
+
 class _Trees(threading.local):
     def __init__(self) -> None:
         self.own = _Own()
         self.by_backend = self.own.trees
+        self.serves = (_NO_TASK, 0)
+        """The run of autograd that this thread works in, and the thread that was found to wait for it."""
 
 
 _trees = _Trees()
@@ -54,22 +59,40 @@ def home() -> Home:
     return Home(thread=threading.get_ident(), trees=_trees.by_backend, marks=marks(), config=current())
 
 
-@contextlib.contextmanager
-def at_home(there: Home) -> Iterator[bool]:
+class at_home:
     """Be in a thread that waits for autograd, whose own threads run backward passes on accelerators. Gives False in a
     thread that has to use trees of its own."""
-    if there.thread == threading.get_ident() or not _runs_for(there.thread):
-        yield there.thread == threading.get_ident()
-        return
-    before, own_marks = _trees.by_backend, marks()
-    _trees.by_backend = there.trees
-    use_marks(there.marks)
-    try:
-        with using(there.config):
-            yield True
-    finally:
-        _trees.by_backend = before
-        use_marks(own_marks)
+
+    __slots__ = ("_before", "_settings", "_there")
+
+    def __init__(self, there: Home) -> None:
+        self._there = there
+        self._before: tuple[dict[str, Tree], Marks] | None = None
+        self._settings: contextlib.AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> bool:
+        there = self._there
+        if there.thread == threading.get_ident():
+            return True
+        serves = (graph_task(), there.thread)
+        if serves != _trees.serves or serves[0] == _NO_TASK:
+            if not _runs_for(there.thread):
+                return False
+            _trees.serves = serves
+        self._before = _trees.by_backend, marks()
+        _trees.by_backend = there.trees
+        use_marks(there.marks)
+        if current() is not there.config:
+            self._settings = using(there.config)
+            self._settings.__enter__()
+        return True
+
+    def __exit__(self, *error: Any) -> None:
+        if self._before is not None:
+            if self._settings is not None:
+                self._settings.__exit__(None, None, None)
+            _trees.by_backend, own_marks = self._before
+            use_marks(own_marks)
 
 
 def _runs_for(thread: int) -> bool:

@@ -1,13 +1,13 @@
 /* Facts: what Python state a recording relies on, each fact one look at a container, an attribute or a function. */
 #include "native.h"
 
-enum { ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, ARGUMENT };
+enum { ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, ARGUMENT, APART };
 
 typedef struct {
     int kind;
     PyObject *holder;   /* the container, the object, the function, or a weak reference */
     PyObject *key;      /* in it; for ``BELOW`` in the ``__dict__`` of what it refers to */
-    PyObject *expected; /* this very object */
+    PyObject *expected; /* this very object; for ``APART`` bytes: beginning and end of pieces of memory, ascending */
     uint64_t number;    /* size or address */
 } Fact;
 
@@ -48,6 +48,21 @@ static int is_below(const Fact *fact)
     return holds;
 }
 
+/* ``overlap_any``, denied: an argument shares no memory with any of the pieces. */
+static int is_apart(const Fact *fact, uint64_t address)
+{
+    const uint64_t *pieces = (const uint64_t *)PyBytes_AS_STRING(fact->expected);
+    size_t low = 0, high = (size_t)PyBytes_GET_SIZE(fact->expected) / (2 * sizeof(*pieces));
+    while (low < high) { /* the first piece that begins behind the argument */
+        size_t middle = (low + high) / 2;
+        if (pieces[2 * middle] < address + fact->number)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return fact->number == 0 || low == 0 || pieces[2 * low - 1] <= address;
+}
+
 static int holds(const Fact *fact, const uint64_t *addresses, Py_ssize_t count)
 {
     PyObject *found = NULL;
@@ -74,7 +89,9 @@ static int holds(const Fact *fact, const uint64_t *addresses, Py_ssize_t count)
         return is_below(fact);
     default: {
         Py_ssize_t position = PyLong_AsSsize_t(fact->key);
-        return position < count && addresses[position] == fact->number;
+        if (position < 0 || position >= count)
+            return PyErr_Occurred() ? -1 : 0;
+        return fact->kind == APART ? is_apart(fact, addresses[position]) : addresses[position] == fact->number;
     }
     }
     if (found == NULL)
@@ -149,8 +166,9 @@ static int fact_of(PyObject *given, Fact *fact)
     unsigned long long number;
     if (!PyArg_ParseTuple(given, "iOOOK", &fact->kind, &fact->holder, &fact->key, &fact->expected, &number))
         return -1;
-    int odd = fact->kind < ITEM || fact->kind > ARGUMENT || (fact->kind == ABSENT && !PyDict_Check(fact->holder)) ||
-              (fact->kind == ARGUMENT && !PyLong_Check(fact->key));
+    int odd = fact->kind < ITEM || fact->kind > APART || (fact->kind == ABSENT && !PyDict_Check(fact->holder)) ||
+              (fact->kind >= ARGUMENT && !PyLong_Check(fact->key)) ||
+              (fact->kind == APART && !PyBytes_Check(fact->expected));
     if (odd) {
         PyErr_SetString(PyExc_ValueError, "no such fact");
         return -1;

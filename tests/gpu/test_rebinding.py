@@ -275,9 +275,9 @@ def test_a_bound_argument_that_is_state_too(shift: int) -> None:
     for i in range(12):
         ours, theirs = rand(48, seed=i), rand(48, seed=i)
         own, other = (ours[:16], theirs[:16]) if i < 8 else (ours[shift:][:16], theirs[shift:][:16])
-        if i >= 8:
-            holder.a, twin.a = ours[16:32], theirs[16:32]
-        kept.append(ours)  # each call has other addresses
+        if i > 3:  # it moved before, so that no comparison with eager is due any more
+            holder.a, twin.a = (one[16:32] if i >= 8 else rand(32, seed=i)[16:] for one in (ours, theirs))
+        kept.append((ours, holder.a))  # each call has other addresses
         same(f(own), plain(other))
         same(ours, theirs)
     assert counts(f)[1] == 1

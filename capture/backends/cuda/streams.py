@@ -18,13 +18,14 @@ from typing_extensions import override
 
 from capture._lock import PATIENCE, capture_lock
 from capture._torch_private import unseen
+from capture._torch_private_cuda import raw_stream
 from capture.backends.cuda.driver import function
 
 if TYPE_CHECKING:
     from capture.backends.cuda.pool import CudaPool
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_drew_on: dict[torch.device, torch.cuda.Stream] = {}
+_drew_on: dict[torch.device, tuple[int, torch.cuda.Stream]] = {}
 """The stream of each device that the last graph with draws was launched or captured on."""
 _idle: dict[tuple[torch.device, bool], list[Lane]] = {}
 _pools: weakref.WeakSet[CudaPool] = weakref.WeakSet()
@@ -122,11 +123,13 @@ def follow(pool: CudaPool) -> None:
 def order_draws(device: torch.device) -> None:
     """Order the current stream after the last graph that draws: torch keeps one seed and offset in device memory for
     all graphs of a generator, and writes them before each launch."""
+    number, before = raw_stream(device.index), _drew_on.get(device)
+    if before is not None and before[0] == number:
+        return
     now = torch.cuda.current_stream(device)
-    before = _drew_on.get(device)
-    if before is not None and before != now:
-        now.wait_stream(before)
-    _drew_on[device] = now
+    if before is not None:
+        now.wait_stream(before[1])
+    _drew_on[device] = number, now
 
 
 def _install() -> None:
