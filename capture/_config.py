@@ -96,14 +96,18 @@ def patch(**settings: Unpack[ConfigPatch]) -> Iterator[Config]:
         yield settings_now
 
 
+put, put_back = _current.set, _current.reset
+"""Settings to be in force in this thread or task from now on; the first gives what the second takes."""
+
+
 @contextmanager
 def using(settings: Config) -> Iterator[Config]:
     """Exactly these settings for a block, in this thread or task only."""
-    token = _current.set(settings)
+    token = put(settings)
     try:
         yield settings
     finally:
-        _current.reset(token)
+        put_back(token)
 
 
 class _Settings(types.ModuleType):

@@ -75,6 +75,16 @@ def hand_out(
     tensors: list[Any] | None,
     /,
 ) -> list[int]: ...
+def gradient_counts(parameter: Any, uses: Callable[[Any], int], /) -> tuple[int, int]: ...
+def are_untouched(
+    parameters: list[Any],
+    sources: list[Any],
+    count: Callable[[int], int],
+    uses: Callable[[Any], int],
+    fresh: Callable[..., bool],
+    counts: tuple[int, int],
+    /,
+) -> bool: ...
 
 class Way:
     def __init__(

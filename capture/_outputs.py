@@ -6,7 +6,7 @@ Inputs and static tensors are handed back as the caller's own, views of them are
 
 from __future__ import annotations
 
-import contextlib
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -124,7 +124,7 @@ class OutputPlan:
         """All that became gradients in the last replay still are, as they were made, and nobody else uses them."""
         sources = [source for number in self.gradients if (source := self.sources[number]) is not None]
         watched = [self.live[number] for number in self.gradients]
-        if len(sources) != len(watched) or not all(s.held is held for s, held in zip(sources, watched, strict=True)):
+        if len(sources) != len(watched) or not all(map(operator.is_, [one.held for one in sources], watched)):
             return False
         if self.fresh is None:
             firsts = [source.first for source in sources if source.first is not None]
@@ -158,7 +158,10 @@ class OutputPlan:
         the gradients of the last replay are still in place, nobody else has them, and this one wrote them."""
         values: list[Any] = [None] * self.count
         groups, effects = self.others if in_place else (self.numbers, self.effects)
-        with torch.inference_mode() if self.inference else contextlib.nullcontext():
+        if self.inference:
+            with torch.inference_mode():
+                self._build_fresh(pool, values, groups)
+        else:
             self._build_fresh(pool, values, groups)
         for position, alias in self.aliases:
             source = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)

@@ -6,6 +6,7 @@ made by the body (then it is handed out beside the results), part of an argument
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -115,9 +116,9 @@ class Program:
     now_held: Sequence[torch.Tensor] = ()
     """What has those of ``held``; a position that was saved as a view is ``detach``ed in each call."""
 
-    @property
+    @functools.cached_property
     def form(self) -> tuple[Any, ...]:
-        """Programs of the same form take the same tensors in the same order."""
+        """Programs of the same form take the same tensors in the same order. Asked for once the body has run."""
         return (self.num_saved, self.given, len(self.held), self.wanted, len(self.parameters), len(self.outputs))
 
     def follow(self, statics: dict[str, torch.Tensor]) -> None:

@@ -93,6 +93,8 @@ def filler(skeleton: Any) -> Callable[[Sequence[Any]], Any] | None:
     members = [one for one in found if one is not None]
     if len(members) < len(found):
         return None
+    if kind is tuple and len(found) > 1 and all(isinstance(member, Slot) for member in skeleton):
+        return operator.itemgetter(*[member.index for member in skeleton])
     if kind in (tuple, list):
         return lambda values: kind([member(values) for member in members])
     return lambda values: kind(*[member(values) for member in members])

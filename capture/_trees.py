@@ -5,12 +5,12 @@ Each thread has its own for each device type. Autograd's threads use those of th
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
+from contextvars import Token
 from typing import Any, NamedTuple
 
-from capture._config import Config, current, using
+from capture._config import Config, current, put, put_back
 from capture._step import Marks, marks, use_marks
 from capture._torch_private import graph_task
 from capture._tree import Tree
@@ -68,7 +68,7 @@ class at_home:
     def __init__(self, there: Home) -> None:
         self._there = there
         self._before: tuple[dict[str, Tree], Marks] | None = None
-        self._settings: contextlib.AbstractContextManager[Any] | None = None
+        self._settings: Token[Config] | None = None
 
     def __enter__(self) -> bool:
         there = self._there
@@ -83,14 +83,13 @@ class at_home:
         _trees.by_backend = there.trees
         use_marks(there.marks)
         if current() is not there.config:
-            self._settings = using(there.config)
-            self._settings.__enter__()
+            self._settings = put(there.config)
         return True
 
     def __exit__(self, *error: Any) -> None:
         if self._before is not None:
             if self._settings is not None:
-                self._settings.__exit__(None, None, None)
+                put_back(self._settings)
             _trees.by_backend, own_marks = self._before
             use_marks(own_marks)
 

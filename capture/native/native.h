@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 3 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 4 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 64 /* of one call; longer ones go the long way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -50,6 +50,7 @@ int is_used(PyObject *watch);
 /* ``OutputPlan.build_single`` where the source has what it needs, else NULL without an exception. */
 PyObject *single_output(NodeView *view);
 int add_held(PyObject *module);
+int add_gradients(PyObject *module);
 
 /* The way's steps from the tree on, once the arguments fit. */
 typedef struct {

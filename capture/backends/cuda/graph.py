@@ -70,6 +70,10 @@ class Capture:
                     gc.enable()
         before.wait_stream(pool.stream)
 
+    def generators(self) -> list[torch.Generator]:
+        """All that torch may hand seeds from: those that were named, and the device's own."""
+        return [torch.cuda.default_generators[self._pool.index], *self._generators]
+
     def launcher(self) -> Callable[[], None]:
         """What launches the graph on the current stream."""
         return _nothing if self.is_empty or self._graph is None else _torch_private_cuda.graph_launcher(self._graph)

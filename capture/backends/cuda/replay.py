@@ -123,8 +123,23 @@ class CudaRecording:
                 bump(leaves)
 
         slow = full if grad or around is not None or bump is not None else plain
-        odd = bound is not None or any(one is not None for one in (draw, around, bump, copy_out))
+        if draw is not None and around is None:
+            return self._looking_for_draws(slow)
+        odd = bound is not None or any(one is not None for one in (around, bump, copy_out))
         return slow if odd or (grad and copy_in is not self._inside) else self._native(slow, copy_in)
+
+    def _looking_for_draws(self, step: Step) -> Step:
+        """Attention draws only where it drops out, and its operators are the same ones. torch moves the generators on
+        at every launch of a graph that draws: where they stay, nothing has to be handed to it before a launch."""
+
+        def first(leaves: Sequence[Any]) -> None:
+            generators = self._capture.generators()
+            before = [one.get_state() for one in generators]
+            step(leaves)
+            self._draws = not all(map(torch.equal, before, [one.get_state() for one in generators]))
+            self.replay = step if self._draws else self._make_replay()
+
+        return first
 
     def _native(self, slow: Step, copy_in: Step | None) -> Step:
         """The same in C, without gradient mode where no operator of torch runs. A graph that draws needs torch's
