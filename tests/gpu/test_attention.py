@@ -12,6 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from capture import capture, config, recordings
+from capture._decorate import captured_states
+from capture.backends.cuda.replay import CudaRecording
 from tests.gpu.support import needs_cuda
 
 pytestmark = needs_cuda
@@ -51,6 +53,29 @@ def test_attention_is_verified(name: str) -> None:
             mine(torch.randn(2, 32, 128, device="cuda", dtype=dtype)).float().square().mean().backward()
     assert recordings(mine).verifications >= 1
     assert recordings(mine).eager_calls == 0
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.25])
+@pytest.mark.parametrize("name", ["efficient", "flash", "math"])
+def test_only_graphs_that_draw_are_handed_seeds(name: str, drop: float) -> None:
+    """The operators are the same ones; what the first launch does to the generator tells."""
+    kernel, dtype = KERNELS[name]
+
+    def body(x: Tensor) -> Tensor:
+        with sdpa_kernel(kernel):
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=drop)
+
+    captured, other = capture(body), capture(lambda x: x + torch.rand(8, device="cuda"))
+    x = torch.randn(2, 2, 32, 64, device="cuda").to(dtype)
+    found = []
+    for function, second in ((captured, other), (body, lambda x: x + torch.rand(8, device="cuda"))):
+        torch.manual_seed(0)
+        with torch.no_grad(), config.patch(cache=False):
+            found.append([one for _ in range(6) for one in (function(x).clone(), second(x[0, 0, 0, :8]).clone())])
+    assert all(map(torch.equal, *found))
+    nodes = [node for entry in captured_states(captured)[0].entries() for node in entry.nodes]
+    recorded = [node.recording for node in nodes if isinstance(node.recording, CudaRecording)]
+    assert [one.draws for one in recorded] == [drop > 0] * len(nodes)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "two pending"])

@@ -40,7 +40,8 @@ class CudaRecording:
         self.copied_paths = frozenset(twin.source for twin in feed.twins if isinstance(twin.source, str))
         self._pool, self._capture, self._feed = pool, capture, feed
         self._constants = constants  # the graph reads them
-        self._draws = draws
+        self.draws = draws
+        """It is launched by torch, which hands it seeds and moves generators on."""
         self._inputs = inputs
         self._bindings: Bindings | None = None
         self._bound: Bound | None = None
@@ -89,7 +90,7 @@ class CudaRecording:
         pool, index, grad, bound = self._pool, self._pool.index, self._grad, self._bound
         enter, raw_stream, set_grad = pool.enter, _torch_private_cuda.raw_stream, _torch_private.set_grad_enabled
         launch = self._capture.launcher()
-        draw = order_draws if self._draws else None
+        draw = order_draws if self.draws else None
         copy_in, copy_out = self._inside or self._feed.copier(), self._feed.returner()
         around = self._around_draws() if self._swaps else None
         bump = self._bump if self._bumps or self._static_bumps else None
@@ -136,8 +137,8 @@ class CudaRecording:
             generators = self._capture.generators()
             before = [one.get_state() for one in generators]
             step(leaves)
-            self._draws = not all(map(torch.equal, before, [one.get_state() for one in generators]))
-            self.replay = step if self._draws else self._make_replay()
+            self.draws = not all(map(torch.equal, before, [one.get_state() for one in generators]))
+            self.replay = step if self.draws else self._make_replay()
 
         return first
 
