@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -26,9 +27,29 @@ def composite(op: Any) -> Callable[..., Any] | None:
     try:
         key = torch._C.DispatchKey.CompositeImplicitAutograd
         known = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
-        return functools.partial(op._op_dk, key) if known else None
+        wrapped = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C.DispatchKey.ADInplaceOrView)
+        left_out = _above_modes(views=not wrapped) if known else None
+        return functools.partial(_opened, functools.partial(op._op_dk, key), left_out) if known else None
     except (AttributeError, RuntimeError, TypeError):  # pragma: no cover - torch without these names
         return None
+
+
+def _opened(kernel: Callable[..., Any], left_out: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the kernel calls runs as if the mode were not there."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(include, exclude - left_out):
+        return kernel(*args, **kwargs)
+
+
+@functools.cache
+def _above_modes(*, views: bool) -> Any:
+    """Below a mode torch leaves out what resolves conjugates, and what has ``views`` share their base's version
+    counter; the latter does not apply to an operator whose results torch itself makes views of, after the mode."""
+    if not (hasattr(torch._C, "_ForceDispatchKeyGuard") and hasattr(torch._C, "_dispatch_tls_local_exclude_set")):
+        raise AttributeError
+    names = ("Conjugate", "Negative", "ZeroTensor", *(("ADInplaceOrView",) if views else ()))
+    keys = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names]
+    return functools.reduce(operator.or_, keys)
 
 
 def is_higher_order(op: Any) -> bool:

@@ -492,3 +492,76 @@ def test_an_earlier_argument_changes(change: str, options: dict[str, Any]) -> No
         assert torch.equal(x, twin)
         changes[change](x)
     assert recordings(captured).replays == CALLS - 2
+
+
+LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "reshape": lambda t: t.reshape(-1),
+    "reshape_as": lambda t: t.reshape_as(torch.ones(2, 8)),
+    "view_as": lambda t: t.view_as(torch.ones(2, 8)),
+    "ravel": lambda t: t.ravel(),
+    "flatten": lambda t: t.flatten()[..., ::2],
+    "unflatten": lambda t: t.unflatten(0, (2, 2)),
+    "chunk": lambda t: t.chunk(2)[0],
+    "tensor_split": lambda t: t.tensor_split(3)[1],
+    "split": lambda t: t.split([1, 3], 1)[1],
+    "hsplit": lambda t: t.hsplit(2)[1],
+    "vsplit": lambda t: t.vsplit(2)[0],
+    "unbind": lambda t: t.unbind(1)[2],
+    "real": lambda t: t.real,
+    "swapaxes": lambda t: t.swapaxes(0, 1),
+    "movedim": lambda t: t.movedim(0, 1),
+    "narrow": lambda t: t.narrow(0, 1, 2),
+    "T": lambda t: t.T,
+    "mH": lambda t: t.mH,
+    "adjoint": lambda t: t.adjoint(),
+    "squeeze": lambda t: t[None].squeeze((0,)),
+    "contiguous": lambda t: t.contiguous(),
+    "to": lambda t: t.to(t.device, t.dtype),
+    "type_as": lambda t: t.type_as(t),
+    "atleast_3d": lambda t: torch.atleast_3d(t),
+    "diagonal": lambda t: t.diag(1),
+    "broadcast_to": lambda t: t[:1].broadcast_to((1, 4)),
+    "index": lambda t: t[1:, None, ..., 2],
+    "positive": lambda t: t.positive(),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("look", LOOKS)
+def test_writes_through_views_count_for_the_base(look: str, mode: Callable[[], Any]) -> None:
+    """In inference mode a watched body gets such operators whole, which are made of others."""
+    dtype = torch.complex64 if look == "real" else torch.float32
+    held, twin = (torch.ones(4, 4, dtype=dtype) for _ in range(2))
+
+    def body(held: Tensor, x: Tensor) -> Tensor:
+        view = LOOKS[look](held)
+        view.mul_(2)
+        return x + view.sum().real
+
+    captured = capture(lambda x: body(held, x))
+    with mode():
+        for number in range(CALLS):
+            x = torch.full((4,), float(number))
+            assert torch.equal(captured(x), body(twin, x))
+            assert torch.equal(held, twin)
+            assert held._version == twin._version
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_operators_made_of_others_on_conjugates(mode: Callable[[], Any]) -> None:
+    z = torch.complex(torch.arange(16.0), torch.arange(16.0).flip(0)).view(4, 4)
+
+    def body(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.conj()
+        return (
+            y.reshape(-1) * 2,
+            torch.matmul(y, x[0].conj()),
+            y.imag.reshape(2, 8) + 1,
+            torch.einsum("ij,kj->ik", y, x),
+        )
+
+    captured = capture(body)
+    with mode():
+        for number in range(CALLS):
+            found, expected = captured(z * number), body(z * number)
+            assert all(map(torch.equal, found, expected))

@@ -331,7 +331,18 @@ def _look(root: Root, geometry: Geometry, *, is_current: bool = False) -> torch.
             physical = root.owner.conj() if root.owner.is_conj() else root.owner
             view = physical.as_strided(geometry.shape, geometry.stride, geometry.offset)
             return view.conj() if geometry.conj else view
-    return over(root.owner.untyped_storage(), geometry)
+    return _retyped(root.owner, geometry)
+
+
+def _retyped(owner: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """A look of another dtype, as a view where torch makes one, since those share the owner's version counter."""
+    try:  # conjugates and what lies otherwise have no such view
+        with torch.no_grad():
+            parts = owner.is_complex() and geometry.dtype is owner.dtype.to_real()
+            whole = torch.view_as_real(owner) if parts else owner.view(geometry.dtype)
+            return whole.as_strided(geometry.shape, geometry.stride, geometry.offset)
+    except RuntimeError:
+        return over(owner.untyped_storage(), geometry)
 
 
 def _fill(tensor: torch.Tensor) -> None:
