@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, Literal
 
 import torch
@@ -182,7 +182,8 @@ class Tape:
         for root in self._roots:
             for geometry, name in root.registers.items():
                 self.scope[name] = _look(root, geometry)
-        lines = [*copies_in, *[self._line(index, step) for index, step in enumerate(self._steps)], *copies_out]
+        used = self._used()
+        lines = [*copies_in, *[self._line(index, step, used) for index, step in enumerate(self._steps)], *copies_out]
         lines = lines or ["pass"]
         if torch.is_grad_enabled():  # the body needed no gradient, yet operators with out= would refuse parameters
             self.scope["grad"] = _torch_private.set_grad_enabled
@@ -258,7 +259,7 @@ class Tape:
         self._steps.clear()
         self._by_storage.clear()
 
-    def _line(self, index: int, step: Step) -> str:
+    def _line(self, index: int, step: Step, used: Set[str]) -> str:
         function = f"f{index}"
         self.scope[function] = step.function
         arguments = [self._text(index, position, value) for position, value in enumerate(step.args)]
@@ -267,13 +268,13 @@ class Tape:
             names = [out[1] for out in step.outs if out is not None]
             arguments.append(f"out={names[0] if len(names) == 1 else '(' + ', '.join(names) + ')'}")
         call = f"{function}({', '.join(arguments)})"
-        return self._receive(call, step) if step.form == "copy" else call
+        return self._receive(call, step, used) if step.form == "copy" else call
 
-    def _receive(self, call: str, step: Step) -> str:
+    def _receive(self, call: str, step: Step, used: Set[str]) -> str:
         """Copy fresh results into their registers; one that nothing looks at otherwise stays a local name."""
         targets, copies = [], []
         for position, out in enumerate(step.outs):
-            if out is None or not self._used(out[1]):
+            if out is None or out[1] not in used:
                 targets.append("_")
             elif not out[0].kept and list(out[0].registers.values()) == [out[1]]:
                 targets.append(out[1])
@@ -283,11 +284,13 @@ class Tape:
         received = call if set(targets) == {"_"} else f"{', '.join(targets)}{'' if step.single else ','} = {call}"
         return "; ".join([received, *copies])
 
-    def _used(self, name: str) -> bool:
-        root = next(root for root in self._roots if name in root.registers.values())
-        if root.kept or len(root.registers) > 1:
-            return True
-        return any(_mentions((step.args, tuple(step.kwargs.values())), name) for step in self._steps)
+    def _used(self) -> set[str]:
+        """Registers that something looks at once they are written."""
+        found = {name for step in self._steps for name in _registers((step.args, tuple(step.kwargs.values())))}
+        for root in self._roots:
+            if root.kept or len(root.registers) > 1:
+                found.update(root.registers.values())
+        return found
 
     def _text(self, index: int, position: int | str, value: Any) -> str:
         if isinstance(value, Ref):
@@ -312,10 +315,12 @@ def _has_register(template: Any) -> bool:
     return isinstance(template, Ref)
 
 
-def _mentions(template: Any, name: str) -> bool:
+def _registers(template: Any) -> Iterator[str]:
     if isinstance(template, (list, tuple)):
-        return any(_mentions(member, name) for member in template)
-    return isinstance(template, Ref) and template.name == name
+        for member in template:
+            yield from _registers(member)
+    elif isinstance(template, Ref):
+        yield template.name
 
 
 def _look(root: Root, geometry: Geometry, *, is_current: bool = False) -> torch.Tensor:
