@@ -42,6 +42,7 @@ class CudaRecording:
         self._constants = constants  # the graph reads them
         self.draws = draws
         """It is launched by torch, which hands it seeds and moves generators on."""
+        self._was_seen_to_draw = False
         self._inputs = inputs
         self._bindings: Bindings | None = None
         self._bound: Bound | None = None
@@ -61,7 +62,7 @@ class CudaRecording:
         replay's writes already, as the capture's own operators moved them.
         """
         self._first = counted
-        self.num_ops = described.facts.num_ops
+        self.num_ops, self._was_seen_to_draw = described.facts.num_ops, bool(described.facts.draws)
         before, _ = torch.cuda.mem_get_info(self._pool.device)
         self._put_inside(watched.call.leaves)
         self._capture.instantiate()
@@ -124,9 +125,9 @@ class CudaRecording:
                 bump(leaves)
 
         slow = full if grad or around is not None or bump is not None else plain
-        if draw is not None and around is None:
+        if draw is not None and around is None and not self._was_seen_to_draw:
             return self._looking_for_draws(slow)
-        odd = bound is not None or any(one is not None for one in (around, bump, copy_out))
+        odd = bound is not None or any(one is not None for one in (draw, around, bump, copy_out))
         return slow if odd or (grad and copy_in is not self._inside) else self._native(slow, copy_in)
 
     def _looking_for_draws(self, step: Step) -> Step:
