@@ -91,7 +91,7 @@ NETS = (
         "decoder_attention_heads": HEADS, "encoder_ffn_dim": (3072, 128), "decoder_ffn_dim": (3072, 128),
     }, takes="both"),
     Net("ViT", _PICTURES, "ViTConfig", _PICTURE, takes="pixels"),
-    Net("DeiT", _PICTURES, "DeiTConfig", _PICTURE, takes="pixels"),
+    Net("DINOv2", _PICTURES, "Dinov2Config", {**_USUAL, "image_size": (PIXELS, 32), "patch_size": 16}, takes="pixels"),
     Net("ConvNeXt", _PICTURES, "ConvNextConfig", {"depths": ([1, 1, 2, 1], [1, 1, 1, 1]),
                                                   "hidden_sizes": ([96, 192, 384, 768], [8, 16, 32, 64])},
         takes="pixels"),
