@@ -1,6 +1,6 @@
 """Random programs on the CPU engine equal their eager twins, bit for bit, after every action.
 
-``CAPTURE_FUZZ_EXAMPLES=100000`` runs that many programs, new ones each time; otherwise the same 2,000.
+``CAPTURE_FUZZ_EXAMPLES=100000`` runs that many programs, new ones each time; otherwise the same 2,500.
 """
 
 from __future__ import annotations
