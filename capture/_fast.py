@@ -12,7 +12,7 @@ from typing import Any
 
 MISS: Any = object()
 """The long way has to be taken."""
-_VERSION = 4
+_VERSION = 5
 MOST_VALUES = 64  # of one call that the C module takes (``native.h``)
 
 

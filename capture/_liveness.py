@@ -5,7 +5,6 @@ Only the storage's own life counts: a tensor, any view of it, or a tensor saved 
 
 from __future__ import annotations
 
-import itertools
 import operator
 import sys
 import weakref
@@ -147,10 +146,8 @@ def are_untouched_gradients(
     it is as it was made, which ``fresh`` compares. Column by column, as this is asked of all parameters of a model in
     every step (0.8 us each; one by one 3.5 us)."""
     if native is not None:
-        if any(map(operator.is_, parameters, itertools.repeat(None))):
-            return False
         counters = _torch_private.count_holders, _torch_private.raw_use_count
-        untouched: bool = native.are_untouched(list(parameters), list(sources), *counters, fresh, _IN_C)
+        untouched: bool = native.are_untouched(tuple(parameters), tuple(sources), *counters, fresh, _IN_C)
         return untouched
     found = [one.grad for one in parameters if one is not None]
     gradients = [one for one in found if one is not None]

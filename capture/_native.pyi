@@ -77,8 +77,8 @@ def hand_out(
 ) -> list[int]: ...
 def gradient_counts(parameter: Any, uses: Callable[[Any], int], /) -> tuple[int, int]: ...
 def are_untouched(
-    parameters: list[Any],
-    sources: list[Any],
+    parameters: tuple[Any, ...],
+    sources: tuple[Any, ...],
     count: Callable[[int], int],
     uses: Callable[[Any], int],
     fresh: Callable[..., bool],

@@ -30,14 +30,14 @@ def llama(setting: Setting, *, seed: int = 0) -> Any:
         num_key_value_heads=8 if big else 2, intermediate_size=8192 if big else 128,
         vocab_size=128_256 if big else 256, max_position_embeddings=4096, tie_word_embeddings=True,
     )  # fmt: skip
-    return _made("AutoModelForCausalLM", config, torch.bfloat16, setting, seed)
+    return made("AutoModelForCausalLM", config, torch.bfloat16, setting, seed)
 
 
 def gpt2(setting: Setting) -> Any:
     """GPT-2 small, 124 million parameters, float32."""
     tiny = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 256}
     config = transformers().GPT2Config(**setting.pick({}, tiny))
-    return _made("AutoModelForCausalLM", config, torch.float32, setting, 1)
+    return made("AutoModelForCausalLM", config, torch.float32, setting, 1)
 
 
 def mamba(setting: Setting) -> Any:
@@ -45,14 +45,14 @@ def mamba(setting: Setting) -> Any:
     small = {"hidden_size": 768, "num_hidden_layers": 24}
     tiny = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 256}
     config = transformers().MambaConfig(**setting.pick(small, tiny))
-    return _made("AutoModelForCausalLM", config, torch.bfloat16, setting, 2)
+    return made("AutoModelForCausalLM", config, torch.bfloat16, setting, 2)
 
 
 def t5(setting: Setting) -> Any:
     """T5 small, 60 million parameters, float32."""
     tiny = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 256}
     config = transformers().T5Config(decoder_start_token_id=0, **setting.pick({}, tiny))
-    return _made("AutoModelForSeq2SeqLM", config, torch.float32, setting, 3)
+    return made("AutoModelForSeq2SeqLM", config, torch.float32, setting, 3)
 
 
 def mixtral(setting: Setting, experts: str) -> Any:
@@ -64,10 +64,11 @@ def mixtral(setting: Setting, experts: str) -> Any:
     config = transformers().MixtralConfig(
         num_local_experts=8, experts_implementation=experts, **setting.pick(small, tiny)
     )
-    return _made("AutoModelForCausalLM", config, torch.bfloat16, setting, 4)
+    return made("AutoModelForCausalLM", config, torch.bfloat16, setting, 4)
 
 
-def _made(family: str, config: Any, dtype: torch.dtype, setting: Setting, seed: int) -> Any:
+def made(family: str, config: Any, dtype: torch.dtype, setting: Setting, seed: int) -> Any:
+    """A model of transformers that needs no gradients. ``family``: name of the class that makes it of its config."""
     torch.manual_seed(seed)
     with torch.device(setting.device):
         model = getattr(transformers(), family).from_config(config, dtype=dtype)

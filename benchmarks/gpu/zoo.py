@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from benchmarks.gpu.nets import transformers
+from benchmarks.gpu.nets import made, transformers
 from benchmarks.gpu.setting import Setting
 
 LENGTH, BATCH, PIXELS = 64, 1, 64
@@ -28,13 +28,9 @@ class Net:
 
     def build(self, setting: Setting) -> Any:
         """The model, without dropout, float32."""
-        package = transformers()
         sizes = {key: _sized(value, setting) for key, value in self.sizes.items()}
-        config = getattr(package, self.config)(**sizes)
-        torch.manual_seed(0)
-        with torch.device(setting.device):
-            model = getattr(package, self.family).from_config(config, dtype=torch.float32)
-        return model.to(setting.device).eval()
+        config = getattr(transformers(), self.config)(**sizes)
+        return made(self.family, config, torch.float32, setting, 0).requires_grad_()
 
     def inputs(self, setting: Setting, seed: int) -> dict[str, torch.Tensor]:
         """Values that follow from the seed."""

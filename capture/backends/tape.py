@@ -297,7 +297,7 @@ class Tape:
             return value.name
         if type(value) in _LITERALS:
             return repr(value)
-        if isinstance(value, (list, tuple)) and _has_register(value):
+        if isinstance(value, (list, tuple)) and any(_registers(value)):
             inside = ", ".join(self._text(index, f"{position}_{i}", member) for i, member in enumerate(value))
             return f"[{inside}]"
         name = f"c{index}_{position}"
@@ -307,12 +307,6 @@ class Tape:
 
 def _released(leaves: Sequence[Any]) -> None:
     raise RuntimeError("this recording was released")
-
-
-def _has_register(template: Any) -> bool:
-    if isinstance(template, (list, tuple)):
-        return any(_has_register(member) for member in template)
-    return isinstance(template, Ref)
 
 
 def _registers(template: Any) -> Iterator[str]:

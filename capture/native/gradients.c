@@ -2,18 +2,7 @@
 #include "native.h"
 
 #define NAMES(X) X(grad) X(untyped_storage) X(_cdata) X(storage) X(alone) X(address) X(__dict__)
-#define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
-
-/* Compares a number that a function or an attribute gave, which is given up: 1, 0, -1. */
-static int is_at_most(PyObject *found, long long most, int exactly)
-{
-    long long number = found == NULL ? -1 : PyLong_AsLongLong(found);
-    Py_XDECREF(found);
-    if (number == -1 && PyErr_Occurred())
-        return -1;
-    return exactly ? number == most : number <= most;
-}
 
 /* The gradient lies on the source's storage, which nobody else uses. */
 static int is_alone(PyObject *gradient, PyObject *source, PyObject *count)
@@ -22,11 +11,11 @@ static int is_alone(PyObject *gradient, PyObject *source, PyObject *count)
     PyObject *known = storage == NULL ? NULL : PyObject_GetAttr(source, s_storage);
     int alone = known == NULL ? -1 : known == storage;
     if (alone > 0) {
-        PyObject *address = PyObject_GetAttr(storage, s__cdata), *holders = PyObject_GetAttr(source, s_alone);
-        long long most = holders == NULL ? -1 : PyLong_AsLongLong(holders) + 1;
-        alone = address == NULL || PyErr_Occurred() ? -1 : is_at_most(PyObject_CallOneArg(count, address), most, 0);
+        PyObject *address = PyObject_GetAttr(storage, s__cdata);
+        long long holders = address == NULL ? -1 : number_of(PyObject_CallOneArg(count, address));
+        long long others = holders < 0 ? -1 : number_of(PyObject_GetAttr(source, s_alone));
+        alone = others < 0 ? -1 : holders <= others + 1;
         Py_XDECREF(address);
-        Py_XDECREF(holders);
     }
     Py_XDECREF(known);
     Py_XDECREF(storage);
@@ -67,7 +56,8 @@ static int is_untouched(
 {
     if (gradient == Py_None || Py_REFCNT(gradient) != references)
         return 0;
-    int same = is_at_most(PyObject_CallOneArg(uses, gradient), used, 1);
+    long long number = number_of(PyObject_CallOneArg(uses, gradient));
+    int same = number < 0 ? -1 : number == used;
     if (same > 0)
         same = is_alone(gradient, source, count);
     return same > 0 ? is_as_made(gradient, source) : same;
@@ -80,24 +70,23 @@ static PyObject *are_untouched(PyObject *module, PyObject *args)
     long long used;
     Py_ssize_t references;
     if (!PyArg_ParseTuple(
-            args, "O!O!OOO(Ln)", &PyList_Type, &parameters, &PyList_Type, &sources, &count, &uses, &fresh, &used,
+            args, "O!O!OOO(Ln)", &PyTuple_Type, &parameters, &PyTuple_Type, &sources, &count, &uses, &fresh, &used,
             &references))
         return NULL;
-    Py_ssize_t number = PyList_GET_SIZE(parameters), taken = 0;
+    Py_ssize_t number = PyTuple_GET_SIZE(parameters), taken = 0;
     PyObject **gradients = PyMem_New(PyObject *, number + 1);
     if (gradients == NULL)
         return PyErr_NoMemory();
-    int same = number == PyList_GET_SIZE(sources);
-    for (Py_ssize_t i = 0; same > 0 && i < number && i < PyList_GET_SIZE(parameters); i++) {
-        PyObject *gradient = PyObject_GetAttr(PyList_GET_ITEM(parameters, i), s_grad);
+    int same = number == PyTuple_GET_SIZE(sources);
+    for (Py_ssize_t i = 0; same > 0 && i < number; i++) {
+        PyObject *parameter = PyTuple_GET_ITEM(parameters, i);
+        PyObject *gradient = parameter == Py_None ? Py_NewRef(Py_None) : PyObject_GetAttr(parameter, s_grad);
         if (gradient == NULL) {
             same = -1;
             break;
         }
         gradients[taken++] = gradient;
-        same = i < PyList_GET_SIZE(sources)
-                   ? is_untouched(gradient, PyList_GET_ITEM(sources, i), count, uses, used, references)
-                   : 0;
+        same = is_untouched(gradient, PyTuple_GET_ITEM(sources, i), count, uses, used, references);
     }
     if (same > 0)
         same = truth_of(PyObject_Vectorcall(fresh, gradients, taken, NULL));
@@ -115,9 +104,6 @@ static PyMethodDef functions[] = {
 
 int add_gradients(PyObject *module)
 {
-#define INTERN(name) \
-    if ((s_##name = PyUnicode_InternFromString(#name)) == NULL) \
-        return -1;
     NAMES(INTERN)
     return PyModule_AddFunctions(module, functions);
 }

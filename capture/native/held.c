@@ -2,7 +2,6 @@
 #include "native.h"
 
 #define NAMES(X) X(held) X(first) X(address) X(data) X(policy)
-#define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
 static PyObject *s_clone;
 
@@ -20,10 +19,7 @@ static PyTypeObject HeldType;
 
 static long long holders(Held *self)
 {
-    PyObject *found = PyObject_CallOneArg(self->count, self->address);
-    long long number = found == NULL ? -1 : PyLong_AsLongLong(found);
-    Py_XDECREF(found);
-    return number;
+    return number_of(PyObject_CallOneArg(self->count, self->address));
 }
 
 /* 1, 0, or -1 with an exception set. */
@@ -210,9 +206,6 @@ static PyMethodDef functions[] = {
 
 int add_held(PyObject *module)
 {
-#define INTERN(name) \
-    if ((s_##name = PyUnicode_InternFromString(#name)) == NULL) \
-        return -1;
     NAMES(INTERN)
     INTERN(clone)
     if (PyType_Ready(&HeldType) < 0 || PyModule_AddObjectRef(module, "Held", (PyObject *)&HeldType) < 0)

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 4 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 5 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 64 /* of one call; longer ones go the long way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -117,6 +117,15 @@ int add_facts(PyObject *module);
 int tensors_hold(PyObject *tensors);
 int is_tensors(PyObject *one);
 int add_tensors(PyObject *module);
+
+/* Names of attributes and methods, as objects: declared in a file, and made in the function that adds its part. */
+#define DECLARE(name) static PyObject *s_##name;
+#define INTERN(name) \
+    if ((s_##name = PyUnicode_InternFromString(#name)) == NULL) \
+        return -1;
+
+/* A count that a call gave, which is given up; -1 with an exception set. */
+long long number_of(PyObject *found);
 
 /* Truth of a result, which is given up: 1, 0, or -1 if it is NULL. */
 int truth_of(PyObject *result);

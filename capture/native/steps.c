@@ -4,7 +4,6 @@
 #define NAMES(X) \
     X(view) X(begin_call) X(current) X(root) X(followers) X(pool) X(find) X(verified) X(state_holds) \
     X(check) X(checker) X(facts) X(see) X(unchecked) X(registered) X(recording) X(replay) X(build_single) X(mark) X(pool_is_at) X(replays)
-#define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
 
 static int is_true_of(PyObject *holder, PyObject *name)
@@ -15,6 +14,13 @@ static int is_true_of(PyObject *holder, PyObject *name)
     int truth = PyObject_IsTrue(found);
     Py_DECREF(found);
     return truth;
+}
+
+long long number_of(PyObject *found)
+{
+    long long number = found == NULL ? -1 : PyLong_AsLongLong(found);
+    Py_XDECREF(found);
+    return number;
 }
 
 int truth_of(PyObject *result)
@@ -370,9 +376,6 @@ PyObject *steps_take(
 int add_steps(PyObject *module)
 {
     (void)module;
-#define INTERN(name) \
-    if ((s_##name = PyUnicode_InternFromString(#name)) == NULL) \
-        return -1;
     NAMES(INTERN)
     return 0;
 }
