@@ -27,11 +27,12 @@ def changes(before: Snapshot) -> list[Change]:
     """What differs now from ``before``: other values at known places, members and attributes come or gone."""
     found = []
     same = _unchanged_modules(before)
+    filled = _filled(before)
     for place, old in before.places.values():
         if id(place.parent) in same:
             continue
         new = place.get()
-        if new is not old and not _equal_plain(old, new):
+        if new is not old and not _equal_plain(filled.get(id(old), old), new):
             found.append(Change(place, old, new))
         elif new is not old:
             before.rebuilt.add(place.path)
@@ -40,9 +41,30 @@ def changes(before: Snapshot) -> list[Change]:
             found.extend(_new_attributes(before, place, holder))
     for place, container, members in before.members:
         now = _member_keys(container)
+        if id(container) in filled and place.path in before.rebuilt:
+            continue  # it took other members, and an equal one of those before stands in its place
         if not _same_members(now, members) and not any(change.place is place for change in found):
             found.extend(_new_members(place, container, members, now))
     return found
+
+
+def _filled(before: Snapshot) -> dict[int, Any]:
+    """By ``id`` of a list or dict that has other members now: one with those it had."""
+    found: dict[int, Any] = {}
+    for place, container, members in before.members:
+        if isinstance(container, (list, dict)) and not _same_members(_member_keys(container), members):
+            paths = member_paths(place, container, members)
+            if all(path in before.places for path in paths):  # else it has more than a walk looks at
+                values = [before.places[path][1] for path in paths]
+                found[id(container)] = dict(zip(members, values, strict=True)) if isinstance(container, dict) else values
+    return found
+
+
+def member_paths(place: Place, container: Any, members: tuple[Any, ...]) -> list[str]:
+    """Paths of a container's members, by their keys."""
+    if isinstance(container, dict):
+        return [f"{place.path}.{key if isinstance(key, str) else index}" for index, key in enumerate(members)]
+    return [f"{place.path}.{index}" for index in range(len(members))]
 
 
 def _new_members(place: Place, container: Any, before: tuple[Any, ...], now: tuple[Any, ...]) -> list[Change]:

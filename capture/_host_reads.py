@@ -30,10 +30,13 @@ get_default_nowrap_functions()  # torch keeps what it finds on its first look, a
 
 @contextmanager
 def host_reads(
-    note: Callable[[str], None], exported: Callable[[torch.Tensor], None], resized: Callable[[str], None]
+    note: Callable[[str], None],
+    exported: Callable[[torch.Tensor], None],
+    resized: Callable[[torch.UntypedStorage, int], None],
 ) -> Iterator[None]:
     """Call ``note(name)`` before each host read in this thread, for the length of the block, ``exported(tensor)``
-    before a device tensor is handed to another library, and ``resized(name)`` before a storage gets other memory."""
+    before a device tensor is handed to another library, and ``resized(storage, nbytes)`` before a storage gets that
+    many bytes."""
     thread = threading.get_ident()
     interface: Any = torch.Tensor.__cuda_array_interface__
 
@@ -49,16 +52,17 @@ def host_reads(
 
 
 @contextmanager
-def _storage_resizes(note: Callable[[str], None]) -> Iterator[None]:
-    """Call ``note(name)`` where code in this thread gives a storage on the CPU other memory, as ``fully_shard`` does to
-    what it gathered. No operator tells of it, and a tape goes on where the memory was."""
+def _storage_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
+    """Call ``resized`` where code in this thread gives a storage other memory, as ``fully_shard`` does to what it
+    gathers. No operator tells of it."""
     thread, storage = threading.get_ident(), torch.UntypedStorage
     original = storage.resize_
 
-    def resize(self: torch.UntypedStorage, *args: Any) -> Any:
-        if threading.get_ident() == thread and self.device.type == "cpu":
-            note("UntypedStorage.resize_")
-        return original(self, *args)
+    def resize(self: torch.UntypedStorage, nbytes: int) -> Any:
+        if threading.get_ident() == thread:
+            resized(self, nbytes)
+        # memory of a pool on the CPU cannot be given up: the recording is refused, and the body goes on with it
+        return original(self, nbytes) if self.device.type != "cpu" or self.resizable() else self
 
     with replaced(storage, {"resize_": resize}):
         yield

@@ -120,6 +120,7 @@ def undo_run(recorded: Recorded) -> None:
     if watched is not None and recorded.executed:
         _watched.undo(watched)
     elif watched is not None:
+        _watched.empty_scratch(watched)
         _restore.restore(watched.before, watched.changed)
 
 

@@ -75,6 +75,8 @@ class Notes:
     runners: list[PackageRunner] = field(factory=list)
     lent: set[int] = field(factory=set)
     """``id`` of the storages in ``externals`` that code got which may write them without a word."""
+    scratch: dict[int, torch.UntypedStorage] = field(factory=dict)
+    """By ``id``: storages that were empty before the body, which gave them memory."""
     syncs: dict[tuple[str, int, bool], HostSync] = field(factory=dict)
     work: list[HostWork] = field(factory=list)
     cpu_work: list[HostWork] = field(factory=list)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from capture._torch_private import autocast_inside, generator_id
 from capture._torch_private_operators import is_higher_order
 from capture._torch_private_subclass import is_wrapper, only_shapes
 
+_RESIZING = "UntypedStorage.resize_"
 _SEEDING = "seeding a generator, or setting its state,"
 
 
@@ -46,6 +48,8 @@ class Watch(HigherOrderMode):
         self.arguments: set[int] = set()
         """``id`` of the storages of the leaves the body was given."""
         self._devices: set[torch.device] = set()
+        self._emptied: list[weakref.ref[torch.UntypedStorage]] = []
+        """Storages on the CPU that the body made and gave other memory."""
         self.autocast: dict[str, bool] = {}
         """Device types for which autocast is on in the body; inside the mode torch answers no."""
 
@@ -64,6 +68,7 @@ class Watch(HigherOrderMode):
 
     def end(self) -> None:
         """The run is over. A generator that stands elsewhere than its draws left it was seeded or set by the body."""
+        self.settle_scratch()
         for generator, state in self._drawn.values():
             if not torch.equal(state, generator.get_state()):
                 self.note_unsafe(_SEEDING)
@@ -72,6 +77,30 @@ class Watch(HigherOrderMode):
         """Note what no replay does again, and no operator tells of, once."""
         if not any(one.op == op for one in self.notes.work):
             self.notes.work.append(HostWork(op=op, kind="unsafe", where=_where.here()))
+
+    def note_resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """A storage is about to get other memory. One that is empty before the body and after it, as those in which
+        ``fully_shard`` gathers parameters, holds memory that the body makes and gives up again."""
+        produced = self.notes.produced.get(id(storage))
+        if produced is not None and produced.storage() is storage:
+            if storage.device.type == "cpu" and id(storage) not in self.notes.scratch:
+                self._emptied.append(produced.storage)  # a tape goes on where the memory was
+        elif storage.nbytes():
+            self.note_unsafe(_RESIZING)
+        else:
+            self.notes.scratch[id(storage)] = storage
+            metadata = (torch.uint8, (nbytes,), storage.device, False, torch.strided)
+            self.notes.produced[id(storage)] = Produced(weakref.ref(storage), _RESIZING, _where.here(), metadata)
+
+    def settle_scratch(self) -> None:
+        """The run is over: storages that were empty before it have to be empty now."""
+        for key, storage in self.notes.scratch.items():
+            if storage.nbytes():
+                self.note_unsafe(_RESIZING)
+            else:
+                self.notes.produced.pop(key, None)
+        if any((storage := one()) is None or storage.nbytes() for one in self._emptied):
+            self.note_unsafe(_RESIZING)  # else they are kept, and empty: a first call makes them for all that follow
 
     def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator; a recorder replaces this."""
@@ -141,6 +170,8 @@ class Watch(HigherOrderMode):
         produced = self.notes.produced.get(id(storage))
         if produced is not None and produced.storage() is storage:
             return
+        if isinstance(storage, torch.UntypedStorage) and not storage.nbytes() and tensor.numel():
+            return  # nothing is there to be read yet
         self.notes.objects.add(id(tensor))
         external = self.notes.externals.get(id(storage))
         if external is None and id(storage) not in self.arguments and self.is_temporary(tensor):

@@ -39,6 +39,7 @@ _CASTING_INSIDE: dict[str, tuple[str, ...]] = {
     "_native_multi_head_attention": ("cpu", "cuda"),
     "run_package": ("cpu", "cuda"),
 }
+_TRUSTED = frozenset({"aten", "prims", "prim", *NAMESPACES})
 RUNS_PACKAGE = "capture::run_package"
 """Runs code that nothing tells of, so it runs again even where it makes nothing."""
 _DRAW_NAMES = {"bernoulli", "multinomial", "normal", "rand", "randn", "randint", "randperm", "rrelu_with_noise"}
@@ -76,7 +77,8 @@ class Traits:
     unseen: bool
     """Nothing that tensors have a part in: ranges of a profiler, and what wraps the result of a collective."""
     opaque: bool
-    """Has to run again even where it makes nothing: what it does is not known."""
+    """Has to run again even where it makes nothing: what it does is not known. Operators of other libraries write
+    arguments that their schemas do not name, as ``fsdp::all_gather_copy_in`` does (torch 2.13)."""
     lifts: bool
     """``torch.tensor(...)``: gives a constant."""
     view: bool
@@ -110,6 +112,7 @@ def traits(op: Operator) -> Traits:
     changes = _metadata_change(base, tags)
     unsafe = torch.Tag.cudagraph_unsafe in tags if hasattr(torch.Tag, "cudagraph_unsafe") else False
     lists = base.startswith(("_foreach", "_fused")) and bool(writes)
+    view = bool(schema.returns) and not writes and all(one.alias_info is not None for one in schema.returns)
     special = full in _NORM_FAMILY or base in _CASTING_INSIDE or base.startswith("lift") or lists
     return Traits(
         name=str(op),
@@ -124,11 +127,11 @@ def traits(op: Operator) -> Traits:
         resizes=changes == "storage" and base != "set_",
         casts_inside=_CASTING_INSIDE.get(base, ()),
         unsafe=unsafe,
-        view=bool(schema.returns) and not writes and all(one.alias_info is not None for one in schema.returns),
+        view=view,
         indexes=base in _BOOLEAN_INDEXING,
         collective=communicates(namespace, base),
         unseen=namespace == "profiler" or base == "_wrap_tensor_autograd",
-        opaque=full == RUNS_PACKAGE,
+        opaque=full == RUNS_PACKAGE or (namespace not in _TRUSTED and not view and not writes),
         lifts=base.startswith("lift"),
         composite=composite(op),
         plain=not (reads_host or dynamic or unsafe or special or changes != "no" or namespace in NAMESPACES),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from capture._changes import member_paths
 from capture._named import MISSING
-from capture._state import Change, Place, Snapshot
+from capture._state import Change, Snapshot
 
 
 def restore(before: Snapshot, changed: list[Change]) -> None:
@@ -24,7 +25,7 @@ def _restore_members(before: Snapshot, change: Change) -> None:
     for place, container, members in before.members:
         if place is not change.place:
             continue
-        values = [before.places[path][1] for path in _member_paths(place, container, members)]
+        values = [before.places[path][1] for path in member_paths(place, container, members)]
         if isinstance(container, list):
             container[:] = values
         elif isinstance(container, dict):
@@ -33,9 +34,3 @@ def _restore_members(before: Snapshot, change: Change) -> None:
         elif isinstance(container, (set, deque)):
             container.clear()
             (container.update if isinstance(container, set) else container.extend)(members)
-
-
-def _member_paths(place: Place, container: Any, members: tuple[Any, ...]) -> list[str]:
-    if isinstance(container, dict):
-        return [f"{place.path}.{key if isinstance(key, str) else index}" for index, key in enumerate(members)]
-    return [f"{place.path}.{index}" for index in range(len(members))]

@@ -31,6 +31,8 @@ _TENSORS = frozenset(TENSOR_TYPES)
 CLOSED = (str, bytes, bytearray, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Generator)
 _CLOSED_PACKAGES = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing",
                               "concurrent", "multiprocessing", "queue", "asyncio", "capture"})  # fmt: skip
+_SHARDING = "torch.distributed.fsdp"
+_OPEN_OF_TORCH = ("torch.optim", _SHARDING)
 
 
 @define(eq=False)
@@ -184,22 +186,35 @@ def function_places(function: types.FunctionType, parent: Place | None) -> list[
 
 
 def snapshot(starts: list[Place]) -> Snapshot:
-    """Walk breadth first from ``starts``; objects are entered once, under the first path found."""
+    """Walk breadth first from ``starts``; objects are entered once, under the first path found.
+
+    What ``fully_shard`` keeps, reached by its hooks, comes last and owns nothing: a body that is stopped half way leaves
+    it in the middle of a step, but its lists of tensors are others at every step.
+    """
     found = Snapshot()
-    places = found.places
-    queue: deque[Found] = deque((place, place.get()) for place in starts)
     entered: set[int] = set()
+    aside: list[Found] = []
+    _walk(found, entered, [(place, place.get()) for place in starts], aside)
+    _walk(found, entered, aside, None)
+    return found
+
+
+def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:
+    places, queue = found.places, deque(starts)
     while queue and len(places) < _PLACES_LIMIT:
         one = queue.popleft()
         place, value = one
         if place.path in places and place.kind != "root":
             continue
-        places[place.path] = one
         kind = type(value)
+        if aside is not None and _is_sharding(kind):
+            aside.append(one)
+            continue
+        places[place.path] = one
         if kind in PLAIN_TYPES:
             continue
         if kind in _TENSORS:
-            if value.layout is torch.strided:
+            if value.layout is torch.strided and aside is not None:
                 storage = value.untyped_storage()
                 found.storages.append(storage)
                 found.tensors.setdefault(id(storage), []).append(one)
@@ -215,7 +230,11 @@ def snapshot(starts: list[Place]) -> Snapshot:
             queue.extend(_members(found, place, value))
             if is_wrapper(kind):
                 queue.extend(_gradient(place, value))
-    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_sharding(kind: type) -> bool:
+    return kind.__module__.startswith(_SHARDING) and not issubclass(kind, torch.nn.Module)
 
 
 def _members(found: Snapshot, place: Place, value: Any) -> list[Found]:
@@ -266,7 +285,7 @@ def _open_members(found: Snapshot, place: Place, value: Any) -> list[Place]:
 @functools.lru_cache(maxsize=4096)
 def closed_package(module: str | None) -> bool:
     package = (module or "").split(".")[0]
-    return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith("torch.optim"))
+    return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith(_OPEN_OF_TORCH))
 
 
 def _join(path: str, name: str) -> str:

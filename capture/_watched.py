@@ -82,7 +82,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
     _active.append(watch)
     try:
         with contextlib.ExitStack() as around:
-            around.enter_context(host_reads(watch.note_sync, watch.note_export, watch.note_unsafe))
+            around.enter_context(host_reads(watch.note_sync, watch.note_export, watch.note_resized))
             around.enter_context(graph_uses(watch.note_hook))
             around.enter_context(watch.device_syncs())
             around.enter_context(handles_followed(watch.note_unsafe, before.modules))
@@ -122,6 +122,13 @@ def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> Iterator[tu
             yield tensor, tensor._version
 
 
+def empty_scratch(watched: Watched) -> None:
+    """Storages that were empty before the run are so again, where it ended before its time."""
+    for storage in watched.watch.notes.scratch.values():
+        if storage.nbytes():
+            storage.resize_(0)
+
+
 def undo(watched: Watched) -> None:
     """Put back what a run under ``Watch(undo=True)`` changed: tensors, Python state, generators."""
     with torch.no_grad():
@@ -132,6 +139,7 @@ def undo(watched: Watched) -> None:
             if storage.nbytes() != contents.nbytes():  # an out= of another shape
                 storage.resize_(contents.nbytes())
             storage.copy_(contents, False)
+    empty_scratch(watched)
     _restore.restore(watched.before, watched.changed)
     for generator, state in watched.states:
         generator.set_state(state)

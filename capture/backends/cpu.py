@@ -7,7 +7,7 @@ recording run executes the body for real, operator by operator, while every resu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from capture._torch_private import generator_id
 from capture._watched import Watched, run_watched
 from capture.backends import Block, Geometry, Input, Recorded
 from capture.backends.arena import Arena
-from capture.backends.staging import put_back, stage
+from capture.backends.staging import over, put_back, stage
 from capture.backends.tape import Ref, Root, Step, Tape, python_form
 
 _READ_GRAD_MODE = frozenset(["mkldnn_rnn_layer"])  # its kernel makes the workspace of its backward pass in grad mode
@@ -183,6 +183,8 @@ class Recorder(Watch):
         super().__init__(undo=undo)
         self._arena, self._tape = arena, tape
         self._blocks: dict[int, Block] = {}
+        self._twins: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        """By ``id`` of a storage that the body gave memory: that memory, and the block in which replays have it."""
         self.failure: str | None = None
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
@@ -199,6 +201,24 @@ class Recorder(Watch):
     def lent(self, generator: torch.Generator) -> contextlib.AbstractContextManager[None]:
         self._fail("the default generator is set to another one's state and back, which no operator tells of")
         return super().lent(generator)
+
+    @override
+    def note_resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        super().note_resized(storage, nbytes)
+        self._twins.pop(id(storage), None)
+        if id(storage) not in self.notes.scratch:
+            self._fail("the body gives a storage other memory")
+        elif nbytes:
+            block, twin = self._arena.take(nbytes)
+            self._tape.add_block(block, storage)
+            self._twins[id(storage)] = storage, twin
+
+    def _write_twins(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Steps are proven on the registers, which lie in the twins."""
+        for key in {id(one.untyped_storage()) for one in tensors} & set(self._twins):
+            storage, twin = self._twins[key]
+            whole = Geometry(dtype=torch.uint8, offset=0, shape=(storage.nbytes(),), stride=(1,))
+            over(twin, whole).copy_(over(storage, whole))
 
     def _fail(self, reason: str) -> None:
         self.failure = self.failure or reason
@@ -246,6 +266,7 @@ class Recorder(Watch):
         for out in fresh:
             moved[id(out)][0].copy_(out)
         self._tape.append(step)
+        self._write_twins(tensors_in(args, kwargs))
         return _replace(result, {key: visible for key, (visible, _, _) in moved.items()}) if moved else result
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from capture.backends.cuda.graph import RefusedError
+from capture.backends.cuda.recorder import Recorder
 from tests.collectives import collectives
 from tests.ranks import two_ranks
-from tests.test_ddp import training
+from tests.test_ddp import sharded, train, training
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -20,3 +23,28 @@ def test_collectives(tmp_path: Path) -> None:
 
 def test_training(tmp_path: Path) -> None:
     two_ranks(training, tmp_path, device="cuda", seconds=120)
+
+
+def _stops_half_way(rank: int) -> list[Any]:
+    """Recordings of a sharded step end early, in the forward pass or in the backward pass: parameters are gathered, and
+    what the backward pass does at its end is due or not."""
+    launch, codes = Recorder._launch, []
+    expected, _, _ = train(rank, sharded, "nothing")
+    for stop in (5, 30, 60, 90):
+
+        def give_up(recorder: Any, *args: Any, stop: int = stop) -> Any:
+            if len(recorder.notes.sequence) == stop:
+                raise RefusedError("this test ends it")
+            return launch(recorder, *args)
+
+        Recorder._launch = give_up  # type: ignore[method-assign]
+        found, texts, counts = train(rank, sharded, "step")
+        assert [one.tolist() for one in found] == [one.tolist() for one in expected], (stop, counts)
+        assert counts[0].recordings == 0
+        codes.append([text[:5] for text in texts])
+    return codes
+
+
+def test_recordings_that_stop_half_way(tmp_path: Path) -> None:
+    found = two_ranks(_stops_half_way, tmp_path, device="cuda", seconds=120)
+    assert all(set(codes) <= {"CG904", "CG701"} and codes for rank in found for codes in rank), found

@@ -97,6 +97,7 @@ class Recorder(Watch):
     @override
     def end(self) -> None:
         """Generators do not move while capturing, and torch lets none be set."""
+        self.settle_scratch()
         self._look_for_launches()
 
     def _look_for_launches(self) -> None:
