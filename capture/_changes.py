@@ -55,8 +55,10 @@ def _filled(before: Snapshot) -> dict[int, Any]:
         if isinstance(container, (list, dict)) and not _same_members(_member_keys(container), members):
             paths = member_paths(place, container, members)
             if all(path in before.places for path in paths):  # else it has more than a walk looks at
-                values = [before.places[path][1] for path in paths]
-                found[id(container)] = dict(zip(members, values, strict=True)) if isinstance(container, dict) else values
+                values: Any = [before.places[path][1] for path in paths]
+                if isinstance(container, dict):
+                    values = dict(zip(members, values, strict=True))
+                found[id(container)] = values
     return found
 
 

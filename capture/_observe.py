@@ -99,7 +99,7 @@ class Watch(HigherOrderMode):
                 self.note_unsafe(_RESIZING)
             else:
                 self.notes.produced.pop(key, None)
-        if any((storage := one()) is None or storage.nbytes() for one in self._emptied):
+        if any((kept := one()) is None or kept.nbytes() for one in self._emptied):
             self.note_unsafe(_RESIZING)  # else they are kept, and empty: a first call makes them for all that follow
 
     def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve
 
-from capture import _checks, _groups, _instead, _planning, _ranks, _state
+from capture import _checks, _groups, _instead, _parked, _planning, _ranks, _state
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._describe import Described
@@ -57,11 +57,16 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
     """
     tree.recording, collecting = True, gc.isenabled()
     gc.disable()
+    parked = _parked.parked(entry, call)
+    if parked.nbytes or (entry.facts is not None and not entry.nodes):  # after a watched run
+        with capture_lock:
+            tree.make_room(captured.log)
     try:
         with _ranks.exchange(captured, entry) as exchange:
             result = _record(captured, entry, call, tree, pattern, exchange, undo=undo)
     finally:
         tree.recording = False
+        parked.settle()
         if collecting:
             gc.enable()
         tree.put_away(captured.log, "a failed recording")

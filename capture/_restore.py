@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 from capture._changes import member_paths
 from capture._named import MISSING

@@ -188,8 +188,8 @@ def function_places(function: types.FunctionType, parent: Place | None) -> list[
 def snapshot(starts: list[Place]) -> Snapshot:
     """Walk breadth first from ``starts``; objects are entered once, under the first path found.
 
-    What ``fully_shard`` keeps, reached by its hooks, comes last and owns nothing: a body that is stopped half way leaves
-    it in the middle of a step, but its lists of tensors are others at every step.
+    What ``fully_shard`` keeps, reached by its hooks, comes last and owns nothing: a body that is stopped half way
+    leaves it in the middle of a step, but its lists of tensors are others at every step.
     """
     found = Snapshot()
     entered: set[int] = set()
@@ -232,7 +232,6 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
                 queue.extend(_gradient(place, value))
 
 
-@functools.lru_cache(maxsize=4096)
 def _is_sharding(kind: type) -> bool:
     return kind.__module__.startswith(_SHARDING) and not issubclass(kind, torch.nn.Module)
 

@@ -7,6 +7,7 @@ given that memory to it. To record after replays, the pool is restored to what i
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -287,6 +288,12 @@ class Tree:
         for node, wanted in self.lingering:
             found += [(block, storage) for number, block, storage in node.live_groups() if number == wanted]
         return found
+
+    def make_room(self, log: Log) -> None:
+        """Give memory that eager code left unused back to the device."""
+        begin = time.perf_counter()
+        if self.pool.make_room():
+            log.add("checkpoint", "unused memory given back", ms=(time.perf_counter() - begin) * 1e3)
 
     def before_recording(self, log: Log) -> None:
         """Bring the pool to the state at the end of the path, minus what died since."""

@@ -211,6 +211,10 @@ class Pool(Protocol):
     def views(self, block: Block, geometries: Sequence[Geometry]) -> list[torch.Tensor]:
         """Fresh tensors that share one storage over a block."""
 
+    def make_room(self) -> bool:
+        """Before a recording: give memory that eager code left unused outside of the pool back to the device. True if
+        that was done."""
+
     def restore(self, layout: Any, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         """Make exactly these blocks taken, each until its storage dies; all others are free. They were taken in
         ``layout``, what the recording that is followed left; None at the root."""

@@ -63,6 +63,10 @@ class Arena:
         segment.used = max(segment.used, address + size - segment.begin)
         return Block(address, size)
 
+    def make_room(self) -> bool:
+        """Nothing keeps memory from the arena."""
+        return False
+
     def _grow(self, size: int) -> None:
         segment = Segment(max(_SEGMENT, -(-size // _SEGMENT) * _SEGMENT, self.reserved_bytes()))
         self._segments.append(segment)

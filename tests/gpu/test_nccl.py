@@ -37,7 +37,7 @@ def _stops_half_way(rank: int) -> list[Any]:
                 raise RefusedError("this test ends it")
             return launch(recorder, *args)
 
-        Recorder._launch = give_up  # type: ignore[method-assign]
+        Recorder._launch = give_up  # type: ignore[method-assign, assignment]
         found, texts, counts = train(rank, sharded, "step")
         assert [one.tolist() for one in found] == [one.tolist() for one in expected], (stop, counts)
         assert counts[0].recordings == 0

@@ -23,6 +23,7 @@ from capture.backends import Address, Block, Geometry, views_of
 from capture.backends.cuda.streams import Lane, follow, give_lane_back, keep_workspaces, order_draws, take_lane
 from capture.backends.staging import over
 
+_MUCH = 32 << 20  # bytes
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
 
@@ -102,6 +103,20 @@ class CudaPool:
         return True
 
     # ---- memory for a recording
+
+    def make_room(self) -> bool:
+        """Give memory that eager code left unused back to the device, where that is much: the pool has to take its own
+        beside it. True if it was. What watched runs needed would stay in torch's cache for good."""
+        pool = self.reserved_bytes()
+        used = torch.cuda.memory_allocated(self.device)
+        unused = torch.cuda.memory_reserved(self.device) - pool - used
+        if unused < max(_MUCH, used // 32):
+            return False
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError:  # another thread captures something
+            return False
+        return True
 
     def restore(self, layout: Layout | None, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         """Take exactly the blocks of ``live``, which were taken in ``layout``; None: the empty pool."""

@@ -189,6 +189,8 @@ class Recorder(Watch):
             reason = f"{known.name} changes the shape of a tensor in place"
         elif any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
             reason = f"{known.name} reads a tensor that is not strided"
+        elif not known.view and any(one.numel() and not one.untyped_storage().nbytes() for one in tensors):
+            reason = f"{known.name} reads memory that was given up"
         elif not is_capturing():
             reason = f"{known.name} runs on a stream that was not forked from the caller's stream"
         elif known.unsafe:

@@ -1,0 +1,167 @@
+"""Memory of whole training steps: what eager code left is given back, and gradients are not there twice."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import _parked, _trees, capture, config, mark_step_begin, recordings, reset, warmup
+from capture.backends.cuda.graph import RefusedError
+from capture.backends.cuda.recorder import Recorder
+
+WIDTH = 2048  # 16 MiB a weight
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    _trees.forget_trees()
+    with torch.enable_grad(), config.patch(cache=False, poison=False), torch.device("cuda"):
+        yield
+    reset()
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(8)])
+
+
+def step_of(net: nn.Module, **options: Any) -> Any:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, **options)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def batches() -> Iterator[Tensor]:
+    for number in range(6):
+        yield torch.randn(64, WIDTH, generator=torch.Generator("cuda").manual_seed(number))
+
+
+def most(run: Any) -> tuple[int, list[float]]:
+    """The most bytes that torch had of the device, and losses."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    losses = []
+    for x in batches():
+        mark_step_begin()
+        losses.append(run(x).item())
+    return torch.cuda.max_memory_reserved() - before, losses
+
+
+def test_a_whole_step_takes_eagers_memory() -> None:
+    net = model()
+    eager, expected = most(step_of(net))
+    del net
+    net = model()
+    captured = capture(step_of(net))
+    mine, found = most(captured)
+    assert found == expected
+    assert recordings(captured).replays >= 3
+    assert mine <= 1.06 * eager, (mine >> 20, eager >> 20)
+
+
+def weights(net: nn.Module) -> list[list[float]]:
+    return [one.detach().flatten()[:100].tolist() for one in net.parameters()]
+
+
+def test_gradients_come_back_where_the_recording_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = model()
+    theirs = copy.deepcopy(mine)
+    captured, eager = capture(step_of(mine)), step_of(theirs)
+    parked: list[int] = []
+    park = _parked.Parked.park
+
+    def noted(self: Any, tensors: list[Tensor]) -> None:
+        parked.append(len(tensors))
+        park(self, tensors)
+
+    launch = Recorder._launch
+
+    def stops(recorder: Any, *args: Any) -> Any:
+        if len(recorder.notes.sequence) == 20:
+            raise RefusedError("this test ends it")
+        return launch(recorder, *args)
+
+    monkeypatch.setattr(_parked.Parked, "park", noted)
+    monkeypatch.setattr(Recorder, "_launch", stops)
+    for x in batches():
+        assert torch.equal(captured(x), eager(x))
+        assert all(
+            torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
+            for one, other in zip(mine.parameters(), theirs.parameters(), strict=True)
+        )
+    assert parked
+    assert set(parked) == {8}
+    assert weights(mine) == weights(theirs)
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+def test_gradients_that_raise_half_way_are_what_they_were() -> None:
+    """The body raises in its recording before it has dropped them."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    raises = [False]
+
+    def step(x: Tensor) -> Tensor:
+        if raises[0]:
+            raise ValueError("on purpose")
+        optimizer.zero_grad()
+        loss: Tensor = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    captured = capture(step)
+    given = list(batches())
+    for x in given[:2]:
+        captured(x)
+    before = [one.grad.clone() for one in net.parameters() if one.grad is not None]
+    raises[0] = True
+    with pytest.raises(ValueError, match="on purpose"):
+        captured(given[2])
+    assert all(torch.equal(one.grad, old) for one, old in zip(net.parameters(), before, strict=True))  # type: ignore[arg-type]
+
+
+def test_gradients_that_somebody_holds_stay() -> None:
+    mine = model()
+    theirs = copy.deepcopy(mine)
+    captured, eager = capture(step_of(mine)), step_of(theirs)
+    held: list[Any] = []
+    for number, x in enumerate(batches()):
+        mark_step_begin()
+        assert torch.equal(captured(x), eager(x))
+        held.append(([one.grad for one in mine.parameters()][: number + 1], [one.grad for one in theirs.parameters()]))
+        mine[0].weight.grad, theirs[0].weight.grad = mine[0].weight.grad, theirs[0].weight.grad
+        for ours, others in held:
+            assert all(torch.equal(a, b) for a, b in zip(ours, others, strict=False))
+    assert weights(mine) == weights(theirs)
+
+
+def test_a_warm_up_leaves_gradients_alone() -> None:
+    mine = model()
+    theirs = copy.deepcopy(mine)
+    captured, eager = capture(step_of(mine)), step_of(theirs)
+    first, *others = batches()
+    assert torch.equal(captured(first), eager(first))
+    assert torch.equal(captured(first), eager(first))
+    old = [one.grad.clone() for one in mine.parameters() if one.grad is not None]
+    warmup(captured)([(first,)])
+    assert all(torch.equal(one.grad, was) for one, was in zip(mine.parameters(), old, strict=True))  # type: ignore[arg-type]
+    for x in others:
+        mark_step_begin()
+        assert torch.equal(captured(x), eager(x))
+    assert weights(mine) == weights(theirs)
