@@ -20,7 +20,7 @@ from capture._report import format_table
 
 SCRIPTS = (
     "record", "call", "chain", "models", "decode", "coldstart", "rebind", "training", "trainmodels", "soak", "ranks",
-    "generate", "scale", "compiled",
+    "generate", "scale", "compiled", "inductor", "aoti",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -108,6 +108,16 @@ def _sharded(model: Llama, mesh: DeviceMesh, **options: Any) -> nn.Module:
     return model
 
 
+def _in_two_dimensions(shape: tuple[int, int]) -> Callable[[Llama, DeviceMesh], nn.Module]:
+    """Layers split by columns and rows, and what is split sharded."""
+
+    def wrap(model: Llama, mesh: DeviceMesh) -> nn.Module:
+        both = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("data", "tensor"))
+        return _sharded(cast(Llama, _tensor_parallel(model, both["tensor"])), both["data"])
+
+    return wrap
+
+
 def _by_collectives(model: Llama, mesh: DeviceMesh) -> nn.Module:
     for layer in model.layers:
         for name in ("q", "k", "v", "out", "gate", "up", "down"):
@@ -138,6 +148,12 @@ WAYS = (
         wrap=lambda model, mesh: _sharded(model, mesh, reshard_after_forward=False), whole=False,
     ),
     Way(name="FSDP2, whole step", wrap=_sharded),
+    Way(
+        name="FSDP2 without resharding, whole step",
+        wrap=lambda model, mesh: _sharded(model, mesh, reshard_after_forward=False),
+    ),
+    Way(name="FSDP2 over two and tensor parallel over one, whole step", wrap=_in_two_dimensions((2, 1))),
+    Way(name="FSDP2 over one and tensor parallel over two, whole step", wrap=_in_two_dimensions((1, 2)), splits=True),
     Way(name="functional collectives, whole step", wrap=_by_collectives),
 )  # fmt: skip
 
@@ -180,7 +196,13 @@ def _outcome(found: list[list[Result]], late: list[int], codes: list[int | None]
             Figure(name=f"{name}, eager", unit="ms a step", values=(one["eager ms"],)),
             Figure(name=f"{name}, ours", unit="ms a step", values=(one["ours ms"],)),
             ratio(f"{name}, ours", "/ eager, time", (one["ours ms"],), (one["eager ms"],), None),
-            ratio(f"{name}, ours", "/ eager, peak memory", (one["ours MiB"],), (one["eager MiB"],), 1.06),
+            ratio(
+                f"{name}, ours",
+                "/ eager, peak memory",
+                (one["ours MiB"],),
+                (one["eager MiB"],),
+                1.06 if name.endswith("whole step") else None,
+            ),
         ]
         rows.append((name, *map(str, one["counts"]), one["said"] or "-", "wrong" if one["wrong"] else "eager's bits"))
     details = {"steps": STEPS, "ranks": found}
