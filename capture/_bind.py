@@ -292,9 +292,13 @@ def switches_of(module: torch.nn.Module) -> Switches:
     token = identity_token(module)
     if token not in _module_lists:
         owns, weak = [], []
+        leads_nowhere = dict[int, bool]()
+        for one in reversed(list(module.modules())):  # those below come first
+            below = (leads_nowhere.get(id(child), False) for child in one.children())  # unknown: above itself
+            leads_nowhere[id(one)] = _names_no_module(one) and all(below)
         for one in module.modules():
             names = ("training", *[name for name in _SWITCHES if name in one.__dict__])
-            if "training" in one.__dict__ and _names_no_module(one):
+            if "training" in one.__dict__ and leads_nowhere[id(one)]:
                 owns += [(one.__dict__, name) for name in names]
             else:
                 weak += [(weakref.ref(one), name) for name in names]
@@ -306,7 +310,7 @@ _NAMES_NONE = _containers.PLAIN_TYPES | {types.BuiltinFunctionType, type}
 
 
 def _names_no_module(module: torch.nn.Module) -> bool:
-    """Nothing in it but its tensors and submodules could lead to a module, as a bound method does."""
+    """Nothing in it but its tensors and submodules could lead to a module, as a hook that is a bound method does."""
     return all(
         type(value) in _NAMES_NONE
         or name in ("_parameters", "_buffers", "_modules")

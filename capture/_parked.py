@@ -7,7 +7,6 @@ makes the next ones in its pool: without this a whole training step would need t
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterator
 
 import torch
@@ -17,6 +16,7 @@ from capture import _containers, _state
 from capture._call import Call
 from capture._containers import TENSOR_TYPES
 from capture._entry import Entry
+from capture._liveness import Held, hold
 from capture._torch_private import storage_use_count, use_count
 
 WORTH = 32 << 20  # bytes; a copy to the host and back takes 0.2 ms a MiB, where the recording fails
@@ -26,7 +26,7 @@ WORTH = 32 << 20  # bytes; a copy to the host and back takes 0.2 ms a MiB, where
 class Parked:
     """Tensors whose memory was given up, each with its values."""
 
-    _kept: list[tuple[weakref.ref[torch.Tensor], torch.Tensor, int]] = field(factory=list)
+    _kept: list[tuple[Held, torch.Tensor, int]] = field(factory=list)
     nbytes: int = 0
 
     def park(self, tensors: list[torch.Tensor]) -> None:
@@ -34,7 +34,7 @@ class Parked:
         for tensor in tensors:
             storage = tensor.untyped_storage()
             whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            self._kept.append((weakref.ref(tensor), whole.cpu(), storage.nbytes()))
+            self._kept.append((hold(storage), whole.cpu(), storage.nbytes()))
             self.nbytes += storage.nbytes()
             del whole
             storage.resize_(0)
@@ -44,11 +44,10 @@ class Parked:
         kept, self._kept = self._kept, []
         with torch.no_grad():
             for reference, values, nbytes in kept:
-                tensor = reference()
-                if tensor is not None and not tensor.untyped_storage().nbytes():
-                    storage = tensor.untyped_storage()
+                storage = reference()
+                if storage is not None and not storage.nbytes():
                     storage.resize_(nbytes)
-                    torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).copy_(values)
+                    torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).copy_(values)
 
 
 def parked(entry: Entry, call: Call) -> Parked:
@@ -77,19 +76,24 @@ def _alone(call: Call, paths: set[str]) -> Iterator[torch.Tensor]:
     places = _state.snapshot(call.roots()).places
     holders = [places[path][0].holder for path in sorted(paths) if path in places]
     del places
+    shared: dict[int, list[torch.Tensor]] = {}
     for holder in holders:
-        if isinstance(holder, torch.Tensor) and holder.grad is not None:
-            yield from _members(holder)
+        if isinstance(holder, torch.Tensor):
+            for one in _members(holder):
+                shared.setdefault(id(one.untyped_storage()), []).append(one)
+    for several in shared.values():  # on one storage, as those are that ``fully_shard`` reduced together
+        if storage_use_count(several[0].untyped_storage()) == len(several) + 1:
+            yield several[0]
 
 
 def _members(holder: torch.Tensor) -> Iterator[torch.Tensor]:
     gradient = holder.grad
-    assert gradient is not None
-    if gradient.requires_grad or (sys.getrefcount(gradient), use_count(gradient)) > _mine:  # somebody else has it
+    if gradient is None or gradient.requires_grad:
+        return
+    if sys.getrefcount(gradient) > _mine[0] or use_count(gradient) > _mine[1]:  # somebody else has it
         return
     for _, leaf in _containers.leaves(gradient):
-        plain = type(leaf) in TENSOR_TYPES and leaf.layout is torch.strided and leaf.device.type == "cuda"
-        if plain and storage_use_count(leaf.untyped_storage()) <= 2:
+        if type(leaf) in TENSOR_TYPES and leaf.layout is torch.strided and leaf.device.type == "cuda":
             yield leaf
 
 

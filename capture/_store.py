@@ -7,7 +7,6 @@ torch is found and the field that differs can be said. A file that cannot be use
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -16,6 +15,7 @@ import linecache
 import os
 import platform
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 from typing import Any
@@ -237,10 +237,24 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
-@functools.lru_cache(maxsize=16)
+_DIGESTS = 16  # of keys that were looked up last
+_digests: OrderedDict[int, tuple[str, bool]] = OrderedDict()
+"""By the key's hash: a key itself would keep the classes in it alive, and the modules that have one for themselves."""
+
+
 def _digest_of_key(key: Key) -> tuple[str, bool]:
     """Hash of the key's text, and whether it has a CUDA device. Kept from ``load`` to ``save``, between which the
     body's first run may give a module its parameters."""
+    found = _digests.get(hash(key))
+    if found is None:
+        found = _digests[hash(key)] = _new_digest(key)
+        while len(_digests) > _DIGESTS:
+            _digests.popitem(last=False)
+    _digests.move_to_end(hash(key))
+    return found
+
+
+def _new_digest(key: Key) -> tuple[str, bool]:
     try:
         text = _text(key, raw=False)
     except Exception:  # noqa: BLE001 - a ``repr`` or a module of others may raise anything

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,14 +25,16 @@ except ImportError:  # pragma: no cover - a torch whose nested tensors hold no o
     _Nested = None  # type: ignore[assignment, misc]
 
 
+def is_wrapper(kind: type) -> bool:
+    """A tensor subclass that ``__tensor_flatten__`` opens and ``__tensor_unflatten__`` closes again."""
+    return issubclass(kind, torch.Tensor) and _is_wrapper(kind)
+
+
+@functools.cache  # of kinds of tensors alone: a class that one module has for itself would keep that alive
 def _is_wrapper(kind: type) -> bool:
-    if not issubclass(kind, torch.Tensor) or (_Nested is not None and issubclass(kind, _Nested)):
+    if _Nested is not None and issubclass(kind, _Nested):
         return False  # the shape of a nested tensor is that of its values
     return bool(_is_wrapper_type(kind))
-
-
-is_wrapper: Callable[[Any], bool] = functools.cache(_is_wrapper)
-"""A tensor subclass that ``__tensor_flatten__`` opens and ``__tensor_unflatten__`` closes again."""
 
 
 def open_wrapper(value: Any) -> tuple[dict[str, Any], Any]:

@@ -12,6 +12,7 @@ import math
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import attrs
@@ -1117,12 +1118,49 @@ class Doubling(nn.Module):
         return y
 
 
+class Above(nn.Module):
+    """Two levels below it a module has a hook that leads back here, as ``fully_shard`` makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4))])
+        self.layers[0].register_forward_hook(self.after)
+
+    def after(self, module: nn.Module, given: Any, output: Tensor) -> Tensor:
+        return output * 2
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers[0](x)
+        return y
+
+
+def parametrized() -> nn.Module:
+    """Has a class of its own, whose properties lead to it."""
+
+    class Twice(nn.Module):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    module = nn.Linear(4, 4)
+    nn.utils.parametrize.register_parametrization(module, "weight", Twice())
+    return nn.Sequential(module)
+
+
+@pytest.mark.parametrize("keeps_plans", [False, True])
 @pytest.mark.parametrize(
     "make",
-    [Doubling, lambda: nn.Sequential(Doubling()), lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))],
-    ids=["a bound method", "below", "a graph module"],
+    [
+        parametrized,
+        Doubling,
+        lambda: nn.Sequential(Doubling()),
+        lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4))),
+        Above,
+    ],
+    ids=["a class of its own", "a bound method", "below", "a graph module", "a hook far below"],
 )
-def test_modules_that_name_themselves_die(make: Callable[[], nn.Module]) -> None:
+def test_modules_that_name_themselves_die(make: Callable[[], nn.Module], keeps_plans: bool, tmp_path: Path) -> None:
     def use() -> weakref.ref[nn.Module]:
         module = make()
         captured = capture(lambda x: module(x))
@@ -1133,7 +1171,8 @@ def test_modules_that_name_themselves_die(make: Callable[[], nn.Module]) -> None
         assert recordings(captured).observations == 2
         return weakref.ref(module)
 
-    alive = use()
+    with config.patch(cache=keeps_plans, cache_dir=tmp_path):
+        alive = use()
     gc.collect()
     gc.collect()
     assert alive() is None
