@@ -8,19 +8,22 @@ from __future__ import annotations
 import operator
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from typing_extensions import override
 
-from capture import _torch_private
+from capture import _containers, _torch_private
 from capture._annotate import Annotation
 from capture._compile import compile_plan
 from capture._errors import BorrowedOutputError
 from capture._facts import BorrowedUse, Facts
 from capture._fast import native
 from capture._report import format_finding
+from capture._torch_private import storage_use_count, use_count
+from capture._torch_private_subclass import is_wrapper
 
 Held = Callable[[], torch.UntypedStorage | None]
 """Called, gives the storage while somebody uses it, else None."""
@@ -94,14 +97,13 @@ def _watch(storage: torch.UntypedStorage) -> tuple[Held, Callable[[], int]]:
 def is_sole_holder(tensor: torch.Tensor, others: int = 1) -> bool:
     """No other tensor, view or saved activation uses the tensor or its memory. ``others``: holders of the storage that
     are known; one is the storage's object."""
-    storage = tensor.untyped_storage()
-    return _torch_private.storage_use_count(storage) <= others + 1 and _torch_private.use_count(tensor) <= 1
+    return storage_use_count(tensor.untyped_storage()) <= others + 1 and use_count(tensor) <= 1
 
 
 def _holders(parameter: torch.Tensor) -> tuple[int, int]:
     gradient = parameter.grad
     assert gradient is not None
-    return _torch_private.use_count(gradient), sys.getrefcount(gradient)
+    return use_count(gradient), sys.getrefcount(gradient)
 
 
 def _with_lone_gradient() -> torch.Tensor:
@@ -114,13 +116,54 @@ def _with_lone_gradient() -> torch.Tensor:
 _ALONE = _holders(_with_lone_gradient())
 
 
-def is_only_gradient(parameter: torch.Tensor, storage: torch.UntypedStorage, others: int) -> bool:
-    """The storage is used by the gradient of this parameter and by nobody else. ``others``: as above."""
-    gradient = parameter.grad
-    if gradient is None or gradient.untyped_storage() is not storage:
-        return False
-    del gradient
-    return _torch_private.storage_use_count(storage) <= others + 1 and _holders(parameter) == _ALONE
+class _Holding:
+    """Holds a tensor as a tensor that is made of others does."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(1, device="cpu")
+
+
+def _members(holder: Any, gradient: torch.Tensor | None) -> list[tuple[torch.Tensor, int]] | None:
+    """Tensors that a gradient holds, or what ``holder`` does, with references to them; None if those hold others."""
+    members = [(holder.tensor, 0)] if gradient is None else [(one, 0) for _, one in _containers.children(gradient)]
+    members = [(one, sys.getrefcount(one)) for one, _ in members if isinstance(one, torch.Tensor)]
+    return members if all(type(one) in _containers.TENSOR_TYPES for one, _ in members) else None
+
+
+def _probe_members() -> int:
+    found = _members(_Holding(), None)
+    assert found is not None
+    return found[0][1]
+
+
+_MEMBER = _probe_members()
+
+
+def only_gradients(
+    parameters: Sequence[torch.Tensor], storage: torch.UntypedStorage, others: int
+) -> list[torch.Tensor] | None:
+    """The plain tensors on the storage where gradients of these parameters, or what those gradients are made of, use it
+    and nobody else does. ``others``: as above."""
+    found: list[tuple[torch.Tensor, int]] = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            return None
+        number, references = _holders(parameter)
+        gradient = parameter.grad
+        if references != _ALONE[1]:
+            return None
+        if is_wrapper(type(gradient)):
+            members = _members(None, gradient)
+            if number != _ALONE[0] or members is None or any(count > _MEMBER for _, count in members):
+                return None
+            found += [(one, use_count(one) - 1) for one, _ in members if one.untyped_storage() is storage]
+        elif gradient.untyped_storage() is storage:
+            found.append((gradient, number - _ALONE[0]))
+    views = Counter(id(one._base) for one, _ in found)  # of each other, as they were handed out
+    alone = len(found) >= len(parameters) and all(more <= views[id(one)] for one, more in found)
+    if not alone or storage_use_count(storage) > others + len(found):
+        return None
+    return [one for one, _ in found]
 
 
 def _counts(gradients: list[torch.Tensor]) -> tuple[list[int], list[int]]:

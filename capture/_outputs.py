@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
 
-from capture import _torch_private
+from capture import _containers, _torch_private
 from capture._annotate import Outputs
 from capture._copies import Copier, on_storage
 from capture._describe import KeptEffect, KeptLeaf
 from capture._fast import native
-from capture._liveness import Held, Source, are_untouched_gradients, hold, is_only_gradient, is_sole_holder
+from capture._liveness import Held, Source, are_untouched_gradients, hold, is_sole_holder, only_gradients
 from capture._skeleton import EffectSlot, Slot, effect_slot, fill, filler, skeleton_of
 from capture._state import Place
 from capture.backends import Block, Geometry, Pool
@@ -84,8 +84,10 @@ class OutputPlan:
     """The source of a plan that has nothing else."""
     gradients: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
     """Groups that become the ``grad`` of a tensor, which the body does not read."""
+    shared: dict[int, tuple[weakref.ref[torch.Tensor], ...]] = field(factory=dict)
+    """Groups on which such gradients of several tensors lie, or of which one is made as a DTensor is."""
     replaced: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
-    """The same tensors by ``id``."""
+    """The tensors of both by ``id``."""
     others: tuple[tuple[int, ...], tuple[EffectSlot, ...]] = ((), ())
     """Groups and effects that are no such gradients."""
     fresh: Callable[..., bool] | None = None
@@ -111,14 +113,27 @@ class OutputPlan:
         """Nobody but this tensor, which was handed out, uses its group's memory."""
         return is_sole_holder(tensor, self._holders(number))
 
-    def gradient_of(self, number: int) -> torch.Tensor | None:
-        """The tensor that alone uses this group, as its ``grad``."""
-        reference, held = self.gradients.get(number), self.live[number]
-        parameter = reference() if reference is not None else None
+    def gradients_of(self, number: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The tensors that alone use this group, by their ``grad``, and what of it lies here. Empty if others do."""
+        alone = self.gradients.get(number)
+        references = self.shared.get(number, ()) if alone is None else (alone,)
+        held = self.live[number]
+        parameters = [one for reference in references if (one := reference()) is not None]
         storage = held() if held is not None else None
-        if parameter is None or storage is None or not is_only_gradient(parameter, storage, self._holders(number)):
-            return None
-        return parameter
+        if not parameters or storage is None or len(parameters) < len(references):
+            return [], []
+        found = only_gradients(parameters, storage, self._holders(number))
+        return ([], []) if found is None else (parameters, found)
+
+    def leave_out_gradients(self, read: Container[int]) -> None:
+        """The body reads some of them before it replaces them: these tensors, by ``id``."""
+
+        def is_read(of: weakref.ref[torch.Tensor]) -> bool:
+            gradient = getattr(of(), "grad", None)
+            return id(gradient) in read or any(id(one) in read for _, one in _containers.leaves(gradient))
+
+        self.gradients = {number: of for number, of in self.gradients.items() if not is_read(of)}
+        self.shared = {number: several for number, several in self.shared.items() if not any(map(is_read, several))}
 
     def keeps_gradients(self) -> bool:
         """All that became gradients in the last replay still are, as they were made, and nobody else uses them."""
@@ -288,13 +303,15 @@ def plan_outputs(
     sources = tuple(_source(pool, group) for group in made)
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference
     gradients, others = _gradients(made, effects, slots)
+    shared = _shared_gradients(made, effects, len(outputs), gradients)
+    every = [*gradients.values(), *(one for several in shared.values() for one in several)]
     preserving = policy == "preserve" and _torch_private.CAPABILITIES.swap_data_ptr
     return OutputPlan(
         policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
         constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
         inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
         sources=sources, single=sources[0] if alone else None, gradients=gradients,
-        replaced={id(of()): of for of in gradients.values()}, fills=filler(skeleton),
+        shared=shared, replaced={id(of()): of for of in every}, fills=filler(skeleton),
         numbers=tuple(range(len(made))), places=tuple(group.positions[0] for group in made),
         others=(tuple(number for number in range(len(made)) if number not in gradients), others),
     )  # fmt: skip
@@ -315,6 +332,24 @@ def _gradients(
         else:
             found[number] = weakref.ref(place.holder)
     return found, tuple(others)
+
+
+def _shared_gradients(
+    groups: Sequence[Group], effects: Sequence[KeptEffect], first: int, known: Container[int]
+) -> dict[int, tuple[weakref.ref[torch.Tensor], ...]]:
+    """Tensors by the other groups that nothing but their gradients lies on. ``first``: position of the first leaf of an
+    effect."""
+    holders: dict[int, torch.Tensor] = {}
+    for effect in effects:
+        place = effect.change.place
+        if place.name == "grad" and isinstance(place.holder, torch.Tensor):
+            holders |= dict.fromkeys(range(first, first + len(effect.leaves)), place.holder)
+        first += len(effect.leaves)
+    return {
+        number: tuple(weakref.ref(holders[position]) for position in group.positions)
+        for number, group in enumerate(groups)
+        if number not in known and all(position in holders for position in group.positions)
+    }
 
 
 def _source(pool: Pool, group: Group) -> Source | None:

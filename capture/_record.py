@@ -264,7 +264,7 @@ def _node(
     _latest[captured] = weakref.ref(checker)
     statics = {one.path: one.owners[0][1] for one in followed}
     read = {id(one) for one in statics.values()}
-    outputs.gradients = {n: of for n, of in outputs.gradients.items() if id(getattr(of(), "grad", None)) not in read}
+    outputs.leave_out_gradients(read)
     return Node(
         function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,
         outputs=outputs, check=checker.function, checker=checker, statics=statics,

@@ -179,8 +179,8 @@ class Tree:
 
     def _is_replaced(self, node: Node, number: int, successor: Node) -> bool:
         assert node.outputs is not None
-        parameter = node.outputs.gradient_of(number)
-        return parameter is not None and successor.replaces(parameter)
+        parameters, _ = node.outputs.gradients_of(number)
+        return bool(parameters) and all(map(successor.replaces, parameters))
 
     def let_go(self, successor: Node | None = None) -> bool:
         """What is to come is the replay of ``successor``, or something else: other gradients leave the pool. True if
@@ -245,10 +245,12 @@ class Tree:
             log.add("step", "an output is kept that cannot leave the pool; its function hands out copies from now on")
 
     def _move_tensors(self, outputs: OutputPlan, number: int) -> bool:
-        parameter = outputs.gradient_of(number)
-        if parameter is not None and parameter.grad is not None:
+        _, gradients = outputs.gradients_of(number)
+        if gradients:
             with torch.no_grad():
-                parameter.grad.data = on_storage(parameter.grad.untyped_storage().clone(), [parameter.grad])[0]
+                moved = on_storage(gradients[0].untyped_storage().clone(), gradients)
+                for gradient, there in zip(gradients, moved, strict=True):
+                    gradient.data = there
             return True
         tensors = [tensor for reference in outputs.tensors[number] if (tensor := reference()) is not None]
         if len(tensors) != 1 or type(tensors[0]) is StaleTensor or not outputs.is_sole_holder(number, tensors[0]):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from typing_extensions import override
 
-from capture import CaptureWarning, capture, mark_step_begin, recordings
+from capture import CaptureWarning, _torch_private, capture, mark_step_begin, recordings
 from tests.device import DEVICE
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no process groups")
@@ -165,6 +167,80 @@ def test_parameters_gradients_and_optimizers(mesh: DeviceMesh) -> None:
 
     for found, expected in zip(train(True), train(False), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("swaps", [True, False], ids=["as it is", "as before torch 2.13"])
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_are_true_whatever_happens_between_steps(
+    mesh: DeviceMesh, swaps: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not swaps:
+        lacking = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)
+        monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
+
+    def train(captures: bool) -> tuple[list[list[Any]], Any]:
+        chance = random.Random(seed)
+        torch.manual_seed(0)
+        model = distribute_module(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(DEVICE), mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        parameters: list[Any] = list(model.parameters())
+
+        def step(x: DTensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            found: Tensor = loss.detach().full_tensor()
+            return found
+
+        run, seen, held = (capture(step) if captures else step), list[Any](), list[Any]()
+        for number in range(20):
+            mark_step_begin()
+            seen.append(run(distribute_tensor(numbers(number), mesh, [Shard(0)])).tolist())
+            one = parameters[chance.randrange(len(parameters))]
+            action = chance.choice(["nothing", "nothing", "keep", "keep what it holds", "keep a view", "write", "drop"])
+            if number > 5 and action == "keep":
+                held.append(one.grad)
+            elif number > 5 and action == "keep what it holds":
+                held.append(one.grad._local_tensor)
+            elif number > 5 and action == "keep a view":
+                held.append(one.grad.to_local()[:1])
+            elif number > 5 and action == "write":
+                with torch.no_grad():
+                    one.grad._local_tensor.mul_(2)
+            elif number > 5 and action == "drop":
+                one.grad = None
+            found = [*held, *[p.grad for p in parameters if p.grad is not None], *[p.detach() for p in parameters]]
+            seen.append([(x.to_local() if isinstance(x, DTensor) else x).tolist() for x in found])
+            del found, one
+        return seen, run
+
+    (found, run), (expected, _) = train(True), train(False)
+    assert found == expected
+    assert recordings(run).replays >= 8, recordings(run)
+
+
+def test_gradients_that_nobody_takes_stay_in_the_pool(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of distributed parameters, too, also where no storage can be swapped."""
+    lacking = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)
+    monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
+    model = distribute_module(nn.Linear(6, 3).to(DEVICE), mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: DTensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Any = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        found: Tensor = loss.detach().full_tensor()
+        return found
+
+    run = capture(step)
+    for number in range(12):
+        mark_step_begin()
+        run(distribute_tensor(numbers(number), mesh, [Shard(0)]))
+    assert recordings(run).recordings == 1
+    assert recordings(run).evacuations == 0
 
 
 def test_gradients_outside_keep_it_eager(mesh: DeviceMesh) -> None:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,18 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from capture import CaptureWarning, _liveness, _tree, _trees, capture, config, mark_step_begin, recordings, release
+from capture import (
+    CaptureWarning,
+    _liveness,
+    _torch_private,
+    _tree,
+    _trees,
+    capture,
+    config,
+    mark_step_begin,
+    recordings,
+    release,
+)
 from tests.device import DEVICE
 
 STEPS = 12
@@ -168,6 +180,19 @@ def gradients_step(t: Trainer, x: Tensor, y: Tensor) -> Tensor:
     return loss.detach()
 
 
+def flat_step(t: Trainer, x: Tensor, y: Tensor) -> Tensor:
+    """Gradients are views of one tensor, as those are that ``fully_shard`` reduces together."""
+    t.optimizer.zero_grad()
+    parameters = list(t.model.parameters())
+    loss = F.mse_loss(t.model(x), y)
+    flat, at = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]), 0
+    for p in parameters:
+        p.grad = flat[at : at + p.numel()].view_as(p)
+        at += p.numel()
+    t.optimizer.step()
+    return loss.detach()
+
+
 def recomputing_step(t: Trainer, x: Tensor, y: Tensor) -> Tensor:
     t.optimizer.zero_grad()
     loss = F.mse_loss(checkpoint(t.model, x, use_reentrant=False, preserve_rng_state=False), y)
@@ -178,7 +203,7 @@ def recomputing_step(t: Trainer, x: Tensor, y: Tensor) -> Tensor:
 
 BODIES: list[Body] = [
     plain_step, zeroing_step, zeroing_at_the_end, clipped_step, accumulating_step, dropping_step, gradients_step,
-    recomputing_step,
+    flat_step, recomputing_step,
 ]  # fmt: skip
 
 
@@ -371,6 +396,15 @@ def test_gradients_stay_where_nobody_else_has_them(monkeypatch: pytest.MonkeyPat
     assert len(made) == len(data[6:]), "one loss a step"
 
 
+def test_gradients_that_share_memory_stay_in_the_pool() -> None:
+    """Nothing is copied, and no second recording is made below the first."""
+    mine, step, theirs, eager = pair(flat_step)
+    run(mine, step, theirs, eager, batches(STEPS), marks=True)
+    assert recordings(step).recordings == 1
+    adopted = DEVICE.type == "cpu"  # the recording's own tensors, views of one that nobody has handed out
+    assert recordings(step).evacuations <= recordings(step).replays + adopted, "one loss a step, which run() holds"
+
+
 def test_gradients_taken_after_an_interrupted_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call had found that nobody has them, and was stopped before the replay that would have replaced them."""
     mine, step, theirs, eager = pair(plain_step)
@@ -441,8 +475,14 @@ def test_hooks_on_tensors_run_or_are_named() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("body", [plain_step, clipped_step, zeroing_step])
-def test_gradients_are_true_whatever_happens_between_steps(body: Body, seed: int) -> None:
+@pytest.mark.parametrize("swaps", [True, False], ids=["as it is", "as before torch 2.13"])
+@pytest.mark.parametrize("body", [plain_step, clipped_step, zeroing_step, flat_step])
+def test_gradients_are_true_whatever_happens_between_steps(
+    body: Body, swaps: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not swaps:
+        lacking = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)
+        monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
     chance = random.Random(seed)
     mine, step, theirs, eager = pair(body)
     look = capture(lambda x: mine.model(x).sum(), max_recordings=3)
