@@ -93,14 +93,21 @@ def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def gradient_reads() -> Iterator[list[torch.Tensor]]:
-    """The tensors whose ``grad`` code in this thread reads in the block, or that it differentiates for."""
+def gradient_reads(dropped: Callable[[torch.Tensor], object]) -> Iterator[list[torch.Tensor]]:
+    """The tensors whose ``grad`` code in this thread reads in the block, or that it differentiates for.
+    ``dropped(gradient)`` is called where it puts another one, or none, in the place of one."""
     thread, read = threading.get_ident(), list[torch.Tensor]()
 
     def read_grad(tensor: torch.Tensor) -> Any:
         if threading.get_ident() == thread and not _looking:
             read.append(tensor)
         return _GRAD.__get__(tensor)
+
+    def write_grad(tensor: torch.Tensor, value: Any) -> None:
+        old = _GRAD.__get__(tensor) if threading.get_ident() == thread else None
+        _GRAD.__set__(tensor, value)
+        if old is not None and old is not value:
+            dropped(old)
 
     original = torch.autograd.grad
 
@@ -111,7 +118,7 @@ def gradient_reads() -> Iterator[list[torch.Tensor]]:
             read.extend(one for one in inputs if isinstance(one, torch.Tensor))
         return original(outputs, inputs, *args, **kwargs)
 
-    grad = property(read_grad, _GRAD.__set__, _GRAD.__delete__)
+    grad = property(read_grad, write_grad, _GRAD.__delete__)
     with replaced(torch.autograd, {"grad": differentiate}), replaced(torch.Tensor, {"grad": grad}):
         yield read
 

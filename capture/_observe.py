@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from typing_extensions import override
 
 from capture import _operators, _where
+from capture._dropped import Dropped, keep
 from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
 from capture._generators import default_generator, default_generators
 from capture._higher_order import HigherOrderMode
@@ -91,6 +93,10 @@ class Watch(HigherOrderMode):
             self.notes.scratch[id(storage)] = storage
             metadata = (torch.uint8, (nbytes,), storage.device, False, torch.strided)
             self.notes.produced[id(storage)] = Produced(weakref.ref(storage), _RESIZING, _where.here(), metadata)
+
+    def dropping(self, versions: list[tuple[torch.Tensor, int]]) -> Callable[[torch.Tensor], object]:
+        """What to do where the body drops a gradient; a recorder, which may have to give it back, leaves it alone."""
+        return keep if self.keep_undo else Dropped(self.before, versions).free
 
     def settle_scratch(self) -> None:
         """The run is over: storages that were empty before it have to be empty now."""

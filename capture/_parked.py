@@ -82,7 +82,8 @@ def _alone(call: Call, paths: set[str]) -> Iterator[torch.Tensor]:
             for one in _members(holder):
                 shared.setdefault(id(one.untyped_storage()), []).append(one)
     for several in shared.values():  # on one storage, as those are that ``fully_shard`` reduced together
-        if storage_use_count(several[0].untyped_storage()) == len(several) + 1:
+        storage = several[0].untyped_storage()
+        if storage.resizable() and storage_use_count(storage) == len(several) + 1:
             yield several[0]
 
 

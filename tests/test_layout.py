@@ -31,14 +31,14 @@ STAGES: tuple[frozenset[str], ...] = tuple(
             " _operators _native_facts"
         ),
         "_host_reads _constants _syncs _generators _tensors",
-        "_notes _higher_order _packages _observe _watched _gradients _describe _leaves",
+        "_notes _higher_order _packages _dropped _observe _watched _gradients _describe _leaves",
         "_follow _optimizers",
         "backends",
         "_store _key_text",
         "_copies _outputs _liveness _step _modules _node _tree _trees _checks _seeds _program _groups",
         (
-            "_remarks _entry _inputs _ranks _autograd _shortcut _difference _planning _results _instead _record "
-            "_verify _rebind _runtime _warm _cases"
+            "_remarks _entry _parked _inputs _ranks _autograd _shortcut _difference _planning _results _instead "
+            "_record _verify _rebind _runtime _warm _cases"
         ),
         "_decorate _api",
         "__init__ __main__ testing integrations",

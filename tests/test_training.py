@@ -7,6 +7,7 @@ import functools
 import itertools
 import random
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -649,3 +650,45 @@ def test_gradients_of_frozen_parameters() -> None:
             run(mine, step, theirs, eager, [data])
             grown = versions(mine, theirs)
             assert all_rose([one[:2] for one in before], [one[:2] for one in grown])
+
+
+@pytest.mark.parametrize("holds", ["nothing", "a gradient", "a view", "what is below", "all"])
+def test_watched_steps_free_the_gradients_that_they_drop(holds: str) -> None:
+    """As eager does; those that somebody has keep their values."""
+    mine, step, theirs, eager = pair(plain_step)
+    data = batches(3)
+    step(*data[0]), eager(*data[0])  # looking at values, as run() does, has NumPy keep a storage from getting smaller
+    gradients = [p.grad for p in mine.model.parameters() if p.grad is not None]
+    alive = [weakref.ref(one.untyped_storage()) for one in gradients]
+    kept: Any = {
+        "nothing": [], "a gradient": gradients[:1], "a view": [gradients[0][:1]],
+        "what is below": [gradients[0].untyped_storage()], "all": list(gradients),
+    }[holds]  # fmt: skip
+    if holds == "what is below":
+        kept = [torch.empty(0, device=DEVICE).set_(kept[0])]
+    values = [one.clone() for one in kept]
+    del gradients
+    before = [one for reference in alive if (one := reference()) is not None]
+    freed: list[int] = []
+
+    class Probe(torch.autograd.Function):
+        @staticmethod
+        @override
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            freed.extend(index for index, one in enumerate(before) if not one.nbytes())
+            return x.clone()
+
+        @staticmethod
+        @override
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0]
+
+    handle = mine.model.register_forward_hook(lambda module, given, out: Probe.apply(out))  # type: ignore[no-untyped-call]
+    step(*data[1]), eager(*data[1])
+    handle.remove()
+    assert recordings(step).observations == 2
+    if _torch_private.CAPABILITIES.storage_weakref:
+        held = {"nothing": 0, "all": len(before)}.get(holds, 1)
+        assert len(freed) == len(before) - held
+    run(mine, step, theirs, eager, data[2:])
+    assert all(map(torch.equal, kept, values))

@@ -17,6 +17,7 @@ from typing_extensions import override
 from capture import _collectives, _torch_private_operators
 from capture._call import Call
 from capture._describe import KeptLeaf, describe
+from capture._dropped import keep
 from capture._follow import Expected
 from capture._observe import Watch
 from capture._operators import (
@@ -212,6 +213,10 @@ class Recorder(Watch):
             block, twin = self._arena.take(nbytes)
             self._tape.add_block(block, storage)
             self._twins[id(storage)] = storage, twin
+
+    @override
+    def dropping(self, versions: list[tuple[torch.Tensor, int]]) -> Callable[[torch.Tensor], object]:
+        return keep
 
     def _write_twins(self, tensors: Iterable[torch.Tensor]) -> None:
         """Steps are proven on the registers, which lie in the twins."""

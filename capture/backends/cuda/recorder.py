@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from typing_extensions import override
 from capture import _where
 from capture._collectives import obstacle, registers_segments
 from capture._containers import TENSOR_TYPES
+from capture._dropped import keep
 from capture._facts import Where
 from capture._leaves import is_unhooked, lent
 from capture._observe import Watch
@@ -99,6 +100,10 @@ class Recorder(Watch):
         """Generators do not move while capturing, and torch lets none be set."""
         self.settle_scratch()
         self._look_for_launches()
+
+    @override
+    def dropping(self, versions: list[tuple[torch.Tensor, int]]) -> Callable[[torch.Tensor], object]:
+        return keep
 
     def _look_for_launches(self) -> None:
         if self._count is not None and self._count() != self._nodes:

@@ -1,0 +1,93 @@
+"""Dropped: the memory of gradients that a watched body puts others in the place of.
+
+The snapshot made before the run holds them, to see what changed. Eager code would free them there and then, and its
+next gradients would take their memory: so their memory is given up where nobody else has them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from capture import _containers
+from capture._containers import TENSOR_TYPES
+from capture._state import Snapshot
+from capture._torch_private import storage_use_count
+
+_resize: Any = torch.UntypedStorage.resize_
+"""While a body is watched, another one stands in its place."""
+
+
+@define(eq=False)
+class Dropped:
+    """Those of one run."""
+
+    _before: Snapshot
+    _versions: list[tuple[torch.Tensor, int]]
+    _held: Counter[int] = field(factory=Counter)
+    """By ``id``: references to a tensor from the snapshot and the versions."""
+    _gone: Counter[int] = field(factory=Counter)
+    """By ``id`` of a storage, which the snapshot keeps: tensors on it that were dropped."""
+
+    def free(self, gradient: torch.Tensor) -> None:
+        """The body has dropped it. Its caller has one reference to it."""
+        if not self._held:
+            self._held.update(id(value) for _, value in self._before.places.values())
+            self._held.update(id(tensor) for tensor, _ in self._versions)
+        if sys.getrefcount(gradient) > _MINE + self._held[id(gradient)]:
+            return
+        if type(gradient) in TENSOR_TYPES:
+            self._free(gradient)
+            return
+        members = [one for _, one in _containers.children(gradient)]
+        for one, references in zip(members, _references(members), strict=True):
+            if type(one) in TENSOR_TYPES and references <= _INSIDE + self._held[id(one)]:
+                self._free(one)
+
+    def _free(self, tensor: torch.Tensor) -> None:
+        """Give its memory up once all on it are dropped."""
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        self._gone[id(storage)] += 1
+        mine = bool(self._before.owners(storage)) and storage.resizable()
+        if mine and storage_use_count(storage) <= self._gone[id(storage)] + 1:
+            _resize(storage, 0)
+
+
+def keep(gradient: torch.Tensor) -> None:
+    """It may have to be given back."""
+
+
+def _references(members: list[Any]) -> list[int]:
+    return [sys.getrefcount(one) for one in members]
+
+
+class _Holder:
+    """Holds an object as a tensor that is made of others does."""
+
+    def __init__(self) -> None:
+        self.tensor = object()
+
+    def count(self, gradient: Any) -> int:
+        """References to it, seen as ``free`` sees them."""
+        return sys.getrefcount(gradient)
+
+
+def _probe_caller() -> int:
+    old, count = object(), _Holder().count
+    return count(old)
+
+
+def _probe_member() -> int:
+    holder = _Holder()
+    members = [one for _, one in [("tensor", holder.tensor)]]
+    return _references(members)[0]
+
+
+_MINE, _INSIDE = _probe_caller(), _probe_member()
+"""References to a gradient that was dropped, and to what one holds, where nobody else has them."""
