@@ -75,6 +75,7 @@ def _cached(name: str, log: Log) -> CapturePlan | None:
 def save(annotation: Annotation, function: Callable[..., Any], key: Key, plan: CapturePlan, log: Log) -> CapturePlan:
     """Keep a plan on disk, if the cache is on. The plan comes back with its fingerprint."""
     plan = evolve(plan, fingerprint=fingerprint(annotation, function, key))
+    _digests.pop(key, None)
     if not _config.current().cache:
         return plan
     directory = default_dir()
@@ -238,19 +239,19 @@ def digest(text: str) -> str:
 
 
 _DIGESTS = 16  # of keys that were looked up last
-_digests: OrderedDict[int, tuple[str, bool]] = OrderedDict()
-"""By the key's hash: a key itself would keep the classes in it alive, and the modules that have one for themselves."""
+_digests: OrderedDict[Key, tuple[str, bool]] = OrderedDict()
+"""From ``load`` to ``save``: a key keeps the classes in it alive, and the modules that have one for themselves."""
 
 
 def _digest_of_key(key: Key) -> tuple[str, bool]:
     """Hash of the key's text, and whether it has a CUDA device. Kept from ``load`` to ``save``, between which the
     body's first run may give a module its parameters."""
-    found = _digests.get(hash(key))
+    found = _digests.get(key)
     if found is None:
-        found = _digests[hash(key)] = _new_digest(key)
+        found = _digests[key] = _new_digest(key)
         while len(_digests) > _DIGESTS:
             _digests.popitem(last=False)
-    _digests.move_to_end(hash(key))
+    _digests.move_to_end(key)
     return found
 
 

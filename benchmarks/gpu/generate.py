@@ -1,4 +1,7 @@
-"""500 tokens by transformers' ``generate`` and by a decoder of our own, greedy and sampled, beside eager's tokens."""
+"""500 tokens by transformers' ``generate`` and by a decoder of our own, greedy and sampled, beside eager's tokens.
+
+Timed in bfloat16, where eager's own runs part sooner or later, and the same in float32 by deterministic kernels.
+"""
 
 from __future__ import annotations
 
@@ -9,55 +12,138 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from benchmarks.gpu import nets
+from benchmarks.gpu import fleet, nets
+from benchmarks.gpu.fleet import Job, Limits, Measure, Result
 from benchmarks.gpu.setting import Outcome, Setting, ratio
 from benchmarks.timing import Figure
 from capture import capture, mark_step_begin, recordings, release
 
-TOKENS, ROUNDS = 500, 3
-GREEDY: dict[str, Any] = {"do_sample": False}
-SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 50}
+TOKENS, ROUNDS = 500, 2
+HOW: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 0.9, "top_k": 50},
+}
+HEADER = ("who", "how", "numbers", "recordings", "replays", "eager calls", "eager again", "ours")
 Run = Callable[[], list[int]]
+
+
+@frozen
+class Sizes:
+    """Of a model: ``exact`` in float32, small."""
+
+    exact: bool = False
+
+    def decoder(self, setting: Setting) -> tuple[int, int, int, int]:
+        """Width, layers, heads, vocabulary of our own."""
+        return setting.pick((1024, 8, 16, 32_000) if self.exact else (2048, 16, 16, 32_000), (64, 2, 4, 256))
+
+    def dtype(self, setting: Setting) -> torch.dtype:
+        """Of our own; on the CPU always float32."""
+        return torch.float32 if self.exact else setting.pick(torch.bfloat16, torch.float32)
+
+    def llama(self, setting: Setting) -> Any:
+        """The model of transformers."""
+        if not self.exact:
+            return nets.llama(setting)
+        width, layers, heads, vocabulary = self.decoder(setting)
+        config = nets.transformers().LlamaConfig(
+            hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads // 2,
+            intermediate_size=2 * width, vocab_size=vocabulary, max_position_embeddings=4096,
+        )  # fmt: skip
+        return nets.made("AutoModelForCausalLM", config, torch.float32, setting, 0)
 
 
 def measure(setting: Setting) -> Outcome:
     """Milliseconds a token, set-up included: every call of ``generate`` has a cache of its own."""
     count = setting.pick(TOKENS, 24)
     figures: list[Figure] = []
-    rows: list[tuple[str, ...]] = [("who", "how", "recordings", "replays", "eager calls", "eager", "ours")]
+    rows: list[tuple[str, ...]] = [HEADER]
     wrong: list[str] = []
-    for who, make in WAYS:
-        for how, options in (("greedy", GREEDY), ("sampled", SAMPLED)):
-            eager, ours, captured = make(setting, count, options)
-            times: list[list[float]] = [[], []]
-            told: list[list[list[int]]] = [[], []]
-            for _ in range(ROUNDS):
-                for side, run in enumerate((eager, ours)):
-                    torch.manual_seed(11)
-                    setting.synchronize()
-                    begin = time.perf_counter()
-                    told[side].append(run())
-                    times[side].append((time.perf_counter() - begin) * 1e3 / count)
-            alike = [min(_alike(told[0][0], one) for one in side) for side in told]
-            name, found = f"{who}, {how}", recordings(captured)
+    for who, make in WAYS.items():
+        for how, options in HOW.items():
+            times, alike, counts = _timed(make(setting, Sizes(), count, options), setting, count)
+            name = f"{who}, {how}"
             if alike[1] < alike[0] / 2:
                 wrong.append(
                     f"{name}: other tokens than eager after {alike[1]}, where eager equals itself for {alike[0]}"
                 )
-            counts = (found.recordings, found.replays, found.eager_calls)
-            rows.append((who, how, *map(str, counts), *map(str, alike)))
+            rows.append((who, how, "bfloat16", *map(str, counts), *map(str, alike)))
             figures += [
                 Figure(name=f"{name}, eager", unit="ms a token", values=tuple(times[0])),
                 Figure(name=f"{name}, ours", unit="ms a token", values=tuple(times[1])),
                 ratio(f"{name}, ours", "/ eager", times[1], times[0], 1.0),
             ]
-            release(captured)
             print(f"{name}: {statistics.median(times[0]):.2f}, {statistics.median(times[1]):.2f} ms", flush=True)
-    return Outcome(figures=tuple(figures), rows=tuple(rows), wrong=tuple(wrong), details={"tokens": count})
+    found, mistakes = _exact(setting, count)
+    details = {"tokens": count}
+    return Outcome(figures=tuple(figures), rows=(*rows, *found), wrong=(*wrong, *mistakes), details=details)
+
+
+def _timed(
+    sides: tuple[Run, Run, Any], setting: Setting, count: int
+) -> tuple[list[list[float]], list[int], tuple[int, ...]]:
+    """Times of eager's and our runs, how many tokens they have in common with eager's first, our counts."""
+    *runs, captured = sides
+    times: list[list[float]] = [[], []]
+    told: list[list[list[int]]] = [[], []]
+    for _ in range(ROUNDS):
+        for side, run in enumerate(runs):
+            torch.manual_seed(11)
+            setting.synchronize()
+            begin = time.perf_counter()
+            told[side].append(run())
+            times[side].append((time.perf_counter() - begin) * 1e3 / count)
+    alike = [min(_alike(told[0][0], one) for one in side) for side in told]
+    counts = _counts(captured)
+    release(captured)
+    return times, alike, counts
+
+
+def _counts(captured: Any) -> tuple[int, ...]:
+    found = recordings(captured)
+    return found.recordings, found.replays, found.eager_calls
+
+
+def _exact(setting: Setting, count: int) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Rows and mistakes, each way in a process of its own: cuBLAS asks once what it may use."""
+    jobs: list[Job] = [(who, how) for who in WAYS for how in HOW]
+    limits = Limits(workers=setting.pick(len(jobs), 1), begun_s=setting.pick(100, 600), measured_s=5)
+    results, failed = fleet.run(prepare, jobs, setting, limits, CUBLAS_WORKSPACE_CONFIG=":4096:8")
+    rows: list[tuple[str, ...]] = []
+    wrong = [f"{', '.join(job)}, float32: {why}" for job, why in failed.items()]
+    for job in jobs:
+        if job not in results:
+            continue
+        counts, again, ours = (results[job][part] for part in ("counts", "again", "ours"))
+        rows.append((*job, "float32, deterministic", *map(str, counts), str(again), str(ours)))
+        if ours < (count if again == count else again / 2):
+            wrong.append(f"{', '.join(job)}, float32: ours equals eager for {ours} tokens, eager itself for {again}")
+        if not counts[1]:
+            wrong.append(f"{', '.join(job)}, float32: never replayed")
+    return rows, wrong
+
+
+def prepare(job: Job, setting: Setting) -> Measure:
+    """Eager twice and ours twice, of which the second replays from its first token on, or from its cache's."""
+    who, how = job
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    for name in ("flash", "mem_efficient", "cudnn"):  # what is left are products of matrices and a softmax
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)
+    count = setting.pick(TOKENS, 24)
+    *runs, captured = WAYS[who](setting, Sizes(exact=True), count, HOW[how])
+    told = []
+    for run in (runs[0], runs[0], runs[1], runs[1]):
+        torch.manual_seed(11)
+        told.append(run())
+    again, *ours = (_alike(told[0], one) for one in told[1:])
+    result: Result = {"again": again, "ours": min(ours), "counts": _counts(captured)}
+    return lambda: result
 
 
 def _alike(one: list[int], other: list[int]) -> int:
@@ -72,10 +158,12 @@ def _length(count: int) -> int:
     return -(-(nets.PROMPT + count) // 64) * 64
 
 
-def _generate(setting: Setting, count: int, options: dict[str, Any], *, keeps: bool = False) -> tuple[Run, Run, Any]:
+def _generate(
+    setting: Setting, sizes: Sizes, count: int, options: dict[str, Any], *, keeps: bool = False
+) -> tuple[Run, Run, Any]:
     """The whole call. The prompt runs eagerly; a step is recorded once a cache, of which each call makes one, or
     all have the same (``keeps``)."""
-    plain, captured = nets.llama(setting), nets.llama(setting)
+    plain, captured = sizes.llama(setting), sizes.llama(setting)
     capture(captured, static=["past_key_values"])
     prompt = nets.prompt(plain, setting)
     caches = {id(one): nets.static_cache(one, _length(count), setting) for one in (plain, captured) if keeps}
@@ -128,16 +216,19 @@ class Decoder(nn.Module):
         return logits
 
 
-def _own(setting: Setting, count: int, options: dict[str, Any]) -> tuple[Run, Run, Any]:
+def _own(setting: Setting, sizes: Sizes, count: int, options: dict[str, Any]) -> tuple[Run, Run, Any]:
     """Step and sampling in one captured function, in the manner of gpt-fast: no value is read on the host."""
-    sizes = setting.pick((2048, 16, 16, 32_000), (64, 2, 4, 256))
-    dtype = setting.pick(torch.bfloat16, torch.float32)
-    length = _length(count)
+    width, layers, heads, vocabulary = sizes.decoder(setting)
     torch.manual_seed(3)
     with torch.device(setting.device):
-        model = Decoder(*sizes, length).to(dtype).eval().requires_grad_(False)
+        model = (
+            Decoder(width, layers, heads, vocabulary, _length(count))
+            .to(sizes.dtype(setting))
+            .eval()
+            .requires_grad_(False)
+        )
     generator = torch.Generator().manual_seed(7)
-    prompt = torch.randint(sizes[-1], (1, nets.PROMPT), generator=generator).to(setting.device)
+    prompt = torch.randint(vocabulary, (1, nets.PROMPT), generator=generator).to(setting.device)
 
     def choose(logits: Tensor) -> Tensor:
         if not options["do_sample"]:
@@ -166,8 +257,8 @@ def _own(setting: Setting, count: int, options: dict[str, Any]) -> tuple[Run, Ru
     return lambda: run(step), lambda: run(captured), captured
 
 
-WAYS: tuple[tuple[str, Callable[..., tuple[Run, Run, Any]]], ...] = (
-    ("transformers generate", _generate),
-    ("transformers, one cache", functools.partial(_generate, keeps=True)),
-    ("own decoder", _own),
-)
+WAYS: dict[str, Callable[..., tuple[Run, Run, Any]]] = {
+    "transformers generate": _generate,
+    "transformers, one cache": functools.partial(_generate, keeps=True),
+    "own decoder": _own,
+}

@@ -39,7 +39,7 @@ class Net:
             side = setting.pick(PIXELS, 32)
             found = {"pixel_values": torch.randn(BATCH, 3, side, side, generator=generator)}
         else:
-            # No token twice: the gradients of one row are added up in any order.
+            # No token twice: Inductor's kernels would add up the gradients of its row in any order.
             ids = torch.randperm(195, generator=generator)[None, : setting.pick(LENGTH, 16)] + 5
             found = {"input_ids": ids}
             if self.takes == "both":

@@ -15,6 +15,8 @@ from capture import _parked, _trees, capture, config, mark_step_begin, recording
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.recorder import Recorder
 
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
 WIDTH = 2048  # 16 MiB a weight
 
 
