@@ -18,6 +18,7 @@ from attrs import define, evolve
 from typing_extensions import override
 
 from capture import _state, _torch_private, _watched
+from capture import _torch_private_donated as donated
 from capture._ambient import inlining
 from capture._bind import Leaf, make_binder
 from capture._call import Call
@@ -215,6 +216,8 @@ class Frame:
                 "pass under capture.config.patch(enabled=False), or capture the whole computation with both backward "
                 "passes inside"
             )
+        if self._program.donates and donated.keeps_graph():
+            raise RuntimeError(donated.DONATED)
         with at_home(self._home) as is_there:
             return self._region.gradients(self._program, tensors, grads, at_home=is_there)
 

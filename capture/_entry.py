@@ -34,6 +34,8 @@ class Entry:
     """What recordings have to do again, where a watched run told it all."""
     warmups_left: int = 0
     differing_runs: int = 0
+    settling: int = 0
+    """Runs that did what is done once, such as compiling."""
     plan_is_new: bool = False
     """The plan differs from the one kept on disk."""
     trusts_store: bool = True

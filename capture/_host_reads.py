@@ -157,13 +157,26 @@ def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
 
 @contextmanager
 def no_autocast_cache() -> Iterator[None]:
-    """A weight cast cached outside the body would be frozen; one cached inside would outlive it."""
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
+    """A weight cast cached outside the body would be frozen; one cached inside would outlive it. Without autocast the
+    cache is left on until the body needs it: compiled functions that find it off are compiled again."""
+    thread = threading.get_ident()
+    cached, original = torch.is_autocast_cache_enabled(), torch.set_autocast_cache_enabled
+
+    @functools.wraps(original)
+    def switch(enabled: bool) -> None:
+        original(enabled and (threading.get_ident() != thread or not _autocast_is_on()))
+
+    torch.set_autocast_cache_enabled = switch
+    switch(cached)
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(cached)
+        torch.set_autocast_cache_enabled = original
+        original(cached)
+
+
+def _autocast_is_on() -> bool:
+    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
 def _wrapper(

@@ -145,8 +145,9 @@ def _shares_with_state(captured: Captured, facts: Facts) -> bool:
 
 def take(captured: Captured, entry: Entry, facts: Facts, watched: Watched, described: Described) -> None:
     """Make and keep the plan of a watched run; warns, or raises as the annotation asks, if it is an eager one."""
-    if watched.arranged_buckets:
-        captured.log.add("plan", "DistributedDataParallel arranged its buckets, which it does once: watched again")
+    if watched.once and entry.settling < RETRIES:
+        captured.log.add("plan", f"{watched.once}, which is done once: watched again")
+        entry.settling += 1
         return
     plan = entry.plan = compile_plan(captured.annotation, facts)
     if facts.gradients and plan.outcome == "record":

@@ -6,6 +6,7 @@ made by the body (then it is handed out beside the results), part of an argument
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,9 +16,10 @@ from attrs import define, field
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from capture import _containers
+from capture import _torch_private_donated as donated
 from capture._call import Call
 from capture._containers import TENSOR_TYPES, result_leaves
-from capture._gradients import ends_of, hooks_off, note_kept, refuses
+from capture._gradients import ends_of, hooks_off, nodes_above, note_kept, refuses
 from capture._leaves import Lent, lent
 from capture._outputs import Alias
 from capture._seeds import may_be_seed, on_host, read_seeds
@@ -107,6 +109,8 @@ class Program:
     """Which of ``given`` and ``held``, by position, were saved as views: those keep memory that ``.data =`` takes from
     the tensor."""
     num_saved: int = 0
+    donates: bool = False
+    """The backward pass writes into saved tensors: it can run once with the same ones."""
     modified: bool = False
     """A saved tensor was written afterwards by the body itself."""
     paths: dict[int, str] = field(factory=dict)
@@ -147,7 +151,7 @@ class Program:
             return (None,) * len(self.inputs)
         self.current.tensors = tensors
         try:
-            with hooks_off(self.parameters):
+            with hooks_off(self.parameters), donated.allowed() if self.donates else contextlib.nullcontext():
                 return torch.autograd.grad(edges, self.inputs, defined, retain_graph=True, allow_unused=True)
         finally:
             self.current.tensors = ()
@@ -223,6 +227,7 @@ class Saver:
         program.parameters = tuple(tensor for tensor, _ in others)
         program.inputs = tuple(edge for _, edge in (*wanted, *others))
         note_kept(program, [node for node, *_ in program.inputs])
+        program.donates = any(map(donated.writes_saved, nodes_above(attached)))
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Where each saved tensor is found; gives those that the body made."""

@@ -334,6 +334,12 @@ _WATCHING = (
 )  # fmt: skip
 
 
+def graphs_compiled() -> int:
+    """By Dynamo in this process. 0 where torch does not count: a run that compiled is then one like any other."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters.get("stats", {}).get("unique_graphs", 0))
+
+
 def hide_from_compiler() -> None:
     """Keep Dynamo, once it is loaded, from compiling what watches a compiled function run.
 

@@ -21,7 +21,7 @@ from capture._notes import Notes
 from capture._observe import Watch
 from capture._packages import packages
 from capture._state import Change, Snapshot
-from capture._torch_private import generator_id, hide_from_compiler
+from capture._torch_private import generator_id, graphs_compiled, hide_from_compiler
 from capture._torch_private_distributed import buckets_to_arrange, handles_followed
 
 
@@ -42,8 +42,8 @@ class Watched:
     states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
     """Generators as they were before, where they may have to be put back."""
     values: tuple[Any, ...] = ()
-    arranged_buckets: bool = False
-    """``DistributedDataParallel`` did what it does once, and with the host."""
+    once: str = ""
+    """What the run did that other runs do not, with the host."""
 
     def forget(self) -> None:
         """Drop what the run made; frames of an error would keep it alive."""
@@ -78,7 +78,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
         generators = [*default_generators(), *(place.get() for place in before.generators.values())]
         generators += [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
         watched.states = [(generator, generator.get_state()) for generator in generators]
-    arranged = buckets_to_arrange(before.modules)
+    arranged, compiled = buckets_to_arrange(before.modules), graphs_compiled()
     _active.append(watch)
     try:
         with contextlib.ExitStack() as around:
@@ -99,7 +99,8 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
         _active.remove(watch)
     if watched.error is None:
         watch.end()
-    watched.arranged_buckets = arranged()
+    watched.once = "DistributedDataParallel arranged its buckets" if arranged() else ""
+    watched.once = watched.once or ("it was compiled" if graphs_compiled() > compiled else "")
     _count_writes(watched)
     watched.changed = _changes.changes(before)
     return watched

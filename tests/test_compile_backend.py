@@ -10,6 +10,7 @@ import gc
 import importlib
 import threading
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -838,3 +839,56 @@ def test_without_aot_autograds_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = MODELS["mlp"][1]
     same(train(compiled(net), net, inputs), train(twin, twin, inputs))
     assert {now[1:] for now in counts().values()} == {(STEPS - 2, 0)}
+
+
+def _net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)).to(DEVICE)
+
+
+@pytest.mark.parametrize("compiled_before", [True, False])
+def test_training_through_compiled_code(compiled_before: bool) -> None:
+    """Its backward pass writes into what it saved, which torch lets no second one read."""
+    net, x = _net(), torch.randn(4, 8, device=DEVICE)
+    compiled = torch.compile(lambda x: net(x), backend="aot_eager")
+    if compiled_before:
+        compiled(x).sum().backward()
+    captured: Any = capture(lambda x: compiled(x).square())
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", CaptureWarning)
+        for number in range(8):
+            mark_step_begin()
+            given = x * number
+            net.zero_grad()
+            captured(given).sum().backward()
+            found = [p.grad for p in net.parameters()]
+            net.zero_grad()
+            net(given).square().sum().backward()
+            for one, parameter in zip(found, net.parameters(), strict=True):
+                assert one is not None
+                assert parameter.grad is not None
+                assert torch.equal(one, parameter.grad)
+        assert recordings(captured).replays >= 6
+        loss = captured(x).sum()
+        with pytest.raises(RuntimeError, match="donated"):
+            loss.backward(retain_graph=True)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_compiled_function_is_compiled_once(autocast: bool) -> None:
+    """A watched run leaves what it is guarded by as it is, but for autocast's cache where that is in use."""
+    count = [0]
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        count[0] += 1
+        return graph
+
+    compiled: Any = torch.compile(lambda x: x.sin() * 2, backend=counting)  # type: ignore[misc]
+    x = torch.randn(4, device=DEVICE)
+    with torch.no_grad(), torch.autocast(DEVICE.type, enabled=autocast):
+        expected = compiled(x)
+        captured: Any = capture(lambda x: compiled(x))
+        for _ in range(5):
+            assert torch.equal(captured(x), expected)
+    assert count[0] <= 1 + autocast
+    assert recordings(captured).replays >= 2

@@ -30,7 +30,7 @@ from benchmarks.timing import Figure
 from capture import CaptureWarning, capture, config, mark_step_begin, recordings, reset
 
 BATCH, LENGTH, VOCABULARY, HEADS = 2, 64, 4096, 16
-WIDTH, LAYERS = 1024, 8  # 100 million parameters
+WIDTH, LAYERS = 1536, 8  # 250 million parameters
 TINY = 64, 2
 STEPS, TIMED = 50, 30
 LIMIT_S = 300
