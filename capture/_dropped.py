@@ -16,7 +16,7 @@ from attrs import define, field
 from capture import _containers
 from capture._containers import TENSOR_TYPES
 from capture._state import Snapshot
-from capture._torch_private import storage_use_count
+from capture._torch_private import storage_use_count, use_count
 
 _resize: Any = torch.UntypedStorage.resize_
 """While a body is watched, another one stands in its place."""
@@ -36,7 +36,8 @@ class Dropped:
     def free(self, gradient: torch.Tensor) -> None:
         """The body has dropped it. Its caller has one reference to it."""
         if not self._held:
-            self._held.update(id(value) for _, value in self._before.places.values())
+            for place, value in self._before.places.values():
+                self._held.update((id(value), id(place.holder)))
             self._held.update(id(tensor) for tensor, _ in self._versions)
         if sys.getrefcount(gradient) > _MINE + self._held[id(gradient)]:
             return
@@ -54,8 +55,12 @@ class Dropped:
             return
         storage = tensor.untyped_storage()
         self._gone[id(storage)] += 1
+        count = self._gone[id(storage)]
+        base = tensor._base  # that all on it are views of, as those are that were reduced together
+        if base is not None and sys.getrefcount(base) <= _BASE and use_count(base) - 1 <= count:
+            count += 1
         mine = bool(self._before.owners(storage)) and storage.resizable()
-        if mine and storage_use_count(storage) <= self._gone[id(storage)] + 1:
+        if mine and storage_use_count(storage) <= count + 1:
             _resize(storage, 0)
 
 
@@ -89,5 +94,12 @@ def _probe_member() -> int:
     return _references(members)[0]
 
 
-_MINE, _INSIDE = _probe_caller(), _probe_member()
-"""References to a gradient that was dropped, and to what one holds, where nobody else has them."""
+def _probe_base() -> int:
+    view = torch.zeros(2, device="cpu")[:1]
+    base = view._base
+    return sys.getrefcount(base)
+
+
+_MINE, _INSIDE, _BASE = _probe_caller(), _probe_member(), _probe_base()
+"""References to a gradient that was dropped, to what one holds, and to what it is a view of, where nobody else has
+them."""

@@ -136,7 +136,19 @@ def _probe_members() -> int:
     return found[0][1]
 
 
-_MEMBER = _probe_members()
+def _probe_shared() -> int:
+    kept = torch.zeros(1, device="cpu")
+    return _ALONE[1] - sys.getrefcount(kept)
+
+
+_MEMBER, _SHARED = _probe_members(), _probe_shared()
+"""References to a tensor that another one alone holds, and how many more there are if somebody in C++ has it, too."""
+
+
+def _is_lone_member(member: tuple[torch.Tensor, int]) -> bool:
+    """As far as Python tells; views of it keep it in C++."""
+    tensor, references = member
+    return references <= _MEMBER + (_SHARED if use_count(tensor) > 1 else 0)
 
 
 def only_gradients(
@@ -154,16 +166,33 @@ def only_gradients(
             return None
         if is_wrapper(type(gradient)):
             members = _members(None, gradient)
-            if number != _ALONE[0] or members is None or any(count > _MEMBER for _, count in members):
+            if number != _ALONE[0] or members is None or not all(map(_is_lone_member, members)):
                 return None
             found += [(one, use_count(one) - 1) for one, _ in members if one.untyped_storage() is storage]
         elif gradient.untyped_storage() is storage:
             found.append((gradient, number - _ALONE[0]))
-    views = Counter(id(one._base) for one, _ in found)  # of each other, as they were handed out
-    alone = len(found) >= len(parameters) and all(more <= views[id(one)] for one, more in found)
-    if not alone or storage_use_count(storage) > others + len(found):
+    views = Counter(id(one._base) for one, _ in found)  # of each other, or of one that nobody else has
+    mine = {id(one) for one, _ in found}
+    bases = {id(base): base for one, _ in found if (base := one._base) is not None and id(base) not in mine}
+    found += [(base, use_count(base) - 1) for base in bases.values()]
+    base = None
+    alone = len(mine) >= len(parameters) and all(more <= views[id(one)] for one, more in found)
+    if not alone or storage_use_count(storage) > others + len(found) or max(_references(bases), default=0) > _BASE:
         return None
-    return [one for one, _ in found]
+    return [one for one, _ in found if id(one) in mine]
+
+
+def _references(bases: dict[int, Any]) -> list[int]:
+    return [sys.getrefcount(one) for one in bases.values()]
+
+
+def _probe_base() -> int:
+    view = torch.zeros(2, device="cpu")[:1]
+    found = [(view._base, 0)]
+    return _references({id(base): base for base, _ in found})[0]
+
+
+_BASE = _probe_base()
 
 
 def _counts(gradients: list[torch.Tensor]) -> tuple[list[int], list[int]]:

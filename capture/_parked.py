@@ -6,8 +6,8 @@ makes the next ones in its pool: without this a whole training step would need t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from attrs import define, field
@@ -16,38 +16,39 @@ from capture import _containers, _state
 from capture._call import Call
 from capture._containers import TENSOR_TYPES
 from capture._entry import Entry
-from capture._liveness import Held, hold
-from capture._torch_private import storage_use_count, use_count
+from capture._liveness import Held, hold, only_gradients
 
+DEVICE = "cuda"  # elsewhere there is no second memory
 WORTH = 32 << 20  # bytes; a copy to the host and back takes 0.2 ms a MiB, where the recording fails
 
 
 @define
 class Parked:
-    """Tensors whose memory was given up, each with its values."""
+    """Storages whose memory was given up, each with its values."""
 
-    _kept: list[tuple[Held, torch.Tensor, int]] = field(factory=list)
+    _kept: list[tuple[Held, torch.Tensor]] = field(factory=list)
     nbytes: int = 0
 
-    def park(self, tensors: list[torch.Tensor]) -> None:
+    def park(self, storages: list[torch.UntypedStorage]) -> None:
         """Copy to the host and give the memory up."""
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            self._kept.append((hold(storage), whole.cpu(), storage.nbytes()))
+        for storage in storages:
+            self._kept.append((hold(storage), _bytes_of(storage).cpu()))
             self.nbytes += storage.nbytes()
-            del whole
             storage.resize_(0)
 
     def settle(self) -> None:
         """Whoever is still there gets its values back."""
         kept, self._kept = self._kept, []
-        with torch.no_grad():
-            for reference, values, nbytes in kept:
+        with torch.no_grad(), torch.inference_mode(False):
+            for reference, values in kept:
                 storage = reference()
                 if storage is not None and not storage.nbytes():
-                    storage.resize_(nbytes)
-                    torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).copy_(values)
+                    storage.resize_(values.numel())
+                    _bytes_of(storage).copy_(values)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def parked(entry: Entry, call: Call) -> Parked:
@@ -57,9 +58,9 @@ def parked(entry: Entry, call: Call) -> Parked:
     if not paths:
         return found
     with torch.no_grad(), torch.inference_mode(False):
-        tensors = list(_alone(call, paths))
-        if sum(one.untyped_storage().nbytes() for one in tensors) >= WORTH:
-            found.park(tensors)
+        storages = _alone(call, paths)
+        if sum(one.nbytes() for one in storages) >= WORTH:
+            found.park(storages)
     return found
 
 
@@ -71,39 +72,24 @@ def _dropped(entry: Entry) -> set[str]:
     return {name for name in names if not any(path == name or path.startswith(f"{name}.") for path in read)}
 
 
-def _alone(call: Call, paths: set[str]) -> Iterator[torch.Tensor]:
-    """Plain tensors below the places, held by nothing but a parameter, or by a tensor that a parameter alone holds."""
+def _alone(call: Call, paths: set[str]) -> list[torch.UntypedStorage]:
+    """Memory of nothing but gradients that a parameter alone holds, or several that were reduced together."""
     places = _state.snapshot(call.roots()).places
     holders = [places[path][0].holder for path in sorted(paths) if path in places]
-    del places
-    shared: dict[int, list[torch.Tensor]] = {}
+    del places  # it holds the gradients
+    users: dict[int, tuple[torch.UntypedStorage, list[torch.Tensor]]] = {}
     for holder in holders:
-        if isinstance(holder, torch.Tensor):
-            for one in _members(holder):
-                shared.setdefault(id(one.untyped_storage()), []).append(one)
-    for several in shared.values():  # on one storage, as those are that ``fully_shard`` reduced together
-        storage = several[0].untyped_storage()
-        if storage.resizable() and storage_use_count(storage) == len(several) + 1:
-            yield several[0]
+        for storage in _storages(holder):
+            users.setdefault(id(storage), (storage, []))[1].append(holder)
+    return [storage for storage, several in users.values() if only_gradients(several, storage, 1) is not None]
 
 
-def _members(holder: torch.Tensor) -> Iterator[torch.Tensor]:
-    gradient = holder.grad
+def _storages(holder: Any) -> Iterator[torch.UntypedStorage]:
+    gradient = holder.grad if isinstance(holder, torch.Tensor) else None
     if gradient is None or gradient.requires_grad:
         return
-    if sys.getrefcount(gradient) > _mine[0] or use_count(gradient) > _mine[1]:  # somebody else has it
-        return
     for _, leaf in _containers.leaves(gradient):
-        if type(leaf) in TENSOR_TYPES and leaf.layout is torch.strided and leaf.device.type == "cuda":
-            yield leaf
-
-
-def _probe() -> tuple[int, int]:
-    """References that a look at a parameter's gradient makes itself, in Python and in C++."""
-    parameter = torch.zeros(1, requires_grad=True)
-    parameter.grad = torch.zeros(1)
-    gradient = parameter.grad
-    return sys.getrefcount(gradient), use_count(gradient)
-
-
-_mine = _probe()
+        if type(leaf) in TENSOR_TYPES and leaf.layout is torch.strided and leaf.device.type == DEVICE:
+            storage = leaf.untyped_storage()
+            if storage.resizable():
+                yield storage

@@ -91,9 +91,9 @@ def test_gradients_come_back_where_the_recording_fails(monkeypatch: pytest.Monke
     parked: list[int] = []
     park = _parked.Parked.park
 
-    def noted(self: Any, tensors: list[Tensor]) -> None:
-        parked.append(len(tensors))
-        park(self, tensors)
+    def noted(self: Any, storages: list[torch.UntypedStorage]) -> None:
+        parked.append(len(storages))
+        park(self, storages)
 
     launch = Recorder._launch
 
