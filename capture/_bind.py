@@ -20,6 +20,7 @@ import torch
 from attrs import frozen
 
 from capture import _containers, _torch_private
+from capture._torch_private_distributed import progress_of, sharding_of
 from capture._torch_private_subclass import is_wrapper
 
 Key = tuple[Any, ...]
@@ -259,8 +260,12 @@ def _token_of_held(value: Any) -> int:
     return token
 
 
-Switches = tuple[tuple[tuple[dict[str, Any], str], ...], tuple[tuple[weakref.ref[torch.nn.Module], str], ...]]
-"""Dictionaries and modules that have a switch each, and its name."""
+Switches = tuple[
+    tuple[tuple[dict[str, Any], str], ...],
+    tuple[tuple[weakref.ref[torch.nn.Module], str], ...],
+    tuple[weakref.ref[Any], ...],
+]
+"""Dictionaries and modules that have a switch each, and its name; what ``fully_shard`` keeps of modules."""
 _module_lists: dict[int, Switches] = {}
 
 
@@ -278,9 +283,13 @@ _SWITCHES = ("require_backward_grad_sync",)
 """What ``DistributedDataParallel.no_sync()`` turns off around a call."""
 
 
-def training_reader(module: torch.nn.Module) -> Callable[[], list[bool]]:
-    """A function that reads the training flags of a module and all its submodules, and ``_SWITCHES``."""
-    owns, weak = switches_of(module)
+def training_reader(module: torch.nn.Module) -> Callable[[], list[Any]]:
+    """A function that reads the training flags of a module and all its submodules, ``_SWITCHES``, and what
+    ``fully_shard`` is about to do with them."""
+    owns, weak, sharded = switches_of(module)
+    if sharded:
+        return lambda: [*[own[name] for own, name in owns], *[getattr(one(), name) for one, name in weak],
+                        *[progress_of(one()) for one in sharded]]  # fmt: skip
     if not weak:
         return lambda: [own[name] for own, name in owns]
     return lambda: [*[own[name] for own, name in owns], *[getattr(one(), name) for one, name in weak]]
@@ -302,7 +311,9 @@ def switches_of(module: torch.nn.Module) -> Switches:
                 owns += [(one.__dict__, name) for name in names]
             else:
                 weak += [(weakref.ref(one), name) for name in names]
-        _module_lists[token] = tuple(owns), tuple(weak)
+        found = (sharding_of(one) for one in module.modules())
+        sharded = {id(one): weakref.ref(one) for one in found if one is not None}
+        _module_lists[token] = tuple(owns), tuple(weak), tuple(sharded.values())
     return _module_lists[token]
 
 

@@ -48,7 +48,9 @@ def apart_of(copied: Sequence[tuple[int, int]], begins: Sequence[int], ends: Seq
 
 def flags_of(switches: Switches) -> Any:
     """The same for switches of modules as they are now. None where one is in no ``__dict__``."""
-    owns, weak = switches
+    owns, weak, sharded = switches
+    if sharded:
+        return None
     facts: list[Fact] = [(ITEM, own, name, own[name], 0) for own, name in owns]
     for reference, name in weak:
         own = reference().__dict__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +64,35 @@ _WITH_FACTOR = int(dist.ReduceOp.PREMUL_SUM) if _HAS_GROUPS else -1  # type: ign
 
 def _replicated(modules: Sequence[torch.nn.Module]) -> list[Any]:
     return [one for one in modules if isinstance(one, DistributedDataParallel)] if groups_exist() else []
+
+
+def sharding_of(module: torch.nn.Module) -> Any:
+    """What ``fully_shard`` keeps of a module. None where there is nothing, or torch does not tell: then its settings
+    are not part of keys."""
+    find = getattr(module, "_get_fsdp_state", None)
+    return find() if callable(find) else None
+
+
+def progress_of(state: Any) -> tuple[Any, ...]:
+    """Settings of ``fully_shard``, such as ``set_requires_gradient_sync``, and where it is in a step: all plain values
+    that it keeps of a module, how many other things, and whether gradients of whole parameters wait to be exchanged."""
+    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    kept = [state, getattr(state, "_state_ctx", None), *groups]
+    parameters = [one for group in groups for one in getattr(group, "fsdp_params", ())]
+    plain = [_plain(value) for one in kept if one is not None for value in vars(one).values()]
+    return (*plain, any(map(_waits, parameters)))
+
+
+def _waits(parameter: Any) -> bool:
+    if getattr(parameter, "unsharded_accumulated_grad", None) is not None:
+        return True
+    return getattr(getattr(parameter, "_unsharded_param", None), "grad", None) is not None
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str, enum.Enum)):
+        return value
+    return len(value) if isinstance(value, (list, tuple, dict, set)) else type(value)
 
 
 def _has_hook_of_torchs(module: Any) -> bool:

@@ -201,9 +201,46 @@ def compressed(rank: int, captures: bool, builtin: bool = False) -> tuple[list[T
     return [*values, *[one.detach() for one in model.parameters()]], run
 
 
+def settings_change(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
+    """Between steps of a sharded model: gradients are not exchanged, or kept for the next pass, the model runs without
+    gradients, is gathered by hand, or no longer resharded. Nothing that the body names changes."""
+    torch.manual_seed(0)
+    model: Any = sharded(nn.Sequential(Block(), nn.Linear(16, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    run, values = (capture(step) if captures else step), []
+    for number in range(2 * STEPS):
+        mark_step_begin()
+        last = number < STEPS // 2 or number % 3 == 2
+        model.set_requires_gradient_sync(last)
+        if number == STEPS:
+            with torch.no_grad():
+                values.append(model(batch(rank, number)[0]))
+        if number == STEPS + 4:
+            model.unshard()
+        if number == STEPS + 8:
+            model.set_reshard_after_backward(False)
+        if number == STEPS + 11:
+            model.set_reshard_after_backward(True)
+        values.append(run(*batch(rank, number % 7)).clone())
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+    weights: list[Any] = [one.detach() for one in model.parameters()]
+    return [*values, *[one.full_tensor() for one in weights]], run
+
+
 def special_cases(rank: int) -> None:
     builtin = functools.partial(compressed, builtin=True)
-    for case, codes in ((accumulates, {"CG105"}), (compressed, {"CG202"}), (builtin, {"CG202"})):
+    cases: list[tuple[Any, set[str]]] = [
+        (accumulates, {"CG105"}), (compressed, {"CG202"}), (builtin, {"CG202"}), (settings_change, {"CG105"}),
+    ]  # fmt: skip
+    for case, codes in cases:
         expected, _ = case(rank, False)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", CaptureWarning)
@@ -213,7 +250,8 @@ def special_cases(rank: int) -> None:
             says_why([recordings(run)], said(caught))
             continue
         assert codes <= {text[:5] for text in said(caught)}, said(caught)
-        assert (recordings(run).replays > 3) is (case is accumulates), (case, recordings(run), said(caught))
+        replays = case in (accumulates, settings_change)
+        assert (recordings(run).replays > 3) is replays, (case, recordings(run), said(caught))
 
 
 def training(rank: int) -> None:
