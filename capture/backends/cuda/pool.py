@@ -23,7 +23,7 @@ from capture.backends import Address, Block, Geometry, views_of
 from capture.backends.cuda.streams import Lane, follow, give_lane_back, keep_workspaces, order_draws, take_lane
 from capture.backends.staging import over
 
-_MUCH = 32 << 20  # bytes
+_MUCH = 8 << 20  # bytes
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
 
@@ -108,9 +108,8 @@ class CudaPool:
         """Give memory that eager code left unused back to the device, where that is much: the pool has to take its own
         beside it. True if it was. What watched runs needed would stay in torch's cache for good."""
         pool = self.reserved_bytes()
-        used = torch.cuda.memory_allocated(self.device)
-        unused = torch.cuda.memory_reserved(self.device) - pool - used
-        if unused < max(_MUCH, used // 32):
+        unused = torch.cuda.memory_reserved(self.device) - pool - torch.cuda.memory_allocated(self.device)
+        if unused < _MUCH:
             return False
         try:
             torch.cuda.empty_cache()
