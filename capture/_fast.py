@@ -12,8 +12,8 @@ from typing import Any
 
 MISS: Any = object()
 """The long way has to be taken."""
-_VERSION = 5
-MOST_VALUES = 64  # of one call that the C module takes (``native.h``)
+_VERSION = 6
+MOST_VALUES = 512  # of one call that the C module takes (``native.h``)
 
 
 def _load() -> Any:

@@ -23,6 +23,7 @@ from capture._checks import nothing_to_check
 from capture._containers import PLAIN_TYPES
 from capture._entry import Entry
 from capture._fast import MISS, MOST_VALUES, native, no_way
+from capture._inputs import alias_pattern
 from capture._modules import registrations
 from capture._named import MISSING
 from capture._native_facts import flags_of
@@ -72,10 +73,12 @@ class Shortcuts:
     def add(self, captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here) -> None:
         """The next call like this one may take a shortcut, if it is one of plain tensors and values."""
         kinds = {type(value) for value in values}
-        simple = kinds <= _KINDS | _SAME and not kinds.isdisjoint(_KINDS) and not entry.shares_memory
+        simple = kinds <= _KINDS | _SAME and not kinds.isdisjoint(_KINDS)
         if not simple or not _torch_private.HAS_METADATA_GUARD or captured.annotation.verify == "always":
             return
         fast = None if native is None else _native_way(captured, values, leaves, entry, here)
+        if fast is None and entry.shares_memory:  # only C looks at how they do
+            return
         self._last = _way(captured, values, leaves, entry, here) if fast is None else self._in_c(fast)
         alike = self._by_shapes.setdefault(_shapes(values), [])
         alike.insert(0, self._last)
@@ -136,6 +139,7 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
         return None
     runs, function = captured if entry.region is None else entry.region, captured.function
     flags = _flags(captured)
+    order, spans, shared = _layout(leaves)
     return native.Way(
         modes=modes, miss=MISS, ok=nothing_to_check, function=captured,
         defaults_of=function if isinstance(function, types.FunctionType) else None,
@@ -147,11 +151,29 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
         flags=flags, trees_here=trees_here, trees=trees_here(),
         backend=entry.backend.name, counters=captured.log.counters, steps_begun=steps_begun, replay=runs.replay,
         ready=runs.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
-        alignments=tuple([leaf.data_ptr() & 63 for leaf in leaves]), spans=tuple(map(span_bytes, leaves)),
-        least=given[0], most=given[1], verifies=captured.annotation.verify != "off",
+        alignments=tuple([leaf.data_ptr() & 63 for leaf in leaves]), spans=spans,
+        order=order, shared=shared, least=given[0], most=given[1], verifies=captured.annotation.verify != "off",
         attaches=runs is not captured, registrations=registrations,
         sampled=SAMPLED if captured.annotation.checks == "sampled" else 0,
     )  # fmt: skip
+
+
+def _layout(leaves: Sequence[Leaf]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Tensors in the order in which they lie, of those that share memory the one where it begins; the bytes of each, of
+    such a one to the end of all; and for each, where memory is shared, that one, the distance from it in bytes, and the
+    first that is the same object."""
+    spans = [span_bytes(leaf) for leaf in leaves]
+    begins = [leaf.data_ptr() for leaf in leaves]
+    pattern = alias_pattern(leaves, spans)
+    alone = (None,) * len(leaves)
+    heads = {part[0]: number for number, part in reversed(list(enumerate(pattern))) if part and not part[1]}
+    shared: list[int] = []
+    for number, part in enumerate(pattern):
+        head = number if part is None else heads[part[0]]
+        shared += [head, 0 if part is None else part[1], number if part is None else part[2]]
+        spans[head] = max(spans[head], begins[number] - begins[head] + spans[number])
+    leading = [n for n, part in enumerate(pattern or alone) if spans[n] and (part is None or heads[part[0]] == n)]
+    return tuple(sorted(leading, key=begins.__getitem__)), tuple(spans), tuple(shared)
 
 
 def _modes(here: Here, device: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -455,3 +456,76 @@ def test_it_was_built_here() -> None:
     if compiler is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         pytest.skip("nothing to build it with")
     assert _fast.native is not None or os.environ.get("CAPTURE_NATIVE") == "0"
+
+
+def _sharing(x: Tensor) -> list[tuple[Tensor, ...]]:
+    """Calls whose arguments share memory in several ways; ``x``: 6 x 4, float32."""
+    y = x.clone()
+    return [
+        (x, x[1:3], x[2], y),
+        (x, x[1:3], x[2], x),
+        (x, x[1:3], x[3], y),
+        (x, y[1:3], x[2], y),
+        (x[:2], x[2:4], x[4], y),
+        (x[:2], x[1:3], x[4], y[:0]),
+        (x, x[1:3].clone(), x[2], y),
+    ]
+
+
+def test_arguments_that_share_memory_take_the_straight_way() -> None:
+    """If they share it as they did; the same objects are the same objects."""
+
+    def body(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+        same = a is d
+        return a.sum() * 2 + (b * c).sum() + d.sum(), (a if same else c) + 1
+
+    captured = capture(body, max_recordings=20)
+    for seed in range(8):
+        for number, _ in enumerate(_sharing(torch.zeros(6, 4, device=DEVICE))):
+            given = torch.randn(6, 4, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
+            mine, theirs = _sharing(given.clone())[number], _sharing(given.clone())[number]
+            found, expected = captured(*mine), body(*theirs)
+            assert all(map(torch.equal, found, expected)), (seed, number)
+    counts = recordings(captured)
+    assert counts.replays >= 4 * 7
+    assert captured_states(captured)[0].straight(*_sharing(given)[6]) is not MISS
+
+
+def test_arguments_that_are_written_and_share_memory() -> None:
+    def body(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        a.mul_(2)
+        b.add_(1)
+        return (c * b).sum()
+
+    captured = capture(body)
+    for seed in range(10):
+        mine = torch.randn(6, 4, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
+        theirs, other = mine.clone(), torch.full((2, 4), float(seed), device=DEVICE)
+        for rows in (slice(1, 3), slice(2, 4), slice(0, 2)) if seed > 4 else (slice(1, 3),):
+            assert torch.equal(captured(mine, mine[rows], other), body(theirs, theirs[rows], other))
+            assert torch.equal(mine, theirs)
+        apart, same = torch.ones(2, 4, device=DEVICE), torch.ones(2, 4, device=DEVICE)
+        assert torch.equal(captured(mine, apart, other), body(theirs, same, other))
+        assert torch.equal(mine, theirs)
+        assert torch.equal(apart, same)
+
+
+@pytest.mark.parametrize("count", [65, 300, 600])
+def test_many_arguments(count: int) -> None:
+    """Side by side in memory, in any order, or one of them over another."""
+
+    def body(*given: Tensor) -> Tensor:
+        return torch.stack([one.sum() * number for number, one in enumerate(given)]).sum()
+
+    captured = capture(body)
+    chance = random.Random(0)
+    whole = torch.randn(count + 1, 16, device=DEVICE)
+    for number in range(12):
+        rows = list(range(count))
+        if number % 3 == 1:
+            chance.shuffle(rows)
+        given = [whole[row] for row in rows]
+        if number % 3 == 2:
+            given[7] = whole.flatten()[8:24]
+        expected = body(*given)
+        assert torch.equal(captured(*given), expected), number

@@ -25,6 +25,7 @@ from capture._bind import make_binder
 from capture._decorate import Handle, adopted, hand_back
 from capture._errors import AnnotationError
 from capture._facts import Where
+from capture._fast import MISS
 from capture._named import NamedKey
 from capture._runtime import Captured
 from capture._torch_private import CAPABILITIES, dispatch_mode_depth
@@ -210,9 +211,11 @@ def _seen_first(graph: Graph, run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _alone(handle: Handle, make: Callable[[], Captured]) -> Callable[..., Any]:
     handle.single = single = adopted(make())
+    straight = single.straight
 
     def run(*inputs: Any) -> Any:
-        return single(*inputs)
+        result = straight(*inputs)
+        return single(*inputs) if result is MISS else result
 
     return run
 
@@ -224,7 +227,8 @@ def _of_owner(handle: Handle, position: int, by_storage: bool) -> Callable[..., 
         owner = inputs[position].untyped_storage() if by_storage else inputs[position]
         known = instances.get(id(owner))
         captured = known[1] if known is not None and known[0]() is owner else of(owner)
-        return captured(*inputs)
+        result = captured.straight(*inputs)
+        return captured(*inputs) if result is MISS else result
 
     return run
 

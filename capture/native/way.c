@@ -20,19 +20,51 @@ typedef struct {
     Steps steps;           /* holds references, too */
     Py_ssize_t least, most; /* values that a call may give: the others are defaults */
     uint8_t alignments[MOST_VALUES]; /* of tensors: their addresses modulo 64 */
-    uint64_t spans[MOST_VALUES]; /* bytes from a tensor's first to its last */
-    uint64_t widest;       /* the longest of them */
+    uint64_t spans[MOST_VALUES]; /* bytes from a tensor's first to its last, of a group's leader to the group's last */
+    uint64_t shifts[MOST_VALUES]; /* bytes from where the group begins: tensors that share memory */
+    uint16_t leaders[MOST_VALUES]; /* the tensor where its group begins, or itself */
+    uint16_t objects[MOST_VALUES]; /* the first that is the same object */
+    uint16_t order[MOST_VALUES]; /* leaders that are not empty, as they lay in memory when the way was made */
+    Py_ssize_t apart;      /* how many those are */
+    int shares;            /* some share memory */
     vectorcallfunc vectorcall;
 } Way;
 
 static PyTypeObject WayType;
 static PyObject *s_phase, *s_ready;
 
-/* Two tensors share no memory. */
-static int is_apart(Way *self, const uint64_t *addresses, Py_ssize_t i, Py_ssize_t j)
+/* No two leaders share memory. Most lie in the order they had. */
+static int are_apart(Way *self, const uint64_t *addresses)
 {
-    uint64_t a = addresses[i], b = addresses[j], distance = a < b ? b - a : a - b;
-    return distance >= self->widest || distance >= self->spans[a < b ? i : j];
+    Py_ssize_t i = 1;
+    for (; i < self->apart; i++) {
+        uint16_t before = self->order[i - 1];
+        if (addresses[self->order[i]] < addresses[before] + self->spans[before])
+            break;
+    }
+    if (i >= self->apart)
+        return 1;
+    for (i = 1; i < self->apart; i++)
+        for (Py_ssize_t j = 0; j < i; j++) {
+            uint16_t one = self->order[i], other = self->order[j];
+            uint64_t a = addresses[one], b = addresses[other];
+            if (a < b ? b - a < self->spans[one] : a - b < self->spans[other])
+                return 0;
+        }
+    return 1;
+}
+
+/* Those that shared memory share it in the same way, and are the same objects or not as they were. */
+static int share_alike(Way *self, PyObject *const *tensors, const uint64_t *addresses)
+{
+    for (Py_ssize_t i = 0; i < self->steps.tensors; i++) {
+        if (addresses[i] - addresses[self->leaders[i]] != self->shifts[i] || tensors[i] != tensors[self->objects[i]])
+            return 0;
+        for (Py_ssize_t j = 0; j < i && self->objects[i] == i; j++)
+            if (self->leaders[j] == self->leaders[i] && tensors[j] == tensors[i])
+                return 0;
+    }
+    return 1;
 }
 
 /* Arguments of the same kinds: 1 with the tensors and their addresses, 0, -1. */
@@ -51,10 +83,10 @@ static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t
         if (address_of(tensors[i], &addresses[i]) < 0)
             return -1;
         same = (addresses[i] & 63) == self->alignments[i];
-        for (Py_ssize_t j = 0; same && j < i; j++)
-            same = is_apart(self, addresses, i, j);
     }
-    return same;
+    if (same > 0 && self->shares)
+        same = share_alike(self, tensors, addresses);
+    return same > 0 ? are_apart(self, addresses) : same;
 }
 
 /* The world around the call is as it was: 1, 0, -1. Modes and the function are looked at before. */
@@ -172,16 +204,38 @@ static void way_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-static int set_tensors(Way *self, PyObject *alignments, PyObject *spans)
+/* ``order``: the leaders. ``shared``: a leader, a shift and an object for each tensor, or empty. */
+static int set_tensors(Way *self, PyObject *alignments, PyObject *spans, PyObject *order, PyObject *shared)
 {
-    for (Py_ssize_t i = 0; i < self->steps.tensors; i++) {
-        long alignment = PyLong_AsLong(PyTuple_GET_ITEM(alignments, i));
-        long long span = PyLong_AsLongLong(PyTuple_GET_ITEM(spans, i));
+    Py_ssize_t count = self->steps.tensors, leaders = PyTuple_GET_SIZE(order);
+    self->shares = PyTuple_GET_SIZE(shared) > 0;
+    if (leaders > count || (self->shares && PyTuple_GET_SIZE(shared) != 3 * count)) {
+        PyErr_SetString(PyExc_ValueError, "another number of tensors");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        long long found[5] = {0, 0, i, 0, i};
+        found[0] = PyLong_AsLongLong(PyTuple_GET_ITEM(alignments, i));
+        found[1] = PyLong_AsLongLong(PyTuple_GET_ITEM(spans, i));
+        for (int part = 0; self->shares && part < 3; part++)
+            found[2 + part] = PyLong_AsLongLong(PyTuple_GET_ITEM(shared, 3 * i + part));
+        if (!PyErr_Occurred() && (found[2] < 0 || found[2] >= count || found[4] < 0 || found[4] >= count))
+            PyErr_SetString(PyExc_ValueError, "no such tensor");
         if (PyErr_Occurred())
             return -1;
-        self->alignments[i] = (uint8_t)alignment;
-        self->spans[i] = (uint64_t)span;
-        self->widest = self->spans[i] > self->widest ? self->spans[i] : self->widest;
+        self->alignments[i] = (uint8_t)found[0];
+        self->spans[i] = (uint64_t)found[1];
+        self->leaders[i] = (uint16_t)found[2];
+        self->shifts[i] = (uint64_t)found[3];
+        self->objects[i] = (uint16_t)found[4];
+    }
+    for (Py_ssize_t i = 0; i < leaders; i++) {
+        long long leader = PyLong_AsLongLong(PyTuple_GET_ITEM(order, i));
+        if (leader < 0 || leader >= count) {
+            PyErr_SetString(PyExc_ValueError, "no such tensor");
+            return -1;
+        }
+        self->order[self->apart++] = (uint16_t)leader;
     }
     return 0;
 }
@@ -191,16 +245,16 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
         "flags", "world", "trees_here", "trees", "backend", "counters", "steps_begun", "replay", "ready", "constants", "alignments",
-        "spans", "least", "most", "verifies", "attaches", "registrations", "sampled", NULL};
+        "spans", "order", "shared", "least", "most", "verifies", "attaches", "registrations", "sampled", NULL};
     Way given = {0};
     Steps *steps = &given.steps;
-    PyObject *alignments, *spans;
+    PyObject *alignments, *spans, *order, *shared;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOO!OOOOOO!O!O!nnppOl", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!nnppOl", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
             &given.in_capture, &given.check, &given.flags, &given.world, &given.trees_here, &PyDict_Type, &given.trees, &given.backend,
             &steps->counters, &steps->steps_begun, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants,
-            &PyTuple_Type, &alignments, &PyTuple_Type, &spans, &given.least, &given.most, &steps->verifies,
+            &PyTuple_Type, &alignments, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most, &steps->verifies,
             &steps->attaches, &steps->registrations, &steps->sampled))
         return NULL;
     given.steps.count = PyTuple_GET_SIZE(given.constants);
@@ -221,7 +275,7 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->vectorcall = way_call;
     self->least = given.least;
     self->most = given.most;
-    if (set_tensors(self, alignments, spans) < 0)
+    if (set_tensors(self, alignments, spans, order, shared) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
