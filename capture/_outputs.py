@@ -22,6 +22,7 @@ from capture._fast import native
 from capture._liveness import Held, Source, are_untouched_gradients, hold, is_sole_holder, only_gradients
 from capture._skeleton import EffectSlot, Slot, effect_slot, fill, filler, skeleton_of
 from capture._state import Place
+from capture._torch_private_layout import counts_layout
 from capture.backends import Block, Geometry, Pool
 
 
@@ -96,6 +97,8 @@ class OutputPlan:
     """Of all groups."""
     places: tuple[int, ...] = ()
     """The first position of each group."""
+    kept: Any = None
+    """For the C module: those gradients, once they were found untouched, until others are made."""
     fills: Callable[[Sequence[Any]], Any] | None = None
     """``fill`` for a structure of tuples and lists."""
     copier: Copier | None = None
@@ -137,6 +140,10 @@ class OutputPlan:
 
     def keeps_gradients(self) -> bool:
         """All that became gradients in the last replay still are, as they were made, and nobody else uses them."""
+        parameters = tuple([of() for of in self.gradients.values()])
+        if self.kept is not None and self.kept(parameters):
+            return True
+        self.kept = None
         sources = [source for number in self.gradients if (source := self.sources[number]) is not None]
         watched = [self.live[number] for number in self.gradients]
         if len(sources) != len(watched) or not all(map(operator.is_, [one.held for one in sources], watched)):
@@ -146,11 +153,15 @@ class OutputPlan:
             if len(firsts) < len(sources) or not _torch_private.HAS_METADATA_GUARD:
                 return False
             self.fresh = _torch_private.metadata_guard(firsts)
-        return are_untouched_gradients([of() for of in self.gradients.values()], sources, self.fresh)
+        found = are_untouched_gradients(parameters, sources, self.fresh)
+        where = counts_layout() if found and native is not None else None
+        if where is not None:
+            self.kept = native.Untouched(parameters, where)
+        return found
 
     def lose(self, number: int) -> None:
         """What was handed out of this group has left the pool, or may not be used any more."""
-        self.live[number] = None
+        self.live[number], self.kept = None, None
         source = self.sources[number]
         if source is not None:
             source.forget()
@@ -173,6 +184,8 @@ class OutputPlan:
         the gradients of the last replay are still in place, nobody else has them, and this one wrote them."""
         values: list[Any] = [None] * self.count
         groups, effects = self.others if in_place else (self.numbers, self.effects)
+        if not in_place:
+            self.kept = None
         if self.inference:
             with torch.inference_mode():
                 self._build_fresh(pool, values, groups)
@@ -241,7 +254,7 @@ class OutputPlan:
 
     def adopt(self, tensors: Sequence[Any]) -> list[Any]:
         """Hand out the leaves that the recording run itself made, instead of building them."""
-        values = list(tensors)
+        values, self.kept = list(tensors), None
         for number, group in enumerate(self.groups):
             mine = [values[position] for position in group.positions]
             self.live[number] = hold(mine[0].untyped_storage())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -145,6 +145,51 @@ def _tells_operators(tensor: torch.Tensor, layout: Layout) -> bool:
     with torch.enable_grad():
         tensor.mul_(_leaf())
     return not same()
+
+
+def _holders() -> Iterator[Callable[[torch.Tensor], object]]:
+    """What somebody does to a gradient, given its parameter, to have it or to change it. The results are kept."""
+    other = _leaf()
+    yield lambda p: p.grad
+    yield lambda p: p.grad.view(-1)  # type: ignore[union-attr]
+    yield lambda p: p.grad.data  # type: ignore[union-attr]
+    yield lambda p: p.grad.detach()  # type: ignore[union-attr]
+    yield lambda p: p.grad.untyped_storage()  # type: ignore[union-attr]
+    yield lambda p: setattr(other, "grad", p.grad)
+    yield lambda p: _multiplied(other, p)
+    yield lambda p: p.grad.t_()  # type: ignore[union-attr]
+    yield lambda p: p.grad.requires_grad_()  # type: ignore[union-attr]
+    yield lambda p: setattr(p.grad, "note", 1)
+    yield lambda p: setattr(p, "grad", torch.zeros(4, 4))
+    yield lambda p: setattr(p, "grad", None)
+    yield lambda p: _changed(p.grad, torch.zeros(4, 4))  # type: ignore[arg-type]
+
+
+def _multiplied(other: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Its graph has saved the gradient."""
+    with torch.enable_grad():
+        return other.clone() * parameter.grad  # type: ignore[operator]
+
+
+@functools.cache
+def counts_layout() -> Layout | None:
+    """The same where torch's counts of holders are found as well: each new one of a tensor, or of its memory, shows.
+    None where one does not: then torch is asked for each."""
+    found = layout()
+    if found is None:
+        return None
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        for hold in _holders():
+            parameter = _leaf()
+            parameter.grad = torch.zeros(4, 4).data
+            known = native.Untouched((parameter,), found)
+            if not known((parameter,)):
+                return None
+            kept = hold(parameter)
+            if known((parameter,)):
+                return None
+            del kept
+    return found
 
 
 @functools.cache

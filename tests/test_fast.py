@@ -32,6 +32,7 @@ from capture import (
 )
 from capture._decorate import captured_states
 from capture._fast import MISS, native
+from capture._torch_private_layout import counts_layout
 from tests.device import DEVICE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -529,3 +530,38 @@ def test_many_arguments(count: int) -> None:
             given[7] = whole.flatten()[8:24]
         expected = body(*given)
         assert torch.equal(captured(*given), expected), number
+
+
+@pytest.mark.skipif(native is None, reason="the C module was not built")
+def test_untouched_gradients_are_seen_to_be_touched() -> None:
+    """Whoever gets hold of one shows, and who lets it go again does not."""
+    where = counts_layout()
+    assert where is not None, "else it is as slow as without"
+    with torch.enable_grad():
+        parameters = tuple(torch.ones(4, 4, device=DEVICE, requires_grad=True) for _ in range(3))
+        for one in parameters:
+            one.grad = torch.ones(4, 4, device=DEVICE).data
+        known = native.Untouched(parameters, where)
+        assert known(parameters)
+        middle = parameters[1]
+        assert middle.grad is not None
+        middle.grad.mul_(2)
+        assert known(parameters), "a write gives it to nobody"
+        kept: Any
+        for hold in (
+            lambda: middle.grad, lambda: middle.grad[0], lambda: middle.grad.data,
+            lambda: middle * middle.grad, lambda: [one.grad for one in parameters],
+        ):  # fmt: skip
+            kept = hold()
+            assert not known(parameters)
+            del kept
+            assert known(parameters)
+        assert not known(parameters[:2])
+        assert not known((*parameters[:2], torch.ones(1)))
+        assert not known((*parameters[:2], None))
+        middle.grad = torch.ones(4, 4, device=DEVICE)
+        assert not known(parameters)
+    with pytest.raises(ValueError, match="no gradient"):
+        native.Untouched((torch.ones(1),), where)
+    with pytest.raises(TypeError):
+        known(1)

@@ -8,7 +8,7 @@ typedef struct {
     PyObject *holder;   /* the container, the object, the function, or a weak reference */
     PyObject *key;      /* in it; for ``BELOW`` in the ``__dict__`` of what it refers to */
     PyObject *expected; /* this very object; for ``APART`` bytes: beginning and end of pieces of memory, ascending */
-    uint64_t number;    /* size or address */
+    uint64_t number;    /* size or address; of an item in a dict its key's hash: that of a tensor is a call of Python */
 } Fact;
 
 typedef struct {
@@ -27,12 +27,22 @@ int is_facts(PyObject *one)
     return Py_TYPE(one) == &FactsType;
 }
 
-/* What is in a container, a new reference; NULL, with an exception or without one. */
-static PyObject *item_of(PyObject *holder, PyObject *key)
+/* A dict that is looked into as dicts are, a ``defaultdict`` among them. */
+static int is_dict(PyObject *holder)
 {
-    if (PyDict_CheckExact(holder))
-        return Py_XNewRef(PyDict_GetItemWithError(holder, key));
-    return PyObject_GetItem(holder, key);
+    return PyDict_Check(holder) && Py_TYPE(holder)->tp_as_mapping->mp_subscript == PyDict_Type.tp_as_mapping->mp_subscript;
+}
+
+/* What is in a container, a new reference; NULL, with an exception or without one. */
+static PyObject *item_of(const Fact *fact)
+{
+    if (!is_dict(fact->holder))
+        return PyObject_GetItem(fact->holder, fact->key);
+#if PY_VERSION_HEX < 0x030D0000 /* declared up to 3.12 */
+    return Py_XNewRef(_PyDict_GetItem_KnownHash(fact->holder, fact->key, (Py_hash_t)fact->number));
+#else
+    return Py_XNewRef(PyDict_GetItemWithError(fact->holder, fact->key));
+#endif
 }
 
 static int is_below(const Fact *fact)
@@ -68,7 +78,7 @@ static int holds(const Fact *fact, const uint64_t *addresses, Py_ssize_t count)
     PyObject *found = NULL;
     switch (fact->kind) {
     case ITEM:
-        found = item_of(fact->holder, fact->key);
+        found = item_of(fact);
         break;
     case ABSENT: {
         int inside = PyDict_Contains(fact->holder, fact->key);
@@ -172,6 +182,12 @@ static int fact_of(PyObject *given, Fact *fact)
     if (odd) {
         PyErr_SetString(PyExc_ValueError, "no such fact");
         return -1;
+    }
+    if (fact->kind == ITEM && is_dict(fact->holder)) {
+        Py_hash_t hash = PyObject_Hash(fact->key);
+        if (hash == -1)
+            return -1;
+        number = (unsigned long long)hash;
     }
     fact->number = number;
     Py_INCREF(fact->holder);

@@ -1,6 +1,8 @@
 /* Gradients: those of the last replay, which may stay where they are if nobody else has got hold of them. */
 #include "native.h"
 
+#include <string.h>
+
 #define NAMES(X) X(grad) X(untyped_storage) X(_cdata) X(storage) X(alone) X(address) X(__dict__)
 NAMES(DECLARE)
 
@@ -96,6 +98,142 @@ static PyObject *are_untouched(PyObject *module, PyObject *args)
     return same < 0 ? NULL : PyBool_FromLong(same);
 }
 
+/* Gradients that were found untouched once, and are so as long as nothing that torch and Python count has moved. They
+   are not kept alive: another object where one was is told by its storage, which the recording holds. */
+typedef struct {
+    const PyObject *object;
+    const PyTypeObject *type;
+    const char *impl, *storage, *data;
+    uint64_t holders, users; /* torch's counts of the TensorImpl and of its storage */
+    Py_ssize_t references;
+    unsigned char requires;
+} Known;
+
+typedef struct {
+    PyObject_HEAD
+    Layout layout;
+    Py_ssize_t count;
+    Known *known;
+    char *bytes; /* metadata of each */
+    vectorcallfunc vectorcall;
+} Untouched;
+
+#define COUNTS 8 /* behind the table of virtual functions */
+
+static uint64_t word_at(const char *from)
+{
+    uint64_t found;
+    memcpy(&found, from + COUNTS, sizeof(found));
+    return found;
+}
+
+/* As it is now; 0 for what is no tensor with memory. */
+static int look_at(const Layout *layout, PyObject *gradient, Known *known)
+{
+    *known = (Known){.object = gradient, .type = Py_TYPE(gradient), .references = Py_REFCNT(gradient)};
+    if (gradient == Py_None)
+        return 0;
+    known->impl = pointer_at((const char *)gradient, layout->impl_in_object);
+    known->storage = known->impl == NULL ? NULL : pointer_at(known->impl, layout->storage_in_impl);
+    if (known->storage == NULL)
+        return 0;
+    known->data = pointer_at(known->storage, layout->data_in_storage);
+    known->holders = word_at(known->impl);
+    known->users = word_at(known->storage);
+    known->requires = requires_gradient(layout, known->impl);
+    return 1;
+}
+
+/* 1, 0, or -1 with an exception set. */
+static int is_as_known(Untouched *self, Py_ssize_t i, PyObject *parameter)
+{
+    const Known *was = &self->known[i];
+    Known now;
+    PyObject *gradient = parameter == Py_None ? Py_NewRef(Py_None) : PyObject_GetAttr(parameter, s_grad);
+    if (gradient == NULL)
+        return -1;
+    Py_ssize_t width = self->layout.end - self->layout.begin;
+    int same = gradient == was->object && Py_TYPE(gradient) == was->type && look_at(&self->layout, gradient, &now) &&
+               now.impl == was->impl && now.storage == was->storage && now.data == was->data &&
+               now.holders == was->holders && now.users == was->users && now.references == was->references &&
+               now.requires == was->requires &&
+               memcmp(now.impl + self->layout.begin, self->bytes + i * width, width) == 0;
+    if (same) {
+        PyObject *own = PyObject_GetAttr(gradient, s___dict__);
+        same = own == NULL ? -1 : PyDict_Check(own) && PyDict_GET_SIZE(own) == 0;
+        Py_XDECREF(own);
+    }
+    Py_DECREF(gradient);
+    return same;
+}
+
+static PyObject *untouched_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Untouched *self = (Untouched *)object;
+    if (PyVectorcall_NARGS(nargsf) != 1 || names != NULL || !PyTuple_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "it takes a tuple of parameters");
+        return NULL;
+    }
+    int same = PyTuple_GET_SIZE(args[0]) == self->count;
+    for (Py_ssize_t i = 0; same > 0 && i < self->count; i++)
+        same = is_as_known(self, i, PyTuple_GET_ITEM(args[0], i));
+    return same < 0 ? NULL : PyBool_FromLong(same);
+}
+
+static void untouched_dealloc(PyObject *object)
+{
+    Untouched *self = (Untouched *)object;
+    PyMem_Free(self->known);
+    PyMem_Free(self->bytes);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *untouched_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"parameters", "layout", NULL};
+    PyObject *parameters, *where;
+    Layout layout = {0};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O!O!", names, &PyTuple_Type, &parameters, &PyTuple_Type, &where) ||
+        layout_from(where, &layout) < 0)
+        return NULL;
+    Untouched *self = (Untouched *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(parameters), width = layout.end - layout.begin;
+    self->vectorcall = untouched_call;
+    self->layout = layout;
+    self->known = PyMem_New(Known, count + 1);
+    self->bytes = PyMem_New(char, count * width + 1);
+    int failed = self->known == NULL || self->bytes == NULL;
+    if (failed)
+        PyErr_NoMemory();
+    for (; !failed && self->count < count; self->count++) {
+        PyObject *gradient = PyObject_GetAttr(PyTuple_GET_ITEM(parameters, self->count), s_grad);
+        failed = gradient == NULL || !look_at(&layout, gradient, &self->known[self->count]);
+        if (!failed)
+            memcpy(self->bytes + self->count * width, self->known[self->count].impl + layout.begin, width);
+        else if (gradient != NULL)
+            PyErr_SetString(PyExc_ValueError, "there is no gradient");
+        Py_XDECREF(gradient);
+    }
+    if (failed)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyTypeObject UntouchedType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture._native.Untouched",
+    .tp_doc = "Tells whether the gradients of parameters, given as a tuple, are as they were, and who has them, too.",
+    .tp_basicsize = sizeof(Untouched),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Untouched, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = untouched_new,
+    .tp_dealloc = untouched_dealloc,
+};
+
 static PyMethodDef functions[] = {
     {"gradient_counts", gradient_counts, METH_VARARGS, "Uses and references of a gradient, as ``are_untouched`` sees."},
     {"are_untouched", are_untouched, METH_VARARGS, "``_liveness.are_untouched_gradients``."},
@@ -105,5 +243,7 @@ static PyMethodDef functions[] = {
 int add_gradients(PyObject *module)
 {
     NAMES(INTERN)
+    if (PyType_Ready(&UntouchedType) < 0 || PyModule_AddObjectRef(module, "Untouched", (PyObject *)&UntouchedType) < 0)
+        return -1;
     return PyModule_AddFunctions(module, functions);
 }

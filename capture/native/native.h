@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 6 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 7 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the long way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -114,6 +114,27 @@ PyObject *list_of(PyObject *const *items, Py_ssize_t count);
 int facts_hold(PyObject *facts, const uint64_t *addresses, Py_ssize_t count);
 int is_facts(PyObject *one);
 int add_facts(PyObject *module);
+
+/* Where torch keeps what it knows of a tensor: offsets that ``_torch_private_layout`` found. */
+#define MOST_ZEROS 4
+typedef struct {
+    Py_ssize_t impl_in_object;   /* pointers: object -> TensorImpl */
+    Py_ssize_t storage_in_impl;  /* -> StorageImpl */
+    Py_ssize_t data_in_storage;  /* -> the memory */
+    Py_ssize_t meta_in_impl;     /* -> AutogradMeta, or NULL */
+    Py_ssize_t requires_in_meta; /* a byte: whether it is a leaf that requires a gradient */
+    Py_ssize_t zeros[MOST_ZEROS]; /* words that are 0 unless an operator made the tensor */
+    Py_ssize_t zero_count;
+    Py_ssize_t begin, end;       /* metadata in the TensorImpl */
+} Layout;
+int layout_from(PyObject *given, Layout *layout);
+/* The tensor's own gradient mode: 0 or 1; 2 for one that an operator made. */
+unsigned char requires_gradient(const Layout *layout, const char *impl);
+static inline const char *pointer_at(const char *from, Py_ssize_t offset)
+{
+    return *(const char *const *)(from + offset);
+}
+
 int tensors_hold(PyObject *tensors);
 int is_tensors(PyObject *one);
 int add_tensors(PyObject *module);

@@ -6,19 +6,6 @@
 
 #include <string.h>
 
-#define MOST_ZEROS 4
-
-typedef struct {
-    Py_ssize_t impl_in_object;   /* pointers: object -> TensorImpl */
-    Py_ssize_t storage_in_impl;  /* -> StorageImpl */
-    Py_ssize_t data_in_storage;  /* -> the memory */
-    Py_ssize_t meta_in_impl;     /* -> AutogradMeta, or NULL */
-    Py_ssize_t requires_in_meta; /* a byte: whether it is a leaf that requires a gradient */
-    Py_ssize_t zeros[MOST_ZEROS]; /* words that are 0 unless an operator made the tensor */
-    Py_ssize_t zero_count;
-    Py_ssize_t begin, end;       /* metadata in the TensorImpl */
-} Layout;
-
 typedef struct {
     PyObject *tensor;
     PyTypeObject *type;
@@ -37,20 +24,12 @@ typedef struct {
 
 static PyTypeObject TensorsType;
 
-static inline const char *pointer_at(const char *from, Py_ssize_t offset)
-{
-    const char *found;
-    memcpy(&found, from + offset, sizeof(found));
-    return found;
-}
-
 int is_tensors(PyObject *one)
 {
     return Py_TYPE(one) == &TensorsType;
 }
 
-/* The tensor's own gradient mode: 0 or 1; 2 for one that an operator made. */
-static unsigned char requires_gradient(const Layout *layout, const char *impl)
+unsigned char requires_gradient(const Layout *layout, const char *impl)
 {
     const char *meta = pointer_at(impl, layout->meta_in_impl);
     if (meta == NULL)
@@ -120,8 +99,13 @@ static void tensors_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-static int take_zeros(Layout *layout, PyObject *zeros)
+int layout_from(PyObject *given, Layout *layout)
 {
+    PyObject *zeros;
+    if (!PyArg_ParseTuple(
+            given, "nnnnnO!nn", &layout->impl_in_object, &layout->storage_in_impl, &layout->data_in_storage,
+            &layout->meta_in_impl, &layout->requires_in_meta, &PyTuple_Type, &zeros, &layout->begin, &layout->end))
+        return -1;
     layout->zero_count = PyTuple_GET_SIZE(zeros);
     if (layout->zero_count > MOST_ZEROS || layout->end - layout->begin > 256 || layout->end < layout->begin) {
         PyErr_SetString(PyExc_ValueError, "no such layout");
@@ -135,13 +119,10 @@ static int take_zeros(Layout *layout, PyObject *zeros)
 static PyObject *tensors_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"tensors", "layout", NULL};
-    PyObject *given, *zeros;
+    PyObject *given, *where;
     Layout layout = {0};
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!(nnnnnO!nn)", names, &PyTuple_Type, &given, &layout.impl_in_object,
-            &layout.storage_in_impl, &layout.data_in_storage, &layout.meta_in_impl, &layout.requires_in_meta,
-            &PyTuple_Type, &zeros, &layout.begin, &layout.end) ||
-        take_zeros(&layout, zeros) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!", names, &PyTuple_Type, &given, &PyTuple_Type, &where) ||
+        layout_from(where, &layout) < 0)
         return NULL;
     Tensors *self = (Tensors *)type->tp_alloc(type, 0);
     if (self == NULL)
