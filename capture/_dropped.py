@@ -51,7 +51,7 @@ class Dropped:
 
     def _free(self, tensor: torch.Tensor) -> None:
         """Give its memory up once all on it are dropped."""
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or use_count(tensor) > 1:  # a graph may have saved it
             return
         storage = tensor.untyped_storage()
         self._gone[id(storage)] += 1

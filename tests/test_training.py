@@ -652,6 +652,21 @@ def test_gradients_of_frozen_parameters() -> None:
             assert all_rose([one[:2] for one in before], [one[:2] for one in grown])
 
 
+def test_a_graph_that_saved_a_gradient_keeps_it() -> None:
+    mine, step, theirs, eager = pair(plain_step)
+    data = batches(3)
+    factor = torch.ones((), device=DEVICE, requires_grad=True)
+    step(*data[0]), eager(*data[0])
+    for x, y in data[1:]:
+        first, other = next(mine.model.parameters()), next(theirs.model.parameters())
+        assert first.grad is not None
+        assert other.grad is not None
+        with torch.enable_grad():
+            saved, right = (factor * first.grad).sum(), (factor * other.grad).sum()
+        step(x, y), eager(x, y)
+        assert torch.equal(*[torch.autograd.grad(one, factor)[0] for one in (saved, right)])
+
+
 @pytest.mark.parametrize("holds", ["nothing", "a gradient", "a view", "what is below", "all"])
 def test_watched_steps_free_the_gradients_that_they_drop(holds: str) -> None:
     """As eager does; those that somebody has keep their values."""
