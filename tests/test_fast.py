@@ -532,7 +532,7 @@ def test_many_arguments(count: int) -> None:
         assert torch.equal(captured(*given), expected), number
 
 
-@pytest.mark.skipif(native is None, reason="the C module was not built")
+@needs_c
 def test_untouched_gradients_are_seen_to_be_touched() -> None:
     """Whoever gets hold of one shows, and who lets it go again does not."""
     where = counts_layout()
