@@ -21,6 +21,7 @@ Inputs = Literal["auto", "copy", "bind"]
 Fallback = Literal["eager", "error"]
 Verify = Literal["off", "first", "always"]
 Checks = Literal["always", "sampled"]
+Gradients = Literal["autograd", "accumulate"]
 
 
 class CaptureOptions(TypedDict, total=False):
@@ -35,6 +36,7 @@ class CaptureOptions(TypedDict, total=False):
     warmup: int
     verify: Verify
     checks: Checks
+    gradients: Gradients
     guards: Sequence[Callable[[], object]]
     name: str
 
@@ -56,6 +58,7 @@ class Annotation:
     warmup: int = 1
     verify: Verify = "off"
     checks: Checks = "always"
+    gradients: Gradients = "autograd"
     guards: tuple[Callable[[], object], ...] = ()
 
 
@@ -66,6 +69,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "fallback": get_args(Fallback),
     "verify": get_args(Verify),
     "checks": get_args(Checks),
+    "gradients": get_args(Gradients),
 }
 
 
@@ -116,6 +120,7 @@ def annotate(
         warmup=_count("warmup", options.get("warmup", 1), at_least=1),
         verify=options.get("verify", "off"),
         checks=options.get("checks", "always"),
+        gradients=options.get("gradients", "autograd"),
         guards=_guards(options.get("guards", ())),
     )
 

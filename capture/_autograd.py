@@ -17,11 +17,12 @@ import torch
 from attrs import define, evolve
 from typing_extensions import override
 
-from capture import _state, _torch_private, _watched
+from capture import _deposit, _state, _torch_private, _watched
 from capture import _torch_private_donated as donated
 from capture._ambient import inlining
 from capture._bind import Leaf, make_binder
 from capture._call import Call
+from capture._containers import TENSOR_TYPES, replace_leaves
 from capture._entry import Entry
 from capture._errors import CaptureError
 from capture._fast import MISS
@@ -59,6 +60,18 @@ class RegionCall(Call):
         return self.region.run(self, self.values if values is None else values)
 
 
+class BackwardCall(Call):
+    """A call whose body takes tensors for their values alone: their ``.grad`` and hooks are no state of its."""
+
+    @override
+    def roots(self, values: tuple[Any, ...] | None = None) -> list[_state.Place]:
+        def bare(leaf: Any) -> Any:
+            return leaf.detach() if type(leaf) in TENSOR_TYPES and leaf.requires_grad else leaf
+
+        named = {name: replace_leaves(value, bare) for name, value in self.named_values(values).items()}
+        return _state.roots(self.function, self.receiver, named)
+
+
 class Region:
     """Forward and backward of one entry."""
 
@@ -70,11 +83,14 @@ class Region:
         devices |= {torch.device(entry.backend.name)} if entry.backend is not None else set()
         self._empty = {(dtype, device): torch.empty(0, dtype=dtype, device=device)
                        for dtype in _DIFFERENTIABLE for device in devices}  # fmt: skip
+        self._accumulates = captured.annotation.gradients == "accumulate"
+        self._anchor: _deposit.Anchor | None = None
         self._made: Program | None = None
         """Of the body's run in the present call, if there was one."""
         self._recorded: dict[Any, tuple[Program, weakref.ref[Pool]]] = {}
         """By form, one whose body ran in a recording, and where: autograd runs a node on the stream it was made on."""
         self._backwards: dict[Any, _Backward] = {}
+        """By form, and whether it accumulates."""
         self._retired = False
 
     def run(self, call: Call, values: tuple[Any, ...]) -> Pair:
@@ -121,24 +137,37 @@ class Region:
         kept = [*result.saved, *program.needed(leaves)]
         if result.attached:
             frame = Frame(self, program, kept, result.attached)
-            _apply(frame, *[leaves[index] for index in program.wanted], *program.now_parameters)
+            wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
+            if self._accumulates and parameters and _deposit.may_deposit(parameters):
+                frame.parameters, frame.anchor = parameters, self._anchor_on(result.attached[0].device)
+                _apply(frame, *wanted, frame.anchor.tensor)
+            else:
+                _apply(frame, *wanted, *parameters)
         return result.result
 
+    def _anchor_on(self, device: torch.device) -> _deposit.Anchor:
+        if self._anchor is None:
+            self._anchor = _deposit.Anchor(device)
+        return self._anchor
+
     def gradients(
-        self, program: Program, tensors: Sequence[Any], grads: Sequence[Any], *, at_home: bool
-    ) -> Sequence[Any]:
-        """The backward pass of one call. ``at_home``: in the thread of the forward pass, or while that waits for it."""
+        self, program: Program, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None = None, *,
+        at_home: bool,
+    ) -> Sequence[Any]:  # fmt: skip
+        """The backward pass of one call. ``at_home``: in the thread of the forward pass, or while that waits for it.
+        ``buffers``: of the parameters, to which their gradients are added; None: all are given back as they are."""
         if self._retired:
-            return _run_plainly(program, tensors, grads, at_home=at_home)
-        backward = self._backwards.get(program.form)
+            return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
+        key = program.form, buffers is not None
+        backward = self._backwards.get(key)
         if backward is None:
-            backward = self._backwards[program.form] = _Backward(self._captured, program)
+            backward = self._backwards[key] = _Backward(self._captured, program, accumulates=buffers is not None)
         recorded, where = self._recorded.get(program.form, (None, _nowhere))
         if recorded is None and not backward.was_called:
-            return backward(program, tensors, grads)
+            return backward(program, tensors, grads, buffers or ())
         if recorded is None or where() is not self._pool():
-            return _run_plainly(program, tensors, grads, at_home=at_home)
-        return backward(recorded, tensors, grads)
+            return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
+        return backward(recorded, tensors, grads, buffers or ())
 
     def _pool(self) -> Pool:
         assert self._entry.backend is not None
@@ -157,56 +186,76 @@ class Region:
 
 
 def _run_plainly(
-    program: Program, tensors: Sequence[Any], grads: Sequence[Any], *, at_home: bool
+    program: Program, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None, *, at_home: bool
 ) -> Sequence[torch.Tensor | None]:
     """The thread of the forward pass, unless it waits for this, may be capturing the stream of a recorded program."""
     held = not at_home and capture_lock.acquire(timeout=PATIENCE)
     try:
-        return program.gradients(tensors, grads)
+        return _computed(program, tensors, grads, buffers)
     finally:
         if held:
             capture_lock.release()
 
 
+def _computed(
+    program: Program, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None
+) -> tuple[Any, ...]:
+    found = program.gradients(tensors, grads)
+    if buffers is None:
+        return found
+    wanted, mine = found[: len(program.wanted)], found[len(program.wanted) :]
+    made = _deposit.accumulated(program.parameters, mine, buffers, (*tensors, *grads, *wanted))
+    return (*wanted, *made)
+
+
 class _Backward:
     """The backward pass of programs of one form, as a captured function of the tensors it takes."""
 
-    def __init__(self, forward: Captured, program: Program) -> None:
-        self._program, self.was_called = program, False
+    def __init__(self, forward: Captured, program: Program, *, accumulates: bool) -> None:
+        self._program, self._accumulates, self.was_called = program, accumulates, False
         names = [f"saved_{index}" for index in range(program.num_saved)]
         names += [f"input_{index}" for index in range(len(program.given))]
         held = [f"held_{index}" for index in range(len(program.held))]
-        names += [*held, *[f"gradient_{index}" for index in range(len(program.outputs))]]
+        buffers = [f"buffer_{index}" for index in range(len(program.parameters) if accumulates else 0)]
+        names += [*held, *[f"gradient_{index}" for index in range(len(program.outputs))], *buffers]
         signature = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in names])
         annotation = evolve(
-            forward.annotation, parameters=tuple(names), static=tuple(held), guards=(), warmup=1,
-            outputs="clone",  # autograd may use them on any stream, and tells the allocator alone
+            forward.annotation, parameters=tuple(names), static=(*held, *buffers), guards=(), warmup=1,
+            # autograd may use them on any stream, and tells the allocator alone
+            outputs="preserve" if accumulates else "clone",
         )  # fmt: skip
         self.captured = type(forward)(annotation, self._run, make_binder(signature), NamedKey(), None)
         self.captured.log, self.captured.findings = forward.log, forward.findings
         self.captured.keeps_plans, self.captured.is_backward = False, True
 
-    def __call__(self, program: Program, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+    def __call__(
+        self, program: Program, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any]
+    ) -> Sequence[Any]:
         self._program, self.was_called = program, True
-        result = self.captured.straight(*tensors, *grads)
-        found: Sequence[Any] = self.captured(*tensors, *grads) if result is MISS else result
+        result = self.captured.straight(*tensors, *grads, *buffers)
+        found: Sequence[Any] = self.captured(*tensors, *grads, *buffers) if result is MISS else result
         return found
 
     def _run(self, *values: Any) -> tuple[Any, ...]:
         program = self._program
-        count = len(values) - len(program.outputs)
+        end = len(values) - len(program.parameters) if self._accumulates else len(values)
+        begin = end - len(program.outputs)
         with inlining():
-            return program.gradients(values[:count], values[count:])
+            buffers = values[end:] if self._accumulates else None
+            return _computed(program, values[:begin], values[begin:end], buffers)
 
 
 class Frame:
     """One call in the caller's graph."""
 
-    __slots__ = ("_home", "_program", "_region", "attached", "kept")
+    __slots__ = ("_home", "_program", "_region", "anchor", "attached", "kept", "parameters")
 
     def __init__(self, region: Region, program: Program, kept: Sequence[Any], attached: Sequence[Any]) -> None:
         self._region, self._program, self._home = region, program, home()
         self.kept, self.attached = kept, attached
+        self.anchor: _deposit.Anchor | None = None
+        """Stands for ``parameters``, to whose ``.grad`` the backward pass adds."""
+        self.parameters: Sequence[torch.Tensor] = ()
 
     def gradients(self, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
         """The backward pass, in the tree that the forward pass ran in."""
@@ -218,8 +267,22 @@ class Frame:
             )
         if self._program.donates and donated.keeps_graph():
             raise RuntimeError(donated.DONATED)
+        if self.anchor is not None:
+            return self._accumulate(self.anchor, tensors, grads)
         with at_home(self._home) as is_there:
             return self._region.gradients(self._program, tensors, grads, at_home=is_there)
+
+    def _accumulate(self, anchor: _deposit.Anchor, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        anchor.check()
+        parameters, count = self.parameters, len(self._program.wanted)
+        buffers = _deposit.buffers_of(parameters)
+        with at_home(self._home) as is_there:
+            found = self._region.gradients(self._program, tensors, grads, buffers, at_home=is_there)
+        if buffers is None:
+            _deposit.through_autograd(parameters, found[count:])
+            return (*found[:count], None)
+        _deposit.put(parameters, found[count:])
+        return (*[one if one is None else one.clone() for one in found[:count]], None)
 
 
 class _Gradients(torch.autograd.Function):

@@ -77,9 +77,9 @@ class Call:
         """A name in ``static=`` covers this path."""
         return any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in self.annotation.static)
 
-    def roots(self) -> list[_state.Place]:
-        """Where the Python state that the body can reach begins."""
-        return _state.roots(self.function, self.receiver, self.named_values())
+    def roots(self, values: tuple[Any, ...] | None = None) -> list[_state.Place]:
+        """Where the Python state begins that the body can reach, called with these values or with the caller's own."""
+        return _state.roots(self.function, self.receiver, self.named_values(values))
 
     def opaque_leaves(self) -> list[OpaqueLeaf]:
         """Leaves that are no plain value, tensor or module and whose tensors, if any, are not declared static."""

@@ -24,7 +24,7 @@ class Copier:
         self._others: list[tuple[tuple[int, ...], list[torch.Tensor]]] = []
         for block, positions, geometries in groups:
             tensors = pool.views(block, geometries)
-            if len(tensors) > 1 or not _is_dense(geometries[0]):
+            if len(tensors) > 1 or not _is_plain(geometries[0]):
                 self._others.append((positions, tensors))
                 continue
             (like,) = tensors
@@ -53,12 +53,15 @@ class Copier:
                 values[position] = tensor
 
 
-def _is_dense(geometry: Geometry) -> bool:
-    if geometry.conj or geometry.offset:
-        return False
+def _is_plain(geometry: Geometry) -> bool:
+    return not geometry.conj and not geometry.offset and is_dense(geometry.shape, geometry.stride)
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """A tensor of this form covers its memory without gaps or overlaps, in some order of its dimensions."""
     expected = 1
-    for stride, size in sorted(zip(geometry.stride, geometry.shape, strict=True)):
-        if size > 1 and stride != expected:
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step != expected:
             return False
         expected *= size
     return True

@@ -68,6 +68,11 @@ def capture(target: Any = None, /, **options: Any) -> Any:
         checks: ``"always"`` (default): every replay compares the Python state it relies on, parameter by parameter;
             ``"sampled"``: every 16th, and the next one after any module registered a parameter, buffer or submodule.
             For modules of many parameters that nobody moves by ``.data =`` or through ``__dict__``.
+        gradients: how gradients of parameters reach their ``.grad`` where the result of the function needs gradients.
+            ``"autograd"`` (default): by autograd, as eager's. ``"accumulate"``: the recorded backward pass makes them,
+            or adds to them, itself, which saves most of a pass's host time. Then ``torch.autograd.grad`` and
+            ``backward(inputs=...)`` do not reach parameters, and gradients from several functions may be added in
+            another order. Hooks of parameters run, by a slower way; while a process group exists, autograd delivers.
         guards: callables of no argument; what they return is part of the key. For Python state that only deeper
             code reads.
         name: for callables without a source line.

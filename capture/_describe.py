@@ -153,7 +153,7 @@ def _escapes(watched: Watched, kept: set[int]) -> list[Produced]:
 def _note_versions(watched: Watched) -> None:
     """Writes that no schema announced but the version counter shows."""
     for tensor, version in watched.versions:
-        if tensor._version == version:
+        if tensor._version == version or tensor.layout is not torch.strided:  # a sparse one is reported as such
             continue
         storage = tensor.untyped_storage()
         external = watched.watch.notes.externals.setdefault(id(storage), External(tensor, storage, None))

@@ -19,7 +19,7 @@ import torch
 from capture import _config, _difference, _inputs, _planning, _rebind, _record, _state, _verify, _watched, _where
 from capture._ambient import Ambient, Here, ambient, foreign, here, inlining
 from capture._annotate import Annotation
-from capture._autograd import Region, RegionCall
+from capture._autograd import BackwardCall, Region, RegionCall
 from capture._bind import Binder, Key, Leaf, Unkeyable, deaths, key_of, make_binder, module_key, signature_of
 from capture._call import Call
 from capture._checks import OVERLAPS
@@ -162,6 +162,8 @@ class Captured(Remarks):
             "annotation": self.annotation, "function": self.function, "receiver": self.receiver, "binder": self.binder,
             "values": values, "leaves": leaves,
         }  # fmt: skip
+        if self.is_backward:
+            return BackwardCall(**parts)
         return Call(**parts) if entry is None or entry.region is None else RegionCall(region=entry.region, **parts)
 
     def entries(self) -> list[Entry]:

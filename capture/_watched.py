@@ -66,7 +66,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
     An exception of the body is kept in ``error`` with its traceback.
     """
     values = call.values if values is None else values
-    before = watch.before = _state.snapshot(_state.roots(call.function, call.receiver, call.named_values(values)))
+    before = watch.before = _state.snapshot(call.roots(values))
     arguments = call.paths(values)
     watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
     watch.generators.update({key: place.path for key, place in before.generators.items()})

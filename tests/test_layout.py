@@ -21,11 +21,11 @@ STAGES: tuple[frozenset[str], ...] = tuple(
     frozenset(stage.split())
     for stage in (
         "_errors _facts _annotate _findings rules _plan _compile _compare _report",
-        "_config _events _fast _progress _lock _replaced",
+        "_arrays _config _events _fast _progress _lock _replaced",
         (
-            "_torch_private _torch_private_aoti _torch_private_compile _torch_private_cuda _torch_private_distributed "
-            "_torch_private_donated _torch_private_flags _torch_private_layout _torch_private_operators "
-            "_torch_private_subclass"
+            "_torch_private _torch_private_aoti _torch_private_backward _torch_private_compile _torch_private_cuda "
+            "_torch_private_distributed _torch_private_donated _torch_private_flags _torch_private_layout "
+            "_torch_private_operators _torch_private_subclass"
         ),
         (
             "_profile _containers _bind _ambient _named _state _changes _skeleton _restore _call _where _collectives"
@@ -36,7 +36,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_follow _optimizers",
         "backends",
         "_store _key_text",
-        "_copies _outputs _liveness _step _modules _node _tree _trees _checks _seeds _program _groups",
+        "_copies _deposit _outputs _liveness _step _modules _node _tree _trees _checks _seeds _program _groups",
         (
             "_remarks _entry _parked _inputs _ranks _autograd _shortcut _difference _planning _results _instead "
             "_record _verify _rebind _runtime _warm _cases"

@@ -8,7 +8,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from attrs import define, field
@@ -27,7 +27,9 @@ WARM, ROUNDS, STEPS = 10, 7, 20
 EAGER, CUDAGRAPHS, REDUCE_OVERHEAD = "eager", 'compile(backend="cudagraphs")', 'compile(mode="reduce-overhead")'
 GRAPHED, BY_HAND = "make_graphed_callables, a block each", "by hand: the whole step"
 REGIONAL, WHOLE = "ours, a block each", "ours, the whole step"
-SAME_KERNELS = (GRAPHED, BY_HAND, REGIONAL, WHOLE)
+ACCUMULATING = "ours, a block each, gradients accumulated in the graph"
+OURS = (REGIONAL, ACCUMULATING, WHOLE)
+SAME_KERNELS = (GRAPHED, BY_HAND, *OURS)
 
 
 class Block(nn.Module):
@@ -114,8 +116,8 @@ def measure(setting: Setting) -> Outcome:
         ms = statistics.median(times[name])
         one = trainers[name]
         rows.append((name, f"{ms:.3f}", f"{1e3 / ms:.0f}", f"{one.peak / 2**20:.1f}", _same(one, expected), _note(one)))
-    wrong = [f"{name} failed: {failed[name]}" for name in (REGIONAL, WHOLE) if name in failed]
-    wrong += [f"{n}: {_same(trainers[n], expected)}" for n in (REGIONAL, WHOLE)
+    wrong = [f"{name} failed: {failed[name]}" for name in OURS if name in failed]
+    wrong += [f"{n}: {_same(trainers[n], expected)}" for n in OURS
               if n in trainers and _first_difference(trainers[n], expected) is not None]  # fmt: skip
     outcome = Outcome(figures=_figures(times, trainers, setting), rows=tuple(rows), wrong=tuple(wrong))
     trainers.clear()
@@ -157,19 +159,23 @@ def _figures(
     times: dict[str, list[float]], trainers: dict[str, Trainer], setting: Setting
 ) -> tuple[Figure, ...]:  # fmt: skip
     figures = [Figure(name=name, unit="ms a step", values=tuple(values)) for name, values in times.items()]
-    for name, below, bar in ((WHOLE, BY_HAND, 1.02), (REGIONAL, GRAPHED, 0.90), (REGIONAL, EAGER, 1.00)):
+    for name, below, bar in (
+        (WHOLE, BY_HAND, 1.02), (ACCUMULATING, GRAPHED, 0.90), (REGIONAL, GRAPHED, None), (REGIONAL, EAGER, 1.00),
+    ):  # fmt: skip
         if name in times and below in times:
             figures.append(ratio(name, f"/ {below}", times[name], times[below], bar))
     if setting.on_gpu:
-        for name in (REGIONAL, WHOLE):
+        for name in OURS:
             if name in trainers:
                 stated = max((recordings(one).pool_bytes for one in trainers[name].captured), default=0)
                 allowed = trainers[EAGER].peak * 1.05 + stated
                 figures.append(Figure(name=f"peak memory, {name}", unit="/ (1.05 x eager's + recordings' bytes)",
                                       values=(trainers[name].peak / allowed,), bar=1.0))  # fmt: skip
-        if REGIONAL in trainers and GRAPHED in trainers:
-            figures.append(Figure(name=f"peak memory, {REGIONAL}", unit=f"/ {GRAPHED}",
-                                  values=(trainers[REGIONAL].peak / trainers[GRAPHED].peak,), bar=1.0))  # fmt: skip
+        for name in (REGIONAL, ACCUMULATING):
+            if name in trainers and GRAPHED in trainers:
+                peaks = trainers[name].peak, trainers[GRAPHED].peak
+                figures.append(Figure(name=f"peak memory, {name}", unit=f"/ {GRAPHED}",
+                                      values=(peaks[0] / peaks[1],), bar=1.0))  # fmt: skip
     return tuple(figures)
 
 
@@ -258,10 +264,13 @@ def _by_hand(model: GPT, setting: Setting) -> Trainer:
     return Trainer(run)
 
 
-def _regional(model: GPT, setting: Setting) -> Trainer:
-    for block in model.blocks:
-        capture(block)
-    return Trainer(_step(model, _optimizer(model, setting)), tuple(model.blocks))
+def _regional(gradients: Literal["autograd", "accumulate"]) -> Callable[[GPT, Setting], Trainer]:
+    def build(model: GPT, setting: Setting) -> Trainer:
+        for block in model.blocks:
+            capture(block, gradients=gradients)
+        return Trainer(_step(model, _optimizer(model, setting)), tuple(model.blocks))
+
+    return build
 
 
 def _whole(model: GPT, setting: Setting) -> Trainer:
@@ -271,5 +280,6 @@ def _whole(model: GPT, setting: Setting) -> Trainer:
 
 MECHANISMS: dict[str, Callable[[GPT, Setting], Trainer]] = {
     EAGER: _eager, CUDAGRAPHS: _compiled(backend="cudagraphs"), REDUCE_OVERHEAD: _compiled(mode="reduce-overhead"),
-    GRAPHED: _graphed, BY_HAND: _by_hand, REGIONAL: _regional, WHOLE: _whole,
+    GRAPHED: _graphed, BY_HAND: _by_hand, REGIONAL: _regional("autograd"),
+    ACCUMULATING: _regional("accumulate"), WHOLE: _whole,
 }  # fmt: skip

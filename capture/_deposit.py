@@ -1,0 +1,122 @@
+"""Deposit: gradients of parameters put into ``.grad`` by a backward pass itself, as autograd's accumulation does.
+
+For ``gradients="accumulate"``. The parameters are then no part of the caller's graph, which saves their nodes in every
+pass, and what a recording adds to or hands out as ``.grad`` stays where it is from step to step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from capture._containers import TENSOR_TYPES
+from capture._copies import is_dense
+from capture._torch_private_backward import will_execute
+from capture._torch_private_distributed import groups_exist
+
+Gradients = Sequence[torch.Tensor | None]
+
+
+class ChosenInputsError(RuntimeError):
+    """A backward pass for chosen inputs came through a function whose parameters are no part of the graph."""
+
+
+class Anchor:
+    """A tensor that stands for all parameters in the caller's graph. Only a pass for all leaves runs its node."""
+
+    def __init__(self, device: torch.device) -> None:
+        with torch.inference_mode(False), torch.enable_grad():
+            self.tensor = torch.zeros((), device=device, requires_grad=True)
+            self._node = self.tensor.view_as(self.tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+    def check(self) -> None:
+        """Raises in a pass for chosen inputs."""
+        assert will_execute is not None
+        if not will_execute(self._node):
+            raise ChosenInputsError(
+                "torch.autograd.grad() and backward(inputs=...) do not reach the parameters of a function captured "
+                'with gradients="accumulate". Capture it with gradients="autograd": autograd then has a node for each '
+                "parameter in every pass (1 to 3 us of host time a parameter)"
+            )
+
+
+def may_deposit(parameters: Iterable[torch.Tensor]) -> bool:
+    """Nobody but ``.grad`` gets these gradients, as far as is known when a call begins. Data parallelism waits for them
+    with hooks on autograd's nodes."""
+    if will_execute is None or groups_exist():
+        return False
+    return all(one.is_leaf and type(one) in TENSOR_TYPES for one in parameters)
+
+
+def buffers_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
+    """What there is in ``.grad``; None if somebody has hooks, which autograd has to call."""
+    for one in parameters:
+        if one._backward_hooks or one._post_accumulate_grad_hooks:
+            return None
+    return [one.grad for one in parameters]
+
+
+def accumulated(
+    parameters: Sequence[torch.Tensor], gradients: Gradients, buffers: Gradients, others: Iterable[Any]
+) -> list[Any]:
+    """Adds to each buffer where there is one; gives what else becomes ``.grad``, each in memory that neither another
+    one nor a tensor among ``others`` lies on."""
+    made: list[Any] = []
+    taken = {_memory(one) for one in others if isinstance(one, torch.Tensor) and one.layout is torch.strided}
+    with torch.no_grad():
+        for parameter, gradient, buffer in zip(parameters, gradients, buffers, strict=True):
+            if gradient is None or (buffer is not None and _add(gradient, buffer)):
+                made.append(None)
+            elif buffer is not None:
+                made.append(gradient + buffer)
+            else:
+                made.append(_own(gradient, parameter, taken))
+    return made
+
+
+def put(parameters: Sequence[torch.Tensor], made: Gradients) -> None:
+    """Set ``.grad`` where there is a new one."""
+    for parameter, gradient in zip(parameters, made, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient
+
+
+def through_autograd(parameters: Sequence[torch.Tensor], gradients: Gradients) -> None:
+    """Have autograd accumulate: hooks run."""
+    given = [(one, grad) for one, grad in zip(parameters, gradients, strict=True) if grad is not None]
+    with torch.enable_grad():
+        ends = [one.view_as(one) for one, _ in given]
+    if ends:
+        torch.autograd.backward(ends, [grad for _, grad in given])
+
+
+def _add(gradient: torch.Tensor, buffer: torch.Tensor) -> bool:
+    """False for a dense gradient and a sparse buffer, which becomes another tensor."""
+    if buffer.is_sparse and not gradient.is_sparse:
+        return False
+    buffer += gradient
+    return True
+
+
+def _own(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[int]) -> torch.Tensor:
+    """The gradient as autograd's accumulation stores it: laid out like a dense parameter, else contiguous
+    (``torch/csrc/autograd/functions/accumulate_grad.h``)."""
+    if gradient.layout is not torch.strided or parameter.layout is not torch.strided:
+        return gradient
+    dense = is_dense(parameter.shape, parameter.stride())
+    pairs = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
+    fits = all(size == 1 or one == other for size, one, other in pairs) if dense else gradient.is_contiguous()
+    if fits and _memory(gradient) not in taken:
+        taken.add(_memory(gradient))
+        return gradient
+    if not dense:
+        return gradient.clone(memory_format=torch.contiguous_format)
+    return torch.empty_strided(
+        parameter.shape, parameter.stride(), dtype=gradient.dtype, device=gradient.device
+    ).copy_(gradient)  # fmt: skip
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,403 @@
+"""``gradients="accumulate"``: backward recordings that put gradients of parameters into ``.grad`` themselves."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import override
+
+from capture import (
+    AnnotationError,
+    CaptureWarning,
+    _deposit,
+    _step,
+    _trees,
+    capture,
+    config,
+    mark_step_begin,
+    recordings,
+)
+from capture._deposit import ChosenInputsError
+from tests.device import DEVICE, MOVES_HELD
+from tests.test_regional import Block, bits
+
+STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_step.marks(), "begun", 0)
+    _trees.forget_trees()
+    with torch.enable_grad(), config.patch(cache=False):
+        yield
+
+
+class World:
+    """Modules, captured one by one or not, and an optimizer over all."""
+
+    def __init__(self, modules: nn.ModuleList, *, captured: bool) -> None:
+        self.modules, self.captured = modules, captured
+        self.optimizer = torch.optim.SGD(modules.parameters(), lr=0.05, momentum=0.9)
+        self.kept: list[Any] = []
+        if captured:
+            for module in modules:
+                capture(module, gradients="accumulate")
+
+    def run(self, x: Tensor) -> Tensor:
+        """All modules in turn."""
+        for module in self.modules:
+            x = module(x)
+        return x
+
+    def state(self) -> list[Any]:
+        """Parameters, their gradients with strides, and the buffers of the optimizer."""
+        found: list[Any] = []
+        for one in self.modules.parameters():
+            grad = one.grad
+            found += [bits(one), bits(grad), None if grad is None else grad.stride()]
+        found += [bits(value["momentum_buffer"]) for value in self.optimizer.state.values()]
+        return found + [bits(one) for one in self.kept]
+
+
+Act = Callable[[World, int], object]
+
+
+def data(step: int, *shape: int) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(step)
+    return torch.randn(shape or (2, 3, 6), generator=generator, device="cpu").to(DEVICE)
+
+
+def compare(make: Callable[[], nn.ModuleList], act: Act, steps: int = STEPS) -> World:
+    """The same steps eagerly and captured; gives the captured world."""
+    torch.manual_seed(0)
+    modules = make().to(DEVICE)
+    eager, ours = World(copy.deepcopy(modules), captured=False), World(modules, captured=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for step in range(steps):
+            for world in (eager, ours):
+                torch.manual_seed(step)
+                mark_step_begin()
+                act(world, step)
+            assert ours.state() == eager.state(), f"step {step}"
+    return ours
+
+
+def replays(world: World) -> int:
+    return sum(recordings(one).replays for one in world.modules)
+
+
+def blocks() -> nn.ModuleList:
+    return nn.ModuleList([Block(), Block(drop=0.1)])
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("micro", [1, 3])
+def test_steps_and_micro_batches(to_none: bool, micro: int) -> None:
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad(set_to_none=to_none)
+        for number in range(micro):
+            world.run(data(10 * step + number)).square().mean().backward()
+        world.optimizer.step()
+
+    ours = compare(blocks, act)
+    assert replays(ours) >= 2 * micro * (STEPS - 5)
+    assert all(recordings(one).eager_calls == 0 for one in ours.modules)
+
+
+def test_gradients_come_to_the_same_place_again() -> None:
+    places = []
+
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        world.run(data(step)).square().mean().backward()
+        if world.captured:
+            places.append([one.grad.data_ptr() for one in world.modules.parameters() if one.grad is not None])
+
+    compare(blocks, act)
+    assert places[-1] == places[-2] == places[-3]
+
+
+def test_gradients_that_are_held_keep_their_values() -> None:
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        world.run(data(step)).square().mean().backward()
+        world.kept += [one.grad for one in world.modules.parameters()]
+        world.optimizer.step()
+
+    compare(blocks, act)
+
+
+def test_several_forwards_before_their_backwards() -> None:
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        losses = [world.run(data(10 * step + number)).square().mean() for number in range(2)]
+        for loss in reversed(losses) if step % 2 else losses:
+            loss.backward()
+        world.optimizer.step()
+
+    compare(blocks, act)
+
+
+def test_a_second_pass_through_a_graph() -> None:
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        loss = world.run(data(step)).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+        world.optimizer.step()
+
+    compare(blocks, act)
+
+
+def test_hooks_run() -> None:
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        first, *_, last = world.modules.parameters()
+        loss = world.run(data(step)).square().mean()
+        hooks = []
+        if step in (4, 6):
+            hooks = [first.register_hook(lambda grad: grad * 0.5)]
+            hooks += [last.register_post_accumulate_grad_hook(lambda one: world.kept.append(one.grad.clone()))]
+        loss.backward()
+        for hook in hooks:
+            hook.remove()
+        world.optimizer.step()
+
+    ours = compare(blocks, act, steps=9)
+    assert len(ours.kept) == 2
+
+
+def test_an_argument_that_needs_gradients_and_one_that_does_not() -> None:
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        x = data(step).requires_grad_(step % 2 == 0)
+        world.run(x * 1 if step % 4 == 0 else x).square().mean().backward()
+        world.kept.append(x.grad)
+        world.optimizer.step()
+
+    compare(blocks, act, steps=10)
+
+
+class Odd(nn.Module):
+    """Gradients that are broadcast, transposed, shared by two parameters, or missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.randn(6)) for _ in range(3))
+        self.wide = nn.Parameter(torch.randn(6, 6).t())
+        self.unused, self.frozen = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6), requires_grad=False)
+        self.scalar = nn.Parameter(torch.randn(()))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x @ self.wide + (self.a + self.b)) * self.frozen + self.c.expand_as(x) + self.scalar
+        result: Tensor = y + (self.c * 0 + self.c.sum())
+        return result
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_odd_gradients(to_none: bool) -> None:
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad(set_to_none=to_none)
+        y = world.run(data(step))
+        (y.sum() if step % 2 else y.square().sum()).backward()
+        world.optimizer.step()
+
+    ours = compare(lambda: nn.ModuleList([Odd(), Odd()]), act)
+    assert replays(ours)
+
+
+def test_sparse_gradients() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 6, sparse=True)
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.table(x.long().abs() % 10)
+            return found
+
+    def act(world: World, step: int) -> None:
+        for one in world.modules.parameters():
+            one.grad = None
+        for number in range(2):
+            world.run(data(step, 4) * 5 + number).square().sum().backward()
+        world.kept += [one.grad.to_dense() for one in world.modules.parameters() if one.grad is not None]
+        for one in world.modules.parameters():
+            one.grad = None
+
+    compare(lambda: nn.ModuleList([Table()]), act)
+
+
+def test_a_weight_of_two_modules() -> None:
+    def make() -> nn.ModuleList:
+        first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+        second.weight = first.weight
+        return nn.ModuleList([first, second])
+
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        world.run(data(step)).square().mean().backward()
+        world.optimizer.step()
+
+    compare(make, act)
+
+
+def test_parameters_replaced_frozen_and_moved() -> None:
+    def act(world: World, step: int) -> None:
+        linear = world.modules[0]
+        assert isinstance(linear, nn.Linear)
+        if step == 4:
+            linear.weight = nn.Parameter(linear.weight.detach() * 2)
+        if step in (6, 7):
+            linear.bias.requires_grad_(step == 7)
+        if step == 9:
+            linear.weight.data = linear.weight.detach().clone()
+        for one in world.modules.parameters():
+            one.grad = None
+        world.run(data(step)).square().mean().backward()
+        with torch.no_grad():
+            for one in world.modules.parameters():
+                if one.grad is not None:
+                    one.sub_(0.1 * one.grad)
+
+    compare(lambda: nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)]), act, steps=12)
+
+
+def test_gradient_replaced_between_micro_batches() -> None:
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        for number in range(3):
+            world.run(data(10 * step + number)).square().mean().backward()
+            for one in world.modules.parameters():
+                if number == 1 and one.grad is not None:
+                    one.grad = one.grad * 0.5
+        world.optimizer.step()
+
+    compare(blocks, act)
+
+
+def test_inference_and_training_in_turn() -> None:
+    def act(world: World, step: int) -> None:
+        if step % 3 == 2:
+            with torch.no_grad():
+                world.kept.append(world.run(data(step)))
+            return
+        world.optimizer.zero_grad()
+        F.mse_loss(world.run(data(step)), data(step + 1)).backward()
+        world.optimizer.step()
+
+    compare(blocks, act, steps=11)
+
+
+PASSES: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+    "grad": lambda loss, x, _: torch.autograd.grad(loss, x),
+    "inputs": lambda loss, x, _: loss.backward(inputs=[x]),
+    "both": lambda loss, x, weight: loss.backward(inputs=[x, weight]),
+}
+
+
+@pytest.mark.parametrize("how", PASSES)
+def test_passes_for_chosen_inputs_raise(how: str) -> None:
+    linear = capture(nn.Linear(6, 6).to(DEVICE), gradients="accumulate")
+    for step in range(4):
+        mark_step_begin()
+        x = data(step).requires_grad_()
+        loss = linear(x).square().mean()
+        if step < 2:
+            loss.backward()
+            continue
+        before = bits(linear.weight.grad)
+        with pytest.raises(ChosenInputsError, match='gradients="autograd"'):
+            PASSES[how](loss, x, linear.weight)
+        assert bits(linear.weight.grad) == before
+        with pytest.raises(RuntimeError, match="not have been used in the graph"):
+            torch.autograd.grad(linear(x).sum(), linear.weight)
+
+
+@pytest.mark.parametrize("why", ["a process group", "torch does not tell"])
+def test_autograd_delivers_where_it_has_to(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if why == "a process group":
+        monkeypatch.setattr(_deposit, "groups_exist", lambda: True)
+    else:
+        monkeypatch.setattr(_deposit, "will_execute", None)
+
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        loss = world.run(data(step)).square().mean()
+        world.kept += torch.autograd.grad(loss, list(world.modules.parameters()), retain_graph=True)
+        loss.backward()
+        world.optimizer.step()
+
+    assert replays(compare(blocks, act))
+
+
+def test_a_backward_pass_that_stays_eager() -> None:
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        @override
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        @override
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * (2.0 if grads[0].sum().item() < 1e9 else 1.0)
+
+    class Reader(nn.Linear):
+        @override
+        def forward(self, input: Tensor) -> Tensor:
+            result: Tensor = Reads.apply(super().forward(input))  # type: ignore[no-untyped-call]
+            return result
+
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad(set_to_none=step % 2 == 0)
+        world.run(data(step)).square().mean().backward()
+        world.optimizer.step()
+
+    compare(lambda: nn.ModuleList([Reader(6, 6)]), act)
+
+
+def test_an_error_in_the_pass_leaves_gradients_alone() -> None:
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        y = world.run(data(step))
+        if step == 5:
+            y.register_hook(lambda grad: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                y.square().mean().backward()
+            return
+        y.square().mean().backward()
+        world.optimizer.step()
+
+    compare(blocks, act)
+
+
+@pytest.mark.skipif(not MOVES_HELD, reason="before torch 2.13 saved tensors cannot be moved: copies instead")
+def test_pending_passes_across_steps() -> None:
+    pending: dict[bool, list[Tensor]] = {True: [], False: []}
+
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        waiting = pending[world.captured]
+        waiting.append(world.run(data(step)).square().mean())
+        if len(waiting) > 2:
+            waiting.pop(0).backward()
+
+    compare(blocks, act, steps=10)
+
+
+def test_unknown_choice() -> None:
+    with pytest.raises(AnnotationError, match="'autograd', 'accumulate'"):
+        capture(nn.Linear(2, 2), gradients="accumulated")  # type: ignore[call-overload]
