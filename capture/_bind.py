@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from capture import _containers, _torch_private
+from capture import _arrays, _containers, _torch_private
 from capture._torch_private_distributed import progress_of, sharding_of
 from capture._torch_private_subclass import is_wrapper
 
@@ -199,6 +199,13 @@ def _registered_key(value: Any, leaves: list[Leaf]) -> Any:
     return (_torch_private.registered_key(spec), *[key_of(member, leaves) for member in members])
 
 
+def _content_key(value: Any, leaves: list[Leaf]) -> Any:
+    found = _arrays.content(value)
+    if found is None:
+        raise Unkeyable(f"large {type(value).__name__}")
+    return found
+
+
 class Token(int):
     """A number for an object, that knows when the object is gone."""
 
@@ -359,6 +366,7 @@ _PARTS: dict[type, KeyPart] = {
     OrderedDict: _mapping_key,
     defaultdict: _mapping_key,
     types.MethodType: _method_key,
+    **dict.fromkeys(_arrays.FROZEN, _content_key),
 }
 
 
@@ -367,6 +375,8 @@ def _part_for(kind: type) -> KeyPart:
         return _wrapper_key if is_wrapper(kind) else _odd_tensor_key
     if issubclass(kind, (enum.Enum, type)) or kind in _containers.PLAIN_TYPES:
         return _typed
+    if _arrays.is_array_type(kind):
+        return _content_key
     if _containers.is_namedtuple(kind):
         return _sequence_key
     if issubclass(kind, torch.nn.Module):

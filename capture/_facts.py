@@ -118,11 +118,11 @@ class HostSync:
 
 @frozen(kw_only=True)
 class HostWork:
-    """Work a recording cannot hold: an operator on CPU tensors beside an accelerator, a copy between the two, or an
-    operator tagged as unsafe for graphs."""
+    """Work a recording cannot hold: an operator on CPU tensors beside an accelerator, a copy between the two, an
+    operator tagged as unsafe for graphs; or a tensor made of an array."""
 
     op: str
-    kind: Literal["compute", "copy", "unsafe"]
+    kind: Literal["compute", "copy", "unsafe", "array"]
     where: Where | None = None
 
 

@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 from typing_extensions import override
 
+from capture._arrays import FROZEN, content, is_array_type
 from capture._bind import Unkeyable, identity_token, key_of
 from capture._containers import PLAIN_TYPES
 
@@ -143,6 +144,8 @@ def part_of(value: Any, *, limit: int | None = _SMALL) -> Any:
         return kind
     if isinstance(value, torch.Tensor):
         return "tensor", value.requires_grad  # its address and metadata are checked as an implicit input
+    if is_array_type(kind) or (kind in FROZEN and (limit is None or len(value) <= limit)):
+        return content(value) or (kind, object())  # equal to nothing: the call runs eagerly
     if isinstance(value, tuple) or (kind in (list, dict) and (limit is None or len(value) <= limit)):
         members = value.items() if isinstance(value, dict) else value
         return (kind, *[part_of(member, limit=limit) for member in members])

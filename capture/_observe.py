@@ -139,8 +139,11 @@ class Watch(HigherOrderMode):
         input_storages = {id(storage_of(tensor)) for tensor in inputs}
         lifted = known.lifts  # torch.tensor(...): a constant, new memory on every run
         plain, notes.plain = notes.plain and known.plain, False
-        for tensor in () if lifted else inputs:
-            self._see_input(tensor, known)
+        for tensor in inputs:
+            if not lifted or self._is_kept(tensor):
+                self._see_input(tensor, known)
+        if lifted and self._is_lent(inputs[0]):
+            self.notes.work.append(HostWork(op=known.name, kind="array", where=self._line()))
         self._see_host(known, args, kwargs, inputs)
         if known.collective or (known.base == "wait_tensor" and not self.made(inputs[0])):
             self.notes.add_collective(op, known, (args, kwargs), inputs, self._line())
@@ -256,6 +259,18 @@ class Watch(HigherOrderMode):
         """The CPU tensor whose values the body itself made of Python values: a drift of them must be seen."""
         made_here = op.base.startswith("lift") or (op.base == "_to_copy" and not self._is_known(inputs[0]))
         return inputs[0] if made_here and inputs and inputs[0].device.type == "cpu" else None
+
+    def _is_kept(self, tensor: torch.Tensor) -> bool:
+        """Python state has it, as a traced graph keeps its constants. What a plain module holds nobody reaches: only
+        compiled graphs (``integrations.compile``) keep theirs in one."""
+        owners = self.before.tensors.get(id(storage_of(tensor)), [])
+        return any(type(place.holder) is not torch.nn.Module for place, _ in owners)
+
+    def _is_lent(self, tensor: torch.Tensor) -> bool:
+        """A CPU tensor on memory of somebody else's, such as an array."""
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or self._is_known(tensor):
+            return False
+        return not tensor.untyped_storage().resizable()
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
         """Made by the body itself of what it knows, as far as operators tell."""

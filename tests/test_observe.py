@@ -619,6 +619,14 @@ def test_odd_tensors_run_eagerly_and_say_so(make: Callable[[], Tensor]) -> None:
     assert [bits(one.as_subclass(Tensor)) for one in got] == [bits(expected.as_subclass(Tensor))] * 4
 
 
+def test_a_sparse_tensor_that_is_written_runs_eagerly() -> None:
+    captured = capture(lambda x: (x.mul_(2), x.to_dense() + 1)[1])
+    ours, expected = x_of(1, 4, 4).relu().to_sparse(), x_of(1, 4, 4).relu().to_sparse()
+    with pytest.warns(CaptureWarning, match="CG107"):
+        got = [captured(ours) for _ in range(3)]
+    assert [bits(one) for one in got] == [bits(expected.mul_(2).to_dense() + 1) for _ in range(3)]
+
+
 class Marked(Tensor):
     """A subclass without behaviour of its own."""
 

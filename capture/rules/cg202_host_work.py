@@ -1,8 +1,8 @@
 """Work that a device graph cannot hold.
 
 ## What it does
-Finds operators on CPU tensors beside an accelerator, copies between the two, and operators tagged as unsafe for graphs
-on any device.
+Finds operators on CPU tensors beside an accelerator, copies between the two, and, on any device, operators tagged as
+unsafe for graphs and tensors made of NumPy's arrays.
 
 ## Why it matters
 A graph of device kernels replays device work only. CPU work would be done once, while recording, and its result would
@@ -27,7 +27,7 @@ def step(x, scale):
 Making a constant on the device once, outside the body, gives the same values.
 
 ## Known gaps
-CPU work outside PyTorch, such as numpy on arrays made earlier, is not seen.
+CPU work outside PyTorch, such as numpy on arrays made earlier, is not seen. What of it becomes a tensor is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from capture._findings import Case, Decision, Finding, Severity
 from capture.rules._rule import accelerators, rule
 
 
-@rule("CG202", "host-work", severity=Severity.EAGER, revision=2)
+@rule("CG202", "host-work", severity=Severity.EAGER, revision=3)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     devices = accelerators(case.facts.devices)
     for work in case.facts.host_work:
@@ -50,6 +50,16 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
                 fix=(
                     "use an operator that stays on the device  (no cost)",
                     "move it before or after the captured function  (splits the work in two)",
+                ),
+                where=work.where,
+            )
+        elif work.kind == "array":
+            yield RULE.finding(
+                what=f"{work.op} makes a tensor of an array",
+                why="arrays are written in place and nothing tells of it: a recording would keep the values of now",
+                fix=(
+                    "pass torch.from_numpy(array) as an argument, whose memory every call reads  (no cost)",
+                    "make the tensor once, outside, if the array never changes  (no cost)",
                 ),
                 where=work.where,
             )

@@ -1,0 +1,30 @@
+"""Arrays: what is written in place, as environments do with NumPy arrays of observations, as parts of a key. Nothing
+tells of such writes: what is compared is the content."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MOST_BYTES = 1 << 16
+"""Compared in every call (10 us); a larger array is no part of a key, and the call runs eagerly."""
+
+FROZEN: dict[type, Callable[[Any], Any]] = {set: frozenset, bytearray: bytes}
+"""Of other types that have no hash: what their content is compared as."""
+
+
+def is_array_type(kind: type) -> bool:
+    """An array of NumPy's, if anybody has imported it."""
+    numpy: Any = sys.modules.get("numpy")
+    return numpy is not None and issubclass(kind, numpy.ndarray)
+
+
+def content(value: Any) -> tuple[Any, ...] | None:
+    """All that an array, or an object of a type in ``FROZEN``, is now; None for an array too large, or of objects."""
+    kind = type(value)
+    if kind in FROZEN:
+        return (kind, FROZEN[kind](value))
+    if value.nbytes > MOST_BYTES or value.dtype.hasobject:
+        return None
+    return (kind, value.dtype.str, value.shape, value.strides, value.tobytes())
