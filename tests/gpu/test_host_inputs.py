@@ -6,11 +6,15 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from typing_extensions import override
 
-from capture import capture, mark_step_begin
+from capture import capture, mark_step_begin, recordings
+from capture.integrations.compile import backend, graphs
 from tests.gpu.support import (
     DEVICE,
     check,
@@ -18,6 +22,7 @@ from tests.gpu.support import (
     eager,
     host,
     may_fall_back,
+    needs_cuda,
     needs_gpu,
     pinned,
     rand,
@@ -203,3 +208,192 @@ def test_copied_into_a_buffer_by_the_body() -> None:
         synchronize()
         same(y, x + h.to(DEVICE))
         same(buffer, h.to(DEVICE))
+
+
+aten, put, convert = torch.ops.aten, torch.ops.prims.device_put, torch.ops.prims.convert_element_type
+CONSTANTS: dict[str, Callable[[Tensor], Any]] = {
+    "lifted and copied": lambda x: x * aten.lift_fresh_copy(torch.tensor(0.3)),
+    "converted": lambda x: x * torch.tensor(0.3, dtype=torch.float64).to(torch.float32),
+    "converted by prims": lambda x: x / convert(torch.tensor(3), torch.float64),
+    "moved": lambda x: x - aten.lift_fresh_copy(torch.tensor([0.3, 0.1, 7.0])).to(x.device),
+    "converted, viewed and moved": lambda x: x + convert(torch.arange(6), x.dtype)[3:].flip(0).to(x.device),
+    "written after it was moved": lambda x: written_later(x, torch.tensor([1.0, 2.0, 3.0])),
+}
+
+
+def written_later(x: Tensor, constant: Tensor) -> Tensor:
+    """The copy keeps what the constant was."""
+    there = constant.to(x.device, copy=True)
+    constant.add_(1)
+    return x * there + constant.to(x.device)
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_of_the_body_stay_constants(name: str) -> None:
+    """What conversions, copies and views make of a constant is one, too: it is on the device when recorded."""
+    body = CONSTANTS[name]
+
+    @capture
+    def f(x: Tensor) -> Any:
+        return body(x)
+
+    check(f, lambda i: [rand(4, 3, seed=i)])
+    assert counts(f)[1:] == (1, 4, 0)
+
+
+def number(i: int) -> list[Tensor]:
+    """Values on the device, and a number on the CPU."""
+    return [rand(4, 3, seed=i), torch.tensor(SCALARS[i], dtype=torch.float64)]
+
+
+NUMBERS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "converted": lambda x, s: x * s.to(torch.float32),
+    "converted by prims": lambda x, s: x + convert(s, torch.float32),
+    "converted twice": lambda x, s: x + convert(convert(s, torch.float64), x.dtype),
+    "rounded in between": lambda x, s: x + s.to(torch.bfloat16).to(torch.float32),
+    "copied": lambda x, s: x * s.clone(),
+    "converted and moved": lambda x, s: x / s.to(torch.float32).to(x.device, non_blocking=True),
+    "converted, viewed and moved": lambda x, s: x - s.view(()).to(torch.float32).expand(3).to(x.device),
+    "converted and copied": lambda x, s: torch.empty_like(x).copy_(s.to(torch.float32)),
+    "used in two ways": lambda x, s: (x + s) * s.to(torch.float32) - s.to(torch.float32).to(x.device),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_converted_by_the_body(name: str) -> None:
+    """A CPU number that the body converts before the device gets it: the value of this call."""
+    body = NUMBERS[name]
+
+    @capture
+    def f(x: Tensor, s: Tensor) -> Any:
+        return body(x, s)
+
+    check(f, number, len(SCALARS))
+    assert counts(f)[1:] == (1, len(SCALARS) - 2, 0)
+
+
+@may_fall_back
+@pytest.mark.parametrize("way", ["in place", "another"])
+def test_numbers_of_python_state_converted_by_the_body(way: str) -> None:
+    """The same of a number that the body finds by itself."""
+    scale = {"s": torch.tensor(1.7, dtype=torch.float64)}
+
+    @capture
+    def f(x: Tensor) -> Any:
+        return x * convert(scale["s"], torch.float32) + scale["s"].to(torch.float32).to(x.device)
+
+    for i in range(8):
+        x = rand(4, 3, seed=i)
+        same(f(x), eager(f, x))
+        if way == "in place":
+            scale["s"].mul_(-1.1)
+        else:
+            scale["s"] = scale["s"] * -1.1
+    assert way == "another" or counts(f)[1:] == (1, 6, 0)
+
+
+UNSURE: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "to integers": lambda x, s: x * s.to(torch.int32),
+    "computed": lambda x, s: x * (s * 2).to(torch.float32),
+    "made a constant": lambda x, s: x * torch.tensor(s),
+    "made a constant and moved": lambda x, s: x * aten.lift_fresh_copy(s.clone()).to(x.device),
+    "lifted": lambda x, s: x * aten.lift_fresh(s).to(torch.float32),
+    "lifted and copied": lambda x, s: x * aten.lift_fresh_copy(s).to(x.device),
+    "into a constant": lambda x, s: x * torch.tensor(0.0).copy_(s).to(x.device),
+    "with a constant": lambda x, s: x * torch.stack([torch.tensor(2.0), s.to(torch.float32)]).prod().to(x.device),
+    "in half precision": lambda x, s: x.bfloat16() * s.to(torch.float32),
+    "moved by prims": lambda x, s: x * put(s, x.device),
+    "converted and moved by prims": lambda x, s: x / put(s.to(x.dtype), x.device),
+    "constant moved by prims": lambda x, s: x * put(torch.tensor([0.3, 0.1, 7.0]), x.device) + s,
+}
+
+
+@may_fall_back
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("name", UNSURE)
+def test_numbers_that_may_not_be_recorded(name: str) -> None:
+    """Whatever the body does with a number from outside, no call gets the number of another."""
+    body = UNSURE[name]
+
+    @capture
+    def f(x: Tensor, s: Tensor) -> Any:
+        return body(x, s)
+
+    check(f, number, len(SCALARS))
+
+
+@needs_cuda
+@may_fall_back
+@pytest.mark.parametrize("make", [torch.from_numpy, torch.as_tensor, torch.tensor])
+def test_arrays_are_no_constants(make: Callable[[Any], Tensor]) -> None:
+    """An array that the body moves may be written between calls, and nobody is known to own it."""
+    table = np.arange(3, dtype=np.float32)
+
+    @capture
+    def f(x: Tensor) -> Tensor:
+        return x * make(table).to(x.device)
+
+    for i in range(8):
+        x = rand(4, 3, seed=i)
+        same(f(x), eager(f, x))
+        table += i // 4
+
+
+@needs_cuda
+@may_fall_back
+@pytest.mark.parametrize("way", ["in place", "another"])
+def test_constants_of_a_graph_that_the_caller_holds(way: str) -> None:
+    """A traced graph's constants are attributes that anyone may write."""
+    graph: Any = make_fx(lambda x: x * torch.tensor(3.0) - torch.tensor(0.25).to(x.device))(rand(4, 3))
+    names = [node.target for node in graph.graph.nodes if node.op == "get_attr"]
+    assert len(names) == 2
+
+    @capture
+    def f(x: Tensor) -> Any:
+        return graph(x)
+
+    for i in range(8):
+        x = rand(4, 3, seed=i)
+        same(f(x), eager(f, x))
+        for name in names if i > 3 else ():
+            value = getattr(graph, name)
+            setattr(graph, name, value.add_(1) if way == "in place" else value + 1)
+
+
+class Scaled(nn.Module):
+    """As transformers' models: a constant that is moved, and a Python number that differs between instances."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(rand(3)), 0.25
+
+    @override
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        window = torch.tensor(4096).to(x.device)
+        mean = x.pow(2).mean(-1, keepdim=True) + self.eps
+        return x * torch.rsqrt(mean) * self.weight + torch.tensor(0.3), window
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_constants_and_numbers_in_compiled_graphs(grad: bool) -> None:
+    """Dynamo makes an input of a Python number that changed once, a new CPU tensor in every call."""
+    torch.compiler.reset()
+    net, known = Scaled(), set(graphs())
+    compiled = torch.compile(net, backend=backend)
+
+    def run(model: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor) -> list[Tensor]:
+        with torch.set_grad_enabled(grad):
+            result, window = model(x)
+            found = torch.autograd.grad(result.sum(), net.weight) if grad else ()
+        return [result.detach(), window, *found]
+
+    for i, eps in enumerate((0.25, 0.25, 0.7, 0.7, 0.3, 1e-3, 0.9, 0.01, 3.5)):
+        mark_step_begin()
+        net.eps = eps
+        x = rand(4, 3, seed=i)
+        same(run(compiled, x), run(net, x))
+    counted = {one.__name__: recordings(one) for one in graphs() if one not in known}
+    numbers = [one for name, one in counted.items() if "backward" not in name and one.replays > 3]
+    assert len(numbers) == 1, counted
+    assert not any(one.eager_calls for one in counted.values()), counted
+    torch.compiler.reset()

@@ -1,8 +1,9 @@
 """Host: tensors that a graph cannot read where they are, most of them on the CPU.
 
 A CPU tensor that comes from outside the body gets a twin on the device, filled before every replay, and so does a
-device tensor in Python state that is another one in every call. A CPU tensor that the body makes of constants is a
-constant. All else refuses the recording.
+device tensor in Python state that is another one in every call. Where the body converts a number from outside on the
+CPU, the graph converts its twin. A CPU tensor that the body makes of constants is a constant. All else refuses the
+recording.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _SAME_BITS = frozenset(
         "_unsafe_index", "_unsafe_index_put", "fill", "fill_",
     }
 )  # fmt: skip
-_COPIES = frozenset(["_to_copy", "copy_", "copy"])
+_COPIES = frozenset(["_to_copy", "copy_", "copy", "device_put"])
+_CONVERSIONS = frozenset(["_to_copy", "convert_element_type", "clone"])  # on the CPU: the same number, of another type
 
 
 @frozen
@@ -44,6 +46,32 @@ class Ways:
     twin: bool
     """One from outside, by a tensor that is filled before every replay. Not a number that is filled in under a mask:
     with a device tensor the operator counts the mask's elements."""
+
+
+@frozen(eq=False)
+class Number:
+    """A CPU number that the body converted from one that came from outside: the graph does so where it is used."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    origin: torch.Tensor
+    """The one from outside, as the device has it."""
+    dtypes: tuple[torch.dtype, ...] = ()
+    """What it was converted to, in order."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it is now."""
+        return self.dtypes[-1] if self.dtypes else self.origin.dtype
+
+    def look(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The device's view of a CPU tensor on the same storage; None if it reads the number as something else."""
+        if tensor.dtype != self.dtype or tensor.is_conj() or tensor.is_neg():
+            return None
+        there = self.origin
+        for dtype in self.dtypes:
+            there = there.to(dtype)
+        geometry = Geometry.of(tensor)
+        return over(there.untyped_storage(), evolve(geometry, offset=geometry.offset + int(there.storage_offset())))
 
 
 class Host:
@@ -61,6 +89,7 @@ class Host:
         self.twins: dict[int, Twin] = {}
         self.constants: list[Constant] = []
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._numbers: dict[int, Number] = {}
         self._loose: dict[int, torch.Tensor] = {}
         self._halves: set[torch.dtype] = set()
         self.moving: dict[int, tuple[str, torch.Tensor]] = {}
@@ -77,9 +106,11 @@ class Host:
 
     def run(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator of which at least one tensor is on the CPU."""
+        if known.lifts:
+            return self._lift(op, known, args, kwargs)
         devices = {tensor.device.type for tensor in tensors_in(args, kwargs)}
-        target = kwargs.get("device")
-        if devices == {"cpu"} and (target is None or torch.device(target).type == "cpu"):
+        target = _target(known, args, kwargs)
+        if devices == {"cpu"} and (target is None or target.type == "cpu"):
             return self._on_host(op, known, args, kwargs)
         if known.base in _COPIES:
             return self._copy(op, known, args, kwargs)
@@ -90,17 +121,67 @@ class Host:
         named = {name: self._replace(value, ways) for name, value in kwargs.items()}
         return op(*[self._replace(value, ways) for value in args], **named)
 
+    def _lift(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``torch.tensor(...)`` has made a constant; a graph that was traced before copies one that it holds."""
+        number = self._number(args[0])
+        if number is None and not self._is_literal(known, args[0]):
+            raise RefusedError(f"{known.name} takes a CPU tensor that others may write between calls")
+        result = op(*args, **kwargs)
+        if number is not None:
+            self._note_number(number, known, result)
+        else:
+            self.note_constant(result)
+        return result
+
     def _on_host(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         constant = all(self._is_constant(tensor) for tensor in tensors_in(args, kwargs))
-        lifted = known.base.startswith("lift")
-        view = not known.writes and not lifted and any(a.alias_info is not None for a in op._schema.arguments)
-        if known.draws or not (constant or lifted or view):
-            raise RefusedError(f"{known.name} computes on the CPU with values that may differ in the next call")
+        view = not known.writes and any(a.alias_info is not None for a in op._schema.arguments)
+        number = None if constant or view or known.base not in _CONVERSIONS else self._origin(args)
+        if known.draws or not (constant or view or number is not None):
+            raise RefusedError(_differs(known))
         result = op(*args, **kwargs)
-        if (constant and not view) or lifted:
-            for tensor in tensors_in((result,), {}):
-                self.note_constant(tensor)
+        if number is not None:
+            self._note_number(number, known, result)
+        for tensor in tensors_in((result,), {}) if constant and not view else ():
+            self.note_constant(tensor)
         return result
+
+    def _origin(self, args: tuple[Any, ...]) -> Number | None:
+        """The number that is converted; None if it is none, or nobody is known to own it."""
+        source = args[0] if args else None
+        if source is None or source.dim() or source.is_conj() or source.is_neg():
+            return None
+        number = self._number(source)
+        if number is None:
+            twin = self._twin(source)
+            there = twin.look(source) if twin is not None else None
+            number = Number(weakref.ref(source.untyped_storage()), there) if there is not None else None
+        return number if number is not None and number.dtype == source.dtype else None
+
+    def _note_number(self, number: Number, known: Traits, result: torch.Tensor) -> None:
+        if not _is_alike(number.dtype, result.dtype):
+            raise RefusedError(_differs(known))
+        storage = result.untyped_storage()
+        dtypes = (*number.dtypes, result.dtype)
+        self._numbers[id(storage)] = evolve(number, storage=weakref.ref(storage), dtypes=dtypes)
+
+    def _number(self, tensor: torch.Tensor) -> Number | None:
+        storage = tensor.untyped_storage()
+        number = self._numbers.get(id(storage))
+        return number if number is not None and number.storage() is storage else None
+
+    def _is_literal(self, known: Traits, tensor: torch.Tensor) -> bool:
+        """Nobody can write what is lifted, or put another tensor in its place. What a plain module holds is out of
+        reach: only compiled graphs (``integrations.compile``) keep their constants in one."""
+        storage = tensor.untyped_storage()
+        owners = self._before.owners(storage)
+        if self._is_constant(tensor):
+            return True
+        if id(storage) in self._positions:
+            return False
+        if owners:
+            return all(type(place.holder) is torch.nn.Module for place, _ in owners)
+        return known.base != "lift_fresh_copy" and storage.resizable()  # else a graph keeps it, or an array lends it
 
     def _note_moving(self, path: str, value: torch.Tensor) -> None:
         storage = value.untyped_storage()
@@ -146,15 +227,17 @@ class Host:
         return made is not None and made() is storage
 
     def _copy(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        source = args[1] if known.base in ("copy_", "copy") and len(args) > 1 else args[0]
-        target = args[0].device if known.base in ("copy_", "copy") else torch.device(kwargs["device"])
-        if source.device.type != "cpu" or target.type == "cpu":
+        into = known.base in ("copy_", "copy")
+        source = args[1] if into and len(args) > 1 else args[0]
+        target = args[0].device if into else _target(known, args, kwargs)
+        if source.device.type != "cpu" or target is None or target.type == "cpu":
             raise RefusedError(f"{known.name} copies to the CPU")
-        twin = self._twin(source)
-        if twin is not None:
-            waits = not kwargs.get("non_blocking", args[2] if known.base == "copy_" and len(args) > 2 else False)
-            twin.waits = twin.waits and waits
-            there = twin.look(source)
+        found = self._from_outside(source)
+        if isinstance(found, Twin):
+            waits = not kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+            found.waits = found.waits and waits
+        if found is not None:
+            there = found.look(source)
         else:
             constant = self._is_constant(source)
             there = self._constant(source)
@@ -162,8 +245,11 @@ class Host:
                 self._loose[id(there)] = there
         if there is None:
             raise RefusedError(f"{known.name} copies memory beyond the CPU tensor it was given")
-        arguments = tuple(there if one is source else one for one in args)
-        result = op(*arguments, **{**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs)
+        if known.base == "device_put":
+            result = there.clone()  # it would hand on what is on the device already
+        else:
+            arguments = tuple(there if one is source else one for one in args)
+            result = op(*arguments, **{**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs)
         if any(there is one for one in self._loose.values()):
             self._loose[id(result)] = self._loose.pop(id(there))
         return result
@@ -184,8 +270,8 @@ class Host:
             return value
         if self._is_constant(value) and (ways.copied or value.dim() == 0):
             return self._constant(value) if ways.copied else value
-        twin = self._twin(value) if ways.twin and self._keeps_bits(value) else None
-        there = twin.look(value) if twin is not None else None
+        found = self._from_outside(value) if ways.twin and self._keeps_bits(value) else None
+        there = found.look(value) if found is not None else None
         if there is None:
             raise RefusedError(
                 f"{ways.op.name} takes a CPU tensor, whose value the graph would freeze; pass a Python number or a "
@@ -196,6 +282,10 @@ class Host:
     def _keeps_bits(self, value: torch.Tensor) -> bool:
         """A CPU scalar enters a kernel in the precision it computes in, a device scalar in the operands' type."""
         return not (value.dim() == 0 and self._halves and value.dtype not in self._halves)
+
+    def _from_outside(self, tensor: torch.Tensor) -> Twin | Number | None:
+        """What gives the device a CPU tensor that came from outside, or a number that was converted from one."""
+        return self._number(tensor) or self._twin(tensor)
 
     def _twin(self, tensor: torch.Tensor) -> Twin | None:
         """The twin of a CPU tensor that came from outside; None for one that nobody is known to own."""
@@ -220,3 +310,20 @@ class Host:
         there = over(self._pool.outside(here.untyped_storage().nbytes()), geometry)
         self.constants.append(Constant(here, there))
         return there
+
+
+def _target(known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """The device that an operator names."""
+    named = args[1] if known.base == "device_put" and len(args) > 1 else kwargs.get("device")
+    return None if named is None else torch.device(named)
+
+
+def _is_alike(source: torch.dtype, target: torch.dtype) -> bool:
+    """A conversion gives the same bits on the CPU and the device. Of floats to integers it does not where they do not
+    fit."""
+    plain = not (source.is_complex or target.is_complex)
+    return source == target or (plain and (target.is_floating_point or not source.is_floating_point))
+
+
+def _differs(known: Traits) -> str:
+    return f"{known.name} computes on the CPU with values that may differ in the next call"

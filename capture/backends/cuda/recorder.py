@@ -92,7 +92,8 @@ class Recorder(Watch):
     def _surroundings(self) -> Iterator[None]:
         owned = {id(tensor): tensor for owners in self.before.tensors.values() for _, tensor in owners}
         plain = [one for one in owned.values() if type(one) in TENSOR_TYPES and one.device == self.device]
-        with _as_if_eager(), lent(filter(is_unhooked, plain) if self.lends else ()):
+        here = torch.autograd.set_multithreading_enabled(mode=False)  # where cuBLAS has its workspaces (``streams``)
+        with _as_if_eager(), here, lent(filter(is_unhooked, plain) if self.lends else ()):
             yield
 
     @override
@@ -157,19 +158,17 @@ class Recorder(Watch):
         self._check(known, args, kwargs, tensors)
         host = self._host
         assert host is not None
-        if known.base.startswith("lift"):
+        if known.lifts:
             host.lifted(args[0])
-            if args[0].device.type == "cpu":
-                host.note_constant(args[0])
-        if any(tensor.device.type == "cpu" for tensor in tensors) and not known.base.startswith("lift"):
-            try:
+        try:
+            if host.moving or host.twins:
+                host.will_write([tensor for tensor, _ in written(known, args, kwargs)])
+                args = tuple(host.moved(value) for value in args)
+                kwargs = {name: host.moved(value) for name, value in kwargs.items()}
+            if any(tensor.device.type == "cpu" for tensor in tensors):
                 return host.run(op, known, args, kwargs)
-            except RefusedError as refused:
-                raise RefusedError(f"{refused}{_at()}") from None
-        if host.moving or host.twins:
-            host.will_write([tensor for tensor, _ in written(known, args, kwargs)])
-            args = tuple(host.moved(value) for value in args)
-            kwargs = {name: host.moved(value) for name, value in kwargs.items()}
+        except RefusedError as refused:
+            raise RefusedError(f"{refused}{_at()}") from None
         result = op(*args, **kwargs)
         for tensor in tensors_out(result) if not tensors else ():
             if tensor.device.type == "cpu" and not known.draws:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import frozen
-from typing_extensions import override
 
 from capture._lock import PATIENCE, capture_lock
 from capture._torch_private import unseen
@@ -73,8 +72,8 @@ def give_lane_back(device: torch.device, lane: Lane) -> None:
 
 
 def keep_workspaces(lane: Lane, device: torch.device) -> None:
-    """Have workspaces of cuBLAS and cuBLASLt ready for a capture, in memory that nothing else gets: in this thread, and
-    where backward passes may be part of it, in the one that autograd runs them in, which has handles of its own.
+    """Have workspaces of cuBLAS and cuBLASLt ready for a capture, in memory that nothing else gets. Handles belong to a
+    thread: autograd's own would need as much again, so that backward passes are captured in this one.
 
     A graph goes on to use the workspace it was captured with. Others make cuBLAS forget all workspaces, as CUDAGraph
     Trees do: what is freed stays here. This library forgets none, as graphs that users captured by hand need theirs.
@@ -82,33 +81,11 @@ def keep_workspaces(lane: Lane, device: torch.device) -> None:
     if lane.workspaces is None:
         return
     lane.stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(lane.stream), unseen():
-        _make_workspaces(lane, device)
-        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
-            x = torch.zeros((), device=device, requires_grad=True)
-            torch.autograd.grad(_InAutogradsThread.apply(x, lane), x, allow_unused=True)  # type: ignore[no-untyped-call]
-
-
-def _make_workspaces(lane: Lane, device: torch.device) -> None:
-    with torch.cuda.stream(lane.stream), torch.cuda.use_mem_pool(lane.workspaces, device), torch.no_grad():
+    with torch.cuda.stream(lane.stream), unseen(), torch.cuda.use_mem_pool(lane.workspaces, device), torch.no_grad():
         torch.cuda.current_blas_handle()
         with contextlib.suppress(RuntimeError):  # products that are not deterministic may be forbidden
             square = torch.zeros(8, 8, device=device)
             torch.addmm(square[0], square, square)  # with a bias it is cuBLASLt's
-
-
-class _InAutogradsThread(torch.autograd.Function):
-    @staticmethod
-    @override
-    def forward(ctx: Any, x: torch.Tensor, lane: Lane) -> torch.Tensor:
-        ctx.lane = lane
-        return x.view_as(x)
-
-    @staticmethod
-    @override
-    def backward(ctx: Any, *grads: Any) -> Any:
-        _make_workspaces(ctx.lane, grads[0].device)
-        return None, None
 
 
 def follow(pool: CudaPool) -> None:
