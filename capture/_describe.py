@@ -32,7 +32,7 @@ from capture._facts import (
 from capture._notes import External, Produced
 from capture._state import Change, Place
 from capture._tensors import alias_groups, tensor_info
-from capture._torch_private import storage_use_count, use_count
+from capture._untold import Untold
 from capture._watched import Watched
 
 _OWNERS: dict[str, Owner] = {
@@ -174,7 +174,7 @@ class Classifier:
         self._replaced = {change.place.path for change in watched.changed}
         left = [watched.result, *(change.after for change in watched.changed if not change.container)]
         tensors = [leaf for value in left for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)]
-        self._left = {id(tensor.untyped_storage()) for tensor in tensors if tensor.layout is torch.strided}
+        self._untold = Untold(watched.before, tensors)
 
     def implicit(self) -> list[Implicit]:
         """External memory that is no argument's."""
@@ -186,20 +186,11 @@ class Classifier:
                 if external.mutation is not None:
                     found += self._beside_arguments(key, external)
                 continue
-            if external.tensor.device.type != "cpu" and self._is_temporary(external):
+            if external.tensor.device.type != "cpu" and external in self._untold:
                 continue
             found.append(self._owned(external, f"(unknown tensor {len(found)})"))
             self._implicit[key] = found[-1].path
         return found
-
-    def _is_temporary(self, external: External) -> bool:
-        """Nobody but our notes, or the result, holds this memory: code that tells no operator of its allocations, such
-        as a compiled function, made it in the body."""
-        if self._watched.before.owners(external.storage):
-            return False
-        if id(external.storage) in self._left:
-            return True
-        return storage_use_count(external.storage) <= 2 and use_count(external.tensor) <= 1
 
     def _beside_arguments(self, key: int, external: External) -> list[Implicit]:
         """Python state on a written argument's memory that the body used, too, as far as tensor objects tell."""

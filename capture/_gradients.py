@@ -182,6 +182,17 @@ def nodes_above(ends: Sequence[torch.Tensor], known: Iterable[Any] = ()) -> Iter
             stack.extend(above for above, _ in node.next_functions)
 
 
+def saved_above(ends: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """What the nodes of a graph have saved, once for each time, where it is still there."""
+    for node in nodes_above(ends):
+        names = ["saved_tensors"] if hasattr(node, "saved_tensors") else dir(node)
+        for name in names:
+            if name.startswith(("saved_tensors", "_saved_")):
+                with contextlib.suppress(RuntimeError):  # freed
+                    found = getattr(node, name)
+                    yield from (one for _, one in _containers.leaves(found) if isinstance(one, torch.Tensor))
+
+
 def _recomputes(watched: Watched, outputs: Sequence[KeptLeaf]) -> bool:
     ends = [leaf.value for leaf in outputs if isinstance(leaf.value, torch.Tensor)]
     known = [node for node, _ in _known(watched)]

@@ -186,10 +186,15 @@ class Watch(HigherOrderMode):
         if external is None and id(storage) not in self.arguments and self.is_temporary(tensor):
             return
         if external is None:
-            self.notes.externals[id(storage)] = External(tensor, storage, self._line())
+            self.notes.externals[id(storage)] = External(self._to_keep(tensor), storage, self._line())
         if torch.is_grad_enabled() and tensor.requires_grad and op.base not in _operators.DETACHING:
             use = GradientUse(path=None, op=op.name, where=self._line())
             self.notes.gradients.setdefault((id(storage), ""), use)
+
+    def _to_keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What compiled code made is kept by an alias: autograd takes a gradient that nobody else has as it is."""
+        plain = tensor.device.type == "cuda" and tensor.layout is torch.strided and not tensor.is_nested
+        return tensor.detach() if plain and not self.before.owners(tensor.untyped_storage()) else tensor
 
     def _see_host(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor]) -> None:
         if op.reads_host:

@@ -18,7 +18,7 @@ from capture import _checks, _config, _record, _verify, _where
 from capture._bind import Leaf, forget_module_structure
 from capture._compile import compile_plan
 from capture._entry import MOVES, Entry
-from capture._facts import Moved, Unbound
+from capture._facts import LimitReached, Moved, Unbound
 from capture._lock import capture_lock
 from capture._node import SAMPLED, Node
 from capture._tree import Tree
@@ -47,6 +47,8 @@ def state_moved(
         return captured.look_again(values)
     if refusal is not None:
         _drop(captured, entry, node, moves, refusal)
+        if _gives_up(captured, entry, moves):
+            return captured.unready(entry, values, leaves)
         return captured.ready(entry, values, leaves)
     _settle(node, moves, leaves)
     bound = _follow(node, leaves)
@@ -194,6 +196,20 @@ def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], r
         entry.unbindable.update(dict.fromkeys(about, refusal))
     unbound = tuple(Unbound(path=path, reason=refusal.reason, kernel=refusal.kernel) for path in about)
     captured.note_findings(compile_plan(captured.annotation, captured.bare_facts(unbound=unbound)))
+
+
+def _gives_up(captured: Captured, entry: Entry, moves: Sequence[Move]) -> bool:
+    """No copy helps against these moves, as kernels that no operator tells of may read the tensor: after as many
+    recordings as there may be, the key runs eagerly."""
+    most = captured.annotation.max_recordings
+    path = next((move.path for move in moves if entry.moves[move.path] > most), None)
+    if path is None:
+        return False
+    difference = f"{path!r} is at another address in every call, and kernels that no operator tells of may read it"
+    limit = LimitReached(num_recordings=entry.moves[path], difference=difference)
+    entry.plan = compile_plan(captured.annotation, captured.bare_facts(limit=limit))
+    entry.phase = "eager"
+    return True
 
 
 def _never(leaves: Sequence[Any]) -> int:

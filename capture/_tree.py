@@ -6,6 +6,7 @@ given that memory to it. To record after replays, the pool is restored to what i
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -68,7 +69,9 @@ class Tree:
 
     def bury(self, node: Node) -> None:
         """Forget a recording as soon as this thread may. Garbage collection asks for it at any time: what is moved out
-        must not become part of what is recorded or watched."""
+        must not become part of what is recorded or watched. When the process ends, all goes anyway."""
+        if sys.is_finalizing():
+            return
         self.buried.append(node)
         busy = self.recording or dispatch_mode_depth() or self.backend.in_capture()
         if threading.get_ident() == self.thread and not busy:

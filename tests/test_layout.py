@@ -32,7 +32,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
             " _operators _native_facts"
         ),
         "_host_reads _constants _syncs _generators _tensors",
-        "_notes _higher_order _packages _dropped _observe _watched _gradients _describe _leaves",
+        "_notes _higher_order _packages _dropped _observe _watched _gradients _untold _describe _leaves",
         "_follow _optimizers",
         "backends",
         "_store _key_text",

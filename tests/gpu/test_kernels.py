@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import capture, mark_step_begin
+from capture import CaptureWarning, capture, mark_step_begin, recordings
 from tests.gpu.support import DEVICE, healthy, needs_cuda, needs_gpu, rand, same
 
 pytestmark = [needs_gpu, pytest.mark.filterwarnings("ignore")]  # compilers warn about small grids and more
@@ -240,6 +240,42 @@ def test_foreign_kernel_first_compiled_while_recording() -> None:
     for i in range(5):
         x = rand(SIZE, seed=i)
         same(f(x), x * 3)  # rounded once, in either type
+    healthy()
+
+
+@needs_cuda
+@pytest.mark.skipif(triton is None, reason="needs Triton")
+def test_state_that_is_another_tensor_in_every_call() -> None:
+    """The kernel might read it, so that it is recorded again: as often as there may be recordings, and no more."""
+    kept = []
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.last = nn.Parameter(rand(SIZE, seed=1)), rand(SIZE)
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            out = torch.empty_like(x)
+            by_triton(x, self.weight, out)
+            return out + 1
+
+    net = Net()
+    run = capture(net, max_recordings=3)
+
+    def go_on() -> None:
+        for i in range(14):
+            x = rand(SIZE, seed=i)
+            got = run(x)
+            same(got, x * 2 + net.weight + 1)
+            net.last = got + 1
+            kept.append(net.last)
+
+    with torch.no_grad(), pytest.warns(CaptureWarning, match="CG901.*'self.last'"):
+        go_on()
+    counted = recordings(run)
+    assert counted.recordings <= 5
+    assert counted.eager_calls >= 5
     healthy()
 
 

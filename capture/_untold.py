@@ -1,0 +1,46 @@
+"""Untold: memory that a body made although no operator told of it, as compiled functions do. Nobody holds it but our
+notes, the result, and what the result's graph has saved."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from capture import _gradients
+from capture._notes import External
+from capture._state import Snapshot
+from capture._torch_private import storage_use_count, use_count
+
+
+class Untold:
+    """After a run. ``left``: the tensors that it left."""
+
+    def __init__(self, before: Snapshot, left: Sequence[torch.Tensor]) -> None:
+        self._before, self._left = before, left
+        self._storages = {id(tensor.untyped_storage()) for tensor in left if tensor.layout is torch.strided}
+
+    def __contains__(self, external: External) -> bool:
+        if self._before.owners(external.storage):
+            return False
+        if id(external.storage) in self._storages:
+            return True
+        if storage_use_count(external.storage) <= 2 and use_count(external.tensor) <= 1:
+            return True
+        saved = self._saved.get(id(external.storage), [])
+        counts, tensors = Counter(map(id, saved)), {id(one): one for one in (external.tensor, *saved)}
+        return storage_use_count(external.storage) <= 1 + len(tensors) and all(
+            use_count(one) <= 1 + counts[key] for key, one in tensors.items()
+        )
+
+    @functools.cached_property
+    def _saved(self) -> dict[int, list[torch.Tensor]]:
+        """What graphs have saved, by ``id`` of the storage, once for each time."""
+        ends = [one for one in self._left if not _gradients.refuses(one) and one.grad_fn is not None]
+        found: dict[int, list[torch.Tensor]] = {}
+        for tensor in _gradients.saved_above(ends):
+            if tensor.layout is torch.strided:
+                found.setdefault(id(tensor.untyped_storage()), []).append(tensor)
+        return found

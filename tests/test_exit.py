@@ -1,0 +1,43 @@
+"""A process ends as it would have without recordings, whatever is alive by then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.device import DEVICE
+
+PROGRAM = """
+import sys, warnings
+import torch
+from torch import nn
+from capture import capture, mark_step_begin, recordings
+warnings.simplefilter("ignore")
+device, kind = sys.argv[1:]
+net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).to(device)
+from capture.integrations.compile import backend
+run = torch.compile(net, backend=backend) if kind == "compiled" else capture(net)
+held = []
+for step in range(8):
+    mark_step_begin()
+    y = run(torch.ones(4, 8, device=device))
+    loss = y.square().mean()
+    if kind != "pending" or step < 6:
+        loss.backward()
+    gradients = [one.grad for one in net.parameters()]
+    for one in net.parameters():
+        one.grad = None
+    held += [y, loss, y.detach()[1:], gradients]
+print("done", y.shape)
+"""
+
+
+@pytest.mark.parametrize("kind", ["compiled", "finished", "pending"])
+def test_a_process_ends(kind: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(DEVICE), kind]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("done")
+    assert "Error" not in done.stderr, done.stderr[-2000:]
