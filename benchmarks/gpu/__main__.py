@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, help="where to; default: benchmarks/results/")
     parser.add_argument("--steps", type=int, default=1_000_000, help="steps of the soak; default 1,000,000")
     parser.add_argument("--processes", type=int, default=5, help="fresh processes a side of coldstart; default 5")
+    said = "of each of compiled, inductor, generate and aoti, which name what there was no time for"
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help=said)
     options = parser.parse_args(arguments)
     names = SCRIPTS if options.names == ["all"] else tuple(options.names)
     unknown = [name for name in names if name not in SCRIPTS]
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting = Setting(
         device=options.device or ("cpu" if options.tiny else "cuda"), tiny=options.tiny,
         steps=min(options.steps, 600) if options.tiny else options.steps,
-        processes=1 if options.tiny else options.processes,
+        processes=1 if options.tiny else options.processes, limit=options.limit,
     )  # fmt: skip
     if not setting.on_gpu:
         torch.set_num_threads(1)

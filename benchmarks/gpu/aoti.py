@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,10 @@ ROUNDS, CALLS = 7, 200
 PACKAGE, OURS, CHAIN, OUR_CHAIN = "package", "ours", "chain", "chain, ours"
 COMPILED, REDUCE_OVERHEAD = "torch.compile", 'mode="reduce-overhead"'
 SIDES = (PACKAGE, OURS, CHAIN, OUR_CHAIN, COMPILED, REDUCE_OVERHEAD)
+ALONE = 1  # the batch at which torch.compile stands beside, so that it compiles once
 Call = Callable[[Tensor], Tensor]
 JOB: Job = ("block",)
+IMPORTED = time.monotonic()  # by the process that compiles
 
 
 class Block(nn.Module):
@@ -65,32 +68,36 @@ def after(y: Tensor) -> Tensor:
 
 def measure(setting: Setting) -> Outcome:
     """Microseconds a call at three batch sizes; the same bits as the package that is not captured."""
-    limits = Limits(workers=1, begun_s=1, ready_s=setting.pick(240, 600), measured_s=60)
+    seconds = setting.seconds(150, 600)
+    limits = Limits(workers=1, begun_s=1, ready_s=0.8 * seconds, measured_s=0.2 * seconds)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        # A handful of kernels is compiled sooner than a pool of processes has started.
         results, failed = fleet.run(
-            prepare, [JOB], setting, limits,
-            TORCHINDUCTOR_CACHE_DIR=folder, TMPDIR=folder, CUBLAS_WORKSPACE_CONFIG=":4096:8",
+            prepare, [JOB], setting, limits, TORCHINDUCTOR_CACHE_DIR=folder, TMPDIR=folder,
+            CUBLAS_WORKSPACE_CONFIG=":4096:8", TORCHINDUCTOR_COMPILE_THREADS="1",
         )  # fmt: skip
     if JOB not in results:
         return Outcome(wrong=(f"a block as a package: {failed[JOB]}",))
     one = results[JOB]
     rows = [("batch", *[f"us {name}" for name in SIDES], "")]
-    rows += [
-        (str(batch), *[f"{statistics.median(one['us'][batch][name]):.1f}" for name in SIDES], "") for batch in BATCHES
-    ]
+    for batch in BATCHES:
+        us = {name: f"{statistics.median(times):.1f}" for name, times in one["us"][batch].items()}
+        rows.append((str(batch), *[us.get(name, "") for name in SIDES], ""))
     rows += [("", *[""] * len(SIDES), f"{name}: {counts}") for name, counts in one["counts"]]
     return Outcome(figures=_figures(one), rows=tuple(rows), wrong=tuple(one["wrong"]), details=one)
 
 
 def _figures(one: Result) -> tuple[Figure, ...]:
-    found = []
+    found: list[Figure] = []
     for batch in BATCHES:
         us = one["us"][batch]
-        for name, below, bar in (
-            (OURS, PACKAGE, 1.0 if batch == 1 else None), (OUR_CHAIN, CHAIN, 1.0 if batch == 1 else None),
-            (OURS, COMPILED, None), (OURS, REDUCE_OVERHEAD, None),
-        ):  # fmt: skip
-            found.append(ratio(f"batch {batch}: {name}", f"/ {below}", us[name], us[below], bar))
+        bar = 1.0 if batch == 1 else None
+        pairs = (OURS, PACKAGE, bar), (OUR_CHAIN, CHAIN, bar), (OURS, COMPILED, None), (OURS, REDUCE_OVERHEAD, None)
+        found += [
+            ratio(f"batch {batch}: {name}", f"/ {below}", us[name], us[below], most)
+            for name, below, most in pairs
+            if below in us
+        ]
     return tuple(found)
 
 
@@ -119,7 +126,7 @@ class Captured:
 
 
 def prepare(job: Job, setting: Setting) -> Measure:
-    """Compile, load twice, compare."""
+    """Compile, load twice, compare. Says what is done, so that a run that takes too long tells where it was."""
     del job
     torch.manual_seed(0)
     dtype = setting.pick(torch.bfloat16, torch.float32)
@@ -133,41 +140,59 @@ def prepare(job: Job, setting: Setting) -> Measure:
     ours = Captured(capture(before), capture(model, name="package"), capture(after))
     sides: dict[str, Call] = {
         PACKAGE: plain, OURS: ours.alone, CHAIN: lambda x: after(plain(before(x))), OUR_CHAIN: ours.chain,
-        COMPILED: torch.compile(block, dynamic=True), REDUCE_OVERHEAD: _reduced(block),
     }  # fmt: skip
+    beside: dict[str, Call] = {COMPILED: torch.compile(block), REDUCE_OVERHEAD: _reduced(block)}
+    for name, call in beside.items():
+        _several(call, inputs[ALONE], SEEDS)
+        _done(f"{name} at batch {ALONE}")
     for given in inputs.values():
         for call in sides.values():
             _several(call, given, SEEDS)
     wrong = _differences(sides, inputs, "at first")
+    _done("compared")
 
     def timed() -> Result:
-        us = {batch: _times(sides, given, setting) for batch, given in inputs.items()}
+        us = {batch: _times(sides | beside if batch == ALONE else sides, inputs[batch], setting) for batch in BATCHES}
         wrong.extend(_differences(sides, inputs, "in the end"))
-        counts = []
-        for name, one in (("before", ours.first), (f"package, {said}", ours.model), ("after", ours.second)):
-            found = recordings(one)
-            counts.append(
-                (name, f"{found.recordings} recordings, {found.replays} replays, {found.eager_calls} eager calls")
-            )
-            if not found.replays:
-                wrong.append(f"{name}: never replayed: {'; '.join(f'{f.code} {f.what}' for f in found.findings)}")
-        return {"us": us, "wrong": wrong, "counts": counts}
+        counts, idle = _counts({"before": ours.first, f"package, {said}": ours.model, "after": ours.second})
+        return {"us": us, "wrong": [*wrong, *idle], "counts": counts}
 
     return timed
+
+
+def _counts(asked: dict[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
+    """What each function of the chain did, and which were never replayed."""
+    counts, idle = [], []
+    for name, one in asked.items():
+        found = recordings(one)
+        text = f"{found.recordings} recordings, {found.replays} replays, {found.eager_calls} eager calls"
+        counts.append((name, text))
+        if not found.replays:
+            idle.append(f"{name}: never replayed: {'; '.join(f'{f.code} {f.what}' for f in found.findings)}")
+    return counts, idle
 
 
 def _loaded_twice(block: Block, example: Tensor) -> list[Any]:
     """Of which one stays as it is."""
     path = str(Path(os.environ["TMPDIR"]) / "block.pt2")
     shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
-    torch._inductor.aoti_compile_and_package(
-        torch.export.export(block, (example,), dynamic_shapes=shapes), package_path=path
-    )
-    return [torch._inductor.aoti_load_package(path, run_single_threaded=True) for _ in range(2)]
+    program = torch.export.export(block, (example,), dynamic_shapes=shapes)
+    _done("exported")
+    # Compiled headers pay off from the second package on.
+    with torch._inductor.config.patch({"aot_inductor.precompile_headers": False}):
+        torch._inductor.aoti_compile_and_package(program, package_path=path)
+    _done("packaged")
+    loaded = [torch._inductor.aoti_load_package(path, run_single_threaded=True) for _ in range(2)]
+    _done("loaded")
+    return loaded
+
+
+def _done(what: str) -> None:
+    print(f"{what} after {time.monotonic() - IMPORTED:.0f} s", flush=True)
 
 
 def _reduced(block: Block) -> Call:
-    compiled = torch.compile(block, mode="reduce-overhead", dynamic=True)
+    compiled = torch.compile(block, mode="reduce-overhead")
 
     def call(x: Tensor) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu import fleet, passes
-from benchmarks.gpu.fleet import Job, Limits, Measure, Result
-from benchmarks.gpu.passes import FORWARD, Contest, Inputs, Side, Step, Table
+from benchmarks.gpu.fleet import Job, Measure
+from benchmarks.gpu.passes import Contest, Side, Step, Table
 from benchmarks.gpu.setting import Outcome, Setting
 from benchmarks.gpu.zoo import NETS
 from capture import mark_step_begin
@@ -25,45 +25,31 @@ BAR = 0.95
 def measure(setting: Setting) -> Outcome:
     """A row a model and pass; the geometric means of all."""
     jobs = passes.jobs_of([net.name for net in NETS])
-    limits = setting.pick(Limits(workers=10, begun_s=280, measured_s=200),
-                          Limits(workers=2, begun_s=3000, measured_s=300))  # fmt: skip
+    limits = passes.limits(setting.seconds(480, 4000), setting.pick(10, 2))
     results, failed = fleet.run(prepare, jobs, setting, limits, CUBLAS_WORKSPACE_CONFIG=":4096:8")
     return Table(jobs=jobs, timed=(EAGER, THEIRS, OURS), ours=(OURS,), theirs=THEIRS, bar=BAR).outcome(results, failed)
 
 
 def prepare(job: Job, setting: Setting) -> Measure:
     """Compile and compare. Eager runs on the weights of ``PLAIN``, the others on copies."""
-    passes.set_up()
-    name, kind = job
-    net = passes.net(name)
-    model = net.build(setting)
-    inputs = [net.inputs(setting, seed) for seed in range(passes.SEEDS)]
-    torch._dynamo.utils.counters.clear()
-    contest = Contest(setting, {}, PLAIN)
-    contest.warm(EAGER, Side(model, _step(model, model, kind, inputs)))
-    contest.warm(PLAIN, Side(model, _step(torch.compile(model, backend="aot_eager"), model, kind, inputs)))
+    contest = passes.contest(job, setting, PLAIN)
+    model = contest.model
+    contest.warm(EAGER, Side(model, _step(contest, model, model)))
+    contest.warm(PLAIN, Side(model, _step(contest, torch.compile(model, backend="aot_eager"), model)))
     twins = copy.deepcopy(model), copy.deepcopy(model)
-    theirs = _step(torch.compile(twins[0], backend="cudagraphs"), twins[0], kind, inputs)
+    theirs = _step(contest, torch.compile(twins[0], backend="cudagraphs"), twins[0])
     contest.warm(THEIRS, Side(twins[0], theirs, torch.compiler.cudagraph_mark_step_begin))
     known = set(map(id, graphs()))
-    ours = _step(torch.compile(twins[1], backend=backend), twins[1], kind, inputs)
+    ours = _step(contest, torch.compile(twins[1], backend=backend), twins[1])
     contest.warm(OURS, Side(twins[1], ours, mark_step_begin))
     made = [graph for graph in graphs() if id(graph) not in known]
     contest.sides[OURS].captured = lambda: made
-    contest.check((THEIRS, OURS), "at first")
-    contest.skips = passes.skipped()
-
-    def timed() -> Result:
-        contest.time((EAGER, THEIRS, OURS))
-        contest.check((THEIRS, OURS), "in the end")
-        return contest.result()
-
-    return timed
+    return contest.ready((EAGER, THEIRS, OURS), (THEIRS, OURS))
 
 
-def _step(compiled: Callable[..., Any], model: nn.Module, kind: str, inputs: Inputs) -> Step:
+def _step(contest: Contest, compiled: Callable[..., Any], model: nn.Module) -> Step:
     def call(**given: Tensor) -> Tensor:
         logits: Tensor = compiled(**given).logits
         return logits
 
-    return passes.forward(call, inputs) if kind == FORWARD else passes.training(call, model, inputs)
+    return contest.step(call, model)

@@ -59,29 +59,31 @@ class Sizes:
 
 
 def measure(setting: Setting) -> Outcome:
-    """Milliseconds a token, set-up included: every call of ``generate`` has a cache of its own."""
-    count = setting.pick(TOKENS, 24)
+    """Milliseconds a token, set-up included: every call of ``generate`` has a cache of its own. The float32 runs come
+    first, then what there is time for."""
+    count, seconds = setting.pick(TOKENS, 24), setting.seconds(150, 1200)
+    until = time.monotonic() + seconds
+    rows, wrong = _exact(setting, count, seconds)
     figures: list[Figure] = []
-    rows: list[tuple[str, ...]] = [HEADER]
-    wrong: list[str] = []
-    for who, make in WAYS.items():
-        for how, options in HOW.items():
-            times, alike, counts = _timed(make(setting, Sizes(), count, options), setting, count)
-            name = f"{who}, {how}"
-            if alike[1] < alike[0] / 2:
-                wrong.append(
-                    f"{name}: other tokens than eager after {alike[1]}, where eager equals itself for {alike[0]}"
-                )
-            rows.append((who, how, "bfloat16", *map(str, counts), *map(str, alike)))
-            figures += [
-                Figure(name=f"{name}, eager", unit="ms a token", values=tuple(times[0])),
-                Figure(name=f"{name}, ours", unit="ms a token", values=tuple(times[1])),
-                ratio(f"{name}, ours", "/ eager", times[1], times[0], 1.0),
-            ]
-            print(f"{name}: {statistics.median(times[0]):.2f}, {statistics.median(times[1]):.2f} ms", flush=True)
-    found, mistakes = _exact(setting, count)
-    details = {"tokens": count}
-    return Outcome(figures=tuple(figures), rows=(*rows, *found), wrong=(*wrong, *mistakes), details=details)
+    longest = 0.0
+    for who, how in JOBS:
+        begin = time.monotonic()
+        if begin + longest > until:
+            rows.append((who, how, "bfloat16", "not measured: no time was left", *[""] * (len(HEADER) - 4)))
+            continue
+        times, alike, counts = _timed(WAYS[who](setting, Sizes(), count, HOW[how]), setting, count)
+        longest = max(longest, time.monotonic() - begin)
+        name = f"{who}, {how}"
+        if alike[1] < alike[0] / 2:
+            wrong.append(f"{name}: other tokens than eager after {alike[1]}, where eager equals itself for {alike[0]}")
+        rows.append((who, how, "bfloat16", *map(str, counts), *map(str, alike)))
+        figures += [
+            Figure(name=f"{name}, eager", unit="ms a token", values=tuple(times[0])),
+            Figure(name=f"{name}, ours", unit="ms a token", values=tuple(times[1])),
+            ratio(f"{name}, ours", "/ eager", times[1], times[0], 1.0),
+        ]
+        print(f"{name}: {statistics.median(times[0]):.2f}, {statistics.median(times[1]):.2f} ms", flush=True)
+    return Outcome(figures=tuple(figures), rows=(HEADER, *rows), wrong=tuple(wrong), details={"tokens": count})
 
 
 def _timed(
@@ -109,14 +111,13 @@ def _counts(captured: Any) -> tuple[int, ...]:
     return found.recordings, found.replays, found.eager_calls
 
 
-def _exact(setting: Setting, count: int) -> tuple[list[tuple[str, ...]], list[str]]:
+def _exact(setting: Setting, count: int, seconds: float) -> tuple[list[tuple[str, ...]], list[str]]:
     """Rows and mistakes, each way in a process of its own: cuBLAS asks once what it may use."""
-    jobs: list[Job] = [(who, how) for who in WAYS for how in HOW]
-    limits = Limits(workers=setting.pick(len(jobs), 1), begun_s=setting.pick(100, 600), measured_s=5)
-    results, failed = fleet.run(prepare, jobs, setting, limits, CUBLAS_WORKSPACE_CONFIG=":4096:8")
+    limits = Limits(workers=setting.pick(len(JOBS), 1), begun_s=seconds / 2, ready_s=seconds / 4, measured_s=5)
+    results, failed = fleet.run(prepare, JOBS, setting, limits, CUBLAS_WORKSPACE_CONFIG=":4096:8")
     rows: list[tuple[str, ...]] = []
     wrong = [f"{', '.join(job)}, float32: {why}" for job, why in failed.items()]
-    for job in jobs:
+    for job in JOBS:
         if job not in results:
             continue
         counts, again, ours = (results[job][part] for part in ("counts", "again", "ours"))
@@ -258,7 +259,8 @@ def _own(setting: Setting, sizes: Sizes, count: int, options: dict[str, Any]) ->
 
 
 WAYS: dict[str, Callable[..., tuple[Run, Run, Any]]] = {
+    "own decoder": _own,
     "transformers generate": _generate,
     "transformers, one cache": functools.partial(_generate, keeps=True),
-    "own decoder": _own,
 }
+JOBS: list[Job] = [(who, how) for who in WAYS for how in HOW]

@@ -13,13 +13,15 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
 
-from benchmarks.gpu.fleet import Job, Result
+from benchmarks.gpu.fleet import Job, Limits, Measure, Result
 from benchmarks.gpu.setting import Outcome, Setting, wall_ms
-from benchmarks.gpu.zoo import NETS, Net
+from benchmarks.gpu.zoo import NETS
 from benchmarks.timing import Figure, undisturbed
 from capture import CaptureWarning, Severity, recordings
 
 WARM, SEEDS, ROUNDS, STEPS = 5, 4, 5, 10
+LEAST = 20  # models in a mean, where as many were asked for
+LATE = ("no time was left", "in time")  # ends of what is said of jobs that the time did not suffice for
 FORWARD, TRAINING, ALL = "forward", "training", "all"
 Inputs = list[dict[str, Tensor]]
 Step = Callable[[int], list[Tensor]]
@@ -56,15 +58,22 @@ class Side:
 
 @define(eq=False)
 class Contest:
-    """One model and pass. ``plain``: the side whose results, where they are the same every time, the others have to
-    give."""
+    """One model and pass, of these ``inputs``. ``plain``: the side whose results, where they are the same every time,
+    the others have to give."""
 
     setting: Setting
-    sides: dict[str, Side]
+    model: nn.Module
+    kind: str
+    inputs: Inputs
     plain: str
+    sides: dict[str, Side] = field(factory=dict)
     skips: int = 0
     varying: int = 0
     wrong: dict[str, str] = field(factory=dict)
+
+    def step(self, call: Callable[..., Tensor], model: nn.Module) -> Step:
+        """The pass. ``call``: gives logits by the weights of ``model``."""
+        return forward(call, self.inputs) if self.kind == FORWARD else training(call, model, self.inputs)
 
     def warm(self, name: str, side: Side) -> None:
         """Take a side in. Its memory: what it adds to this process, in which other models have run before."""
@@ -117,6 +126,18 @@ class Contest:
                     side.several(1)
                     side.times.append(wall_ms(lambda side=side: side.several(steps), self.setting) / steps)  # type: ignore[misc]
                     side.drop()
+
+    def ready(self, timed: Sequence[str], compared: Sequence[str]) -> Measure:
+        """Compare, and once more after the times have been taken."""
+        self.skips = skipped()
+        self.check(compared, "at first")
+
+        def measure() -> Result:
+            self.time(timed)
+            self.check(compared, "in the end")
+            return self.result()
+
+        return measure
 
     def result(self) -> Result:
         """Plain values."""
@@ -178,18 +199,25 @@ def skipped() -> int:
     )  # fmt: skip
 
 
-def set_up() -> None:
-    """In each process: many models share the code that a decorator of transformers puts around each, and are compiled
-    for several backends."""
+def contest(job: Job, setting: Setting, plain: str) -> Contest:
+    """The job's model and inputs, no side yet."""
+    # Many models share the code that a decorator of transformers puts around each, and are compiled for several
+    # backends.
     dynamo: Any = torch._dynamo
     dynamo.config.recompile_limit = dynamo.config.accumulated_recompile_limit = 4096
+    dynamo.utils.counters.clear()
     torch.backends.cudnn.deterministic = True
     logging.getLogger("torch").setLevel(logging.ERROR)  # the table counts what is skipped
+    name, kind = job
+    net = next(one for one in NETS if one.name == name)
+    inputs = [net.inputs(setting, seed) for seed in range(SEEDS)]
+    return Contest(setting=setting, model=net.build(setting), kind=kind, inputs=inputs, plain=plain)
 
 
-def net(name: str) -> Net:
-    """The model of this name."""
-    return next(one for one in NETS if one.name == name)
+def limits(seconds: float, workers: int) -> Limits:
+    """For a run that takes at most so long: the last quarter is for measurements, and what was begun last has a fifth
+    of it to get ready."""
+    return Limits(workers=workers, begun_s=0.55 * seconds, ready_s=0.2 * seconds, measured_s=0.25 * seconds)
 
 
 def jobs_of(names: Sequence[str]) -> list[Job]:
@@ -219,13 +247,23 @@ class Table:
             if job in results:
                 rows.append(self._row(job, results[job]))
                 wrong += self._mistakes(job, results[job])
-            else:
-                rows.append((*job, "FAILED", *[""] * (len(header) - 4), failed.get(job, "never begun")))
-                wrong.append(f"{', '.join(job)}: {failed.get(job, 'never begun')}")
+                continue
+            why = failed.get(job, "never begun")
+            late = why.endswith(LATE)
+            rows.append((*job, "not measured" if late else "FAILED", *[""] * (len(header) - 4), why))
+            wrong += [] if late else [f"{', '.join(job)}: {why}"]
+        wrong += self._too_few(results)
         kinds = (FORWARD, TRAINING, ALL)
         figures = [figure for name in self.ours for kind in kinds for figure in self._means(name, kind, results)]
         details = {", ".join(job): results[job] for job in order if job in results}
         return Outcome(figures=tuple(figures), rows=tuple(rows), wrong=tuple(wrong), details=details)
+
+    def _too_few(self, results: dict[Job, Result]) -> list[str]:
+        """A mean of few models says little."""
+        asked = {job[0] for job in self.jobs}
+        whole = asked - {job[0] for job in self.jobs if job not in results}
+        least = min(LEAST, len(asked))
+        return [f"{len(whole)} models measured, not {least}"] if len(whole) < least else []
 
     def _row(self, job: Job, one: Result) -> tuple[str, ...]:
         ms = {name: f"{statistics.median(times):.3f}" for name, times in one["ms"].items()}

@@ -26,16 +26,22 @@ RESULTS = HERE / "results"
 
 @frozen(kw_only=True)
 class Setting:
-    """``device``: of all tensors; ``steps`` of the soak; fresh ``processes`` a side of the cold start."""
+    """``device``: of all tensors; ``steps`` of the soak; fresh ``processes`` a side of the cold start; ``limit``:
+    seconds for a script that can leave out the rest."""
 
     device: str = "cuda"
     tiny: bool = False
     steps: int = 1_000_000
     processes: int = 5
+    limit: float | None = None
 
     def pick(self, full: T, tiny: T) -> T:
         """The size to use."""
         return tiny if self.tiny else full
+
+    def seconds(self, full: float, tiny: float) -> float:
+        """What a script may take: as it was asked for, or as usual."""
+        return self.pick(full, tiny) if self.limit is None else self.limit
 
     @property
     def on_gpu(self) -> bool:
