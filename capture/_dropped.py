@@ -39,7 +39,7 @@ class Dropped:
             for place, value in self._before.places.values():
                 self._held.update((id(value), id(place.holder)))
             self._held.update(id(tensor) for tensor, _ in self._versions)
-        if sys.getrefcount(gradient) > _MINE + self._held[id(gradient)]:
+        if sys.getrefcount(gradient) > _probe_caller() + self._held[id(gradient)]:
             return
         if type(gradient) in TENSOR_TYPES:
             self._free(gradient)
@@ -84,6 +84,8 @@ class _Holder:
 
 
 def _probe_caller() -> int:
+    """References to a gradient that was dropped, where nobody else has it. Asked for each: while Dynamo evaluates
+    frames, arguments are held once more."""
     old, count = object(), _Holder().count
     return count(old)
 
@@ -100,6 +102,5 @@ def _probe_base() -> int:
     return sys.getrefcount(base)
 
 
-_MINE, _INSIDE, _BASE = _probe_caller(), _probe_member(), _probe_base()
-"""References to a gradient that was dropped, to what one holds, and to what it is a view of, where nobody else has
-them."""
+_INSIDE, _BASE = _probe_member(), _probe_base()
+"""References to what a gradient that was dropped holds, and to what it is a view of, where nobody else has them."""
