@@ -21,10 +21,11 @@ def is_array_type(kind: type) -> bool:
 
 
 def content(value: Any) -> tuple[Any, ...] | None:
-    """All that an array, or an object of a type in ``FROZEN``, is now; None for an array too large, or of objects."""
+    """All that an array, or an object of a type in ``FROZEN``, is now. None for an array that is too large, holds
+    objects, or is of a type that may hold more, as a masked one does."""
     kind = type(value)
     if kind in FROZEN:
         return (kind, FROZEN[kind](value))
-    if value.nbytes > MOST_BYTES or value.dtype.hasobject:
+    if kind.__name__ != "ndarray" or value.nbytes > MOST_BYTES or value.dtype.hasobject:
         return None
     return (kind, value.dtype.str, value.shape, value.strides, value.tobytes())

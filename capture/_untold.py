@@ -4,6 +4,7 @@ notes, the result, and what the result's graph has saved."""
 from __future__ import annotations
 
 import functools
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -30,9 +31,13 @@ class Untold:
         if storage_use_count(external.storage) <= 2 and use_count(external.tensor) <= 1:
             return True
         saved = self._saved.get(id(external.storage), [])
-        counts, tensors = Counter(map(id, saved)), {id(one): one for one in (external.tensor, *saved)}
-        return storage_use_count(external.storage) <= 1 + len(tensors) and all(
-            use_count(one) <= 1 + counts[key] for key, one in tensors.items()
+        times = Counter(map(id, saved))
+        if use_count(external.tensor) > 1 or storage_use_count(external.storage) > 2 + len(times):
+            return False
+        references, uses = _references(saved), list(map(use_count, saved))
+        return all(
+            used <= 1 + times[id(one)] and known < _SAVED + times[id(one)]
+            for one, used, known in zip(saved, uses, references, strict=True)
         )
 
     @functools.cached_property
@@ -44,3 +49,17 @@ class Untold:
             if tensor.layout is torch.strided:
                 found.setdefault(id(tensor.untyped_storage()), []).append(tensor)
         return found
+
+
+def _references(saved: list[torch.Tensor]) -> list[int]:
+    return [sys.getrefcount(one) for one in saved]
+
+
+def _probe() -> int:
+    with torch.inference_mode(False), torch.enable_grad():
+        result = torch.ones(1, device="cpu", requires_grad=True) * torch.ones(1, device="cpu")
+    return _references(list(_gradients.saved_above([result])))[0]
+
+
+_SAVED = _probe()
+"""References to a tensor in a list, that only a graph has saved, once."""

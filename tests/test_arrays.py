@@ -100,10 +100,18 @@ def test_values_that_are_written_in_place(kind: str, where: str) -> None:
     assert recordings(captured).replays >= 3
 
 
+UNCOMPARED: dict[str, Callable[[], Any]] = {
+    "large": lambda: np.ones(MOST_BYTES),
+    "masked": lambda: np.ma.masked_array(np.ones(20), mask=False),
+    "objects": lambda: np.ones(20).astype(object),
+}
+
+
+@pytest.mark.parametrize("kind", UNCOMPARED)
 @pytest.mark.parametrize("where", ["argument", "closure"])
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
-def test_large_arrays(where: str) -> None:
-    large, x = np.ones(MOST_BYTES), torch.zeros(3, device=DEVICE)
+def test_arrays_that_are_not_compared(kind: str, where: str) -> None:
+    large, x = UNCOMPARED[kind](), torch.zeros(3, device=DEVICE)
 
     def body(x: Tensor, given: Any) -> Tensor:
         return x + float((large if where == "closure" else given)[7])

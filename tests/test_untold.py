@@ -1,0 +1,84 @@
+"""Memory that a body made although no operator told so is known by who holds it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from capture import _trees, capture, config
+from capture._notes import External
+from capture._state import Snapshot
+from capture._untold import Untold
+from tests.device import DEVICE
+
+
+class Times(torch.autograd.Function):
+    """A product by a user's function, which saves both."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return grads[0] * y, grads[0] * x
+
+
+def by_function(x: Tensor, y: Tensor) -> Tensor:
+    result: Tensor = Times.apply(x, y)  # type: ignore[no-untyped-call]
+    return result
+
+
+def freed(x: Tensor, y: Tensor) -> Tensor:
+    product = by_function(x, y) * y
+    product.sum().backward()
+    return product
+
+
+LEFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "nothing saved": lambda x, y: x + y, "saved": lambda x, y: x * y, "saved twice": lambda x, y: x * y * y,
+    "by a function": by_function, "freed": freed, "alone": lambda x, y: (x * 1).detach(),
+    "handed on": lambda x, y: y, "in a list": lambda x, y: torch.stack([x, y]).prod(0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LEFT)
+@pytest.mark.parametrize("holds", ["nobody", "the tensor", "a view", "an alias"])
+def test_who_holds_it(kind: str, holds: str) -> None:
+    made, x = torch.randn(4), torch.randn(4, requires_grad=True)
+    with torch.enable_grad():
+        left = LEFT[kind](x, made)
+    kept = {"nobody": None, "the tensor": made, "a view": made[1:], "an alias": made.detach()}[holds]
+    external = External(made.detach(), made.untyped_storage(), None)
+    del made
+    found = external in Untold(Snapshot(), [left])
+    assert found == (holds == "nobody" or kind == "handed on")
+    del kept
+    assert external in Untold(Snapshot(), [left])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+def test_tensors_that_only_an_iterator_has(grad: bool) -> None:
+    """They are somebody's, also where the result's graph has saved them."""
+    _trees.forget_trees()
+
+    def tables() -> Any:
+        return itertools.cycle([torch.full((4,), float(number), device=DEVICE) for number in range(1, 4)])
+
+    ours, theirs = tables(), tables()
+    captured = capture(lambda x: x * next(ours))
+    with torch.set_grad_enabled(grad), config.patch(cache=False):
+        for step in range(9):
+            x = torch.full((4,), step + 1.0, device=DEVICE, requires_grad=grad)
+            assert torch.equal(captured(x), x * next(theirs)), step
