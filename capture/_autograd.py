@@ -280,9 +280,9 @@ class Frame:
             found = self._region.gradients(self._program, tensors, grads, buffers, at_home=is_there)
         if buffers is None:
             _deposit.through_autograd(parameters, found[count:])
-            return (*found[:count], None)
+            return (*found[:count], anchor.gradient())
         _deposit.put(parameters, found[count:])
-        return (*[one if one is None else one.clone() for one in found[:count]], None)
+        return (*[one if one is None else one.clone() for one in found[:count]], anchor.gradient())
 
 
 class _Gradients(torch.autograd.Function):

@@ -13,27 +13,36 @@ import torch
 
 from capture._containers import TENSOR_TYPES
 from capture._copies import is_dense
+from capture._errors import CaptureError
 from capture._torch_private_backward import will_execute
+from capture._torch_private_cuda import raw_stream
 from capture._torch_private_distributed import groups_exist
 
 Gradients = Sequence[torch.Tensor | None]
 
 
-class ChosenInputsError(RuntimeError):
+class ChosenInputsError(CaptureError, RuntimeError):
     """A backward pass for chosen inputs came through a function whose parameters are no part of the graph."""
 
 
 class Anchor:
-    """A tensor that stands for all parameters in the caller's graph. Only a pass for all leaves runs its node."""
+    """A tensor that stands for all parameters in the caller's graph. Only a pass for all leaves runs its node, and the
+    caller waits for the stream of that node in the end."""
 
     def __init__(self, device: torch.device) -> None:
         with torch.inference_mode(False), torch.enable_grad():
             self.tensor = torch.zeros((), device=device, requires_grad=True)
             self._node = self.tensor.view_as(self.tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        self._stream = _stream(device)
+
+    def gradient(self) -> torch.Tensor | None:
+        """What to give back for it: on another stream a number, for which autograd has the two wait for each other."""
+        return None if _stream(self.tensor.device) == self._stream else torch.zeros_like(self.tensor)
 
     def check(self) -> None:
         """Raises in a pass for chosen inputs."""
         assert will_execute is not None
+        self.tensor.grad = None
         if not will_execute(self._node):
             raise ChosenInputsError(
                 "torch.autograd.grad() and backward(inputs=...) do not reach the parameters of a function captured "
@@ -116,6 +125,10 @@ def _own(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[int]) -> to
     return torch.empty_strided(
         parameter.shape, parameter.stride(), dtype=gradient.dtype, device=gradient.device
     ).copy_(gradient)  # fmt: skip
+
+
+def _stream(device: torch.device) -> int:
+    return raw_stream(device.index) if device.type == "cuda" else 0
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -328,6 +328,19 @@ def test_passes_for_chosen_inputs_raise(how: str) -> None:
             torch.autograd.grad(linear(x).sum(), linear.weight)
 
 
+def test_a_pass_on_another_stream_gives_the_anchor_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For which autograd has the streams wait for each other; it is nobody's gradient."""
+    numbers = iter(range(1000))
+    monkeypatch.setattr(_deposit, "_stream", lambda device: next(numbers))
+
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        world.run(data(step)).square().mean().backward()
+        world.optimizer.step()
+
+    assert replays(compare(blocks, act))
+
+
 @pytest.mark.parametrize("why", ["a process group", "torch does not tell"])
 def test_autograd_delivers_where_it_has_to(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if why == "a process group":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -443,3 +444,31 @@ def test_outputs_of_one_call_are_apart() -> None:
         held.append((x, y, z))
         for x, y, z in held:
             same((y, z), (x * 2, x * 3))
+
+
+@pytest.mark.parametrize("first", ["default", "side"])
+def test_gradients_accumulated_on_another_stream(first: str) -> None:
+    """The forward pass runs on a stream of its own, and so does the backward pass: the caller waits for it."""
+    side = torch.cuda.Stream()
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(SIZE, SIZE).to(DEVICE)
+    expected = copy.deepcopy(linear)
+    capture(linear, gradients="accumulate")
+    with torch.enable_grad():
+        for step in range(8):
+            x = rand(64, SIZE, seed=step)
+            expected(x).square().sum().backward()
+            on = side if step >= 3 or first == "side" else torch.cuda.current_stream()
+            mark_step_begin()
+            on.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(on):
+                loss = linear(x).square().sum()
+                torch.cuda._sleep(40_000_000)
+            loss.backward()
+            for one, other in zip(linear.parameters(), expected.parameters(), strict=True):
+                assert one.grad is not None
+                assert other.grad is not None
+                same(one.grad + 0, other.grad)
+                one.grad = other.grad = None
+            torch.cuda.synchronize()
+    healthy()
