@@ -37,12 +37,14 @@ class Anchor:
 
     def gradient(self) -> torch.Tensor | None:
         """What to give back for it: on another stream a number, for which autograd has the two wait for each other."""
-        return None if _stream(self.tensor.device) == self._stream else torch.zeros_like(self.tensor)
+        if _stream(self.tensor.device) == self._stream:
+            return None
+        self.tensor.grad = None  # what became of the last one
+        return torch.zeros_like(self.tensor)
 
     def check(self) -> None:
         """Raises in a pass for chosen inputs."""
         assert will_execute is not None
-        self.tensor.grad = None
         if not will_execute(self._node):
             raise ChosenInputsError(
                 "torch.autograd.grad() and backward(inputs=...) do not reach the parameters of a function captured "

@@ -186,12 +186,11 @@ def saved_above(ends: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """What the nodes of a graph have saved, once for each time, where it is still there."""
     for node in nodes_above(ends):
         users = isinstance(node, torch.autograd.function.BackwardCFunction)
-        for name in ("saved_tensors",) if users else dir(node):
-            if users or name.startswith("_saved_"):
-                found: Any = None
-                with contextlib.suppress(RuntimeError):  # freed
-                    found = getattr(node, name)
-                yield from (one for _, one in _containers.leaves(found) if isinstance(one, torch.Tensor))
+        for name in ["saved_tensors"] if users else [one for one in dir(node) if one.startswith("_saved_")]:
+            found: Any = None
+            with contextlib.suppress(RuntimeError):  # freed
+                found = getattr(node, name)
+            yield from (one for _, one in _containers.leaves(found) if isinstance(one, torch.Tensor))
 
 
 def _recomputes(watched: Watched, outputs: Sequence[KeptLeaf]) -> bool:

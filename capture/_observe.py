@@ -140,7 +140,7 @@ class Watch(HigherOrderMode):
         lifted = known.lifts  # torch.tensor(...): a constant, new memory on every run
         plain, notes.plain = notes.plain and known.plain, False
         for tensor in inputs:
-            if not lifted or self._is_kept(tensor):
+            if not lifted or self.before.is_within_reach(storage_of(tensor)):
                 self._see_input(tensor, known)
         if lifted and self._is_lent(inputs[0]):
             self.notes.work.append(HostWork(op=known.name, kind="array", where=self._line()))
@@ -264,12 +264,6 @@ class Watch(HigherOrderMode):
         """The CPU tensor whose values the body itself made of Python values: a drift of them must be seen."""
         made_here = op.base.startswith("lift") or (op.base == "_to_copy" and not self._is_known(inputs[0]))
         return inputs[0] if made_here and inputs and inputs[0].device.type == "cpu" else None
-
-    def _is_kept(self, tensor: torch.Tensor) -> bool:
-        """Python state has it, as a traced graph keeps its constants. What a plain module holds nobody reaches: only
-        compiled graphs (``integrations.compile``) keep theirs in one."""
-        owners = self.before.tensors.get(id(storage_of(tensor)), [])
-        return any(type(place.holder) is not torch.nn.Module for place, _ in owners)
 
     def _is_lent(self, tensor: torch.Tensor) -> bool:
         """A CPU tensor on memory of somebody else's, such as an array."""

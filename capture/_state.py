@@ -140,6 +140,11 @@ class Snapshot:
         """Places that hold a tensor on this storage."""
         return self.tensors.get(id(storage), [])
 
+    def is_within_reach(self, storage: torch.UntypedStorage) -> bool:
+        """Python code may write the storage, or put another one in its place. What a plain module holds nobody reaches:
+        only compiled graphs (``integrations.compile``) keep their constants in one."""
+        return any(type(place.holder) is not torch.nn.Module for place, _ in self.owners(storage))
+
 
 @frozen
 class Change:

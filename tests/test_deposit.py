@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,8 +18,6 @@ from capture import (
     AnnotationError,
     CaptureWarning,
     _deposit,
-    _step,
-    _trees,
     capture,
     config,
     mark_step_begin,
@@ -28,16 +26,9 @@ from capture import (
 from capture._deposit import ChosenInputsError
 from tests.device import DEVICE, MOVES_HELD
 from tests.test_regional import Block, bits
+from tests.test_regional import fresh as fresh
 
 STEPS = 8
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_step.marks(), "begun", 0)
-    _trees.forget_trees()
-    with torch.enable_grad(), config.patch(cache=False):
-        yield
 
 
 class World:

@@ -171,16 +171,14 @@ class Host:
         return number if number is not None and number.storage() is storage else None
 
     def _is_literal(self, known: Traits, tensor: torch.Tensor) -> bool:
-        """Nobody can write what is lifted, or put another tensor in its place. What a plain module holds is out of
-        reach: only compiled graphs (``integrations.compile``) keep their constants in one."""
+        """Nobody can write what is lifted, or put another tensor in its place."""
         storage = tensor.untyped_storage()
-        owners = self._before.owners(storage)
         if self._is_constant(tensor):
             return True
         if id(storage) in self._positions:
             return False
-        if owners:
-            return all(type(place.holder) is torch.nn.Module for place, _ in owners)
+        if self._before.owners(storage):
+            return not self._before.is_within_reach(storage)
         return known.base != "lift_fresh_copy" and storage.resizable()  # else a graph keeps it, or an array lends it
 
     def _note_moving(self, path: str, value: torch.Tensor) -> None:
