@@ -121,7 +121,8 @@ class Region:
         """A recording was made of the last run."""
         node.program = program = self._made
         assert program is not None
-        self._recorded[program.form] = program, weakref.ref(self._pool())
+        pool = self._pool()
+        self._recorded[program.form], program.before_eager = (program, weakref.ref(pool)), pool.before_eager()
         paths = {id(tensor): path for path, tensor in node.statics.items()}
         program.paths = {id(one): paths[id(one)] for one in (*program.parameters, *program.held) if id(one) in paths}
         program.follow(node.statics)

@@ -23,7 +23,7 @@ from capture._facts import HostWork, Mutation, PackageRunner
 from capture._higher_order import HigherOrderMode
 from capture._operators import RUNS_PACKAGE
 from capture._syncs import unnoticed
-from capture._tensors import same_bits
+from capture._tensors import bytes_of, same_bits
 from capture._torch_private import unseen
 from capture._torch_private_aoti import UPDATES, Bindings, EntryPoint, Loader, bindings, entry_point, runs_on_device
 from capture._torch_private_cuda import is_capturing
@@ -198,11 +198,7 @@ def _is_capturing() -> bool:
 
 
 def _same(tensor: torch.Tensor, before: torch.UntypedStorage) -> bool:
-    return same_bits(_bytes(tensor.untyped_storage()), _bytes(before))
-
-
-def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return same_bits(bytes_of(tensor.untyped_storage()), bytes_of(before))
 
 
 def _note_writes(

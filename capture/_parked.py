@@ -17,6 +17,7 @@ from capture._call import Call
 from capture._containers import TENSOR_TYPES
 from capture._entry import Entry
 from capture._liveness import Held, hold, only_gradients
+from capture._tensors import bytes_of
 
 DEVICE = "cuda"  # elsewhere there is no second memory
 WORTH = 32 << 20  # bytes; a copy to the host and back takes 0.2 ms a MiB, where the recording fails
@@ -32,7 +33,7 @@ class Parked:
     def park(self, storages: list[torch.UntypedStorage]) -> None:
         """Copy to the host and give the memory up."""
         for storage in storages:
-            self._kept.append((hold(storage), _bytes_of(storage).cpu()))
+            self._kept.append((hold(storage), bytes_of(storage).cpu()))
             self.nbytes += storage.nbytes()
             storage.resize_(0)
 
@@ -44,11 +45,7 @@ class Parked:
                 storage = reference()
                 if storage is not None and not storage.nbytes():
                     storage.resize_(values.numel())
-                    _bytes_of(storage).copy_(values)
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                    bytes_of(storage).copy_(values)
 
 
 def parked(entry: Entry, call: Call) -> Parked:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -119,6 +119,9 @@ class Program:
     """What has the places of ``parameters`` now."""
     now_held: Sequence[torch.Tensor] = ()
     """What has those of ``held``; a position that was saved as a view is ``detach``ed in each call."""
+    before_eager: Callable[[], None] | None = None
+    """Of a recorded body: what comes before the graph runs outside of recordings, as its nodes do so on the stream that
+    recordings are made on."""
 
     @functools.cached_property
     def form(self) -> tuple[Any, ...]:
@@ -149,6 +152,8 @@ class Program:
         defined = [grad for grad in grads if grad is not None]
         if not edges:
             return (None,) * len(self.inputs)
+        if self.before_eager is not None and not is_capturing():
+            self.before_eager()
         self.current.tensors = tensors
         try:
             with hooks_off(self.parameters), donated.allowed() if self.donates else contextlib.nullcontext():

@@ -89,7 +89,7 @@ def _go_on(
         call = captured.call(values, leaves, entry)
         return _verify.verified(
             captured, entry, node, tree, call,
-            differs=lambda path: _distrust(captured, entry, node, learned, path),
+            differs=lambda reason: _distrust(captured, entry, node, learned, reason),
         )  # fmt: skip
     if (captured.annotation.verify != "off" or config.verify != "off") and _verify.is_due(captured, node):
         return _verify.verified(captured, entry, node, tree, captured.call(values, leaves, entry))
@@ -141,6 +141,8 @@ def _bind(
     try:
         if recording.rebind(moves):
             return None, False
+        if node.groups:  # this rank alone would communicate once more, and the others wait for nobody
+            return Refusal("a body that communicates cannot be compared with eager"), False
         refusal = _known(entry, recording, moves) or _learn(captured, entry, node, values, leaves, tree, moves, others)
         if refusal is None and not recording.rebind(moves):
             refusal = Refusal("its new address cannot be set", lasting=False)
@@ -217,11 +219,10 @@ def _never(leaves: Sequence[Any]) -> int:
     return _checks.CHANGED
 
 
-def _distrust(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], path: str) -> None:
-    """A replay at the new addresses differs from eager: this table is not used again."""
+def _distrust(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], reason: str) -> None:
+    """A replay at the new addresses was not found to be eager's: this table is not used again."""
     assert node.recording is not None
     kernels = node.recording.users([move.path for move in moves])
-    reason = f"{path} differs from eager at the new address"
     _drop(captured, entry, node, moves, Refusal(reason, kernel=", ".join(kernels[:_NAMED]) or None))
 
 

@@ -41,14 +41,12 @@ def span_bytes(tensor: torch.Tensor) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return (
-        tensor.detach()
-        .resolve_conj()
-        .resolve_neg()
-        .clone(memory_format=torch.contiguous_format)
-        .reshape(-1)
-        .view(torch.uint8)
-    )
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """All memory of a storage."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
+from attrs import define, field
 
 from capture import _gradients
 from capture._notes import External
@@ -30,25 +31,43 @@ class Untold:
             return True
         if storage_use_count(external.storage) <= 2 and use_count(external.tensor) <= 1:
             return True
-        saved = self._saved.get(id(external.storage), [])
-        times = Counter(map(id, saved))
-        if use_count(external.tensor) > 1 or storage_use_count(external.storage) > 2 + len(times):
+        held = self._saved.get(id(external.storage), _Held())
+        references, uses = _references(held.tensors), list(map(use_count, held.tensors))
+        # What autograd saved of a node's own result is unpacked as another tensor each time, which nobody else has.
+        holders = 2 + sum(1 if used > 1 else 2 for used in uses)
+        if use_count(external.tensor) > 1 or storage_use_count(external.storage) > holders:
             return False
-        references, uses = _references(saved), list(map(use_count, saved))
         return all(
-            used <= 1 + times[id(one)] and known < _SAVED + times[id(one)]
-            for one, used, known in zip(saved, uses, references, strict=True)
+            used <= 1 + held.times[id(one)] and known <= _SAVED
+            for one, used, known in zip(held.tensors, uses, references, strict=True)
         )
 
     @functools.cached_property
-    def _saved(self) -> dict[int, list[torch.Tensor]]:
-        """What graphs have saved, by ``id`` of the storage, once for each time."""
+    def _saved(self) -> dict[int, _Held]:
+        """What graphs have saved, by ``id`` of the storage."""
         ends = [one for one in self._left if not _gradients.refuses(one) and one.grad_fn is not None]
-        found: dict[int, list[torch.Tensor]] = {}
+        found: dict[int, _Held] = {}
         for tensor in _gradients.saved_above(ends):
             if tensor.layout is torch.strided:
-                found.setdefault(id(tensor.untyped_storage()), []).append(tensor)
+                found.setdefault(id(tensor.untyped_storage()), _Held()).note(tensor)
+        for held in found.values():
+            for base in [one._base for one in held.tensors if one._base is not None]:
+                held.note(base)
         return found
+
+
+@define
+class _Held:
+    """``tensors`` on one storage, each once; ``times``, by ``id``: how often graphs hold it, or views in graphs do."""
+
+    tensors: list[torch.Tensor] = field(factory=list)
+    times: Counter[int] = field(factory=Counter)
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Held once more."""
+        if id(tensor) not in self.times:
+            self.tensors.append(tensor)
+        self.times[id(tensor)] += 1
 
 
 def _references(saved: list[torch.Tensor]) -> list[int]:

@@ -6,7 +6,7 @@ happen once. What a body computes differently from itself is told apart by runni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,11 @@ from capture._tree import Tree
 
 if TYPE_CHECKING:
     from capture._runtime import Captured
+
+Results = list[tuple[str, torch.Tensor | str]]
+"""Values by path."""
+_NOISE = 8
+"""Times what two runs of a body differ by: a third is no further off. What was read at a wrong address is."""
 
 
 def is_due(captured: Captured, node: Node) -> bool:
@@ -54,23 +59,35 @@ class State:
 
 
 def _state(entry: Entry, node: Node, call: Call, named: Callable[[], dict[str, Any]]) -> State:
-    found = State()
-    leaves = dict(call.paths())
-    assert entry.plan is not None
     assert node.outputs is not None
-    for one in entry.plan.placeholders:
-        tensor = leaves.get(one.path) if one.kind == "argument" else node.statics.get(one.path)
-        if one.mutated and isinstance(tensor, torch.Tensor):
-            found.tensors.append((one.path, tensor, tensor.untyped_storage().clone()))
+    found, seen = State(), set[int]()
+    for path, tensor in _written(entry, node, call):
+        storage = tensor.untyped_storage()
+        if id(storage) not in seen:
+            seen.add(id(storage))
+            found.tensors.append((path, tensor, storage.clone()))
     found.places = [(slot, slot.at(named).get()) for slot in node.outputs.effects]
     generators = [*default_generators(), *(leaf for leaf in call.leaves if isinstance(leaf, torch.Generator))]
     found.generators = [(generator, generator.get_state()) for generator in (*generators, *node.generators)]
     return found
 
 
-def _results(result: Any, state: State) -> list[tuple[str, torch.Tensor | str]]:
-    """Copies of all values a call gave: results, written tensors, effects, generator states."""
-    found: list[tuple[str, torch.Tensor | str]] = []
+def _written(entry: Entry, node: Node, call: Call) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a call writes, and may write: kernels that no operator tells of may write all that the body can reach."""
+    assert entry.plan is not None
+    unseen = entry.facts is not None and bool(entry.facts.unseen)
+    leaves = dict(call.paths())
+    for one in entry.plan.placeholders:
+        tensor = leaves.get(one.path) if one.kind == "argument" else node.statics.get(one.path)
+        if (one.mutated or unseen) and isinstance(tensor, torch.Tensor):
+            yield one.path, tensor
+    if unseen:
+        yield from node.statics.items()
+
+
+def _results(result: Any, state: State) -> Results:
+    """Copies of all values a call gave: results, written memory, effects, generator states."""
+    found: Results = []
     values = [*_containers.result_leaves(result)]
     for slot, value in state.places:
         values += [
@@ -78,21 +95,141 @@ def _results(result: Any, state: State) -> list[tuple[str, torch.Tensor | str]]:
         ]
     for path, leaf in values:
         found.append((path, leaf.detach().clone() if isinstance(leaf, torch.Tensor) else repr(leaf)))
-    found += [(path, tensor.detach().clone()) for path, tensor, _ in state.tensors]
+    for path, tensor, contents in state.tensors:
+        whole = contents.nbytes() // tensor.element_size()
+        found.append((path, _tensors.bytes_of(contents)[: whole * tensor.element_size()].view(tensor.dtype)))
     found += [(f"generator {index}", value.clone()) for index, (_, value) in enumerate(state.generators)]
     return found
 
 
-def _first_difference(
-    one: Sequence[tuple[str, torch.Tensor | str]], other: Sequence[tuple[str, torch.Tensor | str]]
-) -> str | None:
-    for (path, a), (_, b) in zip(one, other, strict=False):
-        tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-        if tensors and a.device != b.device and (may_be_seed(a) or may_be_seed(b)):  # type: ignore[union-attr, arg-type]
-            continue  # only a captured kernel leaves it on the device; the results tell what was drawn
-        if not (_tensors.same_bits(a, b) if tensors else type(a) is type(b) and a == b):  # type: ignore[arg-type]
-            return path
-    return None if len(one) == len(other) else "the number of results"
+def _different(one: Results, other: Results) -> list[int]:
+    """Positions of values that differ, and the first that only one of both has."""
+    pairs = zip(one, other, strict=False)
+    found = [position for position, ((_, a), (_, b)) in enumerate(pairs) if not _is_same(a, b)]
+    return found if len(one) == len(other) else [*found, min(len(one), len(other))]
+
+
+def _is_same(a: torch.Tensor | str, b: torch.Tensor | str) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return type(a) is type(b) and a == b
+    if a.device != b.device and (may_be_seed(a) or may_be_seed(b)):
+        return True  # only a captured kernel leaves it on the device; the results tell what was drawn
+    return _tensors.same_bits(a, b)
+
+
+def _first_wrong(ours: Results, theirs: Results, again: Results) -> str | None:
+    """The first value that differs from the body's by more than the body does from itself in a second run: kernels
+    that add up in any order give other bits every time."""
+    varying = set(_different(theirs, again))
+    for position in _different(ours, theirs):
+        if position >= min(len(ours), len(theirs), len(again)):
+            return "the number of results"
+        if position not in varying or not _is_near(ours[position][1], theirs[position][1], again[position][1]):
+            return ours[position][0]
+    return None
+
+
+def _is_near(ours: Any, theirs: Any, again: Any) -> bool:
+    """No further off than a few times what two runs of the body differ by. What is no floating-point tensor varies as
+    it likes."""
+    if not all(isinstance(one, torch.Tensor) and one.dtype.is_floating_point for one in (ours, theirs, again)):
+        return True
+    if len({(one.dtype, one.shape) for one in (ours, theirs, again)}) > 1 or not torch.equal(
+        ours.isnan(), theirs.isnan()
+    ):
+        return False
+    off, noise = (_distance(ours, theirs), _distance(theirs, again))
+    return off <= _NOISE * noise
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    wide = torch.promote_types(one.dtype, torch.float32)
+    return float((one.to(wide) - other.to(wide)).abs().nan_to_num(nan=0.0).max())
+
+
+def _names(values: Results, different: list[int]) -> str:
+    return values[different[0]][0] if different[0] < len(values) else "the number of results"
+
+
+class _NoMemoryError(Exception):
+    """There is none for copies to compare."""
+
+
+@define(eq=False)
+class Comparison:
+    """One verification. ``eager``: the body's own result, once it ``has_run`` and its effects are there."""
+
+    captured: Captured
+    entry: Entry
+    node: Node
+    tree: Tree
+    call: Call
+    differs: Callable[[str], None] | None
+    eager: Any = None
+    has_run: bool = False
+
+    def named(self) -> dict[str, Any]:
+        """What places are found by."""
+        return {**self.call.named_values(), "self": self.captured.receiver}
+
+    def taken(self, result: Any = None) -> tuple[State, Results]:
+        """Everything as it is after this result."""
+        try:
+            state = _state(self.entry, self.node, self.call, self.named)
+            return state, _results(result, state)
+        except torch.OutOfMemoryError as error:
+            raise _NoMemoryError from error
+
+    def run(self) -> Any:
+        """Replay, put back, run the body, compare."""
+        captured, (before, _) = self.captured, self.taken()
+        replayed = captured.replay(self.node, self.tree, self.call.values, self.call.leaves)
+        try:
+            left, ours = self.taken(replayed)
+        finally:
+            before.put_back(self.named)
+        self.eager = captured.run_body(self.call)
+        self.has_run = True
+        after, theirs = self.taken(self.eager)
+        different = _different(ours, theirs)
+        captured.log.add("verify", f"{_names(ours, different)} differs" if different else "equal")
+        if not different:
+            self.node.verified = True
+            for slot, value in left.places:  # the result may be what an effect kept
+                slot.at(self.named).set(value)
+            return replayed
+        before.put_back(self.named)
+        try:
+            _, again = self.taken(captured.run_body(self.call))
+        finally:
+            after.put_back(self.named)
+        wrong = _first_wrong(ours, theirs, again)
+        if self.differs is None:
+            self.note(wrong or _names(ours, different), deterministic=wrong is not None)
+        elif wrong is not None:
+            replayed, left = None, State()  # what lies in the pool is not held here
+            self.differs(f"{wrong} differs from eager at the new address")
+        return self.eager
+
+    def note(self, path: str, *, deterministic: bool) -> None:
+        """A recording that differs is forgotten; of a body that differs from itself it is said."""
+        captured, entry = self.captured, self.entry
+        facts = captured.bare_facts(verification=Verification(path=path, deterministic=deterministic))
+        plan = compile_plan(captured.annotation, facts)
+        if deterministic:
+            captured.forget(entry, self.tree)
+            entry.phase, entry.plan = "eager", plan
+            captured.report(plan)
+        else:
+            captured.note_findings(plan)
+
+    def without(self) -> Any:
+        """The body's own result, where memory does not suffice to compare."""
+        reason = "memory does not suffice to compare it with eager"
+        self.captured.log.add("verify", reason)
+        if self.differs is not None:
+            self.differs(reason)
+        return self.eager if self.has_run else self.captured.run_body(self.call)
 
 
 def verified(
@@ -101,42 +238,11 @@ def verified(
 ) -> Any:  # fmt: skip
     """Replay, put back, run the body, compare. Gives the replay's result, or the body's where they differ.
 
-    ``differs`` is told the first value in which a body that equals itself differs, instead of a recording's end.
+    ``differs`` is told what speaks against the recording, whatever the reason, instead of its end.
     """
-
-    def named() -> dict[str, Any]:
-        return {**call.named_values(), "self": captured.receiver}
-
     captured.log.counters.verifications += 1
-    before = _state(entry, node, call, named)
-    replayed = captured.replay(node, tree, call.values, call.leaves)
-    left = _state(entry, node, call, named)
-    ours = _results(replayed, left)
-    before.put_back(named)
-    eager = captured.run_body(call)
-    after = _state(entry, node, call, named)
-    theirs = _results(eager, after)
-    path = _first_difference(ours, theirs)
-    captured.log.add("verify", "equal" if path is None else f"{path} differs")
-    if path is None:
-        node.verified = True
-        for slot, value in left.places:  # the result may be what an effect kept
-            slot.at(named).set(value)
-        return replayed
-    before.put_back(named)
-    again = _results(captured.run_body(call), _state(entry, node, call, named))
-    unstable = _first_difference(theirs, again)
-    after.put_back(named)
-    if differs is not None and unstable is None:
-        replayed, left = None, State()  # what lies in the pool is not held here
-        differs(path)
-        return eager
-    facts = captured.bare_facts(verification=Verification(path=path, deterministic=unstable is None))
-    plan = compile_plan(captured.annotation, facts)
-    if unstable is None:
-        captured.forget(entry, tree)
-        entry.phase, entry.plan = "eager", plan
-        captured.report(plan)
-    else:
-        captured.note_findings(plan)
-    return eager
+    comparison = Comparison(captured, entry, node, tree, call, differs)
+    try:
+        return comparison.run()
+    except _NoMemoryError:
+        return comparison.without()

@@ -5,16 +5,17 @@ The tape follows by itself; here it is made to ask first, to refuse, to fail and
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from attrs import define, field
 from torch import Tensor
 
-from capture import capture, recordings
+from capture import CaptureWarning, _groups, capture, config, recordings
 from capture.backends import Move, Refusal
 from capture.backends.tape import Tape
 from tests.device import DEVICE
@@ -150,3 +151,68 @@ def test_a_driver_that_fails_costs_a_recording(engine: Engine) -> None:
     assert now.rebinds == 0
     assert now.recordings > 1
     assert any("invalid value" in one.why for one in now.findings if one.code == "CG109")
+
+
+_turns = itertools.count()
+
+
+@torch.library.custom_op("capture_tests::shaky", mutates_args=())
+def shaky(x: Tensor) -> Tensor:
+    """Adds up in any order, as it were: no two runs give the same bits."""
+    return x * (1 + 1e-6 * (next(_turns) % 3))
+
+
+@shaky.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_a_body_that_differs_from_itself(engine: Engine, is_wrong: bool) -> None:
+    """What it reads at a wrong address is further off than it ever is by itself."""
+    engine.is_wrong = is_wrong
+    holder = Holder()
+    captured = capture(lambda x: (torch.tanh(shaky(x @ holder.a)), x + 1))
+    kept = []
+    for i in range(12):
+        x = torch.full((4, 4), i / 8)
+        if i in (4, 6, 9):
+            kept.append(holder.a)
+            holder.a = weight(i)
+        first, second = captured(x)
+        assert torch.allclose(first, torch.tanh(x @ holder.a), rtol=1e-4)
+        assert torch.equal(second, x + 1)
+    counted = recordings(captured)
+    assert (counted.recordings == 1) != is_wrong
+    assert not counted.findings or is_wrong or {one.code for one in counted.findings} == {"CG101"}
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+def test_a_wrong_value_beside_one_that_varies(
+    monkeypatch: pytest.MonkeyPatch, verify: Literal["first", "always"]
+) -> None:
+    """The one does not excuse the other."""
+    scale = {"value": 2.0}
+
+    def deep(x: Tensor) -> Tensor:
+        return x * scale["value"]
+
+    @capture(verify=verify)
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return shaky(x), deep(x)
+
+    x = torch.rand(8)
+    with torch.no_grad(), config.patch(cache=False):
+        for _ in range(2):
+            f(x)
+        monkeypatch.setitem(scale, "value", 3.0)
+        with pytest.warns(CaptureWarning, match=r"CG903.*'output\.1'"):
+            assert torch.equal(f(x)[1], x * 3)
+
+
+def test_a_body_that_communicates_is_not_compared(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks may have nothing to compare."""
+    monkeypatch.setattr(_groups, "note_user", lambda node, facts: setattr(node, "groups", frozenset(["a group"])))
+    found = run(6, "a")
+    assert (engine.asked, found.verifications, found.rebinds) == ([], 0, 0)
+    assert found.recordings >= 2

@@ -34,6 +34,36 @@ class Times(torch.autograd.Function):
         return grads[0] * y, grads[0] * x
 
 
+class Kept(torch.autograd.Function):
+    """A result of its own, which is saved."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = torch.randn_like(x)
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * ctx.saved_tensors[0]
+
+
+class Made(torch.autograd.Function):
+    """A result of its own, of which nothing is saved."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.randn_like(x)
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]
+
+
 def by_function(x: Tensor, y: Tensor) -> Tensor:
     result: Tensor = Times.apply(x, y)  # type: ignore[no-untyped-call]
     return result
@@ -45,17 +75,29 @@ def freed(x: Tensor, y: Tensor) -> Tensor:
     return product
 
 
+def across(x: Tensor, view: Tensor) -> Tensor:
+    return x.view(2, 2) * (x.view(2, 2) @ view) @ view.t()
+
+
 LEFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "nothing saved": lambda x, y: x + y, "saved": lambda x, y: x * y, "saved twice": lambda x, y: x * y * y,
     "by a function": by_function, "freed": freed, "alone": lambda x, y: (x * 1).detach(),
     "handed on": lambda x, y: y, "in a list": lambda x, y: torch.stack([x, y]).prod(0),
+    "as a view": lambda x, y: x.view(2, 2) @ y.view(2, 2), "as two views": lambda x, y: across(x, y.view(2, 2)),
+    "as a view and whole": lambda x, y: across(x * y, y.view(2, 2)), "a view twice": lambda x, y: x[1:] * y[1:] * y[1:],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", LEFT)
 @pytest.mark.parametrize("holds", ["nobody", "the tensor", "a view", "an alias"])
-def test_who_holds_it(kind: str, holds: str) -> None:
+@pytest.mark.parametrize("graph", ["none", "own", "saved", "exp"])
+def test_who_holds_it(kind: str, holds: str, graph: str) -> None:
     made, x = torch.randn(4), torch.randn(4, requires_grad=True)
+    with torch.enable_grad():  # as what comes out of a compiled function has a graph
+        result = x.exp() if graph == "exp" else (Kept if graph == "saved" else Made).apply(x)  # type: ignore[no-untyped-call]
+    if graph != "none":
+        made = result.detach() if kind == "freed" else result
+    del result
     with torch.enable_grad():
         left = LEFT[kind](x, made)
     kept = {"nobody": None, "the tensor": made, "a view": made[1:], "an alias": made.detach()}[holds]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from capture import CaptureWarning, capture, config, recordings, report
+from capture import CaptureWarning, _verify, capture, config, recordings, report
+from capture._annotate import Verify
 from capture._events import parse_logs
 
 
@@ -136,3 +139,38 @@ def test_events_are_timed() -> None:
     kinds = [event.kind for event in recordings(f).events]
     assert kinds.index("observe") < kinds.index("record")
     assert all(event.ms > 0 for event in recordings(f).events if event.kind in ("observe", "record"))
+
+
+@pytest.mark.parametrize("verify", ["first", "always"])
+@pytest.mark.parametrize("fails", [1, 2, 3, 4, 5])
+def test_without_memory_to_compare_the_call_happens_once(
+    monkeypatch: pytest.MonkeyPatch, verify: Verify, fails: int
+) -> None:
+    """Copies of the state are taken up to four times in one verification."""
+    total, taken = torch.zeros(3), list[int]()
+    whole = _verify._state
+
+    def short(*given: Any) -> Any:
+        taken.append(1)
+        if len(taken) == fails:
+            raise torch.OutOfMemoryError("no memory")
+        return whole(*given)
+
+    @capture(verify=verify)
+    def f(x: Tensor) -> Tensor:
+        total.add_(deep(x))
+        return total * 2
+
+    monkeypatch.setattr(_verify, "_state", short)
+    wanted = torch.zeros(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)  # the fourth call's replay differs
+        for turn in range(6):
+            if turn == 3:
+                monkeypatch.setitem(SCALE, "value", 3.0)
+            x = torch.full((3,), float(turn))
+            wanted += deep(x)
+            if verify == "always" or turn < 3:
+                assert torch.equal(f(x), wanted * 2)
+                assert torch.equal(total, wanted)
+    assert len(taken) >= min(fails, 3)

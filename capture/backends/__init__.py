@@ -231,6 +231,9 @@ class Pool(Protocol):
     def evacuate(self, storage: torch.UntypedStorage) -> bool:
         """Move a storage's contents out of the pool, its tensors with it. False if this cannot be done."""
 
+    def before_eager(self) -> Callable[[], None] | None:
+        """To be called before eager code runs on the stream that recordings are made on. It outlives the pool."""
+
 
 class Backend(Protocol):
     """An engine for one device type."""

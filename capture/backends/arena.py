@@ -174,6 +174,9 @@ class Arena:
         """Weak references free every block."""
         return True
 
+    def before_eager(self) -> None:
+        """There are no streams."""
+
     def keep_for(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """Storages keep their segment mapped."""
 

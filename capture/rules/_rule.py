@@ -136,7 +136,7 @@ all inputs is the cheaper way, which needs nothing to be learned of a graph."""
 
 def is_bound(case: Case, info: PlaceholderInfo) -> bool:
     """The annotation lets this argument be read where the caller keeps it, wherever that is: on the device that the
-    kernels run on, in memory that is no other argument's."""
+    kernels run on, in memory that is no other argument's. A body that communicates cannot be compared with eager."""
     wanted = case.annotation.inputs
     if info.kind != "argument" or info.static or info.tensor.layout != "strided":
         return False
@@ -144,6 +144,8 @@ def is_bound(case: Case, info: PlaceholderInfo) -> bool:
     if info.alias_group is not None and any(one.alias_group == info.alias_group for one in others):
         return False
     if wanted == "copy" or info.tensor.nbytes < (BIND_BYTES if wanted == "auto" else 1):
+        return False
+    if case.facts.collectives:
         return False
     devices = accelerators(one.tensor.device for one in case.facts.placeholders)
     return not devices or devices == (info.tensor.device,)

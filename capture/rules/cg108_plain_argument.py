@@ -27,7 +27,8 @@ def step(x, table):
 ## Fix safety
 `static=` promises that the same tensor comes back every call. A broken promise is noticed and bound again. Bound
 arguments need no promise: a second capture tells which parameters of which kernels hold the address, and the first
-replay at another one is compared with eager bit for bit. What cannot be bound is copied.
+replay at another one is compared with eager bit for bit. What cannot be bound is copied; so is what goes to a body
+that communicates, as a rank that ran it once more to compare would do so alone.
 
 ## Known gaps
 An argument the body does not read is copied as well.
@@ -41,7 +42,7 @@ from capture._findings import Case, Decision, Finding, Policy, Severity
 from capture.rules._rule import bytes_text, is_bound, rule
 
 
-@rule("CG108", "plain-argument", severity=Severity.NOTE, revision=3)
+@rule("CG108", "plain-argument", severity=Severity.NOTE, revision=4)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for info in case.facts.placeholders:
         if info.kind != "argument":

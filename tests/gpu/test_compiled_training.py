@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from capture import CaptureWarning, capture, config, mark_step_begin, recordings
 from tests.gpu.support import DEVICE, needs_cuda, rand, same
@@ -80,3 +81,88 @@ def test_training_is_recorded(kind: str, gradients: Any) -> None:
                 same(one.grad, other.grad)
     counted = recordings(ours.step if kind == "whole step" else ours.forward)
     assert counted.replays >= STEPS - 6, (counted, [(one.code, one.what) for one in counted.findings])
+
+
+class Pieces(nn.Module):
+    """Compiled in several pieces, with operators between them, and with integers among what is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(256, 64), nn.Embedding(256, 64)
+        self.first, self.second = (nn.Sequential(nn.Linear(64, 256), nn.SiLU(), nn.Linear(256, 64)) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, 4096, bias=False)
+
+    @override
+    def forward(self, ids: Tensor) -> Tensor:
+        at = torch.cumsum(torch.ones_like(ids), 1) - 1
+        x = self.tokens(ids) + self.places(at)
+        x = x + self.first(x)
+        torch._dynamo.graph_break()
+        x = _in_between(self.norm(x))
+        x = x + self.second(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
+def _in_between(x: Tensor) -> Tensor:
+    rows = x.squeeze(0)
+    return (torch.mm(rows, rows.t()).softmax(-1) @ rows)[None]
+
+
+def ids_of(seed: int) -> Tensor:
+    """No token twice: gradients of its row would be added up in any order."""
+    return torch.randperm(256, generator=torch.Generator().manual_seed(seed))[None, :96].to(DEVICE)
+
+
+@needs_cuda
+@pytest.mark.parametrize("gradients", ["autograd", "accumulate"])
+@pytest.mark.parametrize("verify", ["off", "first"])
+def test_gradients_that_move(gradients: Any, verify: Any) -> None:
+    """The logits' gradient is a mebibyte and a half: it is read where it is, and compared with eager where it moves
+    first. What the compiled backward pass writes into by then is put back."""
+    torch.manual_seed(0)
+    model = Pieces().to(DEVICE)
+    compiled: Any = torch.compile(model)
+    ours = capture(lambda ids: compiled(ids), gradients=gradients, verify=verify)
+    inputs = [ids_of(seed) for seed in range(3)]
+
+    def step(call: Any, ids: Tensor) -> list[Tensor]:
+        model.zero_grad()
+        mark_step_begin()
+        logits = call(ids)
+        (logits.float().square().mean() * ids.shape[1]).backward()
+        return [logits.detach().clone(), *[one.grad for one in model.parameters() if one.grad is not None]]
+
+    expected = [step(compiled, ids) for ids in inputs]
+    kept = []  # so that the allocator gives other addresses
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for turn in range(4 * len(inputs)):
+            kept.append(rand(96, 4096, seed=turn))
+            same(step(ours, inputs[turn % 3]), expected[turn % 3])
+    counted = recordings(ours)
+    assert counted.replays >= 12, (counted, [(one.code, one.what) for one in counted.findings])
+
+
+@needs_cuda
+def test_an_argument_that_several_pending_graphs_have_saved() -> None:
+    """Kernels that no operator tells of may write the argument; that is no write that autograd counts."""
+    torch.manual_seed(0)
+    model = Pieces().to(DEVICE)
+    compiled: Any = torch.compile(model)
+    ours, ids = capture(lambda ids: compiled(ids)), ids_of(0)
+
+    def step(call: Any) -> list[Tensor]:
+        model.zero_grad()
+        mark_step_begin()
+        before = model.tokens(ids)
+        first, second = call(ids), call(ids)
+        (before.sum() + first.square().mean() + second.mean()).backward()
+        return [one.grad.clone() for one in model.parameters() if one.grad is not None]
+
+    expected = step(compiled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for _ in range(6):
+            same(step(ours), expected)
+    assert recordings(ours).replays >= 4, [(one.code, one.what) for one in recordings(ours).findings]

@@ -220,6 +220,38 @@ def test_foreign_kernels_on_an_argument(name: str) -> None:
 
 
 @needs_cuda
+@pytest.mark.skipif(triton is None, reason="needs Triton")
+@pytest.mark.parametrize("verify", ["off", "first", "always"])
+def test_sums_that_kernels_write_happen_once(verify: Any) -> None:
+    """A replay that is compared with eager, as it is asked for or as a weight moved, is undone first: in arguments and
+    in state that no operator writes."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.total = rand(SIZE, seed=1), torch.zeros(SIZE, device=DEVICE)
+
+        @override
+        def forward(self, x: Tensor, given: Tensor) -> Tensor:
+            y = x * self.weight
+            by_triton(y, self.total, self.total)
+            by_triton(y, given, given)
+            return y + 1
+
+    net, eager = Net(), Net()
+    run = capture(net, verify=verify)
+    given, wanted = torch.zeros(SIZE, device=DEVICE), torch.zeros(SIZE, device=DEVICE)
+    with torch.no_grad():
+        for i in range(12):
+            x = rand(SIZE, seed=i)
+            if i in (5, 8):
+                net.weight, eager.weight = (one.weight.clone() + i for one in (net, eager))
+            same((run(x, given), given, net.total), (eager(x, wanted), wanted, eager.total))
+    assert recordings(run).replays >= 8
+    healthy()
+
+
+@needs_cuda
 def test_foreign_kernel_first_compiled_while_recording() -> None:
     """A Triton kernel of another signature is compiled in the middle of the second run."""
     pytest.importorskip("triton")

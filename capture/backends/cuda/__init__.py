@@ -138,10 +138,7 @@ class CudaBackend:
                 same = tuple(one for one in owners if one[1] is tensor)
                 external = External(tensor, tensor.untyped_storage(), None)
                 described.guarded.append(Implicit(place.path, same, external))
-        for single in staging.singles:
-            single.back = True
-        for group in staging.groups:
-            group.back = True
+        staging.lend(set(map(id, staging.storages())))
         described.facts = evolve(described.facts, unseen=tuple(dict.fromkeys(recorder.unseen)))
 
     def _recorded(

@@ -159,6 +159,13 @@ class CudaPool:
             self.enter()  # replays use the same ones
             keep_workspaces(self.lane, self.device)
 
+    def before_eager(self) -> Callable[[], None] | None:
+        """Eager code on the stream of captures must not bring workspaces of its own to it: cuBLAS has one for a stream,
+        and a capture would take what is freed one day, when somebody has cuBLAS forget all of them."""
+        if not self.shared:
+            return None
+        return functools.partial(_before_eager, weakref.ref(self), self.lane, self.device)
+
     def give_back(self, storage: torch.UntypedStorage) -> None:
         """A buffer is not used between replays: others may have its memory then."""
         if self.shared:
@@ -323,6 +330,13 @@ class CudaPool:
         """The pool is given up, but its memory stays until these storages die."""
         for storage in storages:
             weakref.finalize(storage, _let_go, self._anchors, self._owned).atexit = False
+
+
+def _before_eager(reference: weakref.ref[CudaPool], lane: Lane, device: torch.device) -> None:
+    pool = reference()
+    if pool is not None:
+        pool.enter()  # replays use the same workspaces
+    keep_workspaces(lane, device)
 
 
 def _let_go(*_: object) -> None:
