@@ -132,19 +132,17 @@ def _first_wrong(ours: Results, theirs: Results, again: Results) -> str | None:
 def _is_near(ours: Any, theirs: Any, again: Any) -> bool:
     """No further off than a few times what two runs of the body differ by. What is no floating-point tensor varies as
     it likes."""
-    if not all(isinstance(one, torch.Tensor) and one.dtype.is_floating_point for one in (ours, theirs, again)):
+    tensors = (ours, theirs, again)
+    if not all(isinstance(one, torch.Tensor) and one.dtype.is_floating_point for one in tensors):
         return True
-    if len({(one.dtype, one.shape) for one in (ours, theirs, again)}) > 1 or not torch.equal(
-        ours.isnan(), theirs.isnan()
-    ):
+    if len({(one.dtype, one.shape) for one in tensors}) > 1:
         return False
-    off, noise = (_distance(ours, theirs), _distance(theirs, again))
-    return off <= _NOISE * noise
+    ours, theirs, again = (one if one.dtype is torch.float64 else one.float() for one in tensors)
+    return torch.equal(ours.isnan(), theirs.isnan()) and _distance(ours, theirs) <= _NOISE * _distance(theirs, again)
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    wide = torch.promote_types(one.dtype, torch.float32)
-    return float((one.to(wide) - other.to(wide)).abs().nan_to_num(nan=0.0).max())
+    return float((one - other).abs().nan_to_num(nan=0.0).max())
 
 
 def _names(values: Results, different: list[int]) -> str:
