@@ -26,10 +26,14 @@ class Launch:
     ) -> None: ...
     def __call__(self, leaves: Sequence[Any], /) -> None: ...
 
+_Layout = tuple[int, int, int, int, int, tuple[int, ...], int, int, int]
+
+class Alike:
+    def __init__(self, tensors: tuple[Any, ...], layout: _Layout) -> None: ...
+    def __call__(self, tensors: tuple[Any, ...]) -> tuple[int, ...] | None: ...
+
 class Tensors:
-    def __init__(
-        self, tensors: tuple[Any, ...], layout: tuple[int, int, int, int, int, tuple[int, ...], int, int], /
-    ) -> None: ...
+    def __init__(self, tensors: tuple[Any, ...], layout: _Layout, /) -> None: ...
     def __call__(self) -> bool: ...
 
 class Facts:
@@ -100,6 +104,8 @@ class Way:
         number: int,
         limit: int,
         in_capture: Any,
+        alike: Alike | None,
+        check_first: Any,
         check: Any,
         world: Any,
         trees_here: Callable[[], dict[str, Any]],

@@ -30,6 +30,7 @@ from capture._native_facts import flags_of
 from capture._node import SAMPLED
 from capture._step import steps_begun
 from capture._tensors import any_overlap, span_bytes
+from capture._torch_private_layout import MOST_DIMS, alike_layout
 from capture._trees import trees_here
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
         defaults=getattr(function, "__defaults__", None), entry=entry, number=entry.number,
         limit=captured.annotation.max_recordings,
         in_capture=None if entry.backend.name == "cpu" else entry.backend.in_capture,
+        alike=_alike(leaves), check_first=_torch_private.metadata_guard(leaves[:1]),
         check=_torch_private.metadata_guard(leaves),
         world=None if captured.stateless else _world(captured, len(values), without_flags=flags is not None),
         flags=flags, trees_here=trees_here, trees=trees_here(),
@@ -156,6 +158,16 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
         attaches=runs is not captured, registrations=registrations,
         sampled=SAMPLED if captured.annotation.checks == "sampled" else 0,
     )  # fmt: skip
+
+
+def _alike(leaves: Sequence[Leaf]) -> Any:
+    """The metadata of all leaves as bytes; None where torch has to be asked."""
+    layout = alike_layout()
+    return (
+        None
+        if layout is None or any(leaf.dim() > MOST_DIMS for leaf in leaves)
+        else native.Alike(tuple(leaves), layout)
+    )
 
 
 def _layout(leaves: Sequence[Leaf]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

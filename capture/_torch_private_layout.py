@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator
 import torch
 
 from capture._fast import native
+from capture._torch_private import HAS_METADATA_GUARD, metadata_guard
 
-Layout = tuple[int, int, int, int, int, tuple[int, ...], int, int]
+Layout = tuple[int, int, int, int, int, tuple[int, ...], int, int, int]
 """Offsets, as ``native/tensors.c`` names them."""
 _WORD = 8
 _OBJECT, _IMPL, _STORAGE, _META = 64, 192, 64, 96  # bytes that are looked at
+MOST_DIMS = 5
+"""Of a tensor whose sizes lie in the object itself."""
 _BEGIN = 16  # after the table of virtual functions and the reference counts
 
 
@@ -58,8 +61,22 @@ def _find() -> Layout:
     made.detach_()  # one object before and after, as torch leaves parts of a new one as the heap had them
     both = enumerate(zip(with_function, _words(meta, _META), strict=True))
     functions = [_WORD * at for at, (old, new) in both if old and not new]
-    last = _dispatch_keys()
-    return to_impl, to_storage, to_data, to_meta, to_requires, tuple(functions[:2]), _BEGIN, last + _WORD
+    end = _dispatch_keys() + _WORD
+    sizes = _sizes(plain, end)
+    return to_impl, to_storage, to_data, to_meta, to_requires, tuple(functions[:2]), _BEGIN, end, sizes
+
+
+def _sizes(tensor: torch.Tensor, end: int) -> int:
+    """Offset of the sizes, up to five of which torch keeps in the object itself, and the strides behind them; ``end``
+    where they are not found."""
+    words, dims = _words(_impl(tensor), _IMPL), tensor.dim()
+
+    def begin_at(at: int) -> bool:
+        strides = at + MOST_DIMS
+        same = words[at : at + dims] == list(tensor.shape)
+        return same and words[strides : strides + dims] == list(tensor.stride())
+
+    return next((_WORD * at for at in range(end // _WORD) if begin_at(at)), end)
 
 
 def _dispatch_keys() -> int:
@@ -203,3 +220,49 @@ def layout() -> Layout | None:
             return found if _tells_all(found) else None
         except (ValueError, AttributeError, TypeError, RuntimeError, StopIteration):
             return None
+
+
+def _kinds() -> Iterator[torch.Tensor]:
+    """Tensors of many kinds, some alike."""
+    for make in (_plain, _leaf):
+        for change in (*_CHANGES, _KEPT[0]):
+            tensor = make()
+            try:
+                change(tensor)
+            except RuntimeError:
+                continue  # torch does not let a leaf be changed like this
+            yield tensor
+    yield _frozen()
+    yield from (torch.zeros(shape, device="cpu") for shape in ((), (0,), (4, 0), (1,) * MOST_DIMS))
+    with torch.enable_grad():
+        yield _leaf() * 2
+        yield (_leaf() * 2).detach()
+        yield _leaf()[1:]
+    with torch.inference_mode():
+        yield _plain()
+    for dtype in (torch.float64, torch.int32, torch.bool, torch.bfloat16, torch.complex64):
+        yield _plain().to(dtype)
+    yield _plain().to(torch.complex64).conj()
+    yield torch.zeros(1, device="cpu").expand(4, 4)
+    yield torch.nn.Parameter(_plain())
+    yield torch.nn.Parameter(_plain(), requires_grad=False)
+
+
+@functools.cache
+def alike_layout() -> Layout | None:
+    """The same where bytes tell no less of other tensors than torch's own comparison does."""
+    found = layout()
+    if found is None or found[-1] == found[-2] or not HAS_METADATA_GUARD:
+        return None
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
+        kinds, others = list(_kinds()), list(_kinds())
+        for tensor in kinds:
+            known, guard = native.Alike((tensor,), found), metadata_guard((tensor,))
+            if known((tensor,)) != (tensor.data_ptr(),):
+                return None
+            for other in others:
+                addresses = known((other,))
+                if addresses is not None and (not guard(other) or addresses != (other.data_ptr(),)):
+                    return None
+        plain = native.Alike((_plain(),), found)
+        return found if plain((_plain(),)) is not None else None  # else it is of no use

@@ -46,13 +46,15 @@ def fresh() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["c", "python"])
+@pytest.fixture(params=["c", "c that asks torch", "python"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Functions captured from here on go the straight way in C, or in Python."""
     if request.param == "python":
         monkeypatch.setattr("capture._shortcut.native", None)
     elif native is None:
         pytest.skip("the C module was not built")
+    elif request.param != "c":
+        monkeypatch.setattr("capture._shortcut.alike_layout", lambda: None)
     kind: str = request.param
     return kind
 
@@ -264,6 +266,66 @@ def test_where_torch_keeps_metadata_is_found_whatever_the_heap_holds() -> None:
             del kept[:: 1 + number % 4]
         _torch_private_layout.layout.cache_clear()
         assert _torch_private_layout.layout() == known
+
+
+def some_tensor(choose: random.Random) -> Tensor:
+    """Few shapes, so that many are alike; views, numbers of dimensions beyond those torch keeps in the object."""
+    shape = choose.choice([(), (0,), (3,), (2, 3), (3, 2), (2, 0), (1, 2, 3), (1,) * 5, (1,) * 6, (1, 1, 1, 1, 1, 2)])
+    dtype = choose.choice([torch.float32, torch.float32, torch.float64, torch.int32, torch.complex64, torch.bfloat16])
+    with torch.inference_mode(choose.random() < 0.1):
+        made = torch.zeros([size + choose.choice([0, 0, 1]) for size in shape], dtype=dtype, device=DEVICE)
+        if made.dim() and choose.random() < 0.5:
+            made = made.as_strided(shape, made.stride())
+        if choose.random() < 0.3:
+            made = made.mT if made.dim() > 1 else made.conj()
+        if choose.random() < 0.2:
+            made = torch._neg_view(made)
+        if choose.random() < 0.2:
+            made = made.detach()
+    if made.dtype.is_floating_point and not made.is_inference() and choose.random() < 0.5:
+        made = made.detach().requires_grad_()
+        made = made if choose.random() < 0.5 else made.view_as(made)
+    return nn.Parameter(made) if made.is_leaf and made.requires_grad and choose.random() < 0.3 else made
+
+
+@needs_c
+@pytest.mark.parametrize("seed", range(4))
+def test_tensors_that_are_alike_are_so_for_torch(seed: int) -> None:
+    known = _torch_private_layout.alike_layout()
+    assert known is not None, "only slower without it, but every supported torch has it"
+    choose, accepted = random.Random(seed), 0
+    made = [some_tensor(choose) for _ in range(150)]
+    for one in made:
+        if one.dim() > _torch_private_layout.MOST_DIMS:
+            continue
+        alike, guard = native.Alike((one,), known), _torch_private.metadata_guard((one,))
+        assert alike((one,)) == (one.data_ptr(),)
+        for other in made:
+            addresses = alike((other,))
+            if addresses is not None:
+                accepted += other is not one
+                assert guard(other)
+                assert addresses == (other.data_ptr(),)
+    assert accepted > 20
+    with pytest.raises(AttributeError):
+        native.Alike((1,), known)
+    with pytest.raises(AttributeError):
+        native.Alike((made[0], None), known)
+    assert native.Alike((made[0],), known)(()) is None
+
+
+@needs_c
+def test_dispatch_keys_of_the_thread_are_compared() -> None:
+    """Below autograd, tensors that are alike are others for torch."""
+    x, y = tensors(0)
+    mine = capture(scaled)
+    for _ in range(4):
+        mine(x, y)
+    assert goes_straight(mine, x, y)
+    with torch._C._AutoDispatchBelowAutograd():
+        assert not goes_straight(mine, x, y)
+        assert torch.equal(mine(x, y), scaled(x, y))
+    assert goes_straight(mine, x, y)
 
 
 @needs_c

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 7 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 8 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the long way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -126,6 +126,7 @@ typedef struct {
     Py_ssize_t zeros[MOST_ZEROS]; /* words that are 0 unless an operator made the tensor */
     Py_ssize_t zero_count;
     Py_ssize_t begin, end;       /* metadata in the TensorImpl */
+    Py_ssize_t sizes;            /* where it begins to say the same of tensors that are alike */
 } Layout;
 int layout_from(PyObject *given, Layout *layout);
 /* The tensor's own gradient mode: 0 or 1; 2 for one that an operator made. */
@@ -134,6 +135,11 @@ static inline const char *pointer_at(const char *from, Py_ssize_t offset)
 {
     return *(const char *const *)(from + offset);
 }
+
+/* Other tensors have the same metadata: 1, and their addresses; 0 where torch has to be asked. */
+int alike_hold(PyObject *alike, PyObject *const *tensors, Py_ssize_t count, uint64_t *addresses);
+int is_alike(PyObject *one);
+int add_alike(PyObject *module);
 
 int tensors_hold(PyObject *tensors);
 int is_tensors(PyObject *one);

@@ -103,11 +103,13 @@ int layout_from(PyObject *given, Layout *layout)
 {
     PyObject *zeros;
     if (!PyArg_ParseTuple(
-            given, "nnnnnO!nn", &layout->impl_in_object, &layout->storage_in_impl, &layout->data_in_storage,
-            &layout->meta_in_impl, &layout->requires_in_meta, &PyTuple_Type, &zeros, &layout->begin, &layout->end))
+            given, "nnnnnO!nnn", &layout->impl_in_object, &layout->storage_in_impl, &layout->data_in_storage,
+            &layout->meta_in_impl, &layout->requires_in_meta, &PyTuple_Type, &zeros, &layout->begin, &layout->end,
+            &layout->sizes))
         return -1;
     layout->zero_count = PyTuple_GET_SIZE(zeros);
-    if (layout->zero_count > MOST_ZEROS || layout->end - layout->begin > 256 || layout->end < layout->begin) {
+    if (layout->zero_count > MOST_ZEROS || layout->end - layout->begin > 256 || layout->end < layout->begin ||
+        layout->sizes < layout->begin || layout->sizes > layout->end) {
         PyErr_SetString(PyExc_ValueError, "no such layout");
         return -1;
     }

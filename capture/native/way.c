@@ -10,7 +10,9 @@ typedef struct {
     PyObject *defaults_of; /* a Python function, or None */
     PyObject *defaults;    /* its default values then */
     PyObject *in_capture;  /* a function, or None where nothing is ever captured by others */
-    PyObject *check;       /* compares metadata of the tensors */
+    PyObject *alike;       /* Alike, or None: the metadata of the tensors, without torch */
+    PyObject *check_first; /* compares the first one's, and with it the dispatch keys of this thread */
+    PyObject *check;       /* compares metadata of all tensors */
     PyObject *flags;       /* Facts, or None: the cheapest part of what follows */
     PyObject *world;       /* tells whether other parts of the key are as they were, or None */
     PyObject *trees_here;  /* a function: the trees to use now */
@@ -78,9 +80,13 @@ static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t
         else if (constant != values[i])
             return 0;
     }
-    int same = truth_of(PyObject_Vectorcall(self->check, tensors, count, NULL));
+    int alike = self->alike != Py_None && alike_hold(self->alike, tensors, count, addresses), same;
+    if (alike)
+        same = truth_of(PyObject_Vectorcall(self->check_first, tensors, 1, NULL));
+    else
+        same = truth_of(PyObject_Vectorcall(self->check, tensors, count, NULL));
     for (Py_ssize_t i = 0; same > 0 && i < count; i++) {
-        if (address_of(tensors[i], &addresses[i]) < 0)
+        if (!alike && address_of(tensors[i], &addresses[i]) < 0)
             return -1;
         same = (addresses[i] & 63) == self->alignments[i];
     }
@@ -177,7 +183,7 @@ static PyObject *way_call(PyObject *object, PyObject *const *args, size_t nargsf
 }
 
 #define OBJECTS(X) \
-    X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(flags) X(world) X(trees_here) X(trees) X(backend) \
+    X(modes) X(defaults_of) X(defaults) X(in_capture) X(alike) X(check_first) X(check) X(flags) X(world) X(trees_here) X(trees) X(backend) \
     X(constants) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
     X(steps.counters) X(steps.steps_begun) X(steps.replay) X(steps.ready) X(steps.registrations)
 
@@ -243,16 +249,16 @@ static int set_tensors(Way *self, PyObject *alignments, PyObject *spans, PyObjec
 static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
-        "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
-        "flags", "world", "trees_here", "trees", "backend", "counters", "steps_begun", "replay", "ready", "constants", "alignments",
+        "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "alike",
+        "check_first", "check", "flags", "world", "trees_here", "trees", "backend", "counters", "steps_begun", "replay", "ready", "constants", "alignments",
         "spans", "order", "shared", "least", "most", "verifies", "attaches", "registrations", "sampled", NULL};
     Way given = {0};
     Steps *steps = &given.steps;
     PyObject *alignments, *spans, *order, *shared;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!nnppOl", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!nnppOl", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
-            &given.in_capture, &given.check, &given.flags, &given.world, &given.trees_here, &PyDict_Type, &given.trees, &given.backend,
+            &given.in_capture, &given.alike, &given.check_first, &given.check, &given.flags, &given.world, &given.trees_here, &PyDict_Type, &given.trees, &given.backend,
             &steps->counters, &steps->steps_begun, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants,
             &PyTuple_Type, &alignments, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most, &steps->verifies,
             &steps->attaches, &steps->registrations, &steps->sampled))
@@ -261,7 +267,7 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     given.steps.tensors = PyTuple_GET_SIZE(alignments);
     if (given.steps.count > MOST_VALUES || given.steps.tensors > given.steps.count ||
         given.most > given.steps.count || PyTuple_GET_SIZE(spans) != given.steps.tensors ||
-        !is_modes(given.modes) || (given.flags != Py_None && !is_facts(given.flags)) ||
+        !is_modes(given.modes) || (given.alike != Py_None && !is_alike(given.alike)) || (given.flags != Py_None && !is_facts(given.flags)) ||
         (given.defaults_of != Py_None && !PyFunction_Check(given.defaults_of))) {
         PyErr_SetString(PyExc_ValueError, "too many values, or no function");
         return NULL;
