@@ -74,14 +74,17 @@ class Optimizers:
 
     def note_gradients(self, watched: Watched) -> None:
         """After a run: whether a tensor has a gradient is part of the key from now on, if the body looked at it, or if
-        it came or went, and the tensor was there before."""
+        it came or went, and the tensor was there before: in Python state, or as an argument that is always the same."""
         changed = [one.place.holder for one in watched.changed if one.place.name == "grad" and not one.container]
-        candidates = {id(one): one for one in (*watched.gradients_read, *changed) if isinstance(one, torch.Tensor)}
+        tensors = [one for one in (*watched.gradients_read, *changed) if isinstance(one, torch.Tensor)]
+        candidates = {id(one): one for one in tensors if one.is_leaf or one.retains_grad}
         if not candidates:
             return
         there = {id(tensor) for owners in watched.before.tensors.values() for _, tensor in owners}
         there |= {id(p) for one in self._alive() for group in one.param_groups for p in group["params"]}
-        there -= {id(leaf) for leaf in watched.call.leaves} | {id(one()) for one in self._parameters}
+        call = watched.call
+        there -= {id(leaf) for path, leaf in call.paths() if not call.is_static(path)}
+        there -= {id(one()) for one in self._parameters}
         self._parameters += [weakref.ref(one) for key, one in candidates.items() if key in there]
 
     def part(self) -> tuple[Any, ...]:

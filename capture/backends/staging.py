@@ -90,6 +90,21 @@ class Staging:
         """Storages of all buffers."""
         return [one.tensor.untyped_storage() for one in self.singles] + [group.storage for group in self.groups]
 
+    def ask_for_gradients(self, leaves: Sequence[Any]) -> None:
+        """The body may run backward passes of its own: what stands in for an argument needs gradients as that does."""
+        asking: dict[int, torch.Tensor] = {}
+        for position, staged in self.replacements.items():
+            if leaves[position].requires_grad:
+                if id(staged) not in asking:  # the same object in two places stays one
+                    asking[id(staged)] = staged.detach().requires_grad_()
+                self.replacements[position] = asking[id(staged)]
+
+    def drop_gradients(self) -> None:
+        """The body is over: what it left in ``.grad`` of stand-ins is in its effects, or nobody's."""
+        for staged in self.replacements.values():
+            if staged.requires_grad:
+                staged.grad = None
+
     def lend(self, storages: Set[int]) -> None:
         """Buffers among these storages, by ``id``, went to code that may write them without a word."""
         for single in self.singles:
@@ -123,6 +138,8 @@ def stage(pool: StagingPool, call: Call, inputs: Sequence[Input]) -> Staging:
                 grouped.setdefault(one.group if one.group is not None else -1 - one.position, []).append(one)
     for members in grouped.values():
         _stage_group(pool, staging, members, call.leaves)
+    if torch.is_grad_enabled() and not call.keeps_program:
+        staging.ask_for_gradients(call.leaves)
     return staging
 
 

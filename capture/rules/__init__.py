@@ -34,6 +34,7 @@ from capture.rules.cg402_tensor_effect import RULE as CG402
 from capture.rules.cg403_output_aliases_input import RULE as CG403
 from capture.rules.cg404_borrowed_output_used import RULE as CG404
 from capture.rules.cg501_gradient_needed import RULE as CG501
+from capture.rules.cg502_gradient_of_argument import RULE as CG502
 from capture.rules.cg601_data_dependent_shape import RULE as CG601
 from capture.rules.cg701_ranks_disagree import RULE as CG701
 from capture.rules.cg702_collective_not_recorded import RULE as CG702
@@ -75,6 +76,7 @@ RULES: tuple[Rule, ...] = (
     CG403,
     CG404,
     CG501,
+    CG502,
     CG601,
     CG701,
     CG702,

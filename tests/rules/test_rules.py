@@ -256,6 +256,25 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(placeholders=(argument("x", tensor=evolve(tensor(4), requires_grad=True)),))],
     ),
+    "CG502": (
+        [
+            case(
+                placeholders=(argument("x", first_use=where()),),
+                effects=(Effect(path="x.grad", kind="tensor", before="None", after="f32[8]", where=where()),),
+            ),
+            case(placeholders=(argument("batch[0]"), implicit("batch[0].grad", "argument"))),
+        ],
+        [
+            case(
+                placeholders=(argument("x", static=True), implicit("x.grad", "argument")),
+                effects=(Effect(path="x.grad", kind="tensor", before="None", after="f32[8]"),),
+            ),
+            case(
+                placeholders=(argument("x"),),
+                effects=(Effect(path="self.x.grad", kind="tensor", before="None", after="f32[8]"),),
+            ),
+        ],
+    ),
     "CG601": (
         [case(host_syncs=(HostSync(op="aten.nonzero.default", where=where(), data_dependent_shape=True),))],
         [case(host_syncs=(HostSync(op="aten._local_scalar_dense.default"),))],

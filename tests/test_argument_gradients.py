@@ -1,0 +1,145 @@
+"""Arguments that need gradients, of functions that run backward passes of their own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import CaptureWarning, _trees, capture, config, mark_step_begin, recordings
+from tests.device import DEVICE
+
+CALLS = 9
+Body = Callable[[Any, nn.Parameter], Any]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    _trees.forget_trees()
+    with torch.enable_grad(), config.patch(cache=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        yield
+
+
+def backward(x: Tensor, w: nn.Parameter) -> Tensor:
+    loss = (x * w).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def forces(x: Tensor, w: nn.Parameter) -> tuple[Tensor, Tensor]:
+    energy = (x * w).square().sum()
+    (gradient,) = torch.autograd.grad(energy, x)
+    return energy.detach(), -gradient
+
+
+def forces_of_parts(parts: dict[str, Tensor], w: nn.Parameter) -> list[Tensor]:
+    energy = (parts["a"] * w).square().sum() + (parts["b"] + w).exp().sum()
+    return list(torch.autograd.grad(energy, [parts["a"], parts["b"]]))
+
+
+def twice(parts: dict[str, Tensor], w: nn.Parameter) -> list[Tensor]:
+    """The same object in two places."""
+    energy = (parts["a"] * w).sum() * (parts["c"] * w).sum()
+    return list(torch.autograd.grad(energy, [parts["a"]]))
+
+
+def hessian(x: Tensor, w: nn.Parameter) -> Tensor:
+    energy = (x * w).pow(4).sum()
+    (first,) = torch.autograd.grad(energy, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    return second
+
+
+def attack(x: Tensor, w: nn.Parameter) -> Tensor:
+    mine = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad((mine * w).square().sum(), mine)
+    return x.detach() + gradient.sign()
+
+
+def penalised(x: Tensor, w: nn.Parameter) -> Tensor:
+    """Gradients of gradients come from outside."""
+    (gradient,) = torch.autograd.grad((x * w).pow(3).sum(), x, create_graph=True)
+    return (x * w).square().mean() + gradient.square().mean()
+
+
+def step_of_parameters(x: Tensor, w: nn.Parameter) -> Tensor:
+    """The argument is cut off."""
+    loss = (x.detach() * w).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+BODIES: dict[str, Body] = {
+    "backward": backward, "forces": forces, "forces of parts": forces_of_parts, "twice": twice, "hessian": hessian,
+    "attack": attack, "penalised": penalised, "step of parameters": step_of_parameters,
+}  # fmt: skip
+RECORDED = ("forces", "forces of parts", "twice", "hessian", "attack", "step of parameters")
+
+
+def values(kind: str, turn: int, kept: dict[str, Tensor] | None) -> tuple[Any, dict[str, Tensor]]:
+    """An argument for this turn, and its leaves."""
+    generator = torch.Generator().manual_seed(turn)
+    made = {name: torch.rand(4, 8, generator=generator).to(DEVICE).requires_grad_() for name in ("a", "b")}
+    if kept is not None:
+        with torch.no_grad():
+            for name, leaf in kept.items():
+                leaf.copy_(made[name])
+        made = kept
+    if kind in ("forces of parts", "twice"):
+        return {**made, "c": made["a"]}, made
+    return made["a"], made
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("how", ["copy", "bind", "static"])
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("before", ["nothing", "something", "now and then", "later"])
+def test_gradients_of_arguments(kind: str, how: str, leaf: bool, before: str) -> None:
+    """What is in ``.grad`` of an argument before the call is replaced, added to, or left alone, as in eager."""
+    body = BODIES[kind]
+    options: Any = {"static": ["x"]} if how == "static" and kind not in ("forces of parts", "twice") else {}
+    options = {"inputs": how} if how != "static" else options
+    weights = [nn.Parameter(torch.linspace(0.5, 1.5, 8, device=DEVICE)) for _ in range(2)]
+    given = list[Any](), list[Any]()
+    kept = [values(kind, 0, None)[1] if how == "static" else None for _ in range(2)]
+
+    def ours_of(w: nn.Parameter) -> Any:
+        return capture(lambda x: body(x, w), **options)
+
+    runs: list[Any] = [lambda x: body(x, weights[0]), ours_of(weights[1])]
+    for turn in range(CALLS):
+        for number, (run, weight) in enumerate(zip(runs, weights, strict=True)):
+            mark_step_begin()
+            weight.grad = None
+            x, leaves = values(kind, turn, kept[number])
+            full = {"nothing": False, "something": True, "now and then": turn % 3 == 1, "later": turn > 5}[before]
+            for one in leaves.values():
+                one.grad = torch.ones_like(one) if full else None
+            if not leaf:
+                x = {name: one * 2 for name, one in x.items()} if isinstance(x, dict) else x * 2
+                if isinstance(x, dict):
+                    x["c"] = x["a"]
+            result = run(x)
+            if kind == "penalised":
+                result.backward()
+            results = result if isinstance(result, (list, tuple)) else [result]
+            found = [one.detach().clone() for one in results]
+            left = [one.grad for one in (*leaves.values(), weight)]
+            given[number].append((found, [None if one is None else one.clone() for one in left]))
+    for theirs, ours in zip(*given, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    if kind in RECORDED and before == "nothing":
+        counted = recordings(runs[1])
+        assert counted.replays >= CALLS - 4, [(one.code, one.what) for one in counted.findings]
+
+
+def test_a_gradient_left_behind_is_told() -> None:
+    weight = nn.Parameter(torch.ones(4, device=DEVICE))
+    f = capture(lambda x: backward(x, weight))
+    with pytest.warns(CaptureWarning, match=r"CG502.*'x\.grad'"):
+        f(torch.ones(4, device=DEVICE, requires_grad=True))
