@@ -61,6 +61,15 @@ def attack(x: Tensor, w: nn.Parameter) -> Tensor:
     return x.detach() + gradient.sign()
 
 
+def switched_on(x: Tensor, w: nn.Parameter) -> Tensor:
+    """As it is called under ``no_grad``."""
+    with torch.no_grad():
+        before = x * 3
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad((x * w).square().sum(), x)
+    return gradient + before
+
+
 def penalised(x: Tensor, w: nn.Parameter) -> Tensor:
     """Gradients of gradients come from outside."""
     (gradient,) = torch.autograd.grad((x * w).pow(3).sum(), x, create_graph=True)
@@ -76,9 +85,9 @@ def step_of_parameters(x: Tensor, w: nn.Parameter) -> Tensor:
 
 BODIES: dict[str, Body] = {
     "backward": backward, "forces": forces, "forces of parts": forces_of_parts, "twice": twice, "hessian": hessian,
-    "attack": attack, "penalised": penalised, "step of parameters": step_of_parameters,
+    "attack": attack, "switched on": switched_on, "penalised": penalised, "step of parameters": step_of_parameters,
 }  # fmt: skip
-RECORDED = ("forces", "forces of parts", "twice", "hessian", "attack", "step of parameters")
+RECORDED = ("forces", "forces of parts", "twice", "hessian", "attack", "switched on", "step of parameters")
 
 
 def values(kind: str, turn: int, kept: dict[str, Tensor] | None) -> tuple[Any, dict[str, Tensor]]:

@@ -138,7 +138,7 @@ def stage(pool: StagingPool, call: Call, inputs: Sequence[Input]) -> Staging:
                 grouped.setdefault(one.group if one.group is not None else -1 - one.position, []).append(one)
     for members in grouped.values():
         _stage_group(pool, staging, members, call.leaves)
-    if torch.is_grad_enabled() and not call.keeps_program:
+    if not (call.keeps_program or torch.is_inference_mode_enabled()):  # a body may switch gradients on
         staging.ask_for_gradients(call.leaves)
     return staging
 
