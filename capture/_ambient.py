@@ -90,6 +90,7 @@ _dispatch_modes = _torch_private.dispatch_mode_depth
 _function_modes = _torch_private.function_mode_depth
 _function_mode = _torch_private.function_mode
 _transforms = _torch_private.functorch_interpreter
+_dual_level = _torch_private.dual_level
 _tracer = _torch_private.is_tracing
 _saved_hooks = _torch_private.saved_hooks
 _flags = _torch_private_flags.unguarded_flags
@@ -100,10 +101,11 @@ def here() -> Here | None:
     """This thread and the modes in force now.
 
     None where a captured function is to run inline: inside the body of another one, or under somebody else's dispatch
-    or function mode, functorch transform, tracer or hooks on saved tensors (a checkpoint's above all).
+    or function mode, functorch transform, tracer, level of forward-mode differentiation or hooks on saved tensors (a
+    checkpoint's above all).
     """
     thread = _local.thread
-    if thread.inside or _dispatch_modes() or _transforms() is not None or _tracer() is not None:
+    if thread.inside or _dispatch_modes() or _transforms() is not None or _tracer() is not None or _dual_level() >= 0:
         return None
     grad = _is_grad()
     if grad and _saved_hooks(True) is not None:
@@ -132,6 +134,7 @@ def terms(device: str) -> tuple[tuple[Callable[..., object], tuple[Any, ...], ob
         return None
     found: list[tuple[Callable[..., object], tuple[Any, ...], object]] = [
         (_inside, (thread,), 0), (_dispatch_modes, (), 0), (_transforms, (), None), (_tracer, (), None),
+        (_dual_level, (), -1),
         (_is_grad, (), grad), (_is_inference, (), _is_inference()), (_function_modes, (), depth),
         (last.check, (), True),
     ]  # fmt: skip
@@ -148,6 +151,8 @@ def foreign() -> str | None:
         return None
     if _transforms() is not None:
         return "a transform of torch.func"
+    if _dual_level() >= 0:
+        return "a level of forward-mode differentiation"
     hooked = _is_grad() and _saved_hooks(True) is not None
     return "hooks on saved tensors, as a checkpoint sets them" if hooked else None
 

@@ -159,6 +159,8 @@ function_mode_depth: Callable[[], int] = getattr(torch._C, "_len_torch_function_
 functorch_interpreter: Callable[[], object | None] = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _no_interpreter
 )
+# -1 outside of forward-mode differentiation, and everywhere without this name: a replay would give no tangents then.
+dual_level: Callable[[], int] = functools.partial(getattr, torch.autograd.forward_ad, "_current_level", -1)
 
 
 def _unknown_mode(_: int) -> object:

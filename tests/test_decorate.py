@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -669,6 +670,26 @@ def test_torch_func_transforms_run_inline() -> None:
         got = torch.func.grad(lambda x: captured(x).sum())(x)
         assert bits(got) == bits(torch.func.grad(lambda x: scaled(x).sum())(x))
     assert bits(captured(x)) == bits(scaled(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("grad", [False, True])
+def test_forward_mode_differentiation_runs_inline(grad: bool) -> None:
+    """A replay would give no tangents."""
+    captured = capture(lambda x: torch.relu(x) * 2 + 1)
+    x, tangent = torch.randn(3, 4), torch.randn(3, 4)
+    with torch.set_grad_enabled(grad):
+        for _ in range(4):
+            captured(x)
+        for warns in (True, False):
+            caught = pytest.warns(CaptureWarning, match="CG805.*forward-mode") if warns else contextlib.nullcontext()
+            with torch.autograd.forward_ad.dual_level(), caught:
+                dual = torch.autograd.forward_ad.make_dual(x, tangent)
+                theirs, ours = (torch.autograd.forward_ad.unpack_dual(call(dual)) for call in (scaled, captured))
+            assert bits(ours.primal) == bits(theirs.primal)
+            assert bits(ours.tangent) == bits(theirs.tangent)
+        assert bits(captured(x)) == bits(scaled(x))
+    assert recordings(captured).replays >= 2
 
 
 def test_a_captured_function_inside_another_runs_inline() -> None:

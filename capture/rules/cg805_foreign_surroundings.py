@@ -1,8 +1,9 @@
 """The call comes from within something that has to see the body's own operators.
 
 ## What it does
-Reports the first call under a transform of `torch.func`, or with gradients under hooks on saved tensors that somebody
-else has set, as `torch.utils.checkpoint(..., use_reentrant=False)` does. Such calls run the body as it is.
+Reports the first call under a transform of `torch.func` or in forward-mode differentiation
+(`torch.autograd.forward_ad`), or with gradients under hooks on saved tensors that somebody else has set, as
+`torch.utils.checkpoint(..., use_reentrant=False)` does. Such calls run the body as it is.
 
 ## Why it matters
 A transform rewrites each operator, and a checkpoint counts what each operator saves, in the forward pass and once more
