@@ -163,11 +163,9 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
 def _alike(leaves: Sequence[Leaf]) -> Any:
     """The metadata of all leaves as bytes; None where torch has to be asked."""
     layout = alike_layout()
-    return (
-        None
-        if layout is None or any(leaf.dim() > MOST_DIMS for leaf in leaves)
-        else native.Alike(tuple(leaves), layout)
-    )
+    if layout is None or any(leaf.dim() > MOST_DIMS for leaf in leaves):
+        return None
+    return native.Alike(tuple(leaves), layout)
 
 
 def _layout(leaves: Sequence[Leaf]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

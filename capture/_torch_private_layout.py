@@ -255,12 +255,12 @@ def alike_layout() -> Layout | None:
     if found is None or found[-1] == found[-2] or not HAS_METADATA_GUARD:
         return None
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
-        kinds, others = list(_kinds()), list(_kinds())
+        kinds = list(_kinds())
         for tensor in kinds:
             known, guard = native.Alike((tensor,), found), metadata_guard((tensor,))
             if known((tensor,)) != (tensor.data_ptr(),):
                 return None
-            for other in others:
+            for other in kinds:
                 addresses = known((other,))
                 if addresses is not None and (not guard(other) or addresses != (other.data_ptr(),)):
                     return None

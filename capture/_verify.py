@@ -117,11 +117,11 @@ def _is_same(a: torch.Tensor | str, b: torch.Tensor | str) -> bool:
     return _tensors.same_bits(a, b)
 
 
-def _first_wrong(ours: Results, theirs: Results, again: Results) -> str | None:
-    """The first value that differs from the body's by more than the body does from itself in a second run: kernels
-    that add up in any order give other bits every time."""
+def _first_wrong(different: list[int], ours: Results, theirs: Results, again: Results) -> str | None:
+    """The first of the ``different`` values that is further from the body's than the body is from itself in a second
+    run: kernels that add up in any order give other bits every time."""
     varying = set(_different(theirs, again))
-    for position in _different(ours, theirs):
+    for position in different:
         if position >= min(len(ours), len(theirs), len(again)):
             return "the number of results"
         if position not in varying or not _is_near(ours[position][1], theirs[position][1], again[position][1]):
@@ -201,7 +201,7 @@ class Comparison:
             _, again = self.taken(captured.run_body(self.call))
         finally:
             after.put_back(self.named)
-        wrong = _first_wrong(ours, theirs, again)
+        wrong = _first_wrong(different, ours, theirs, again)
         if self.differs is None:
             self.note(wrong or _names(ours, different), deterministic=wrong is not None)
         elif wrong is not None:

@@ -27,32 +27,24 @@ int is_alike(PyObject *one)
     return Py_TYPE(one) == &AlikeType;
 }
 
-/* The TensorImpl, and where its storage keeps its memory; NULL where there is neither. */
-static const char *impl_of(const Layout *layout, PyObject *tensor, const char **data)
-{
-    const char *impl = pointer_at((const char *)tensor, layout->impl_in_object);
-    const char *storage = impl == NULL ? NULL : pointer_at(impl, layout->storage_in_impl);
-    if (storage == NULL)
-        return NULL;
-    *data = pointer_at(storage, layout->data_in_storage);
-    return impl;
-}
-
 int alike_hold(PyObject *object, PyObject *const *tensors, Py_ssize_t count, uint64_t *addresses)
 {
     Alike *self = (Alike *)object;
     const Layout *layout = &self->layout;
     Py_ssize_t width = layout->end - layout->sizes;
-    const char *bytes = self->bytes, *data = NULL;
+    const char *bytes = self->bytes;
     if (count != self->count)
         return 0;
     for (Py_ssize_t i = 0; i < count; i++, bytes += width) {
         const Kind *kind = &self->kinds[i];
         if (Py_TYPE(tensors[i]) != kind->type)
             return 0;
-        const char *impl = impl_of(layout, tensors[i], &data);
+        const char *impl = pointer_at((const char *)tensors[i], layout->impl_in_object);
         if (impl == NULL || memcmp(impl + layout->sizes, bytes, width) != 0 ||
-            (requires_gradient(layout, impl) != 0) != kind->requires || (data == NULL && !kind->empty))
+            (requires_gradient(layout, impl) != 0) != kind->requires)
+            return 0;
+        const char *data = data_of(layout, impl);
+        if (data == NULL && !kind->empty)
             return 0;
         addresses[i] = kind->empty ? 0 : (uint64_t)(uintptr_t)data + kind->shift;
     }
@@ -116,16 +108,12 @@ static PyObject *alike_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     for (Py_ssize_t i = 0; i < count && !failed; i++) {
         PyObject *tensor = PyTuple_GET_ITEM(given, i);
         uint64_t address;
-        const char *data = NULL, *impl = NULL;
-        failed = address_of(tensor, &address) < 0; /* no tensor: an error */
-        if (!failed && (impl = impl_of(&layout, tensor, &data)) == NULL) {
-            PyErr_SetString(PyExc_ValueError, "a tensor without a storage");
-            failed = 1;
-        }
+        failed = address_of(tensor, &address) < 0; /* no tensor, or one without a storage */
         if (failed)
             break;
+        const char *impl = pointer_at((const char *)tensor, layout.impl_in_object);
         self->kinds[i] = (Kind){
-            (PyTypeObject *)Py_NewRef(Py_TYPE(tensor)), address - (uint64_t)(uintptr_t)data,
+            (PyTypeObject *)Py_NewRef(Py_TYPE(tensor)), address - (uint64_t)(uintptr_t)data_of(&layout, impl),
             requires_gradient(&layout, impl) != 0, address == 0};
         memcpy(self->bytes + i * width, impl + layout.sizes, width);
         self->count = i + 1;

@@ -131,6 +131,8 @@ typedef struct {
 int layout_from(PyObject *given, Layout *layout);
 /* The tensor's own gradient mode: 0 or 1; 2 for one that an operator made. */
 unsigned char requires_gradient(const Layout *layout, const char *impl);
+/* Where the memory of its storage begins; NULL where there is none. */
+const char *data_of(const Layout *layout, const char *impl);
 static inline const char *pointer_at(const char *from, Py_ssize_t offset)
 {
     return *(const char *const *)(from + offset);

@@ -40,7 +40,7 @@ unsigned char requires_gradient(const Layout *layout, const char *impl)
     return meta[layout->requires_in_meta] != 0;
 }
 
-static const char *data_of(const Layout *layout, const char *impl)
+const char *data_of(const Layout *layout, const char *impl)
 {
     const char *storage = pointer_at(impl, layout->storage_in_impl);
     return storage == NULL ? NULL : pointer_at(storage, layout->data_in_storage);
