@@ -476,7 +476,7 @@ def loss_of(result: Any, form: int = 3) -> Tensor:
         elif kind == 2:
             parts.append((t.t() * fresh(tuple(t.t().shape), seed=3)).sum())  # a transposed one
         else:
-            parts.append(t[1:].sum() * 0.5)
+            parts.append((t[1:] if t.dim() else t).sum() * 0.5)
     return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
 

@@ -92,8 +92,8 @@ RECORDED = ("forces", "forces of parts", "twice", "hessian", "attack", "switched
 
 def values(kind: str, turn: int, kept: dict[str, Tensor] | None) -> tuple[Any, dict[str, Tensor]]:
     """An argument for this turn, and its leaves."""
-    generator = torch.Generator().manual_seed(turn)
-    made = {name: torch.rand(4, 8, generator=generator).to(DEVICE).requires_grad_() for name in ("a", "b")}
+    generator = torch.Generator(device=DEVICE).manual_seed(turn)
+    made = {name: torch.rand(4, 8, generator=generator, device=DEVICE).requires_grad_() for name in ("a", "b")}
     if kept is not None:
         with torch.no_grad():
             for name, leaf in kept.items():
