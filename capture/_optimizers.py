@@ -82,8 +82,8 @@ class Optimizers:
             return
         there = {id(tensor) for owners in watched.before.tensors.values() for _, tensor in owners}
         there |= {id(p) for one in self._alive() for group in one.param_groups for p in group["params"]}
-        call = watched.call
-        there -= {id(leaf) for path, leaf in call.paths() if not call.is_static(path)}
+        own = {id(leaf) for path, leaf in watched.call.paths() if watched.call.is_static(path)}
+        there -= {id(leaf) for _, leaf in watched.arguments} - own  # stand-ins are nobody's
         there -= {id(one()) for one in self._parameters}
         self._parameters += [weakref.ref(one) for key, one in candidates.items() if key in there]
 

@@ -130,18 +130,20 @@ def _by_collectives(model: Llama, mesh: DeviceMesh) -> nn.Module:
 @frozen(kw_only=True)
 class Way:
     """One kind of parallelism; ``whole``: the step is captured, else the layers are; ``splits``: the ranks get the same
-    tokens."""
+    tokens; ``width`` of the model."""
 
     name: str
     wrap: Callable[[Llama, DeviceMesh], nn.Module]
     whole: bool = True
     splits: bool = False
+    width: int = WIDTH
 
 
 WAYS = (
     Way(name="DDP, whole step", wrap=lambda model, mesh: DistributedDataParallel(model, gradient_as_bucket_view=True)),
     Way(name="DDP, a layer each", wrap=lambda model, mesh: DistributedDataParallel(model), whole=False),
     Way(name="tensor parallel, whole step", wrap=_tensor_parallel, splits=True),
+    Way(name="tensor parallel, a billion parameters, whole step", wrap=_tensor_parallel, splits=True, width=2 * WIDTH),
     Way(name="FSDP2, a layer each", wrap=_sharded, whole=False),
     Way(
         name="FSDP2 without resharding, a layer each",
@@ -250,7 +252,7 @@ def _train(way: Way, mesh: DeviceMesh, setting: Setting, rank: int, *, captures:
     if setting.on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    inner = Llama(*setting.pick((WIDTH, LAYERS), TINY))
+    inner = Llama(*setting.pick((way.width, LAYERS), TINY))
     layers = list(inner.layers)
     model = way.wrap(inner, mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)

@@ -65,7 +65,7 @@ class CpuBackend:
         staged = _Staged(pool, tape, call, inputs)
         recorder = Recorder(pool, tape, undo=undo)
         watched = run_watched(call, recorder, call.substitute(staged.staging.replacements))
-        staged.staging.drop_gradients()
+        staged.staging.end_run()
         if not undo:
             staged.copy_back(call.leaves, written=_written_positions(watched, inputs))
         if watched.error is not None:

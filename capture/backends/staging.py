@@ -91,19 +91,29 @@ class Staging:
         return [one.tensor.untyped_storage() for one in self.singles] + [group.storage for group in self.groups]
 
     def ask_for_gradients(self, leaves: Sequence[Any]) -> None:
-        """The body may run backward passes of its own: what stands in for an argument needs gradients as that does."""
-        asking: dict[int, torch.Tensor] = {}
-        for position, staged in self.replacements.items():
-            if leaves[position].requires_grad:
-                if id(staged) not in asking:  # the same object in two places stays one
-                    asking[id(staged)] = staged.detach().requires_grad_()
-                self.replacements[position] = asking[id(staged)]
+        """The body may run backward passes of its own: what stands in for an argument needs gradients as that does.
 
-    def drop_gradients(self) -> None:
+        An argument that is used where it lives and was computed by code before the call gets a stand-in, too: autograd
+        hands its gradient to the stream of that code, which a capture must not touch.
+        """
+        asking: dict[int, torch.Tensor] = {}
+        for position, leaf in enumerate(leaves):
+            if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+                continue
+            staged = self.replacements.get(position)
+            if staged is None and (leaf.is_leaf or type(leaf) is not torch.Tensor or leaf.layout is not torch.strided):
+                continue
+            shown = leaf if staged is None else staged
+            if id(shown) not in asking:  # the same object in two places stays one
+                asking[id(shown)] = shown.detach().requires_grad_()
+            self.replacements[position] = asking[id(shown)]
+
+    def end_run(self) -> None:
         """The body is over: what it left in ``.grad`` of stand-ins is in its effects, or nobody's."""
         for staged in self.replacements.values():
             if staged.requires_grad:
                 staged.grad = None
+        self.replacements.clear()
 
     def lend(self, storages: Set[int]) -> None:
         """Buffers among these storages, by ``id``, went to code that may write them without a word."""

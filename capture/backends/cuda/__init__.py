@@ -79,7 +79,7 @@ class CudaBackend:
                 staging = stage(pool, call, [one for one in inputs if self._is_here(call.leaves[one.position])])
                 watched = run_watched(call, recorder, call.substitute(staging.replacements))
                 finish_kept([watched.result, *[change.after for change in watched.changed]])
-                staging.drop_gradients()
+                staging.end_run()
         except RuntimeError as error:
             failure = f"{type(error).__name__} before the body ran: {error}".partition("\n")[0]
         failure = failure or _failure(capture, recorder, watched)

@@ -84,7 +84,7 @@ def _compare(
         with capture.running():
             staging = stage(pool, call, [one for one in made.inputs if _is_here(call.leaves[one.position], pool)])
             watched = run_watched(call, recorder, call.substitute(staging.replacements))
-            staging.drop_gradients()
+            staging.end_run()
     except RuntimeError as error:
         failure = f"{type(error).__name__}: {error}".partition("\n")[0]
     try:
