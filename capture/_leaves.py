@@ -50,14 +50,17 @@ def lent(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
             other.grad = None  # a graph may keep it, and would keep the gradient
 
 
+def ends_graphs(tensor: torch.Tensor) -> bool:
+    """A leaf at which some graph may end: something in C++ has it."""
+    return tensor.requires_grad and use_count(tensor) > 1 and not refuses(tensor) and tensor.is_leaf
+
+
 def is_unhooked(leaf: torch.Tensor) -> bool:
-    """Some graph ends at this leaf, and nobody has a hook there that a backward pass in a body would have to call.
+    """Nobody has a hook at this leaf that a backward pass in a body would have to call.
 
     A hook on the node needs Python code that keeps the node; ``DistributedDataParallel`` does without, so that nothing
     is sure while a process group exists.
     """
-    if not leaf.requires_grad or use_count(leaf) < 2 or refuses(leaf) or not leaf.is_leaf:
-        return False
     if groups_exist():
         return False
     hooks = leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None)

@@ -6,9 +6,9 @@ made by the body (then it is handed out beside the results), part of an argument
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from capture._outputs import Alias
 from capture._seeds import may_be_seed, on_host, read_seeds
 from capture._state import Snapshot
 from capture._torch_private_cuda import is_capturing
+from capture._torch_private_nodes import moved
 from capture.backends import Geometry
 
 
@@ -156,10 +157,20 @@ class Program:
             self.before_eager()
         self.current.tensors = tensors
         try:
-            with hooks_off(self.parameters), donated.allowed() if self.donates else contextlib.nullcontext():
+            with (
+                hooks_off(self.parameters),
+                self._here(defined),
+                donated.allowed() if self.donates else nullcontext(),
+            ):
                 return torch.autograd.grad(edges, self.inputs, defined, retain_graph=True, allow_unused=True)
         finally:
             self.current.tensors = ()
+
+    def _here(self, grads: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+        """A capture cannot go to the streams of nodes that others made, as those of parameters that were not lent."""
+        if not (grads[0].is_cuda and is_capturing()):
+            return nullcontext()
+        return moved([node for node, *_ in self.inputs], torch.cuda.current_stream(grads[0].device))
 
 
 class Saver:

@@ -20,7 +20,7 @@ from capture import (
     mark_step_begin,
     recordings,
 )
-from capture._leaves import is_unhooked, lent
+from capture._leaves import ends_graphs, is_unhooked, lent
 from tests.device import DEVICE
 from tests.test_regional import Block, bits, both, captured_twins, inputs, twins
 from tests.test_regional import fresh as fresh
@@ -161,7 +161,8 @@ def test_hooks_keep_a_leaf_from_being_lent_to_a_whole_step() -> None:
     node.register_hook(lambda *_: None)
     accumulating[0].register_post_accumulate_grad_hook(lambda _: None)
     assert [is_unhooked(one) for one, _ in (plain, hooked, noded, accumulating)] == [True, False, False, False]
-    assert not is_unhooked(torch.ones(3, requires_grad=True, device=DEVICE)), "no graph ends there"
+    assert ends_graphs(noded[0])
+    assert not ends_graphs(torch.ones(3, requires_grad=True, device=DEVICE))
 
 
 def node_of(leaf: Tensor) -> Any:
@@ -169,6 +170,36 @@ def node_of(leaf: Tensor) -> Any:
     edge = leaf.view_as(leaf).grad_fn
     assert edge is not None
     return edge.next_functions[0][0]
+
+
+def test_a_whole_step_where_nodes_are_kept_and_hooked() -> None:
+    """As ``DistributedDataParallel`` has them: made on the default stream, alive for good, and not to be exchanged."""
+    ended, given = [], []
+    for captures in (False, True):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).to(DEVICE)
+        nodes = [node_of(one) for one in model.parameters()]
+        handles = [node.register_prehook(lambda grads: tuple(one * 2 for one in grads)) for node in nodes]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(x: Tensor, model: Any = model, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = capture(step) if captures else step
+        losses = []
+        for number in range(12):
+            mark_step_begin()
+            losses.append(run(inputs(number)).clone())
+        given.append([*losses, *[one.detach() for one in model.parameters()]])
+        ended.append(run)
+        del handles
+    assert [bits(one) for one in given[1]] == [bits(one) for one in given[0]]
+    counted = recordings(ended[1])
+    assert counted.replays >= 8, counted.findings
 
 
 class Recurrent(nn.Module):

@@ -143,6 +143,7 @@ WAYS = (
     Way(name="DDP, whole step", wrap=lambda model, mesh: DistributedDataParallel(model, gradient_as_bucket_view=True)),
     Way(name="DDP, a layer each", wrap=lambda model, mesh: DistributedDataParallel(model), whole=False),
     Way(name="tensor parallel, whole step", wrap=_tensor_parallel, splits=True),
+    Way(name="tensor parallel, a layer each", wrap=_tensor_parallel, whole=False, splits=True),
     Way(name="tensor parallel, a billion parameters, whole step", wrap=_tensor_parallel, splits=True, width=2 * WIDTH),
     Way(name="FSDP2, a layer each", wrap=_sharded, whole=False),
     Way(

@@ -19,11 +19,12 @@ from capture._collectives import obstacle, registers_segments
 from capture._containers import TENSOR_TYPES
 from capture._dropped import keep
 from capture._facts import Where
-from capture._leaves import is_unhooked, lent
+from capture._leaves import ends_graphs, is_unhooked, lent
 from capture._observe import Watch
 from capture._operators import Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
 from capture._torch_private import generator_id
 from capture._torch_private_cuda import is_capturing
+from capture._torch_private_nodes import moved, node_of
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.host import Host
 from capture.backends.cuda.inputs import Constant, Twin
@@ -91,9 +92,12 @@ class Recorder(Watch):
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:
         owned = {id(tensor): tensor for owners in self.before.tensors.values() for _, tensor in owners}
-        plain = [one for one in owned.values() if type(one) in TENSOR_TYPES and one.device == self.device]
+        ends = [one for one in owned.values() if self.lends and ends_graphs(one) and one.device == self.device]
+        lendable = [one for one in ends if type(one) in TENSOR_TYPES and is_unhooked(one)]
+        others = {id(one) for one in ends} - {id(one) for one in lendable}
+        nodes = [node_of(one) for one in ends if id(one) in others]
         here = torch.autograd.set_multithreading_enabled(mode=False)  # where cuBLAS has its workspaces (``streams``)
-        with _as_if_eager(), here, lent(filter(is_unhooked, plain) if self.lends else ()):
+        with _as_if_eager(), here, lent(lendable), moved(nodes, self._pool.stream):
             yield
 
     @override
