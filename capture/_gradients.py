@@ -6,8 +6,6 @@ A backward pass inside the body that leaves nothing behind is nobody's business.
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from capture._describe import KeptEffect, KeptLeaf
 
 _RECOMPUTES = "CheckpointFunctionBackward"
-_kept: Counter[int] = Counter()
-"""By ``id`` of a node: how many programs keep it."""
 Arguments = Callable[[torch.UntypedStorage], Sequence[tuple[int, torch.Tensor]]]
 """Argument leaves on a storage."""
 
@@ -156,18 +152,6 @@ def ends_of(above: list[Any], known: dict[tuple[Any, int], torch.Tensor]) -> lis
                 else:
                     stack.append(node)
     return [(tensor, GradientEdge(node, number)) for (node, number), tensor in found.items()]
-
-
-def note_kept(holder: object, nodes: Sequence[Any]) -> None:
-    """``holder`` keeps these nodes as long as it lives."""
-    kept = [id(node) for node in nodes]
-    _kept.update(kept)
-    weakref.finalize(holder, _kept.subtract, kept).atexit = False
-
-
-def references_to(node: Any) -> int:
-    """References that this library has to a node of autograd's."""
-    return _kept[id(node)]
 
 
 def nodes_above(ends: Sequence[torch.Tensor], known: Iterable[Any] = ()) -> Iterator[Any]:

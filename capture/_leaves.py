@@ -9,16 +9,12 @@ object: its node is as old as the run.
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 from collections.abc import Iterable, Iterator
 
 import torch
 
-from capture._gradients import references_to, refuses
 from capture._host_reads import gradient_of
-from capture._torch_private import leaf_like, swap_tensors, use_count
-from capture._torch_private_distributed import groups_exist
+from capture._torch_private import leaf_like, swap_tensors
 
 Lent = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Tensors that were lent and whose they are, by ``id``."""
@@ -48,37 +44,3 @@ def lent(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
             if tensor.is_leaf and gradient is not gradient_of(tensor):
                 tensor.grad = gradient
             other.grad = None  # a graph may keep it, and would keep the gradient
-
-
-def ends_graphs(tensor: torch.Tensor) -> bool:
-    """A leaf at which some graph may end: something in C++ has it."""
-    return tensor.requires_grad and use_count(tensor) > 1 and not refuses(tensor) and tensor.is_leaf
-
-
-def is_unhooked(leaf: torch.Tensor) -> bool:
-    """Nobody has a hook at this leaf that a backward pass in a body would have to call.
-
-    A hook on the node needs Python code that keeps the node; ``DistributedDataParallel`` does without, so that nothing
-    is sure while a process group exists.
-    """
-    if groups_exist():
-        return False
-    hooks = leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None)
-    return not hooks and _references(leaf) <= _nobodys()
-
-
-@functools.cache
-def _nobodys() -> int:
-    """References to a node that no Python code keeps: the number differs between versions of torch."""
-    with torch.inference_mode(False), torch.enable_grad():
-        leaf = torch.zeros(1, requires_grad=True, device="cpu")
-        pending = leaf.clone()
-    count = _references(leaf)
-    del pending
-    return count
-
-
-def _references(leaf: torch.Tensor) -> int:
-    with torch.inference_mode(False), torch.enable_grad():
-        node = leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    return sys.getrefcount(node) - references_to(node)

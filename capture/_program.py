@@ -19,7 +19,7 @@ from capture import _containers
 from capture import _torch_private_donated as donated
 from capture._call import Call
 from capture._containers import TENSOR_TYPES, result_leaves
-from capture._gradients import ends_of, hooks_off, nodes_above, note_kept, refuses
+from capture._gradients import ends_of, hooks_off, nodes_above, refuses
 from capture._leaves import Lent, lent
 from capture._outputs import Alias
 from capture._seeds import may_be_seed, on_host, read_seeds
@@ -242,7 +242,6 @@ class Saver:
         program.wanted = tuple(position for position, _ in wanted)
         program.parameters = tuple(tensor for tensor, _ in others)
         program.inputs = tuple(edge for _, edge in (*wanted, *others))
-        note_kept(program, [node for node, *_ in program.inputs])
         program.donates = any(map(donated.writes_saved, nodes_above(attached)))
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:

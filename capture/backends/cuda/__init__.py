@@ -72,7 +72,7 @@ class CudaBackend:
         known = {generator_id(one) for one in (*mine, default_generator(self.device))}
         follows = expected is not None and not moving and self._may_follow(pool, call)
         recorder = Follower(pool, expected) if expected and follows else Recorder(pool, known, moving)
-        recorder.lends = torch.is_grad_enabled() and not call.keeps_program
+        recorder.differentiates = not (call.keeps_program or torch.is_inference_mode_enabled())
         staging, watched, failure = Staging(), None, None
         try:
             with capture.running():
@@ -177,8 +177,9 @@ class CudaBackend:
 
 
 _LEGACY = (
-    "; autograd runs the node of a leaf on the stream of its first use, as long as any graph keeps it: drop the losses"
-    " of earlier eager steps, or run those on another stream than the default one"
+    "; autograd runs the node of a leaf on the stream of its first use, as long as any graph keeps it, and where torch"
+    " keeps that stream was not found: drop the losses of earlier eager steps, or run those on another stream than the"
+    " default one"
 )
 _CAST = (
     "; a weight keeps the node of earlier eager code where autocast's cache refers to it: capture that code, too, or"

@@ -16,13 +16,12 @@ from typing_extensions import override
 
 from capture import _where
 from capture._collectives import obstacle, registers_segments
-from capture._containers import TENSOR_TYPES
 from capture._dropped import keep
 from capture._facts import Where
-from capture._leaves import ends_graphs, is_unhooked, lent
+from capture._gradients import refuses
 from capture._observe import Watch
 from capture._operators import Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
-from capture._torch_private import generator_id
+from capture._torch_private import generator_id, use_count
 from capture._torch_private_cuda import is_capturing
 from capture._torch_private_nodes import moved, node_of
 from capture.backends.cuda.graph import RefusedError
@@ -42,7 +41,7 @@ class Recorder(Watch):
         self._host: Host | None = None
         self._count = node_counter(pool.stream)
         self._nodes = 0
-        self.lends = False
+        self.differentiates = False
         """The body may run backward passes of its own."""
         self.unseen: list[Where | None] = []
         """Lines near which kernels were launched that no operator told of."""
@@ -92,12 +91,11 @@ class Recorder(Watch):
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:
         owned = {id(tensor): tensor for owners in self.before.tensors.values() for _, tensor in owners}
-        ends = [one for one in owned.values() if self.lends and ends_graphs(one) and one.device == self.device]
-        lendable = [one for one in ends if type(one) in TENSOR_TYPES and is_unhooked(one)]
-        others = {id(one) for one in ends} - {id(one) for one in lendable}
-        nodes = [node_of(one) for one in ends if id(one) in others]
+        ends = [
+            one for one in owned.values() if self.differentiates and one.device == self.device and _ends_graphs(one)
+        ]
         here = torch.autograd.set_multithreading_enabled(mode=False)  # where cuBLAS has its workspaces (``streams``)
-        with _as_if_eager(), here, lent(lendable), moved(nodes, self._pool.stream):
+        with _as_if_eager(), here, moved(map(node_of, ends), self._pool.stream):
             yield
 
     @override
@@ -231,6 +229,11 @@ def _as_if_eager() -> Iterator[None]:
         yield
     finally:
         torch.cuda.is_current_stream_capturing = asked
+
+
+def _ends_graphs(tensor: torch.Tensor) -> bool:
+    """A leaf at which some graph may end: something in C++ has it."""
+    return tensor.requires_grad and use_count(tensor) > 1 and not refuses(tensor) and tensor.is_leaf
 
 
 def _on_cpu(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
