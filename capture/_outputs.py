@@ -282,8 +282,10 @@ def plan_outputs(
     owners: Callable[[str], torch.Tensor],
     pool: Pool,
     own: dict[int, Place],
+    inner: Container[int],
 ) -> OutputPlan:
-    """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``."""
+    """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``. ``inner``: by ``id``,
+    what no user gets."""
     leaves = [*outputs, *(leaf for effect in effects for leaf in effect.leaves)]
     groups: dict[int, tuple[Block, list[int], list[Geometry]]] = {}
     aliases, constants, empties, repeats = [], [], [], []
@@ -313,7 +315,8 @@ def plan_outputs(
     made = tuple(Group(block, tuple(p), tuple(g)) for block, p, g in groups.values())
     fresh = [leaf.value for leaf in leaves if leaf.kind == "fresh"]
     inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
-    sources = tuple(_source(pool, group) for group in made)
+    values = [leaf.value for leaf in leaves]
+    sources = tuple(_source(pool, one, is_inner=id(values[one.positions[0]]) in inner) for one in made)
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference
     gradients, others = _gradients(made, effects, slots)
     shared = _shared_gradients(made, effects, len(outputs), gradients)
@@ -365,11 +368,11 @@ def _shared_gradients(
     }
 
 
-def _source(pool: Pool, group: Group) -> Source | None:
+def _source(pool: Pool, group: Group, *, is_inner: bool) -> Source | None:
     """None for views of each other, which share a version counter."""
     if len(group.geometries) > 1:
         return None
-    return Source(pool.builder(group.block, group.geometries[0]))
+    return Source(pool.builder(group.block, group.geometries[0]), is_inner=is_inner)
 
 
 def _alias(leaf: KeptLeaf, base: torch.Tensor) -> Alias:

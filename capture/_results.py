@@ -10,6 +10,7 @@ from capture._containers import children, is_container
 from capture._describe import Described
 from capture._entry import Entry
 from capture._outputs import OutputPlan, plan_outputs
+from capture._program import Pair
 from capture.backends import Pool, Recorded
 
 if TYPE_CHECKING:
@@ -37,6 +38,13 @@ def _ids(value: Any) -> set[int]:
     return found.union(*[_ids(member) for _, member in children(value)]) if is_container(value) else found
 
 
+def _inner(result: Any) -> set[int]:
+    """What a forward pass has for its backward pass alone, by ``id``."""
+    if type(result) is not Pair:
+        return set()
+    return set(map(id, result.saved)) - set(map(id, result.attached)) - _ids(result.result)
+
+
 def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Pool) -> OutputPlan:
     """How the outputs of this recording are built."""
     policy = captured.annotation.outputs
@@ -52,5 +60,5 @@ def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Po
            if is_container(value) or (place.kind == "root" and place.path != "self" and is_opaque(value))}  # fmt: skip
     return plan_outputs(
         policy, watched.result, described.outputs, described.effects, recorded.blocks,
-        watched.arguments, owners.__getitem__, pool, own,
+        watched.arguments, owners.__getitem__, pool, own, _inner(watched.result),
     )  # fmt: skip

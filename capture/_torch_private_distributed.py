@@ -135,12 +135,22 @@ def handles_followed(note: Callable[[str], None], modules: Sequence[torch.nn.Mod
         work.wait, work.get_future = wait, get_future
 
 
-def buckets_to_arrange(modules: Sequence[torch.nn.Module]) -> Callable[[], bool]:
-    """Tells whether one of the ``DistributedDataParallel`` among ``modules`` has arranged its buckets meanwhile, which
-    it does once, in its second forward pass, with an exchange through the host. False where torch does not tell: the
-    step then runs eagerly as one that reads values."""
-    waiting = [one for one in _replicated(modules) if getattr(one, "_has_rebuilt_buckets", None) is False]
-    return lambda: any(getattr(one, "_has_rebuilt_buckets", False) for one in waiting)
+def buckets_to_arrange(modules: Sequence[torch.nn.Module]) -> Callable[[], str]:
+    """Tells what a ``DistributedDataParallel`` among ``modules`` did meanwhile that it does once, if anything: arrange
+    its buckets in the second forward pass, with an exchange through the host, or have gradients lie there. An empty
+    text where torch does not tell: the step then runs eagerly as one that reads values, or unknown memory."""
+    found = _replicated(modules)
+    waiting = [one for one in found if getattr(one, "_has_rebuilt_buckets", None) is False]
+    viewing = [one for one in found if getattr(one, "gradient_as_bucket_view", False)]
+    bare = [one for module in viewing for one in module.parameters() if one.requires_grad and one.grad is None]
+
+    def done() -> str:
+        if any(getattr(one, "_has_rebuilt_buckets", False) for one in waiting):
+            return "DistributedDataParallel arranged its buckets"
+        came = bare and all(one.grad is not None for one in bare)
+        return "gradients came to lie in the buckets of DistributedDataParallel" if came else ""
+
+    return done
 
 
 _MEASURED = 10  # torch/csrc/distributed/c10d/reducer.hpp, 2.11: should_collect_runtime_stats

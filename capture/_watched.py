@@ -99,8 +99,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
         _active.remove(watch)
     if watched.error is None:
         watch.end()
-    watched.once = "DistributedDataParallel arranged its buckets" if arranged() else ""
-    watched.once = watched.once or ("it was compiled" if graphs_compiled() > compiled else "")
+    watched.once = arranged() or ("it was compiled" if graphs_compiled() > compiled else "")
     _count_writes(watched)
     watched.changed = _changes.changes(before)
     return watched

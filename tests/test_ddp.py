@@ -118,7 +118,7 @@ def blocks_replay(counts: list[Any], texts: list[str]) -> None:
 def step_replays(counts: list[Any], texts: list[str]) -> None:
     """Once the gradients are there, whose memory the buckets are."""
     assert counts[0].replays >= 10, counts
-    assert all("CG105" in text and "gradient_as_bucket_view" in text for text in texts)
+    assert texts == []
 
 
 def buckets_are_unknown(counts: list[Any], texts: list[str]) -> None:
@@ -139,7 +139,7 @@ def after_ten_passes(counts: list[Any], texts: list[str]) -> None:
     """The wrapper measures as many on the device."""
     assert counts[0].replays >= 4, counts
     assert counts[0].eager_calls == 0, counts
-    assert all("CG105" in text and "gradient_as_bucket_view" in text for text in texts)
+    assert texts == []
 
 
 def says_why(counts: list[Any], texts: list[str]) -> None:
@@ -245,7 +245,7 @@ def settings_change(rank: int, captures: bool) -> tuple[list[Tensor], Any]:
 def special_cases(rank: int) -> None:
     builtin = functools.partial(compressed, builtin=True)
     cases: list[tuple[Any, set[str]]] = [
-        (accumulates, {"CG105"}), (compressed, {"CG202"}), (builtin, {"CG202"}), (settings_change, {"CG105"}),
+        (accumulates, set()), (compressed, {"CG202"}), (builtin, {"CG202"}), (settings_change, {"CG105"}),
     ]  # fmt: skip
     for case, codes in cases:
         expected, _ = case(rank, False)

@@ -63,11 +63,22 @@ EXPECTED = {
 }
 
 
+IN_TWO_PROCESSES = {
+    "08_several_processes.py": (
+        "ddp: same losses as eager in 2 processes",
+        "fsdp: same losses as eager in 2 processes",
+        "tensor: same losses as eager in 2 processes",
+        "both: same losses as eager in 2 processes",
+    ),
+}
+
+
 def run(file: str, *arguments: str) -> list[str]:
     """Lines that an example prints, in a process of its own, without the user's plan cache."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CAPTURE_CACHE": "0"}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if file in IN_TWO_PROCESSES else []
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / file), *arguments],
+        [sys.executable, *torchrun, str(EXAMPLES / file), *arguments],
         env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -77,7 +88,7 @@ def run(file: str, *arguments: str) -> list[str]:
 
 
 def test_every_numbered_example_is_checked_here() -> None:
-    assert sorted(EXPECTED) == sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
+    assert sorted([*EXPECTED, *IN_TWO_PROCESSES]) == sorted(path.name for path in EXAMPLES.glob("[0-9]*.py"))
 
 
 @pytest.mark.parametrize("file", sorted(EXPECTED))
@@ -85,6 +96,15 @@ def test_an_example_prints_what_it_promises(file: str) -> None:
     printed = run(file)
 
     assert [line for line in EXPECTED[file] if line not in printed] == [], "\n".join(printed)
+
+
+@pytest.mark.parametrize("file", sorted(IN_TWO_PROCESSES))
+def test_an_example_of_two_processes(file: str) -> None:
+    printed = run(file)
+
+    assert [line for line in IN_TWO_PROCESSES[file] if line not in printed] == [], "\n".join(printed)
+    counted = [line for line in printed if "1 recordings" in line and "0 eager calls" in line]
+    assert len(counted) == len(IN_TWO_PROCESSES[file]), "\n".join(printed)
 
 
 def test_the_demo_decodes_the_same_tokens() -> None:

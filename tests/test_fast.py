@@ -387,6 +387,46 @@ def test_short_arguments_beside_long_ones(way: str, sizes: tuple[int, ...]) -> N
 
 
 @needs_c
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda t: t, lambda t: t.view(-1), lambda t: t.detach(), lambda t: t.untyped_storage(), lambda t: [t][0],
+        lambda t: torch.ones(4, requires_grad=True, device="cpu") * t,
+    ],
+)  # fmt: skip
+def test_an_alias_is_handed_out_again_only_while_nobody_has_it(use: Callable[[Tensor], Any]) -> None:
+    first = torch.zeros(4, device="cpu")
+    storage = first.untyped_storage()
+    watch = native.Held(_torch_private.count_holders, storage, storage._cdata, first, counts_layout())
+    assert watch.settle() == 2  # the tensor and the storage's object
+    assert watch() is None
+    taken = watch.again()
+    assert taken.data_ptr() == first.data_ptr()
+    assert (watch(), watch.again()) == (storage, None)
+    number, used = id(taken), use(taken)
+    del taken
+    assert (watch(), watch.again()) == (storage, None)
+    del used
+    assert watch() is None
+    assert id(watch.again()) == number
+
+
+@needs_c
+def test_an_alias_that_was_changed_is_not_handed_out_again() -> None:
+    first = torch.zeros(4, device="cpu")
+    storage = first.untyped_storage()
+    changes: list[Callable[[Tensor], Any]]
+    changes = [lambda t: t.resize_(2), lambda t: t.requires_grad_(), lambda t: setattr(t, "data", torch.ones(2))]
+    for change in changes:
+        watch = native.Held(_torch_private.count_holders, storage, storage._cdata, first, counts_layout())
+        watch.settle()
+        change(watch.again())
+        assert watch.again() is None
+    with pytest.raises(TypeError):
+        native.Held(_torch_private.count_holders, storage, storage._cdata, first)
+
+
+@needs_c
 def test_what_watches_a_storage_counts_all_that_use_it() -> None:
     tensor = torch.zeros(4)
     storage = tensor.untyped_storage()

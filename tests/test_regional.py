@@ -1308,6 +1308,26 @@ def test_a_weight_whose_cast_autocast_has_cached() -> None:
         assert recordings(mine.m[0]).eager_calls > 0
 
 
+def test_what_autograd_saved_may_be_kept() -> None:
+    """Between the two passes of a region are tensors that no user gets, unless the graph is asked: they are new ones,
+    or the same objects again where nobody has them."""
+    module = capture(Block()).to(DEVICE)
+    held: list[tuple[Any, list[Any]]] = []
+    for number in range(14):
+        mark_step_begin()
+        y = module(inputs(number))
+        if number % 3 == 1:
+            saved = y.grad_fn.saved_tensors
+            held.append((saved, [bits(one) for one in saved]))
+        if number % 4 != 2:
+            y.square().sum().backward()
+        for kept, values in held:
+            assert [bits(one) for one in kept] == values
+        if number == 9:
+            held.clear()
+    assert recordings(module).replays >= 10
+
+
 def test_a_parameter_unfrozen_before_the_recording() -> None:
     """The run that shows that gradients are needed after all saved an input in the pool, and is no recording."""
     found = []

@@ -1,9 +1,15 @@
-"""Two ranks, a GPU each: a Llama-shaped model trains eagerly and captured, parallel in several ways, bit for bit."""
+"""Two ranks under ``torchrun``, a GPU each: a Llama-shaped model trains eagerly and captured, parallel in several ways,
+bit for bit."""
 
 from __future__ import annotations
 
 import gc
+import json
+import os
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -34,6 +40,7 @@ WIDTH, LAYERS = 1536, 8  # 250 million parameters
 TINY = 64, 2
 STEPS, TIMED = 50, 30
 LIMIT_S = 300
+ROOT = Path(__file__).resolve().parents[2]
 
 Result = dict[str, Any]
 
@@ -162,32 +169,24 @@ WAYS = (
 
 
 def measure(setting: Setting) -> Outcome:
-    """Every way once; a rank that hangs is ended after ``LIMIT_S`` seconds."""
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.Queue()
+    """Every way once; ranks that hang are ended after ``LIMIT_S`` seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        started = [context.Process(target=_rank, args=(rank, folder, setting, results)) for rank in range(2)]
-        for one in started:
-            one.start()
-        found: list[list[Result]] = [[], []]
-        begin, running = time.monotonic(), True
-        while running:
-            running = any(one.is_alive() for one in started) and time.monotonic() - begin < LIMIT_S
-            while not results.empty():  # also what came before the last one ended
-                rank, result = results.get()
-                found[rank].append(result)
-            time.sleep(0.05)
-        late = [rank for rank, one in enumerate(started) if one.is_alive()]
-        for one in started:
-            if one.is_alive():
-                one.kill()
-            one.join()
-    return _outcome(found, late, [one.exitcode for one in started])
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--module",
+                   __name__, folder, setting.device, "tiny" if setting.tiny else "full"]  # fmt: skip
+        started = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+        try:
+            code: int | None = started.wait(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+            os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+        found = [[json.loads(one.read_text()) for one in sorted(Path(folder).glob(f"{rank}-*"))] for rank in (0, 1)]
+    return _outcome(found, code)
 
 
-def _outcome(found: list[list[Result]], late: list[int], codes: list[int | None]) -> Outcome:
-    wrong = [f"ranks {late} hang"] if late else []
-    wrong += [f"exit codes {codes}"] if codes != [0, 0] else []
+def _outcome(found: list[list[Result]], code: int | None) -> Outcome:
+    wrong = [f"{len(one)} of {len(WAYS)} ways in rank {rank}" for rank, one in enumerate(found) if len(one) < len(WAYS)]
+    wrong += ["the ranks hang"] if code is None else [f"exit code {code}"] if code else []
     wrong += [f"{one['way']}, rank {rank}: {one['wrong']}" for rank in (0, 1) for one in found[rank] if one["wrong"]]
     figures: list[Figure] = []
     rows: list[tuple[str, ...]] = [("two ranks", "recordings", "replays", "eager calls", "why not", "losses, weights")]
@@ -212,26 +211,24 @@ def _outcome(found: list[list[Result]], late: list[int], codes: list[int | None]
     return Outcome(figures=tuple(figures), rows=tuple(rows), wrong=tuple(wrong), details=details)
 
 
-def _rank(rank: int, folder: str, setting: Setting, results: Any) -> None:
+def _rank(folder: Path, setting: Setting) -> None:
+    rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     if setting.on_gpu:
         torch.cuda.set_device(rank)
         torch.set_default_device(torch.device("cuda", rank))
         torch.backends.cudnn.deterministic = True
     warnings.simplefilter("ignore")
-    store = (Path(folder) / "store").as_uri()
-    dist.init_process_group("nccl" if setting.on_gpu else "gloo", init_method=store, rank=rank, world_size=2)
+    dist.init_process_group("nccl" if setting.on_gpu else "gloo")
     mesh = init_device_mesh("cuda" if setting.on_gpu else "cpu", (2,))
     with config.patch(cache=False):
-        for way in WAYS:
+        for number, way in enumerate(WAYS):
             try:
                 result = _compared(way, mesh, setting, rank)
             except Exception as error:  # noqa: BLE001 - both ranks go on with the next way
                 result = {"wrong": last_lines(error), "trace": traceback.format_exc()[-2000:]}
-            results.put((rank, {"way": way.name, **result}))
+            (folder / f"{rank}-{number:02}").write_text(json.dumps({"way": way.name, **result}))
             dist.barrier()
-    results.close()
-    results.join_thread()
     dist.destroy_process_group()
 
 
@@ -302,3 +299,7 @@ def _tokens(seed: int, number: int) -> Tensor:
     generator = torch.Generator("cpu").manual_seed(1000 * seed + number)
     made = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator, device="cpu")
     return made.to(torch.get_default_device())
+
+
+if __name__ == "__main__":
+    _rank(Path(sys.argv[1]), Setting(device=sys.argv[2], tiny=sys.argv[3] == "tiny"))

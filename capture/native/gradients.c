@@ -101,63 +101,21 @@ static PyObject *are_untouched(PyObject *module, PyObject *args)
 /* Gradients that were found untouched once, and are so as long as nothing that torch and Python count has moved. They
    are not kept alive: another object where one was is told by its storage, which the recording holds. */
 typedef struct {
-    const PyObject *object;
-    const PyTypeObject *type;
-    const char *impl, *storage, *data;
-    uint64_t holders, users; /* torch's counts of the TensorImpl and of its storage */
-    Py_ssize_t references;
-    unsigned char requires;
-} Known;
-
-typedef struct {
     PyObject_HEAD
     Layout layout;
     Py_ssize_t count;
-    Known *known;
+    Seen *known;
     char *bytes; /* metadata of each */
     vectorcallfunc vectorcall;
 } Untouched;
 
-#define COUNTS 8 /* behind the table of virtual functions */
-
-static uint64_t word_at(const char *from)
-{
-    uint64_t found;
-    memcpy(&found, from + COUNTS, sizeof(found));
-    return found;
-}
-
-/* As it is now; 0 for what is no tensor with memory. */
-static int look_at(const Layout *layout, PyObject *gradient, Known *known)
-{
-    *known = (Known){.object = gradient, .type = Py_TYPE(gradient), .references = Py_REFCNT(gradient)};
-    if (gradient == Py_None)
-        return 0;
-    known->impl = pointer_at((const char *)gradient, layout->impl_in_object);
-    known->storage = known->impl == NULL ? NULL : pointer_at(known->impl, layout->storage_in_impl);
-    if (known->storage == NULL)
-        return 0;
-    known->data = pointer_at(known->storage, layout->data_in_storage);
-    known->holders = word_at(known->impl);
-    known->users = word_at(known->storage);
-    known->requires = requires_gradient(layout, known->impl);
-    return 1;
-}
-
 /* 1, 0, or -1 with an exception set. */
 static int is_as_known(Untouched *self, Py_ssize_t i, PyObject *parameter)
 {
-    const Known *was = &self->known[i];
-    Known now;
     PyObject *gradient = parameter == Py_None ? Py_NewRef(Py_None) : PyObject_GetAttr(parameter, s_grad);
     if (gradient == NULL)
         return -1;
-    Py_ssize_t width = self->layout.end - self->layout.begin;
-    int same = gradient == was->object && Py_TYPE(gradient) == was->type && look_at(&self->layout, gradient, &now) &&
-               now.impl == was->impl && now.storage == was->storage && now.data == was->data &&
-               now.holders == was->holders && now.users == was->users && now.references == was->references &&
-               now.requires == was->requires &&
-               memcmp(now.impl + self->layout.begin, self->bytes + i * width, width) == 0;
+    int same = is_as_seen(&self->layout, gradient, &self->known[i], self->bytes + i * width_of(&self->layout));
     if (same) {
         PyObject *own = PyObject_GetAttr(gradient, s___dict__);
         same = own == NULL ? -1 : PyDict_Check(own) && PyDict_GET_SIZE(own) == 0;
@@ -200,17 +158,17 @@ static PyObject *untouched_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     Untouched *self = (Untouched *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    Py_ssize_t count = PyTuple_GET_SIZE(parameters), width = layout.end - layout.begin;
+    Py_ssize_t count = PyTuple_GET_SIZE(parameters), width = width_of(&layout);
     self->vectorcall = untouched_call;
     self->layout = layout;
-    self->known = PyMem_New(Known, count + 1);
+    self->known = PyMem_New(Seen, count + 1);
     self->bytes = PyMem_New(char, count * width + 1);
     int failed = self->known == NULL || self->bytes == NULL;
     if (failed)
         PyErr_NoMemory();
     for (; !failed && self->count < count; self->count++) {
         PyObject *gradient = PyObject_GetAttr(PyTuple_GET_ITEM(parameters, self->count), s_grad);
-        failed = gradient == NULL || !look_at(&layout, gradient, &self->known[self->count]);
+        failed = gradient == NULL || !see(&layout, gradient, &self->known[self->count]);
         if (!failed)
             memcpy(self->bytes + self->count * width, self->known[self->count].impl + layout.begin, width);
         else if (gradient != NULL)

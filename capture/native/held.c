@@ -1,6 +1,8 @@
 /* Held: whether anybody uses the memory of an output; and outputs that are another alias of a tensor made once. */
 #include "native.h"
 
+#include <string.h>
+
 #define NAMES(X) X(held) X(first) X(address) X(data) X(policy)
 NAMES(DECLARE)
 static PyObject *s_clone;
@@ -12,6 +14,11 @@ typedef struct {
     PyObject *address;
     long long alone;    /* holders while nobody uses it */
     Py_ssize_t objects; /* references to the object then */
+    PyObject *first;    /* a tensor, where its alias may be handed out again and again; or NULL */
+    PyObject *again;    /* that alias */
+    Layout layout;
+    Seen seen;   /* the alias while nobody uses it */
+    char *bytes; /* its metadata */
     vectorcallfunc vectorcall;
 } Held;
 
@@ -25,6 +32,12 @@ static long long holders(Held *self)
 /* 1, 0, or -1 with an exception set. */
 static int is_held(Held *self)
 {
+    if (self->again != NULL) { /* torch need not be asked */
+        Seen now;
+        return !see(&self->layout, self->again, &now) || now.storage != self->seen.storage ||
+               now.holders != self->seen.holders || now.users != self->seen.users ||
+               now.references != self->seen.references || Py_REFCNT(self->storage) > self->objects;
+    }
     long long number = holders(self);
     return number < 0 ? -1 : number > self->alone || Py_REFCNT(self->storage) > self->objects;
 }
@@ -53,19 +66,61 @@ static PyObject *held_call(PyObject *object, PyObject *const *args, size_t nargs
     return used < 0 ? NULL : Py_NewRef(used ? self->storage : Py_None);
 }
 
+/* The alias as nobody has it, seen once. */
+static int make_again(Held *self)
+{
+    Py_CLEAR(self->again);
+    PyObject *again = PyObject_GetAttr(self->first, s_data);
+    if (again == NULL || !see(&self->layout, again, &self->seen)) {
+        Py_XDECREF(again);
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "a tensor without memory");
+        return -1;
+    }
+    memcpy(self->bytes, self->seen.impl + self->layout.begin, width_of(&self->layout));
+    self->again = again;
+    return 0;
+}
+
 static PyObject *held_settle(PyObject *object, PyObject *Py_UNUSED(ignored))
 {
     Held *self = (Held *)object;
+    if (self->first != NULL && make_again(self) < 0)
+        return NULL;
     self->alone = holders(self);
     self->objects = Py_REFCNT(self->storage);
-    return self->alone < 0 ? NULL : PyLong_FromLongLong(self->alone);
+    return self->alone < 0 ? NULL : PyLong_FromLongLong(self->alone - (self->again != NULL));
+}
+
+/* The alias if nobody has it and it is as it was made: a new reference; NULL without an exception. */
+static PyObject *taken_again(PyObject *watch)
+{
+    Held *self = (Held *)watch;
+    if (Py_TYPE(watch) != &HeldType || self->again == NULL || Py_REFCNT(self->storage) > self->objects ||
+        !is_as_seen(&self->layout, self->again, &self->seen, self->bytes))
+        return NULL;
+    return Py_NewRef(self->again);
+}
+
+static PyObject *held_again(PyObject *object, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *again = taken_again(object);
+    return again == NULL ? Py_NewRef(Py_None) : again;
 }
 
 static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"count", "storage", "address", NULL};
-    PyObject *count, *storage, *address;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!", names, &count, &storage, &PyLong_Type, &address))
+    static char *names[] = {"count", "storage", "address", "first", "layout", NULL};
+    PyObject *count, *storage, *address, *first = Py_None, *where = Py_None;
+    Layout layout = {0};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "OOO!|OO", names, &count, &storage, &PyLong_Type, &address, &first, &where))
+        return NULL;
+    if (first != Py_None && !PyTuple_Check(where)) {
+        PyErr_SetString(PyExc_TypeError, "where torch keeps what it knows has to be told");
+        return NULL;
+    }
+    if (first != Py_None && layout_from(where, &layout) < 0)
         return NULL;
     Held *self = (Held *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -74,6 +129,13 @@ static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->storage = Py_NewRef(storage);
     self->address = Py_NewRef(address);
     self->vectorcall = held_call;
+    self->layout = layout;
+    self->bytes = first == Py_None ? NULL : PyMem_New(char, width_of(&layout) + 1);
+    if (first != Py_None && self->bytes == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    self->first = first == Py_None ? NULL : Py_NewRef(first);
     return (PyObject *)self;
 }
 
@@ -82,10 +144,12 @@ static int held_traverse(PyObject *object, visitproc visit, void *arg)
     Held *self = (Held *)object;
     Py_VISIT(self->count);
     Py_VISIT(self->storage);
+    Py_VISIT(self->first);
+    Py_VISIT(self->again);
     return 0;
 }
 
-/* Nothing is cleared to break a cycle: a storage's object leads nowhere. */
+/* Nothing is cleared to break a cycle: a storage's object and the tensors lead nowhere. */
 static void held_dealloc(PyObject *object)
 {
     Held *self = (Held *)object;
@@ -93,6 +157,9 @@ static void held_dealloc(PyObject *object)
     Py_XDECREF(self->count);
     Py_XDECREF(self->storage);
     Py_XDECREF(self->address);
+    Py_XDECREF(self->first);
+    Py_XDECREF(self->again);
+    PyMem_Free(self->bytes);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -100,6 +167,10 @@ static void held_dealloc(PyObject *object)
 static PyObject *alias_of(PyObject *source, PyObject *watch)
 {
     PyObject *result = NULL, *held = PyObject_GetAttr(source, s_held);
+    if (held != NULL && watch == held && (result = taken_again(held)) != NULL) {
+        Py_DECREF(held);
+        return result;
+    }
     PyObject *first = held == NULL ? NULL : PyObject_GetAttr(source, s_first);
     if (first != NULL && first != Py_None && watch == held) {
         PyObject *known = PyObject_GetAttr(source, s_address);
@@ -116,9 +187,15 @@ static PyObject *alias_of(PyObject *source, PyObject *watch)
 /* ``OutputPlan._hand_out``: the tensor is known by a weak reference. */
 static int note_tensor(PyObject *tensors, Py_ssize_t number, PyObject *tensor)
 {
-    PyObject *known = PyList_New(1), *reference = known == NULL ? NULL : PyWeakref_NewRef(tensor, NULL);
-    if (reference == NULL) {
-        Py_XDECREF(known);
+    PyObject *reference = PyWeakref_NewRef(tensor, NULL), *known = PyList_GetItem(tensors, number);
+    if (reference != NULL && known != NULL && PyList_CheckExact(known) && PyList_GET_SIZE(known) == 1 &&
+        PyList_GET_ITEM(known, 0) == reference) { /* handed out again */
+        Py_DECREF(reference);
+        return 0;
+    }
+    known = reference == NULL || known == NULL ? NULL : PyList_New(1);
+    if (known == NULL) {
+        Py_XDECREF(reference);
         return -1;
     }
     PyList_SET_ITEM(known, 0, reference);
@@ -182,6 +259,7 @@ static PyObject *hand_out(PyObject *module, PyObject *args)
 
 static PyMethodDef held_methods[] = {
     {"settle", held_settle, METH_NOARGS, "Nobody uses it now: gives the number of its holders."},
+    {"again", held_again, METH_NOARGS, "The alias that is handed out again, if nobody has it, else None."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 8 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 9 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the long way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -136,6 +136,24 @@ const char *data_of(const Layout *layout, const char *impl);
 static inline const char *pointer_at(const char *from, Py_ssize_t offset)
 {
     return *(const char *const *)(from + offset);
+}
+
+/* A tensor as it is at a moment, with torch's and Python's counts of who has it. The bytes of its metadata go beside. */
+typedef struct {
+    const PyObject *object;
+    const PyTypeObject *type;
+    const char *impl, *storage, *data;
+    uint64_t holders, users; /* torch's counts of the TensorImpl and of its storage */
+    Py_ssize_t references;
+    unsigned char requires;
+} Seen;
+/* 0 for what is no tensor with memory. */
+int see(const Layout *layout, PyObject *tensor, Seen *seen);
+/* The same tensor as it was, and nobody came or went. ``bytes``: its metadata then. */
+int is_as_seen(const Layout *layout, PyObject *tensor, const Seen *was, const char *bytes);
+static inline Py_ssize_t width_of(const Layout *layout)
+{
+    return layout->end - layout->begin;
 }
 
 /* Other tensors have the same metadata: 1, and their addresses; 0 where torch has to be asked. */

@@ -46,6 +46,40 @@ const char *data_of(const Layout *layout, const char *impl)
     return storage == NULL ? NULL : pointer_at(storage, layout->data_in_storage);
 }
 
+#define COUNTS 8 /* behind the table of virtual functions */
+
+static uint64_t count_at(const char *from)
+{
+    uint64_t found;
+    memcpy(&found, from + COUNTS, sizeof(found));
+    return found;
+}
+
+int see(const Layout *layout, PyObject *tensor, Seen *seen)
+{
+    *seen = (Seen){.object = tensor, .type = Py_TYPE(tensor), .references = Py_REFCNT(tensor)};
+    if (tensor == Py_None)
+        return 0;
+    seen->impl = pointer_at((const char *)tensor, layout->impl_in_object);
+    seen->storage = seen->impl == NULL ? NULL : pointer_at(seen->impl, layout->storage_in_impl);
+    if (seen->storage == NULL)
+        return 0;
+    seen->data = pointer_at(seen->storage, layout->data_in_storage);
+    seen->holders = count_at(seen->impl);
+    seen->users = count_at(seen->storage);
+    seen->requires = requires_gradient(layout, seen->impl);
+    return 1;
+}
+
+int is_as_seen(const Layout *layout, PyObject *tensor, const Seen *was, const char *bytes)
+{
+    Seen now;
+    return tensor == was->object && Py_TYPE(tensor) == was->type && see(layout, tensor, &now) &&
+           now.impl == was->impl && now.storage == was->storage && now.data == was->data &&
+           now.holders == was->holders && now.users == was->users && now.references == was->references &&
+           now.requires == was->requires && memcmp(now.impl + layout->begin, bytes, width_of(layout)) == 0;
+}
+
 int tensors_hold(PyObject *object)
 {
     Tensors *self = (Tensors *)object;
