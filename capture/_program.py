@@ -114,6 +114,8 @@ class Program:
     """The backward pass writes into saved tensors: it can run once with the same ones."""
     modified: bool = False
     """A saved tensor was written afterwards by the body itself."""
+    foreign: tuple[Any, ...] = ()
+    """Nodes at the graph's ends that others made, as those of parameters that could not be lent."""
     paths: dict[int, str] = field(factory=dict)
     """Path of parameters and held tensors, by ``id``, where the recording follows them."""
     now_parameters: Sequence[torch.Tensor] = ()
@@ -167,10 +169,10 @@ class Program:
             self.current.tensors = ()
 
     def _here(self, grads: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
-        """A capture cannot go to the streams of nodes that others made, as those of parameters that were not lent."""
-        if not (grads[0].is_cuda and is_capturing()):
+        """A capture cannot go to the streams of nodes that others made."""
+        if not (self.foreign and grads[0].is_cuda and is_capturing()):
             return nullcontext()
-        return moved([node for node, *_ in self.inputs], torch.cuda.current_stream(grads[0].device))
+        return moved(self.foreign, torch.cuda.current_stream(grads[0].device))
 
 
 class Saver:
@@ -242,6 +244,7 @@ class Saver:
         program.wanted = tuple(position for position, _ in wanted)
         program.parameters = tuple(tensor for tensor, _ in others)
         program.inputs = tuple(edge for _, edge in (*wanted, *others))
+        program.foreign = tuple(edge.node for tensor, edge in rest if id(tensor) not in self._lent)
         program.donates = any(map(donated.writes_saved, nodes_above(attached)))
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:

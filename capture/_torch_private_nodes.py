@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -25,13 +26,15 @@ _CUDA = 1  # torch's number of this kind of device
 
 @contextlib.contextmanager
 def moved(nodes: Iterable[Any], stream: torch.cuda.Stream) -> Iterator[None]:
-    """Inside, autograd runs these nodes on ``stream``, in all threads. Nodes of other devices are left alone."""
-    place = _place(stream)
-    kept = list(nodes) if place is not None else []  # alive until all is as it was
+    """Inside, autograd runs these nodes on ``stream``, in all threads. Nodes of other devices are left alone, and those
+    that are no leaf's, which Python may lay out otherwise."""
+    place, kind, kept = _place(stream), _leaf_node(), list(nodes)  # alive until all is as it was
     before: list[tuple[ctypes.c_int64, int]] = []
     try:
         for node in kept:
-            device, number = _stream_of(node, place or 0)
+            if place is None or type(node) is not kind:
+                continue
+            device, number = _stream_of(node, place)
             if device == _tag(stream.device_index) and number.value != stream.stream_id:
                 before.append((number, number.value))
                 number.value = stream.stream_id
@@ -50,6 +53,11 @@ def node_of(leaf: torch.Tensor) -> Any:
     """The node at which graphs of a leaf end; it is made if there is none."""
     with torch.inference_mode(False), torch.enable_grad():
         return get_gradient_edge(leaf).node
+
+
+@functools.cache
+def _leaf_node() -> type:
+    return type(node_of(torch.empty(0, device="cpu", requires_grad=True)))
 
 
 _places: dict[int, int | None] = {}

@@ -72,7 +72,7 @@ class CudaBackend:
         known = {generator_id(one) for one in (*mine, default_generator(self.device))}
         follows = expected is not None and not moving and self._may_follow(pool, call)
         recorder = Follower(pool, expected) if expected and follows else Recorder(pool, known, moving)
-        recorder.differentiates = not (call.keeps_program or torch.is_inference_mode_enabled())
+        recorder.differentiates = torch.is_grad_enabled() and not call.keeps_program
         staging, watched, failure = Staging(), None, None
         try:
             with capture.running():
