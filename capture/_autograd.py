@@ -117,6 +117,11 @@ class Region:
         self._made = None
         return self._attach(self._captured.replay(node, tree, values, leaves), leaves)
 
+    def attach(self, pair: Pair, leaves: list[Leaf]) -> Any:
+        """What the C module replayed, with the graph of the caller."""
+        self._made = None
+        return self._attach(pair, leaves)
+
     def settle(self, node: Node) -> None:
         """A recording was made of the last run."""
         node.program = program = self._made

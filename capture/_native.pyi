@@ -58,6 +58,7 @@ class NodeView:
         *,
         outputs: Any,
         source: Any,
+        several: tuple[Any, ...] | None,
         live: list[Any],
         pattern: tuple[int | None, ...],
         before: tuple[tuple[list[Any], int], ...],
@@ -124,7 +125,7 @@ class Way:
         least: int,
         most: int,
         verifies: bool,
-        attaches: bool,
+        attach: Any,
         registrations: Any,
         sampled: int,
     ) -> None: ...

@@ -75,8 +75,9 @@ class Node:
         """It is in its tree, complete."""
         if native is not None and self.outputs is not None:
             self.view = native.NodeView(
-                outputs=self.outputs, source=None if self.written else self.outputs.single, live=self.live,
-                pattern=self.key[1], before=tuple([(node.live, number) for node, number in self.dead_before]),
+                outputs=self.outputs, source=None if self.written else self.outputs.single,
+                several=None if self.written else self.outputs.several(), live=self.live, pattern=self.key[1],
+                before=tuple([(node.live, number) for node, number in self.dead_before]),
                 tensors=self.outputs.tensors, preserving=self.outputs.preserving,
             )  # fmt: skip
 

@@ -112,6 +112,12 @@ class OutputPlan:
         self.live[0] = source.held
         return tensor if self.preserving else self._hand_out(0, [tensor])[0]
 
+    def several(self) -> tuple[Any, ...] | None:
+        """For the C module: how results are built where there are fresh tensors, constants and repeats alone."""
+        if self.inference or self.aliases or self.empties or self.effects or self.fills is None:
+            return None
+        return self.sources, self.places, self.numbers, self.constants, self.repeats, self.fills, self.count
+
     def is_sole_holder(self, number: int, tensor: torch.Tensor) -> bool:
         """Nobody but this tensor, which was handed out, uses its group's memory."""
         return is_sole_holder(tensor, self._holders(number))
@@ -215,7 +221,11 @@ class OutputPlan:
         if native is not None:
             known = None if self.preserving else self.tensors
             left = native.hand_out(self.sources, self.live, self.places, values, groups, known)
-        for number in left:
+        self.build_left(pool, values, left)
+
+    def build_left(self, pool: Pool, values: list[Any], groups: Sequence[int]) -> None:
+        """Tensors of groups whose source begins, or begins anew."""
+        for number in groups:
             group, source = self.groups[number], self.sources[number]
             if source is not None:
                 tensors = [source.tensor(self.live[number])]

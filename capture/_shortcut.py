@@ -155,7 +155,7 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
         ready=runs.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
         alignments=tuple([leaf.data_ptr() & 63 for leaf in leaves]), spans=spans,
         order=order, shared=shared, least=given[0], most=given[1], verifies=captured.annotation.verify != "off",
-        attaches=runs is not captured, registrations=registrations,
+        attach=None if entry.region is None else entry.region.attach, registrations=registrations,
         sampled=SAMPLED if captured.annotation.checks == "sampled" else 0,
     )  # fmt: skip
 

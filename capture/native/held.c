@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#define NAMES(X) X(held) X(first) X(address) X(data) X(policy)
+#define NAMES(X) X(held) X(first) X(address) X(data) X(policy) X(build_left)
 NAMES(DECLARE)
 static PyObject *s_clone;
 
@@ -213,27 +213,27 @@ static PyObject *handed_out(PyObject *source, PyObject *live, Py_ssize_t number,
     return result;
 }
 
-PyObject *single_output(NodeView *view)
+int copies_outputs(NodeView *view)
 {
-    PyObject *tensors = view->preserving ? NULL : view->tensors;
-    if (!view->preserving) {
-        PyObject *policy = PyObject_GetAttr(view->outputs, s_policy);
-        int copies = policy == NULL ? -1 : policy == s_clone ? 1 : PyObject_RichCompareBool(policy, s_clone, Py_EQ);
-        Py_XDECREF(policy);
-        if (copies)
-            return NULL;
-    }
-    return handed_out(view->source, view->live, 0, tensors);
+    if (view->preserving)
+        return 0;
+    PyObject *policy = PyObject_GetAttr(view->outputs, s_policy);
+    int copies = policy == NULL ? -1 : policy == s_clone ? 1 : PyObject_RichCompareBool(policy, s_clone, Py_EQ);
+    Py_XDECREF(policy);
+    return copies;
 }
 
-static PyObject *hand_out(PyObject *module, PyObject *args)
+PyObject *single_output(NodeView *view)
 {
-    (void)module;
-    PyObject *sources, *live, *positions, *values, *numbers, *tensors;
-    if (!PyArg_ParseTuple(
-            args, "O!O!O!O!O!O", &PyTuple_Type, &sources, &PyList_Type, &live, &PyTuple_Type, &positions, &PyList_Type,
-            &values, &PyTuple_Type, &numbers, &tensors))
+    if (copies_outputs(view))
         return NULL;
+    return handed_out(view->source, view->live, 0, view->preserving ? NULL : view->tensors);
+}
+
+/* Puts the next tensors of these groups into values; gives the groups that are left to Python. */
+static PyObject *put_tensors(
+    PyObject *sources, PyObject *live, PyObject *positions, PyObject *values, PyObject *numbers, PyObject *tensors)
+{
     PyObject *left = PyList_New(0);
     for (Py_ssize_t i = 0; left != NULL && i < PyTuple_GET_SIZE(numbers); i++) {
         PyObject *name = PyTuple_GET_ITEM(numbers, i);
@@ -247,14 +247,63 @@ static PyObject *hand_out(PyObject *module, PyObject *args)
             Py_CLEAR(left);
             break;
         }
-        PyObject *made = handed_out(
-            PyTuple_GET_ITEM(sources, number), live, number, PyList_Check(tensors) ? tensors : NULL);
+        PyObject *made = handed_out(PyTuple_GET_ITEM(sources, number), live, number, tensors);
         int failed = made == NULL ? PyErr_Occurred() || PyList_Append(left, name) < 0
                                   : PyList_SetItem(values, position, made) < 0;
         if (failed)
             Py_CLEAR(left);
     }
     return left;
+}
+
+static PyObject *hand_out(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *sources, *live, *positions, *values, *numbers, *tensors;
+    if (!PyArg_ParseTuple(
+            args, "O!O!O!O!O!O", &PyTuple_Type, &sources, &PyList_Type, &live, &PyTuple_Type, &positions, &PyList_Type,
+            &values, &PyTuple_Type, &numbers, &tensors))
+        return NULL;
+    return put_tensors(sources, live, positions, values, numbers, PyList_Check(tensors) ? tensors : NULL);
+}
+
+/* Pairs of a position and a value, or of a position and an earlier one with the value. */
+static int put_pairs(PyObject *pairs, PyObject *values, int are_positions)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(pairs, i), *value = PyTuple_GET_ITEM(pair, 1);
+        Py_ssize_t from = are_positions ? PyLong_AsSsize_t(value) : 0;
+        value = are_positions ? PyList_GetItem(values, from) : value;
+        if (value == NULL || PyList_SetItem(values, PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 0)), Py_NewRef(value)) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+PyObject *several_outputs(NodeView *view, PyObject *pool)
+{
+    PyObject *plan = view->several, *result = NULL, *left = NULL, *done = NULL;
+    Py_ssize_t count = PyLong_AsSsize_t(PyTuple_GET_ITEM(plan, 6));
+    PyObject *values = count < 0 ? NULL : PyList_New(count);
+    for (Py_ssize_t i = 0; values != NULL && i < count; i++)
+        PyList_SET_ITEM(values, i, Py_NewRef(Py_None));
+    if (values != NULL)
+        left = put_tensors(
+            PyTuple_GET_ITEM(plan, 0), view->live, PyTuple_GET_ITEM(plan, 1), values, PyTuple_GET_ITEM(plan, 2),
+            view->preserving ? NULL : view->tensors);
+    if (left != NULL && PyList_GET_SIZE(left)) {
+        PyObject *args[] = {view->outputs, pool, values, left};
+        done = PyObject_VectorcallMethod(s_build_left, args, 4, NULL);
+        if (done == NULL)
+            Py_CLEAR(left);
+    }
+    if (left != NULL && put_pairs(PyTuple_GET_ITEM(plan, 3), values, 0) == 0 &&
+        put_pairs(PyTuple_GET_ITEM(plan, 4), values, 1) == 0)
+        result = PyObject_CallOneArg(PyTuple_GET_ITEM(plan, 5), values);
+    Py_XDECREF(done);
+    Py_XDECREF(left);
+    Py_XDECREF(values);
+    return result;
 }
 
 static PyMethodDef held_methods[] = {

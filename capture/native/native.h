@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 9 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 10 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the long way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -35,6 +35,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *outputs; /* OutputPlan */
     PyObject *source;  /* of its one fresh tensor, or None where there is more to do */
+    PyObject *several; /* ``OutputPlan.several``, or None */
     PyObject *live;    /* a list: what watches each group handed out last */
     PyObject *pattern; /* a tuple: addresses of arguments that are outputs on the path, or None */
     PyObject *before;  /* a tuple: lists such as ``live`` and the place in them of what is dead before it may run */
@@ -49,6 +50,10 @@ int add_views(PyObject *module);
 int is_used(PyObject *watch);
 /* ``OutputPlan.build_single`` where the source has what it needs, else NULL without an exception. */
 PyObject *single_output(NodeView *view);
+/* ``OutputPlan.build`` where there are fresh tensors, constants and repeats alone. */
+PyObject *several_outputs(NodeView *view, PyObject *pool);
+/* Copies are handed out: 1, 0, -1. */
+int copies_outputs(NodeView *view);
 int add_held(PyObject *module);
 int add_gradients(PyObject *module);
 
@@ -56,7 +61,8 @@ int add_gradients(PyObject *module);
 typedef struct {
     PyObject *miss, *ok, *function, *limit, *number, *entry, *counters, *steps_begun, *replay, *ready;
     PyObject *registrations; /* a function: how often modules registered something */
-    int verifies, attaches;
+    PyObject *attach;        /* a function: the result as part of the caller's graph; or None */
+    int verifies;
     long sampled; /* calls from one full comparison to the next; 0: each is one */
     Py_ssize_t count, tensors;
 } Steps;

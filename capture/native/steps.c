@@ -314,7 +314,7 @@ static PyObject *run(
     const Steps *self, PyObject *node, NodeView *view, PyObject *tree, TreeView *at, PyObject *const *values,
     PyObject *const *tensors, const uint64_t *addresses)
 {
-    PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL;
+    PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL, *pool = NULL;
     int holds = state_holds(self, node, tensors, addresses, &leaves);
     if (holds < 0)
         goto end;
@@ -322,7 +322,12 @@ static PyObject *run(
         result = in_python(self, NULL, NULL, values, leaves);
         goto end;
     }
-    if (self->attaches || view->source == Py_None || PyList_GET_SIZE(at->lingering)) {
+    int to_python = PyList_GET_SIZE(at->lingering) || (view->source == Py_None && view->several == Py_None);
+    if (!to_python && view->source == Py_None)
+        to_python = copies_outputs(view);
+    if (to_python < 0)
+        goto end;
+    if (to_python) {
         leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
         result = leaves == NULL ? NULL : in_python(self, node, tree, values, leaves);
         goto end;
@@ -341,12 +346,23 @@ static PyObject *run(
             goto end;
         Py_DECREF(done);
     }
-    result = single_output(view);
-    if (result == NULL && !PyErr_Occurred())
-        result = PyObject_CallMethodNoArgs(view->outputs, s_build_single);
+    if (view->source != Py_None) {
+        result = single_output(view);
+        if (result == NULL && !PyErr_Occurred())
+            result = PyObject_CallMethodNoArgs(view->outputs, s_build_single);
+    } else {
+        pool = PyObject_GetAttr(tree, s_pool);
+        result = pool == NULL ? NULL : several_outputs(view, pool);
+    }
     if (result != NULL && stand_on(self, tree, at, node) < 0)
         Py_CLEAR(result);
+    if (result != NULL && self->attach != Py_None) {
+        leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
+        PyObject *args[] = {result, leaves}, *attached = leaves == NULL ? NULL : PyObject_Vectorcall(self->attach, args, 2, NULL);
+        Py_SETREF(result, attached);
+    }
 end:
+    Py_XDECREF(pool);
     Py_XDECREF(leaves);
     Py_XDECREF(recording);
     Py_XDECREF(replay);

@@ -49,13 +49,14 @@ static void free_lists(PyObject *object)
 
 static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"outputs", "source", "live", "pattern", "before", "tensors", "preserving", NULL};
+    static char *names[] = {"outputs", "source", "several", "live", "pattern", "before", "tensors", "preserving", NULL};
     NodeView given = {0};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOO!O!O!O!p", names, &given.outputs, &given.source, &PyList_Type, &given.live, &PyTuple_Type,
-            &given.pattern, &PyTuple_Type, &given.before, &PyList_Type, &given.tensors, &given.preserving))
+            args, kwargs, "$OOOO!O!O!O!p", names, &given.outputs, &given.source, &given.several, &PyList_Type, &given.live,
+            &PyTuple_Type, &given.pattern, &PyTuple_Type, &given.before, &PyList_Type, &given.tensors, &given.preserving))
         return NULL;
-    int fits = given.source == Py_None || PyList_GET_SIZE(given.live) == 1;
+    int fits = (given.source == Py_None || PyList_GET_SIZE(given.live) == 1) &&
+               (given.several == Py_None || (PyTuple_Check(given.several) && PyTuple_GET_SIZE(given.several) == 7));
     for (Py_ssize_t i = 0; fits && i < PyTuple_GET_SIZE(given.before); i++) {
         PyObject *pair = PyTuple_GET_ITEM(given.before, i);
         fits = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2 && PyList_Check(PyTuple_GET_ITEM(pair, 0)) &&
@@ -70,6 +71,7 @@ static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     self->outputs = Py_NewRef(given.outputs);
     self->source = Py_NewRef(given.source);
+    self->several = Py_NewRef(given.several);
     self->live = Py_NewRef(given.live);
     self->pattern = Py_NewRef(given.pattern);
     self->before = Py_NewRef(given.before);
@@ -83,6 +85,7 @@ static int visit_node(PyObject *object, visitproc visit, void *arg)
     NodeView *self = (NodeView *)object;
     Py_VISIT(self->outputs);
     Py_VISIT(self->source);
+    Py_VISIT(self->several);
     Py_VISIT(self->live);
     Py_VISIT(self->pattern);
     Py_VISIT(self->before);
@@ -96,6 +99,7 @@ static void free_node(PyObject *object)
     PyObject_GC_UnTrack(object);
     Py_XDECREF(self->outputs);
     Py_XDECREF(self->source);
+    Py_XDECREF(self->several);
     Py_XDECREF(self->live);
     Py_XDECREF(self->pattern);
     Py_XDECREF(self->before);

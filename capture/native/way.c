@@ -185,7 +185,7 @@ static PyObject *way_call(PyObject *object, PyObject *const *args, size_t nargsf
 #define OBJECTS(X) \
     X(modes) X(defaults_of) X(defaults) X(in_capture) X(alike) X(check_first) X(check) X(flags) X(world) X(trees_here) X(trees) X(backend) \
     X(constants) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
-    X(steps.counters) X(steps.steps_begun) X(steps.replay) X(steps.ready) X(steps.registrations)
+    X(steps.counters) X(steps.steps_begun) X(steps.replay) X(steps.ready) X(steps.registrations) X(steps.attach)
 
 static int way_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -251,17 +251,17 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "alike",
         "check_first", "check", "flags", "world", "trees_here", "trees", "backend", "counters", "steps_begun", "replay", "ready", "constants", "alignments",
-        "spans", "order", "shared", "least", "most", "verifies", "attaches", "registrations", "sampled", NULL};
+        "spans", "order", "shared", "least", "most", "verifies", "attach", "registrations", "sampled", NULL};
     Way given = {0};
     Steps *steps = &given.steps;
     PyObject *alignments, *spans, *order, *shared;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!nnppOl", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!nnpOOl", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
             &given.in_capture, &given.alike, &given.check_first, &given.check, &given.flags, &given.world, &given.trees_here, &PyDict_Type, &given.trees, &given.backend,
             &steps->counters, &steps->steps_begun, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants,
             &PyTuple_Type, &alignments, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most, &steps->verifies,
-            &steps->attaches, &steps->registrations, &steps->sampled))
+            &steps->attach, &steps->registrations, &steps->sampled))
         return NULL;
     given.steps.count = PyTuple_GET_SIZE(given.constants);
     given.steps.tensors = PyTuple_GET_SIZE(alignments);
