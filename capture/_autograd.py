@@ -144,12 +144,18 @@ class Region:
         if result.attached:
             frame = Frame(self, program, kept, result.attached)
             wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
-            if self._accumulates and parameters and _deposit.may_deposit(parameters):
+            if self._accumulates and parameters and self._deposits(program):
                 frame.parameters, frame.anchor = parameters, self._anchor_on(result.attached[0].device)
+                frame.stream = _deposit.stream_of(result.attached[0].device)
                 _apply(frame, *wanted, frame.anchor.tensor)
             else:
                 _apply(frame, *wanted, *parameters)
         return result.result
+
+    def _deposits(self, program: Program) -> bool:
+        if program.deposits is None:
+            program.deposits = _deposit.are_leaves(program.now_parameters)
+        return program.deposits and _deposit.may_deposit()
 
     def _anchor_on(self, device: torch.device) -> _deposit.Anchor:
         if self._anchor is None:
@@ -254,7 +260,7 @@ class _Backward:
 class Frame:
     """One call in the caller's graph."""
 
-    __slots__ = ("_home", "_program", "_region", "anchor", "attached", "kept", "parameters")
+    __slots__ = ("_home", "_program", "_region", "anchor", "attached", "kept", "parameters", "stream")
 
     def __init__(self, region: Region, program: Program, kept: Sequence[Any], attached: Sequence[Any]) -> None:
         self._region, self._program, self._home = region, program, home()
@@ -262,9 +268,11 @@ class Frame:
         self.anchor: _deposit.Anchor | None = None
         """Stands for ``parameters``, to whose ``.grad`` the backward pass adds."""
         self.parameters: Sequence[torch.Tensor] = ()
+        self.stream: int | None = None
+        """The one of the forward pass, on which autograd runs the backward pass, too; None: nobody asks."""
 
-    def gradients(self, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
-        """The backward pass, in the tree that the forward pass ran in."""
+    def gradients(self, node: Any, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        """The backward pass, in the tree that the forward pass ran in. ``node``: of the caller's graph."""
         if torch.is_grad_enabled():
             raise DoubleBackwardError(
                 "gradients of gradients (create_graph=True) do not pass through a captured function. Run the forward "
@@ -274,11 +282,13 @@ class Frame:
         if self._program.donates and donated.keeps_graph():
             raise RuntimeError(donated.DONATED)
         if self.anchor is not None:
-            return self._accumulate(self.anchor, tensors, grads)
+            return self._accumulate(self.anchor, node, tensors, grads)
         with at_home(self._home) as is_there:
             return self._region.gradients(self._program, tensors, grads, at_home=is_there)
 
-    def _accumulate(self, anchor: _deposit.Anchor, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+    def _accumulate(
+        self, anchor: _deposit.Anchor, node: Any, tensors: Sequence[Any], grads: Sequence[Any]
+    ) -> Sequence[Any]:
         anchor.check()
         parameters, count = self.parameters, len(self._program.wanted)
         buffers = _deposit.buffers_of(parameters)
@@ -288,7 +298,14 @@ class Frame:
             _deposit.through_autograd(parameters, found[count:])
             return (*found[:count], anchor.gradient())
         _deposit.put(parameters, found[count:])
-        return (*[one if one is None else one.clone() for one in found[:count]], anchor.gradient())
+        return (*map(self._handed_on, found[:count], node.next_functions), anchor.gradient())
+
+    def _handed_on(self, gradient: torch.Tensor | None, receiver: tuple[Any, int]) -> torch.Tensor | None:
+        """A copy, as autograd may use it on any stream and tells the allocator alone. But a region that runs on the
+        same stream, in the same tree, gets the gradient itself: its replay comes after this one and before the next."""
+        other = getattr(receiver[0], "frame", None)
+        near = type(other) is Frame and other.stream == self.stream and other._home.trees is self._home.trees
+        return gradient if gradient is None or near else gradient.clone()
 
 
 class _Gradients(torch.autograd.Function):
@@ -307,7 +324,7 @@ class _Gradients(torch.autograd.Function):
     @override
     def backward(ctx: Any, *grads: Any) -> Any:
         saved = ctx.saved_tensors if ctx.has_saved else ()  # raises what eager raises
-        return (None, *ctx.frame.gradients(saved, grads))
+        return (None, *ctx.frame.gradients(ctx, saved, grads))
 
 
 _apply = _torch_private.function_apply(_Gradients)

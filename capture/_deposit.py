@@ -33,11 +33,11 @@ class Anchor:
         with torch.inference_mode(False), torch.enable_grad():
             self.tensor = torch.zeros((), device=device, requires_grad=True)
             self._node = self.tensor.view_as(self.tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-        self._stream = _stream(device)
+        self._stream = stream_of(device)
 
     def gradient(self) -> torch.Tensor | None:
         """What to give back for it: on another stream a number, for which autograd has the two wait for each other."""
-        if _stream(self.tensor.device) == self._stream:
+        if stream_of(self.tensor.device) == self._stream:
             return None
         self.tensor.grad = None  # what became of the last one
         return torch.zeros_like(self.tensor)
@@ -53,11 +53,14 @@ class Anchor:
             )
 
 
-def may_deposit(parameters: Iterable[torch.Tensor]) -> bool:
-    """Nobody but ``.grad`` gets these gradients, as far as is known when a call begins. Data parallelism waits for them
-    with hooks on autograd's nodes."""
-    if will_execute is None or groups_exist():
-        return False
+def may_deposit() -> bool:
+    """Nobody but ``.grad`` gets gradients of leaves, as far as is known when a call begins. Data parallelism waits for
+    them with hooks on autograd's nodes."""
+    return will_execute is not None and not groups_exist()
+
+
+def are_leaves(parameters: Iterable[torch.Tensor]) -> bool:
+    """All have a ``.grad`` that a backward pass makes."""
     return all(one.is_leaf and type(one) in TENSOR_TYPES for one in parameters)
 
 
@@ -129,7 +132,8 @@ def _own(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[int]) -> to
     ).copy_(gradient)  # fmt: skip
 
 
-def _stream(device: torch.device) -> int:
+def stream_of(device: torch.device) -> int:
+    """The current one, by its handle."""
     return raw_stream(device.index) if device.type == "cuda" else 0
 
 

@@ -121,7 +121,11 @@ class Program:
     now_parameters: Sequence[torch.Tensor] = ()
     """What has the places of ``parameters`` now."""
     now_held: Sequence[torch.Tensor] = ()
-    """What has those of ``held``; a position that was saved as a view is ``detach``ed in each call."""
+    """What has those of ``held``."""
+    now_shown: list[torch.Tensor] | None = None
+    """The same, ``detach``ed where it was saved as a view."""
+    deposits: bool | None = None
+    """Whether nobody but ``.grad`` gets the gradients of ``now_parameters``, once that was asked."""
     before_eager: Callable[[], None] | None = None
     """Of a recorded body: what comes before the graph runs outside of recordings, as its nodes do so on the stream that
     recordings are made on."""
@@ -136,13 +140,23 @@ class Program:
         paths = self.paths
         self.now_parameters = [statics.get(paths.get(id(one), ""), one) for one in self.parameters]
         self.now_held = [statics.get(paths.get(id(one), ""), one) for one in self.held]
+        self.now_shown = self.deposits = None
 
     def needed(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """The tensors of a call that its backward pass needs beside ``saved``."""
-        found = [*[leaves[index] for index in self.given], *self.now_held]
+        count = len(self.given)
+        if self.now_shown is None:  # as long as these tensors are the right ones, so are aliases of them
+            self.now_shown = list(self.now_held)
+            for position in self.views:
+                if position >= count:
+                    self.now_shown[position - count] = self.now_held[position - count].detach()
+        if not count:
+            return self.now_shown
+        found = [leaves[index] for index in self.given]
         for position in self.views:
-            found[position] = found[position].detach()
-        return found
+            if position < count:
+                found[position] = found[position].detach()
+        return found + self.now_shown
 
     def gradients(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
         """Gradients of the inputs, None where nothing reaches one."""

@@ -105,6 +105,47 @@ def test_steps_and_micro_batches(to_none: bool, micro: int) -> None:
     assert all(recordings(one).eager_calls == 0 for one in ours.modules)
 
 
+def test_gradients_between_two_regions_may_be_kept() -> None:
+    """The first region gets what the second one wrote, without a copy; whoever else looks at it may have it, too."""
+
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        first, second = world.modules
+        x = first(data(step))
+        if step % 3 == 0:
+            x.register_hook(world.kept.append)
+        elif step % 3 == 1:
+            x.retain_grad()
+        second(x).square().mean().backward()
+        world.kept += [x.grad] if step % 3 == 1 else []
+        del world.kept[:-5]
+        world.optimizer.step()
+
+    ours = compare(blocks, act, steps=20)
+    assert replays(ours) >= 2 * 20
+
+
+def test_a_region_gets_the_gradient_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[Tensor] = []
+    clone = Tensor.clone
+
+    def copy_of(tensor: Tensor, **given: Any) -> Tensor:
+        copies.append(tensor)
+        return clone(tensor, **given)
+
+    monkeypatch.setattr(Tensor, "clone", copy_of)
+
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        copies.clear()
+        world.run(data(step).requires_grad_()).square().mean().backward()
+        if world.captured and step == STEPS - 1:
+            assert len(copies) == 1  # for the leaf
+        copies.clear()
+
+    compare(blocks, act)
+
+
 def test_gradients_come_to_the_same_place_again() -> None:
     places = []
 
@@ -322,7 +363,7 @@ def test_passes_for_chosen_inputs_raise(how: str) -> None:
 def test_a_pass_on_another_stream_gives_the_anchor_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """For which autograd has the streams wait for each other; it is nobody's gradient."""
     numbers = iter(range(1000))
-    monkeypatch.setattr(_deposit, "_stream", lambda device: next(numbers))
+    monkeypatch.setattr(_deposit, "stream_of", lambda device: next(numbers))
 
     def act(world: World, step: int) -> None:
         world.optimizer.zero_grad()
