@@ -23,7 +23,7 @@ from capture._facts import BorrowedUse, Facts
 from capture._fast import native
 from capture._report import format_finding
 from capture._torch_private import storage_use_count, use_count
-from capture._torch_private_layout import counts_layout
+from capture._torch_private_layout import Layout, counts_layout
 from capture._torch_private_subclass import is_wrapper
 
 Held = Callable[[], torch.UntypedStorage | None]
@@ -72,23 +72,19 @@ class Source:
             self.held = hold(made.untyped_storage())
             return made
         self.first, self.address, self.storage = made, made.data_ptr(), made.untyped_storage()
-        where = counts_layout() if self._is_inner and native is not None else None
-        if where is not None:
-            watch = self.held = native.Held(
-                _torch_private.count_holders, self.storage, self.storage._cdata, made, where
-            )
-            self.alone = watch.settle()
-            again: torch.Tensor = watch.again()
-            return again
-        self.held, settle = _watch(self.storage)
+        where = counts_layout() if native is not None else None
+        self.held, settle = _watch(self.storage, where, made if self._is_inner and where is not None else None)
         self.alone = settle()
-        return made.data
+        return self.held.again() if self._is_inner and where is not None else made.data  # type: ignore[attr-defined]
 
 
-def _watch(storage: torch.UntypedStorage) -> tuple[Held, Callable[[], int]]:
-    """Tells whether anybody came to use a storage since the second function was called, which gives its holders."""
+def _watch(
+    storage: torch.UntypedStorage, where: Layout | None, first: torch.Tensor | None
+) -> tuple[Held, Callable[[], int]]:
+    """Tells whether anybody came to use a storage since the second function was called, which gives its holders.
+    ``first``: the tensor whose alias is handed out again and again."""
     if native is not None:
-        watch = native.Held(_torch_private.count_holders, storage, storage._cdata)
+        watch = native.Held(_torch_private.count_holders, storage, storage._cdata, first, where)
         return watch, watch.settle
     count, references, address = _torch_private.count_holders, sys.getrefcount, storage._cdata
     alone = objects = 0

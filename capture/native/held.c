@@ -12,6 +12,7 @@ typedef struct {
     PyObject *count;   /* a function: strong holders of the storage at an address */
     PyObject *storage; /* the storage's object */
     PyObject *address;
+    const char *place;  /* that address, where the count is read there; or NULL */
     long long alone;    /* holders while nobody uses it */
     Py_ssize_t objects; /* references to the object then */
     PyObject *first;    /* a tensor, where its alias may be handed out again and again; or NULL */
@@ -26,17 +27,20 @@ static PyTypeObject HeldType;
 
 static long long holders(Held *self)
 {
+    if (self->place != NULL)
+        return (uint32_t)count_at(self->place);
     return number_of(PyObject_CallOneArg(self->count, self->address));
 }
 
 /* 1, 0, or -1 with an exception set. */
 static int is_held(Held *self)
 {
-    if (self->again != NULL) { /* torch need not be asked */
-        Seen now;
-        return !see(&self->layout, self->again, &now) || now.storage != self->seen.storage ||
-               now.holders != self->seen.holders || now.users != self->seen.users ||
-               now.references != self->seen.references || Py_REFCNT(self->storage) > self->objects;
+    if (self->again != NULL) {
+        const Layout *layout = &self->layout;
+        const char *impl = pointer_at((const char *)self->again, layout->impl_in_object);
+        return impl != self->seen.impl || pointer_at(impl, layout->storage_in_impl) != self->seen.storage ||
+               count_at(impl) != self->seen.holders || count_at(self->seen.storage) != self->seen.users ||
+               Py_REFCNT(self->again) != self->seen.references || Py_REFCNT(self->storage) > self->objects;
     }
     long long number = holders(self);
     return number < 0 ? -1 : number > self->alone || Py_REFCNT(self->storage) > self->objects;
@@ -116,11 +120,11 @@ static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "OOO!|OO", names, &count, &storage, &PyLong_Type, &address, &first, &where))
         return NULL;
-    if (first != Py_None && !PyTuple_Check(where)) {
+    if (where == Py_None ? first != Py_None : !PyTuple_Check(where)) {
         PyErr_SetString(PyExc_TypeError, "where torch keeps what it knows has to be told");
         return NULL;
     }
-    if (first != Py_None && layout_from(where, &layout) < 0)
+    if (where != Py_None && layout_from(where, &layout) < 0)
         return NULL;
     Held *self = (Held *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -130,6 +134,7 @@ static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->address = Py_NewRef(address);
     self->vectorcall = held_call;
     self->layout = layout;
+    self->place = where == Py_None ? NULL : PyLong_AsVoidPtr(address);
     self->bytes = first == Py_None ? NULL : PyMem_New(char, width_of(&layout) + 1);
     if (first != Py_None && self->bytes == NULL) {
         Py_DECREF(self);

@@ -153,6 +153,8 @@ typedef struct {
     Py_ssize_t references;
     unsigned char requires;
 } Seen;
+/* Torch's count of the holders of a TensorImpl or a StorageImpl; those that hold it weakly are in the upper half. */
+uint64_t count_at(const char *from);
 /* 0 for what is no tensor with memory. */
 int see(const Layout *layout, PyObject *tensor, Seen *seen);
 /* The same tensor as it was, and nobody came or went. ``bytes``: its metadata then. */

@@ -48,7 +48,7 @@ const char *data_of(const Layout *layout, const char *impl)
 
 #define COUNTS 8 /* behind the table of virtual functions */
 
-static uint64_t count_at(const char *from)
+uint64_t count_at(const char *from)
 {
     uint64_t found;
     memcpy(&found, from + COUNTS, sizeof(found));

@@ -12,7 +12,8 @@ import functools
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,18 @@ from capture.backends.staging import over
 
 _MUCH = 8 << 20  # bytes
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
+
+
+def bounds_of(spans: Iterable[tuple[Address, Address]]) -> list[Address]:
+    """Where these ranges of addresses begin and end, in turn, so that ``bisect_right`` gives an odd number within one:
+    0.1 us, where 40 segments looked at in turn take 2."""
+    bounds: list[Address] = []
+    for begin, end in sorted(spans):
+        if bounds and begin <= bounds[-1]:
+            bounds[-1] = max(bounds[-1], end)
+        else:
+            bounds += [begin, end]
+    return bounds
 
 
 @frozen(eq=False)
@@ -50,6 +63,7 @@ class CudaPool:
         self._taken: frozenset[Address] = frozenset()
         self._outputs: list[tuple[Address, Address]] = []
         self._segments: list[tuple[Address, Address]] = []
+        self._bounds: list[Address] = []
         self._grew = True
         self.is_capturing = False
         self._owned: list[torch.UntypedStorage] = []
@@ -138,6 +152,7 @@ class CudaPool:
         if not self.shared:
             self._owned += kept
             self._segments += [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in kept]
+            self._bounds = bounds_of(self._segments)
             return Layout(None, frozenset())
         taken = self._taken | {storage.data_ptr() for storage in kept if storage.nbytes()}
         if not self._holds(taken):
@@ -258,14 +273,13 @@ class CudaPool:
 
     def find(self, address: Address) -> bool:
         """The address lies in the pool."""
-        return self.found(address) or ((self._grew or self.is_capturing) and self._look_again() and self.found(address))
+        if bisect_right(self._bounds, address) & 1:
+            return True
+        return (self._grew or self.is_capturing) and self._look_again() and self.found(address)
 
     def found(self, address: Address) -> bool:
         """The address lies in what the pool had when it was looked at last."""
-        for begin, end in self._segments:  # noqa: SIM110 - any() takes four times as long
-            if begin <= address < end:
-                return True
-        return False
+        return bisect_right(self._bounds, address) & 1 == 1
 
     def _look_again(self) -> bool:
         """Recordings may have brought new memory into the pool."""
@@ -273,8 +287,10 @@ class CudaPool:
             return False
         self._grew = False
         found = [(begin, begin + nbytes) for begin, nbytes in _torch_private_cuda.pool_segments(self.id)]
-        changed, self._segments = found != self._segments, found
-        return changed
+        if found == self._segments:
+            return False
+        self._segments, self._bounds = found, bounds_of(found)
+        return True
 
     def reserved_bytes(self) -> int:
         """Bytes of the pool's memory; where every recording has its own pool, bytes of their outputs."""
