@@ -29,7 +29,7 @@ from capture._fast import MISS
 from capture._lock import PATIENCE, capture_lock
 from capture._named import NamedKey
 from capture._node import Node
-from capture._program import Pair, Program, Saver
+from capture._program import Pair, Program, Saver, lies_apart
 from capture._tree import Tree
 from capture._trees import at_home, home, tree_for
 from capture.backends import Pool
@@ -140,9 +140,9 @@ class Region:
         assert self._entry.backend is not None
         node = tree_for(self._entry.backend).current
         program: Program = made if made is not None else node.program
-        kept = [*result.saved, *program.needed(leaves)]
         if result.attached:
-            frame = Frame(self, program, kept, result.attached)
+            inner, kept = _parted(program, result, program.needed(leaves), is_replay=made is None)
+            frame = Frame(self, program, inner, kept, result.attached)
             wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
             if self._accumulates and parameters and self._deposits(program):
                 frame.parameters, frame.anchor = parameters, self._anchor_on(result.attached[0].device)
@@ -195,6 +195,18 @@ class Region:
         for backward in self._backwards.values():
             backward.captured.retire()
         self._backwards.clear()
+
+
+def _parted(
+    program: Program, pair: Pair, needed: Sequence[Any], *, is_replay: bool
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """What the call's node keeps itself, and what goes through autograd, which frees it at the right time; there has to
+    be some of that."""
+    if program.saves_apart is None and is_replay:
+        program.saves_apart = donated.TELLS and lies_apart(pair)
+    if is_replay and program.saves_apart and needed:
+        return pair.saved, needed
+    return (), [*pair.saved, *needed]
 
 
 def _run_plainly(
@@ -260,10 +272,14 @@ class _Backward:
 class Frame:
     """One call in the caller's graph."""
 
-    __slots__ = ("_home", "_program", "_region", "anchor", "attached", "kept", "parameters", "stream")
+    __slots__ = ("_home", "_program", "_region", "anchor", "attached", "inner", "kept", "parameters", "stream")
 
-    def __init__(self, region: Region, program: Program, kept: Sequence[Any], attached: Sequence[Any]) -> None:
+    def __init__(
+        self, region: Region, program: Program, inner: Sequence[Any], kept: Sequence[Any], attached: Sequence[Any]
+    ) -> None:
         self._region, self._program, self._home = region, program, home()
+        self.inner = inner
+        """Tensors that no user gets: they stay until a backward pass has run that does not keep the graph."""
         self.kept, self.attached = kept, attached
         self.anchor: _deposit.Anchor | None = None
         """Stands for ``parameters``, to whose ``.grad`` the backward pass adds."""
@@ -309,7 +325,8 @@ class Frame:
 
 
 class _Gradients(torch.autograd.Function):
-    """The node in the caller's graph. It saves what eager saves, so that autograd itself frees and checks it."""
+    """The node in the caller's graph. It saves what eager saves and the user can write, so that autograd itself frees
+    and checks it."""
 
     @staticmethod
     @override
@@ -324,7 +341,11 @@ class _Gradients(torch.autograd.Function):
     @override
     def backward(ctx: Any, *grads: Any) -> Any:
         saved = ctx.saved_tensors if ctx.has_saved else ()  # raises what eager raises
-        return (None, *ctx.frame.gradients(ctx, saved, grads))
+        frame: Frame = ctx.frame
+        found = frame.gradients(ctx, (*frame.inner, *saved), grads)
+        if frame.inner and not donated.keeps_graph():
+            frame.inner = ()
+        return (None, *found)
 
 
 _apply = _torch_private.function_apply(_Gradients)

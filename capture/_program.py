@@ -40,6 +40,14 @@ class Pair(NamedTuple):
     """Made by the body and needed by its backward pass."""
 
 
+def lies_apart(pair: Pair) -> bool:
+    """Nothing that the user gets shares memory with what the backward pass needs: no write of the user's could spoil
+    it, which autograd would have to find."""
+    tensors = [leaf for _, leaf in result_leaves(pair.result) if isinstance(leaf, torch.Tensor)]
+    given = {one.untyped_storage()._cdata for one in (*tensors, *pair.attached)}
+    return not any(one.untyped_storage()._cdata in given for one in pair.saved)
+
+
 class Note:
     """Stands for a saved tensor in the graph: how to find it among the tensors of a call."""
 
@@ -112,6 +120,8 @@ class Program:
     num_saved: int = 0
     donates: bool = False
     """The backward pass writes into saved tensors: it can run once with the same ones."""
+    saves_apart: bool | None = None
+    """Whether all of ``saved`` lie apart from what the user gets in each replay, once that was looked at."""
     modified: bool = False
     """A saved tensor was written afterwards by the body itself."""
     foreign: tuple[Any, ...] = ()

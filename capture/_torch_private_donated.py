@@ -22,6 +22,8 @@ def _never() -> bool:
 keeps_graph: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", _never)
 """The backward pass under way was asked for with ``retain_graph=True``. False where torch does not tell: what compiled
 code writes into would then be seen by a second pass."""
+TELLS = keeps_graph is not _never
+"""torch tells. Else autograd alone knows when what a pass needs may go."""
 
 
 def writes_saved(node: Any) -> bool:
