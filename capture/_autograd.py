@@ -251,6 +251,7 @@ class _Backward:
         self.captured = type(forward)(annotation, self._run, make_binder(signature), NamedKey(), None)
         self.captured.log, self.captured.findings = forward.log, forward.findings
         self.captured.keeps_plans, self.captured.is_backward = False, True
+        self.captured.deposits = self._receivers if accumulates else None
 
     def __call__(
         self, program: Program, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any]
@@ -259,6 +260,11 @@ class _Backward:
         result = self.captured.straight(*tensors, *grads, *buffers)
         found: Sequence[Any] = self.captured(*tensors, *grads, *buffers) if result is MISS else result
         return found
+
+    def _receivers(self, positions: Sequence[int]) -> Sequence[torch.Tensor]:
+        """The parameters that get the results at these positions, if all are gradients of some."""
+        first = len(self._program.wanted)
+        return [self._program.now_parameters[one - first] for one in positions] if min(positions) >= first else ()
 
     def _run(self, *values: Any) -> tuple[Any, ...]:
         program = self._program

@@ -59,6 +59,8 @@ class Node:
     """Replays since the state was compared in full, for ``checks="sampled"``; ``SAMPLED`` asks for a comparison now."""
     registered: int = -1
     """Registrations in modules until then."""
+    moved_at: int | None = None
+    """Replays that its log counted when gradients it gave were last moved out of the pool."""
     bound: tuple[Followed, ...] = ()
     """Arguments that may be elsewhere in every call, and that the recording does not follow yet."""
     groups: frozenset[str] = frozenset()

@@ -89,6 +89,8 @@ class OutputPlan:
     """Groups on which such gradients of several tensors lie, or of which one is made as a DTensor is."""
     replaced: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
     """The tensors of both by ``id``."""
+    deposits: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None
+    """Gives the tensors whose ``grad`` the caller makes of the leaves at these positions, or nothing."""
     others: tuple[tuple[int, ...], tuple[EffectSlot, ...]] = ((), ())
     """Groups and effects that are no such gradients."""
     fresh: Callable[..., bool] | None = None
@@ -128,6 +130,8 @@ class OutputPlan:
         references = self.shared.get(number, ()) if alone is None else (alone,)
         held = self.live[number]
         parameters = [one for reference in references if (one := reference()) is not None]
+        if self.deposits is not None:
+            parameters += self.deposits(self.groups[number].positions)
         storage = held() if held is not None else None
         if not parameters or storage is None or len(parameters) < len(references):
             return [], []

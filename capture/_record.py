@@ -265,6 +265,7 @@ def _node(
     statics = {one.path: one.owners[0][1] for one in followed}
     read = {id(one) for one in statics.values()}
     outputs.leave_out_gradients(read)
+    outputs.deposits = captured.deposits
     return Node(
         function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,
         outputs=outputs, check=checker.function, checker=checker, statics=statics,

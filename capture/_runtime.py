@@ -69,6 +69,8 @@ class Captured(Remarks):
         self.optimizers = Optimizers()
         self.is_backward = False
         """It is the backward pass of another one."""
+        self.deposits: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None
+        """As in ``OutputPlan``."""
         self.keeps_plans = True
         """Plans may be of use to other processes."""
         self._is_function = isinstance(function, types.FunctionType)

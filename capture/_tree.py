@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from attrs import define
 
-from capture import _config, _step
-from capture._copies import on_storage
+from capture import _config, _moving, _step
 from capture._events import Log
 from capture._fast import native
-from capture._liveness import Held, StaleTensor, hold, make_stale
+from capture._liveness import Held, hold
 from capture._node import Node, Pattern, walk
-from capture._outputs import OutputPlan
 from capture._torch_private import dispatch_mode_depth
 from capture.backends import Backend, Block, Pool
 
@@ -135,14 +133,19 @@ class Tree:
             stays = node.outputs.gradients if node is successor and node.outputs.keeps_gradients() else {}
             lingering += [(node, number) for number in stays]
             in_place = in_place or bool(stays)
+            moved = False
             for number, _, storage in list(node.live_groups(but=stays)):
-                if node.outputs.policy == "borrow" and reason in ("step", "again") and self._invalidate(node, number):
+                if node.outputs.policy == "borrow" and reason in ("step", "again") and _moving.invalidate(node, number):
                     continue
                 if successor is not None and self._is_replaced(node, number, successor):
                     lingering.append((node, number))
-                elif not self._move_out(node, number, storage):
-                    self._copy_from_now_on(node)
+                elif self._move_out(node, number, storage):
+                    moved = True
+                else:
+                    _moving.copy_from_now_on(node, "that cannot leave the pool")
                     stuck = True
+            if moved and node.outputs.deposits is not None:
+                _moving.note_gradients(node, self.path)
         if stuck:
             self._go_back()
             return False
@@ -206,61 +209,12 @@ class Tree:
         self.warm.clear()
         self.current = self.root
 
-    def _invalidate(self, node: Node, number: int) -> bool:
-        """Make borrowed outputs raise. False if a view of one is held: a view cannot raise, so it keeps its values."""
-        assert node.outputs is not None
-        tensors = [tensor for reference in node.outputs.tensors[number] if (tensor := reference()) is not None]
-        alone = len(tensors) == 1 and type(tensors[0]) is torch.Tensor
-        alone = alone and node.outputs.is_sole_holder(number, tensors[0])
-        for tensor in tensors:
-            if type(tensor) is torch.Tensor:
-                make_stale(tensor, node.function.annotation)
-        if alone:
-            node.outputs.lose(number)
-        return alone
-
     def _move_out(self, node: Node, number: int, storage: torch.UntypedStorage) -> bool:
-        outputs, log = node.outputs, node.log
-        assert outputs is not None
-        assert log is not None
-        held = outputs.live[number]
+        held = node.live[number]
         if held is None or held() is None:
             return True
-        if not self.pool.find(storage.data_ptr()):  # it left already, as a static tensor of another recording
-            outputs.lose(number)
-            return True
-        if not self.pool.evacuate(storage) and not self._move_tensors(outputs, number):
-            return False
         self.pool_is_at = None
-        outputs.lose(number)
-        log.counters.evacuations += 1
-        return True
-
-    def _copy_from_now_on(self, node: Node) -> None:
-        """An output that is kept in a way that it cannot be moved will be kept like that again: hand out copies, as
-        the path would grow with every step."""
-        outputs, log = node.outputs, node.log
-        assert outputs is not None
-        assert log is not None
-        if outputs.policy == "preserve":
-            outputs.policy = "clone"
-            node.function.copied_entries.add(node.key[0])
-            log.add("step", "an output is kept that cannot leave the pool; its function hands out copies from now on")
-
-    def _move_tensors(self, outputs: OutputPlan, number: int) -> bool:
-        _, gradients = outputs.gradients_of(number)
-        if gradients:
-            with torch.no_grad():
-                moved = on_storage(gradients[0].untyped_storage().clone(), gradients)
-                for gradient, there in zip(gradients, moved, strict=True):
-                    gradient.data = there
-            return True
-        tensors = [tensor for reference in outputs.tensors[number] if (tensor := reference()) is not None]
-        if len(tensors) != 1 or type(tensors[0]) is StaleTensor or not outputs.is_sole_holder(number, tensors[0]):
-            return False
-        with torch.inference_mode(tensors[0].is_inference()), torch.no_grad():
-            tensors[0].data = on_storage(tensors[0].untyped_storage().clone(), tensors)[0]
-        return True
+        return _moving.move_out(self.pool, node, number, storage)
 
     def expel(self, tensor: torch.Tensor) -> bool:
         """Make sure that a tensor used as a static one does not lie in the pool, where its address means little."""

@@ -23,12 +23,14 @@ from capture import (
     mark_step_begin,
     recordings,
 )
+from capture._decorate import captured_states
 from capture._deposit import ChosenInputsError
 from tests.device import DEVICE, MOVES_HELD
 from tests.test_regional import Block, bits
 from tests.test_regional import fresh as fresh
 
 STEPS = 8
+COPIES = "hands out copies from now on"
 
 
 class World:
@@ -102,6 +104,45 @@ def test_steps_and_micro_batches(to_none: bool, micro: int) -> None:
 
     ours = compare(blocks, act)
     assert replays(ours) >= 2 * micro * (STEPS - 5)
+    assert all(recordings(one).eager_calls == 0 for one in ours.modules)
+
+
+def said(world: World, words: str) -> int:
+    events = [one for module in world.modules for one in captured_states(module)[0].log.events]
+    return sum(words in one.detail for one in events)
+
+
+def test_gradients_that_are_held_once_as_a_step_begins() -> None:
+    """They move out of the pool, where the next step's lie again."""
+    other = capture(torch.relu)
+
+    def act(world: World, step: int) -> None:
+        if world.captured and step == STEPS // 2:
+            other(data(step))
+            mark_step_begin()
+        world.optimizer.zero_grad()
+        world.run(data(step)).square().mean().backward()
+        world.optimizer.step()
+
+    ours = compare(blocks, act, 2 * STEPS)
+    assert sum(recordings(one).evacuations for one in ours.modules) > 0
+    assert not said(ours, COPIES)
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_gradients_that_every_step_begins_with(marks: bool) -> None:
+    """As where they are zeroed after the forward pass. To move them one by one is dearer than copies, made at once."""
+
+    def act(world: World, step: int) -> None:
+        loss = world.run(data(step)).square().mean()
+        world.optimizer.zero_grad()
+        loss.backward()
+        world.optimizer.step()
+
+    ours = compare(blocks, act, 2 * STEPS, marks=marks)
+    moved = sum(recordings(one).evacuations for one in ours.modules)
+    assert said(ours, COPIES) == len(ours.modules)
+    assert moved <= 3 * sum(1 for _ in ours.modules.parameters())
     assert all(recordings(one).eager_calls == 0 for one in ours.modules)
 
 
