@@ -117,10 +117,10 @@ class Region:
         self._made = None
         return self._attach(self._captured.replay(node, tree, values, leaves), leaves)
 
-    def attach(self, pair: Pair, leaves: list[Leaf]) -> Any:
+    def attach(self, pair: Pair, leaves: list[Leaf], node: Node) -> Any:
         """What the C module replayed, with the graph of the caller."""
         self._made = None
-        return self._attach(pair, leaves)
+        return self._join(pair, leaves, node.program, is_replay=True) if pair.attached else pair.result
 
     def settle(self, node: Node) -> None:
         """A recording was made of the last run."""
@@ -137,30 +137,32 @@ class Region:
         made, self._made = self._made, None
         if type(result) is not Pair:
             return result
-        assert self._entry.backend is not None
-        node = tree_for(self._entry.backend).current
-        program: Program = made if made is not None else node.program
-        if result.attached:
-            inner, kept = _parted(program, result, program.needed(leaves), is_replay=made is None)
-            frame = Frame(self, program, inner, kept, result.attached)
-            wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
-            if self._accumulates and parameters and self._deposits(program):
-                frame.parameters, frame.anchor = parameters, self._anchor_on(result.attached[0].device)
-                frame.stream = _deposit.stream_of(result.attached[0].device)
-                _apply(frame, *wanted, frame.anchor.tensor)
-            else:
-                _apply(frame, *wanted, *parameters)
-        return result.result
+        if not result.attached:
+            return result.result
+        program = made
+        if program is None:
+            assert self._entry.backend is not None
+            program = tree_for(self._entry.backend).current.program
+        return self._join(result, leaves, program, is_replay=made is None)
+
+    def _join(self, pair: Pair, leaves: Sequence[Leaf], program: Program, *, is_replay: bool) -> Any:
+        inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
+        frame = Frame(self, program, inner, kept, pair.attached)
+        wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
+        if self._accumulates and parameters and self._deposits(program):
+            anchor = self._anchor
+            if anchor is None:
+                anchor = self._anchor = _deposit.Anchor(pair.attached[0].device)
+            frame.parameters, frame.anchor, frame.stream = parameters, anchor, anchor.stream_now()
+            _apply(frame, *wanted, anchor.tensor)
+        else:
+            _apply(frame, *wanted, *parameters)
+        return pair.result
 
     def _deposits(self, program: Program) -> bool:
         if program.deposits is None:
             program.deposits = _deposit.are_leaves(program.now_parameters)
         return program.deposits and _deposit.may_deposit()
-
-    def _anchor_on(self, device: torch.device) -> _deposit.Anchor:
-        if self._anchor is None:
-            self._anchor = _deposit.Anchor(device)
-        return self._anchor
 
     def gradients(
         self, program: Program, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None = None, *,

@@ -6,7 +6,8 @@ pass, and what a recording adds to or hands out as ``.grad`` stays where it is f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,11 +34,13 @@ class Anchor:
         with torch.inference_mode(False), torch.enable_grad():
             self.tensor = torch.zeros((), device=device, requires_grad=True)
             self._node = self.tensor.view_as(self.tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-        self._stream = stream_of(device)
+        self.stream_now = stream_reader(device)
+        """Gives the current stream, by its handle."""
+        self._stream = self.stream_now()
 
     def gradient(self) -> torch.Tensor | None:
         """What to give back for it: on another stream a number, for which autograd has the two wait for each other."""
-        if stream_of(self.tensor.device) == self._stream:
+        if self.stream_now() == self._stream:
             return None
         self.tensor.grad = None  # what became of the last one
         return torch.zeros_like(self.tensor)
@@ -132,9 +135,9 @@ def _own(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[int]) -> to
     ).copy_(gradient)  # fmt: skip
 
 
-def stream_of(device: torch.device) -> int:
-    """The current one, by its handle."""
-    return raw_stream(device.index) if device.type == "cuda" else 0
+def stream_reader(device: torch.device) -> Callable[[], int]:
+    """The one current on a device."""
+    return functools.partial(raw_stream, device.index) if device.type == "cuda" else int
 
 
 def _memory(tensor: torch.Tensor) -> int:

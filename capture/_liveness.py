@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from typing_extensions import override
@@ -36,18 +36,22 @@ hold: Callable[[torch.UntypedStorage], Held] = (
 """Watch a storage without keeping it alive."""
 
 
+Again = Literal["no", "inner", "shown"]
+"""Whether a tensor may be handed out again: no user ever has an inner one."""
+
+
 class Source:
     """Hands out tensors over one piece of memory: aliases of a first one, made once, which cost 0.5 us instead of 3.
 
     They share its storage, whose use counts tell whether any of them, a view, or somebody in C++ is alive. Neither
-    versions nor gradients are shared. ``is_inner``: no user ever has them, so that one alias is handed out again and
-    again while nobody has it (0.05 us).
+    versions nor gradients are shared. ``again``: one alias is handed out again and again while nobody has it (0.05 us);
+    of what users get, if they left nothing on it.
     """
 
-    __slots__ = ("_is_inner", "_make", "address", "alone", "first", "held", "storage")
+    __slots__ = ("_again", "_make", "address", "alone", "first", "held", "storage")
 
-    def __init__(self, make: Callable[[], torch.Tensor], *, is_inner: bool) -> None:
-        self._make, self._is_inner, self.address = make, is_inner, 0
+    def __init__(self, make: Callable[[], torch.Tensor], *, again: Again) -> None:
+        self._make, self._again, self.address = make, again, 0
         self.first: torch.Tensor | None = None
         """Nobody else has it."""
         self.held: Held | None = None
@@ -61,6 +65,11 @@ class Source:
         """The memory has other users from now on, or none: the next tensor begins anew."""
         self.first = self.held = self.storage = None
 
+    def part(self) -> None:
+        """What was handed out is its holders' alone."""
+        if self.first is not None and self._again != "no" and native is not None:
+            self.held.part()  # type: ignore[attr-defined] # the C module's
+
     def tensor(self, live: Held | None) -> torch.Tensor:
         """A new tensor, watched by ``held``. ``live``: who watches the last one; the first one is made anew if that is
         not ``held``, or if its memory was swapped."""
@@ -73,18 +82,20 @@ class Source:
             return made
         self.first, self.address, self.storage = made, made.data_ptr(), made.untyped_storage()
         where = counts_layout() if native is not None else None
-        self.held, settle = _watch(self.storage, where, made if self._is_inner and where is not None else None)
+        again = self._again if where is not None else "no"
+        self.held, settle = _watch(self.storage, where, made, again)
         self.alone = settle()
-        return self.held.again() if self._is_inner and where is not None else made.data  # type: ignore[attr-defined]
+        return self.held.again() if again != "no" else made.data  # type: ignore[attr-defined]
 
 
 def _watch(
-    storage: torch.UntypedStorage, where: Layout | None, first: torch.Tensor | None
+    storage: torch.UntypedStorage, where: Layout | None, first: torch.Tensor, again: Again
 ) -> tuple[Held, Callable[[], int]]:
     """Tells whether anybody came to use a storage since the second function was called, which gives its holders.
-    ``first``: the tensor whose alias is handed out again and again."""
+    ``first``: the tensor whose alias is handed out ``again``."""
     if native is not None:
-        watch = native.Held(_torch_private.count_holders, storage, storage._cdata, first, where)
+        only = None if again == "no" else first
+        watch = native.Held(_torch_private.count_holders, storage, storage._cdata, only, where, again == "shown")
         return watch, watch.settle
     count, references, address = _torch_private.count_holders, sys.getrefcount, storage._cdata
     alone = objects = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from capture._annotate import Outputs
 from capture._copies import Copier, on_storage
 from capture._describe import KeptEffect, KeptLeaf
 from capture._fast import native
-from capture._liveness import Held, Source, are_untouched_gradients, hold, is_sole_holder, only_gradients
+from capture._liveness import Again, Held, Source, are_untouched_gradients, hold, is_sole_holder, only_gradients
 from capture._skeleton import EffectSlot, Slot, effect_slot, fill, filler, skeleton_of
 from capture._state import Place
 from capture._torch_private_layout import counts_layout
@@ -130,8 +130,11 @@ class OutputPlan:
         references = self.shared.get(number, ()) if alone is None else (alone,)
         held = self.live[number]
         parameters = [one for reference in references if (one := reference()) is not None]
+        source = self.sources[number]
         if self.deposits is not None:
             parameters += self.deposits(self.groups[number].positions)
+        if source is not None:
+            source.part()
         storage = held() if held is not None else None
         if not parameters or storage is None or len(parameters) < len(references):
             return [], []
@@ -296,10 +299,10 @@ def plan_outputs(
     owners: Callable[[str], torch.Tensor],
     pool: Pool,
     own: dict[int, Place],
-    inner: Container[int],
+    again: Mapping[int, Again],
 ) -> OutputPlan:
-    """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``. ``inner``: by ``id``,
-    what no user gets."""
+    """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``. ``again``: by ``id``,
+    what may be handed out again."""
     leaves = [*outputs, *(leaf for effect in effects for leaf in effect.leaves)]
     groups: dict[int, tuple[Block, list[int], list[Geometry]]] = {}
     aliases, constants, empties, repeats = [], [], [], []
@@ -330,7 +333,7 @@ def plan_outputs(
     fresh = [leaf.value for leaf in leaves if leaf.kind == "fresh"]
     inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
     values = [leaf.value for leaf in leaves]
-    sources = tuple(_source(pool, one, is_inner=id(values[one.positions[0]]) in inner) for one in made)
+    sources = tuple(_source(pool, one, again.get(id(values[one.positions[0]]), "no")) for one in made)
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference
     gradients, others = _gradients(made, effects, slots)
     shared = _shared_gradients(made, effects, len(outputs), gradients)
@@ -382,11 +385,11 @@ def _shared_gradients(
     }
 
 
-def _source(pool: Pool, group: Group, *, is_inner: bool) -> Source | None:
+def _source(pool: Pool, group: Group, again: Again) -> Source | None:
     """None for views of each other, which share a version counter."""
     if len(group.geometries) > 1:
         return None
-    return Source(pool.builder(group.block, group.geometries[0]), is_inner=is_inner)
+    return Source(pool.builder(group.block, group.geometries[0]), again=again)
 
 
 def _alias(leaf: KeptLeaf, base: torch.Tensor) -> Alias:

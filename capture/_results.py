@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from capture._call import Call, is_opaque
 from capture._containers import children, is_container
 from capture._describe import Described
 from capture._entry import Entry
+from capture._liveness import Again
 from capture._outputs import OutputPlan, plan_outputs
 from capture._program import Pair
 from capture.backends import Pool, Recorded
@@ -38,11 +40,16 @@ def _ids(value: Any) -> set[int]:
     return found.union(*[_ids(member) for _, member in children(value)]) if is_container(value) else found
 
 
-def _inner(result: Any) -> set[int]:
-    """What a forward pass has for its backward pass alone, by ``id``."""
-    if type(result) is not Pair:
-        return set()
-    return set(map(id, result.saved)) - set(map(id, result.attached)) - _ids(result.result)
+def _again(captured: Captured, result: Any) -> dict[int, Again]:
+    """What may be handed out again while nobody has it, by ``id``: what a forward pass has for its backward pass alone,
+    and what becomes the ``grad`` of one parameter."""
+    if type(result) is Pair:
+        inner = set(map(id, result.saved)) - set(map(id, result.attached)) - _ids(result.result)
+        return dict.fromkeys(inner, "inner")
+    if captured.deposits is None:
+        return {}
+    number = Counter(map(id, result))
+    return {id(one): "shown" for at, one in enumerate(result) if captured.deposits((at,)) and number[id(one)] == 1}
 
 
 def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Pool) -> OutputPlan:
@@ -60,5 +67,5 @@ def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Po
            if is_container(value) or (place.kind == "root" and place.path != "self" and is_opaque(value))}  # fmt: skip
     return plan_outputs(
         policy, watched.result, described.outputs, described.effects, recorded.blocks,
-        watched.arguments, owners.__getitem__, pool, own, _inner(watched.result),
+        watched.arguments, owners.__getitem__, pool, own, _again(captured, watched.result),
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -83,21 +82,35 @@ def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[s
 
 
 def filler(skeleton: Any) -> Callable[[Sequence[Any]], Any] | None:
-    """``fill`` with everything looked up beforehand; None for what has other containers than tuples and lists."""
+    """``fill`` as one expression; None for what has other containers than tuples and lists."""
+    kinds: list[type] = []
+    text = _expression(skeleton, kinds)
+    if text is None:
+        return None
+    scope = {f"K{number}": kind for number, kind in enumerate(kinds)}
+    try:
+        fills: Callable[[Sequence[Any]], Any] = eval(f"lambda values: {text}", scope)  # noqa: S307 - made below
+    except (SyntaxError, RecursionError, MemoryError):  # nested too deeply for Python
+        return None
+    return fills
+
+
+def _expression(skeleton: Any, kinds: list[type]) -> str | None:
+    """The structure in Python. ``kinds``: classes that it names, by number."""
     if isinstance(skeleton, Slot):
-        return operator.itemgetter(skeleton.index)
+        return f"values[{skeleton.index}]"
     kind = type(skeleton)
     if kind not in (tuple, list) and not _containers.is_namedtuple(kind):
         return None
-    found = [filler(member) for member in skeleton]
-    members = [one for one in found if one is not None]
-    if len(members) < len(found):
+    members = [_expression(member, kinds) for member in skeleton]
+    known = [one for one in members if one is not None]
+    if len(known) < len(members):
         return None
-    if kind is tuple and len(found) > 1 and all(isinstance(member, Slot) for member in skeleton):
-        return operator.itemgetter(*[member.index for member in skeleton])
     if kind in (tuple, list):
-        return lambda values: kind([member(values) for member in members])
-    return lambda values: kind(*[member(values) for member in members])
+        begin, end = "()" if kind is tuple else "[]"
+        return f"{begin}{', '.join(known)}{',' if len(known) == 1 else ''}{end}"
+    kinds.append(kind)
+    return f"K{len(kinds) - 1}({', '.join(known)})"
 
 
 def skeleton_of(value: Any, numbers: Iterator[int], own: dict[int, Place]) -> Any:

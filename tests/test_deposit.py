@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,7 @@ class World:
         self.modules, self.captured = modules, captured
         self.optimizer = torch.optim.SGD(modules.parameters(), lr=0.05, momentum=0.9)
         self.kept: list[Any] = []
+        self.watched: list[weakref.ref[Tensor]] = []
         if captured:
             for module in modules:
                 capture(module, gradients="accumulate")
@@ -57,7 +59,7 @@ class World:
             grad = one.grad
             found += [bits(one), bits(grad), None if grad is None else grad.stride()]
         found += [bits(value["momentum_buffer"]) for value in self.optimizer.state.values()]
-        return found + [bits(one) for one in self.kept]
+        return found + [bits(one) if isinstance(one, Tensor) else one for one in self.kept]
 
 
 Act = Callable[[World, int], object]
@@ -144,6 +146,59 @@ def test_gradients_that_every_step_begins_with(marks: bool) -> None:
     assert said(ours, COPIES) == len(ours.modules)
     assert moved <= 3 * sum(1 for _ in ours.modules.parameters())
     assert all(recordings(one).eager_calls == 0 for one in ours.modules)
+
+
+LEFT: dict[str, Callable[[Tensor], object]] = {
+    "nothing": lambda g: None,
+    "an attribute": lambda g: setattr(g, "note", 1),
+    "a gradient": lambda g: setattr(g, "grad", torch.ones_like(g)),
+    "a hook": lambda g: g.requires_grad_().register_hook(lambda one: one),
+    "a requirement": lambda g: g.requires_grad_(),
+    "another shape": lambda g: g.t_(),
+    "other memory": lambda g: setattr(g, "data", torch.ones_like(g)),
+    "another class": lambda g: setattr(g, "__class__", nn.Parameter),
+    "other values": lambda g: g.mul_(2),
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_is_left_on_a_gradient_is_gone_with_it(left: str) -> None:
+    """A gradient may be the tensor of the step before, as nobody can tell."""
+
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        world.run(data(step)).square().mean().backward()
+        world.optimizer.step()
+        gradient = world.modules[0].a.weight.grad  # type: ignore[union-attr]
+        assert isinstance(gradient, Tensor)
+        asked = (
+            gradient.grad is None,
+            gradient.requires_grad,
+            gradient.is_leaf,
+            type(gradient),
+            gradient.__dict__.copy(),
+        )
+        world.kept.append(str((*asked, gradient.shape, gradient._backward_hooks)))
+        LEFT[left](gradient)
+
+    ours = compare(blocks, act, 2 * STEPS)
+    assert all(recordings(one).eager_calls == 0 for one in ours.modules)
+
+
+def test_weak_references_to_a_gradient_end_with_it() -> None:
+    """At the latest when there is the next one."""
+
+    def act(world: World, step: int) -> None:
+        world.optimizer.zero_grad()
+        world.run(data(step)).square().mean().backward()
+        world.kept += [one() is None for one in world.watched]
+        world.watched = [weakref.ref(one.grad) for one in world.modules.parameters() if one.grad is not None]
+        if step % 3 == 0:
+            world.watched.append(world.watched[0])
+        if step % 4 == 0:
+            world.watched = [weakref.ref(one(), lambda _: world.kept.append("gone")) for one in world.watched]  # type: ignore[arg-type]
+
+    compare(blocks, act, 2 * STEPS)
 
 
 def test_gradients_between_two_regions_may_be_kept() -> None:
@@ -404,7 +459,7 @@ def test_passes_for_chosen_inputs_raise(how: str) -> None:
 def test_a_pass_on_another_stream_gives_the_anchor_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """For which autograd has the streams wait for each other; it is nobody's gradient."""
     numbers = iter(range(1000))
-    monkeypatch.setattr(_deposit, "stream_of", lambda device: next(numbers))
+    monkeypatch.setattr(_deposit, "stream_reader", lambda device: lambda: next(numbers))
 
     def act(world: World, step: int) -> None:
         world.optimizer.zero_grad()

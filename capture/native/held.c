@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#define NAMES(X) X(held) X(first) X(address) X(data) X(policy) X(build_left)
+#define NAMES(X) X(held) X(first) X(address) X(data) X(policy) X(build_left) X(__dict__)
 NAMES(DECLARE)
 static PyObject *s_clone;
 
@@ -18,6 +18,7 @@ typedef struct {
     PyObject *first;    /* a tensor, where its alias may be handed out again and again; or NULL */
     PyObject *again;    /* that alias */
     Layout layout;
+    int shown;   /* users get it, and may hang something on it */
     Seen seen;   /* the alias while nobody uses it */
     char *bytes; /* its metadata */
     vectorcallfunc vectorcall;
@@ -96,29 +97,66 @@ static PyObject *held_settle(PyObject *object, PyObject *Py_UNUSED(ignored))
     return self->alone < 0 ? NULL : PyLong_FromLongLong(self->alone - (self->again != NULL));
 }
 
-/* The alias if nobody has it and it is as it was made: a new reference; NULL without an exception. */
-static PyObject *taken_again(PyObject *watch)
+/* Nobody waits for the end of a tensor, or finds something by it: there are no weak references but ``ours``. */
+static int is_unwatched(PyObject *tensor, PyObject *ours)
+{
+    if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(tensor)))
+        return 1;
+    PyWeakReference *first = *(PyWeakReference **)PyObject_GET_WEAKREFS_LISTPTR(tensor);
+    return first == NULL || ((PyObject *)first == ours && first->wr_next == NULL && Py_REFCNT(ours) == 1);
+}
+
+/* Users left nothing on a tensor that they had: no gradient or hook, no attribute, no weak reference. */
+static int is_bare(Held *self, PyObject *ours)
+{
+    if (pointer_at(self->seen.impl, self->layout.meta_in_impl) != NULL || !is_unwatched(self->again, ours))
+        return 0;
+    PyObject *own = PyObject_GetAttr(self->again, s___dict__);
+    int bare = own != NULL && PyDict_Check(own) && PyDict_GET_SIZE(own) == 0;
+    Py_XDECREF(own);
+    PyErr_Clear();
+    return bare;
+}
+
+static PyObject *held_part(PyObject *object, PyObject *Py_UNUSED(ignored))
+{
+    Held *self = (Held *)object;
+    if (self->again != NULL) {
+        self->alone -= 1;
+        Py_CLEAR(self->again);
+    }
+    Py_RETURN_NONE;
+}
+
+/* The alias if nobody has it and it is as it was made: a new reference; NULL without an exception. ``ours``: the weak
+   reference to it that is known, or NULL. */
+static PyObject *taken_again(PyObject *watch, PyObject *ours)
 {
     Held *self = (Held *)watch;
     if (Py_TYPE(watch) != &HeldType || self->again == NULL || Py_REFCNT(self->storage) > self->objects ||
         !is_as_seen(&self->layout, self->again, &self->seen, self->bytes))
         return NULL;
+    if (self->shown && !is_bare(self, ours)) {
+        Py_DECREF(held_part(watch, NULL)); /* weak references end */
+        return NULL;
+    }
     return Py_NewRef(self->again);
 }
 
 static PyObject *held_again(PyObject *object, PyObject *Py_UNUSED(ignored))
 {
-    PyObject *again = taken_again(object);
+    PyObject *again = taken_again(object, NULL);
     return again == NULL ? Py_NewRef(Py_None) : again;
 }
 
 static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"count", "storage", "address", "first", "layout", NULL};
+    static char *names[] = {"count", "storage", "address", "first", "layout", "shown", NULL};
     PyObject *count, *storage, *address, *first = Py_None, *where = Py_None;
     Layout layout = {0};
+    int shown = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOO!|OO", names, &count, &storage, &PyLong_Type, &address, &first, &where))
+            args, kwargs, "OOO!|OOp", names, &count, &storage, &PyLong_Type, &address, &first, &where, &shown))
         return NULL;
     if (where == Py_None ? first != Py_None : !PyTuple_Check(where)) {
         PyErr_SetString(PyExc_TypeError, "where torch keeps what it knows has to be told");
@@ -134,6 +172,7 @@ static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->address = Py_NewRef(address);
     self->vectorcall = held_call;
     self->layout = layout;
+    self->shown = shown;
     self->place = where == Py_None ? NULL : PyLong_AsVoidPtr(address);
     self->bytes = first == Py_None ? NULL : PyMem_New(char, width_of(&layout) + 1);
     if (first != Py_None && self->bytes == NULL) {
@@ -169,10 +208,10 @@ static void held_dealloc(PyObject *object)
 }
 
 /* ``Source.tensor`` where the first tensor is still what it was, else NULL without an exception. */
-static PyObject *alias_of(PyObject *source, PyObject *watch)
+static PyObject *alias_of(PyObject *source, PyObject *watch, PyObject *ours)
 {
     PyObject *result = NULL, *held = PyObject_GetAttr(source, s_held);
-    if (held != NULL && watch == held && (result = taken_again(held)) != NULL) {
+    if (held != NULL && watch == held && (result = taken_again(held, ours)) != NULL) {
         Py_DECREF(held);
         return result;
     }
@@ -189,16 +228,22 @@ static PyObject *alias_of(PyObject *source, PyObject *watch)
     return result;
 }
 
+/* The one weak reference to what was handed out last of a group of one tensor, or NULL: borrowed. */
+static PyObject *known_reference(PyObject *tensors, Py_ssize_t number)
+{
+    PyObject *known = tensors == NULL || number >= PyList_GET_SIZE(tensors) ? NULL : PyList_GET_ITEM(tensors, number);
+    return known != NULL && PyList_CheckExact(known) && PyList_GET_SIZE(known) == 1 ? PyList_GET_ITEM(known, 0) : NULL;
+}
+
 /* ``OutputPlan._hand_out``: the tensor is known by a weak reference. */
 static int note_tensor(PyObject *tensors, Py_ssize_t number, PyObject *tensor)
 {
-    PyObject *reference = PyWeakref_NewRef(tensor, NULL), *known = PyList_GetItem(tensors, number);
-    if (reference != NULL && known != NULL && PyList_CheckExact(known) && PyList_GET_SIZE(known) == 1 &&
-        PyList_GET_ITEM(known, 0) == reference) { /* handed out again */
+    PyObject *reference = PyWeakref_NewRef(tensor, NULL);
+    if (reference != NULL && known_reference(tensors, number) == reference) { /* handed out again */
         Py_DECREF(reference);
         return 0;
     }
-    known = reference == NULL || known == NULL ? NULL : PyList_New(1);
+    PyObject *known = reference == NULL ? NULL : PyList_New(1);
     if (known == NULL) {
         Py_XDECREF(reference);
         return -1;
@@ -212,7 +257,7 @@ static PyObject *handed_out(PyObject *source, PyObject *live, Py_ssize_t number,
 {
     if (source == Py_None || number >= PyList_GET_SIZE(live))
         return NULL;
-    PyObject *result = alias_of(source, PyList_GET_ITEM(live, number));
+    PyObject *result = alias_of(source, PyList_GET_ITEM(live, number), known_reference(tensors, number));
     if (result != NULL && tensors != NULL && note_tensor(tensors, number, result) < 0)
         Py_CLEAR(result);
     return result;
@@ -313,6 +358,7 @@ PyObject *several_outputs(NodeView *view, PyObject *pool)
 
 static PyMethodDef held_methods[] = {
     {"settle", held_settle, METH_NOARGS, "Nobody uses it now: gives the number of its holders."},
+    {"part", held_part, METH_NOARGS, "The alias is handed out no more: who has it has it alone."},
     {"again", held_again, METH_NOARGS, "The alias that is handed out again, if nobody has it, else None."},
     {NULL, NULL, 0, NULL},
 };

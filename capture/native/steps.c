@@ -358,7 +358,8 @@ static PyObject *run(
         Py_CLEAR(result);
     if (result != NULL && self->attach != Py_None) {
         leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
-        PyObject *args[] = {result, leaves}, *attached = leaves == NULL ? NULL : PyObject_Vectorcall(self->attach, args, 2, NULL);
+        PyObject *args[] = {result, leaves, node};
+        PyObject *attached = leaves == NULL ? NULL : PyObject_Vectorcall(self->attach, args, 3, NULL);
         Py_SETREF(result, attached);
     }
 end:
