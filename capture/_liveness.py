@@ -68,7 +68,7 @@ class Source:
     def part(self) -> None:
         """What was handed out is its holders' alone."""
         if self.first is not None and self._again != "no" and native is not None:
-            self.held.part()  # type: ignore[attr-defined] # the C module's
+            self.held.part()  # type: ignore[union-attr] # it is the C module's
 
     def tensor(self, live: Held | None) -> torch.Tensor:
         """A new tensor, watched by ``held``. ``live``: who watches the last one; the first one is made anew if that is

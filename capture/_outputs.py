@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from capture import _containers, _torch_private
 from capture._annotate import Outputs
 from capture._copies import Copier, on_storage
-from capture._describe import KeptEffect, KeptLeaf
 from capture._fast import native
-from capture._liveness import Again, Held, Source, are_untouched_gradients, hold, is_sole_holder, only_gradients
-from capture._skeleton import EffectSlot, Slot, effect_slot, fill, filler, skeleton_of
-from capture._state import Place
+from capture._liveness import Held, Source, are_untouched_gradients, hold, is_sole_holder, only_gradients
+from capture._skeleton import EffectSlot, fill
 from capture._torch_private_layout import counts_layout
 from capture.backends import Block, Geometry, Pool
 
@@ -130,16 +128,19 @@ class OutputPlan:
         references = self.shared.get(number, ()) if alone is None else (alone,)
         held = self.live[number]
         parameters = [one for reference in references if (one := reference()) is not None]
-        source = self.sources[number]
         if self.deposits is not None:
             parameters += self.deposits(self.groups[number].positions)
-        if source is not None:
-            source.part()
         storage = held() if held is not None else None
         if not parameters or storage is None or len(parameters) < len(references):
             return [], []
         found = only_gradients(parameters, storage, self._holders(number))
         return ([], []) if found is None else (parameters, found)
+
+    def is_gradient(self, number: int) -> bool:
+        """The group becomes the ``grad`` of a tensor."""
+        return number in self.gradients or (
+            self.deposits is not None and bool(self.deposits(self.groups[number].positions))
+        )
 
     def leave_out_gradients(self, read: Container[int]) -> None:
         """The body reads some of them before it replaces them: these tensors, by ``id``."""
@@ -287,119 +288,3 @@ class OutputPlan:
             return on_storage(storage, tensors)
         self.tensors[number] = [weakref.ref(tensor) for tensor in tensors]
         return tensors
-
-
-def plan_outputs(
-    policy: Outputs,
-    result: Any,
-    outputs: Sequence[KeptLeaf],
-    effects: Sequence[KeptEffect],
-    blocks: Sequence[Block | None],
-    arguments: Sequence[tuple[str, Any]],
-    owners: Callable[[str], torch.Tensor],
-    pool: Pool,
-    own: dict[int, Place],
-    again: Mapping[int, Again],
-) -> OutputPlan:
-    """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``. ``again``: by ``id``,
-    what may be handed out again."""
-    leaves = [*outputs, *(leaf for effect in effects for leaf in effect.leaves)]
-    groups: dict[int, tuple[Block, list[int], list[Geometry]]] = {}
-    aliases, constants, empties, repeats = [], [], [], []
-    seen: dict[int, int] = {}
-    for position, (leaf, block) in enumerate(zip(leaves, blocks, strict=True)):
-        value = leaf.value
-        if isinstance(value, torch.Tensor) and seen.setdefault(id(value), position) != position:
-            repeats.append((position, seen[id(value)]))
-        elif leaf.kind == "fresh" and block is not None and value.numel():
-            entry = groups.setdefault(id(value.untyped_storage()), (block, [], []))
-            entry[1].append(position)
-            entry[2].append(Geometry.of(value))
-        elif leaf.kind == "fresh":
-            geometry = evolve(Geometry.of(value), offset=0)
-            empties.append((position, geometry, value.device))
-        elif leaf.kind == "python":
-            constants.append((position, None if id(value) in own else value))  # the caller's own is not kept alive
-        else:
-            assert leaf.source is not None
-            base = arguments[leaf.source][1] if isinstance(leaf.source, int) else owners(leaf.source)
-            aliases.append((position, _alias(leaf, base)))
-    numbers = iter(range(len(leaves)))
-    skeleton = skeleton_of(result, numbers, own)
-    slots = tuple(
-        effect_slot(effect.change.place, skeleton_of(effect.change.after, numbers, own)) for effect in effects
-    )
-    made = tuple(Group(block, tuple(p), tuple(g)) for block, p, g in groups.values())
-    fresh = [leaf.value for leaf in leaves if leaf.kind == "fresh"]
-    inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
-    values = [leaf.value for leaf in leaves]
-    sources = tuple(_source(pool, one, again.get(id(values[one.positions[0]]), "no")) for one in made)
-    alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference
-    gradients, others = _gradients(made, effects, slots)
-    shared = _shared_gradients(made, effects, len(outputs), gradients)
-    every = [*gradients.values(), *(one for several in shared.values() for one in several)]
-    preserving = policy == "preserve" and _torch_private.CAPABILITIES.swap_data_ptr
-    return OutputPlan(
-        policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
-        constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
-        inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
-        sources=sources, single=sources[0] if alone else None, gradients=gradients,
-        shared=shared, replaced={id(of()): of for of in every}, fills=filler(skeleton),
-        numbers=tuple(range(len(made))), places=tuple(group.positions[0] for group in made),
-        others=(tuple(number for number in range(len(made)) if number not in gradients), others),
-    )  # fmt: skip
-
-
-def _gradients(
-    groups: Sequence[Group], effects: Sequence[KeptEffect], slots: Sequence[EffectSlot]
-) -> tuple[dict[int, weakref.ref[torch.Tensor]], tuple[EffectSlot, ...]]:
-    """Gradients by the group that each of them alone is, and effects that are something else."""
-    found, others = {}, []
-    numbers = {group.positions: number for number, group in enumerate(groups)}
-    for effect, slot in zip(effects, slots, strict=True):
-        place, skeleton = effect.change.place, slot.skeleton
-        is_gradient = place.name == "grad" and isinstance(place.holder, torch.Tensor) and isinstance(skeleton, Slot)
-        number = numbers.get((skeleton.index,)) if is_gradient else None
-        if number is None or number in found:
-            others.append(slot)
-        else:
-            found[number] = weakref.ref(place.holder)
-    return found, tuple(others)
-
-
-def _shared_gradients(
-    groups: Sequence[Group], effects: Sequence[KeptEffect], first: int, known: Container[int]
-) -> dict[int, tuple[weakref.ref[torch.Tensor], ...]]:
-    """Tensors by the other groups that nothing but their gradients lies on. ``first``: position of the first leaf of an
-    effect."""
-    holders: dict[int, torch.Tensor] = {}
-    for effect in effects:
-        place = effect.change.place
-        if place.name == "grad" and isinstance(place.holder, torch.Tensor):
-            holders |= dict.fromkeys(range(first, first + len(effect.leaves)), place.holder)
-        first += len(effect.leaves)
-    return {
-        number: tuple(weakref.ref(holders[position]) for position in group.positions)
-        for number, group in enumerate(groups)
-        if number not in known and all(position in holders for position in group.positions)
-    }
-
-
-def _source(pool: Pool, group: Group, again: Again) -> Source | None:
-    """None for views of each other, which share a version counter."""
-    if len(group.geometries) > 1:
-        return None
-    return Source(pool.builder(group.block, group.geometries[0]), again=again)
-
-
-def _alias(leaf: KeptLeaf, base: torch.Tensor) -> Alias:
-    value = leaf.value
-    assert leaf.source is not None
-    return Alias(
-        leaf.source,
-        same=value is base,
-        dtype=value.dtype,
-        shift=int(value.storage_offset()) * value.element_size() - int(base.storage_offset()) * base.element_size(),
-        shape=tuple(value.shape),
-        stride=tuple(value.stride()),
-    )

@@ -11,7 +11,8 @@ from capture._containers import children, is_container
 from capture._describe import Described
 from capture._entry import Entry
 from capture._liveness import Again
-from capture._outputs import OutputPlan, plan_outputs
+from capture._outputs import OutputPlan
+from capture._plan_outputs import plan_outputs
 from capture._program import Pair
 from capture.backends import Pool, Recorded
 

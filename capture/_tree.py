@@ -127,25 +127,23 @@ class Tree:
 
         False if one of them cannot be moved: the path then goes back to it, and the next step goes on under it.
         """
-        lingering, stuck, in_place = [], False, False
+        lingering, leaving, in_place = [], [], False
         for node in self.path:
             assert node.outputs is not None
             stays = node.outputs.gradients if node is successor and node.outputs.keeps_gradients() else {}
             lingering += [(node, number) for number in stays]
             in_place = in_place or bool(stays)
-            moved = False
-            for number, _, storage in list(node.live_groups(but=stays)):
+            for number in [number for number, _, _ in node.live_groups(but=stays)]:  # no storage stays in a variable
                 if node.outputs.policy == "borrow" and reason in ("step", "again") and _moving.invalidate(node, number):
                     continue
                 if successor is not None and self._is_replaced(node, number, successor):
                     lingering.append((node, number))
-                elif self._move_out(node, number, storage):
-                    moved = True
                 else:
-                    _moving.copy_from_now_on(node, "that cannot leave the pool")
-                    stuck = True
-            if moved and node.outputs.deposits is not None:
-                _moving.note_gradients(node, self.path)
+                    leaving.append((node, number))
+        stuck = self._move_out(leaving)
+        for node, _ in stuck:
+            _moving.copy_from_now_on(node, "that cannot leave the pool")
+        _moving.note_gradients(leaving, self.path)
         if stuck:
             self._go_back()
             return False
@@ -166,15 +164,11 @@ class Tree:
         """The call that found gradients to linger was stopped before its replay. Where somebody has got hold of one
         since, and it cannot leave the pool, its step goes on."""
         lingering, self.awaited = self._lingering_no_more(), None
-        stuck = None
-        for node, number in lingering:
-            held = node.live[number]
-            storage = held() if held is not None else None
-            if storage is not None and not self._move_out(node, number, storage):
-                stuck = node
-        while stuck is not None and stuck is not self.root:
-            self.path.insert(0, stuck)
-            stuck = stuck.parent
+        stuck = [node for node, _ in self._move_out(lingering)]
+        above: Node | None = stuck[-1] if stuck else None
+        while above is not None and above is not self.root:
+            self.path.insert(0, above)
+            above = above.parent
         if self.path:
             self._go_back()
 
@@ -194,11 +188,7 @@ class Tree:
         lingering = self._lingering_no_more()
         if successor is not None and successor is self.awaited:
             return self.in_place
-        for node, number in lingering:
-            held = node.live[number]
-            storage = held() if held is not None else None
-            if storage is not None and not (successor and self._is_replaced(node, number, successor)):
-                self._move_out(node, number, storage)
+        self._move_out([one for one in lingering if not (successor and self._is_replaced(*one, successor))])
         return False
 
     def _end(self) -> None:
@@ -209,12 +199,11 @@ class Tree:
         self.warm.clear()
         self.current = self.root
 
-    def _move_out(self, node: Node, number: int, storage: torch.UntypedStorage) -> bool:
-        held = node.live[number]
-        if held is None or held() is None:
-            return True
-        self.pool_is_at = None
-        return _moving.move_out(self.pool, node, number, storage)
+    def _move_out(self, groups: Sequence[tuple[Node, int]]) -> list[tuple[Node, int]]:
+        """Gives those that cannot leave the pool."""
+        if groups:
+            self.pool_is_at = None
+        return _moving.move_out(self.pool, groups)
 
     def expel(self, tensor: torch.Tensor) -> bool:
         """Make sure that a tensor used as a static one does not lie in the pool, where its address means little."""

@@ -228,6 +228,9 @@ class Pool(Protocol):
     def poison(self, live: Sequence[Block]) -> None:
         """Fill everything but these blocks with bytes that read as NaN."""
 
+    def enter(self) -> None:
+        """What follows on the current stream comes after the last replay, and the next one after that."""
+
     def evacuate(self, storage: torch.UntypedStorage) -> bool:
         """Move a storage's contents out of the pool, its tensors with it. False if this cannot be done."""
 

@@ -209,6 +209,9 @@ class Arena:
                     position = address + nbytes
             segment.whole[position - segment.begin : segment.used] = _POISON
 
+    def enter(self) -> None:
+        """There are no streams."""
+
     def evacuate(self, storage: torch.UntypedStorage) -> bool:
         """Swap the storage's memory with a copy outside; needs torch >= 2.13."""
         if not _torch_private.CAPABILITIES.swap_data_ptr:
