@@ -37,8 +37,8 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "backends",
         "_store _key_text",
         (
-            "_copies _deposit _outputs _plan_outputs _liveness _step _modules _node _moving _tree _trees _checks _seeds "
-            "_program _groups"
+            "_copies _deposit _outputs _plan_outputs _liveness _step _modules _node _moving _tree _trees _checks "
+            "_seeds _program _groups"
         ),
         (
             "_remarks _entry _parked _inputs _ranks _autograd _shortcut _difference _planning _results _instead "

@@ -31,6 +31,7 @@ from capture import (
     recordings,
     release,
 )
+from capture._decorate import captured_states
 from tests.device import DEVICE
 
 STEPS = 12
@@ -395,6 +396,24 @@ def test_gradients_stay_where_nobody_else_has_them(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("capture._outputs.native", None)  # which makes them by itself
     run(mine, step, theirs, eager, data[6:])
     assert len(made) == len(data[6:]), "one loss a step"
+
+
+@pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_two_that_train_in_turn(rounds: int, marks: bool) -> None:
+    """As a generator and its critic do. The gradients that one leaves move out for the other; where that is so every
+    time, copies are handed out. ``rounds``: steps of one until it is the other one's turn."""
+    (mine, step, theirs, eager), (mine_2, step_2, theirs_2, eager_2) = pair(plain_step), pair(plain_step)
+    data = batches(6)
+    for number in range(6):
+        for _ in range(rounds):
+            run(mine, step, theirs, eager, [data[number]], marks=marks)
+        for _ in range(rounds):
+            run(mine_2, step_2, theirs_2, eager_2, [data[number]], marks=marks)
+    found = [recordings(one) for one in (step, step_2)]
+    assert all(one.eager_calls == 0 and one.replays >= 5 * rounds - 2 for one in found)
+    events = [event for one in (step, step_2) for event in captured_states(one)[0].log.events]
+    assert any("copies from now on" in event.detail for event in events) == (rounds == 1)
 
 
 def test_gradients_that_share_memory_stay_in_the_pool() -> None:
