@@ -6,7 +6,6 @@ Read in full (2 us) only when the fast comparison with the last reading fails (1
 from __future__ import annotations
 
 import contextlib
-import operator
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from capture import _torch_private, _torch_private_flags
+from capture import _torch_private, _torch_private_flags, _torch_private_modes
+from capture._fast import native
 
 
 class Ambient:
@@ -49,14 +49,15 @@ def _never() -> bool:
 
 
 class _Reading:
-    """What a thread read last. ``check`` compares most modes, the other fields are compared with what they hold."""
+    """What a thread read last."""
 
-    __slots__ = ("check", "depth", "flags", "here", "inference", "mode")
+    __slots__ = ("check", "depth", "here", "mode", "same")
 
     def __init__(self) -> None:
         self.check: Callable[[], bool] = _never
-        self.inference = False
-        self.flags: tuple[Any, ...] = ()
+        """Compares most modes."""
+        self.same: Callable[[], bool] = _never
+        """Compares all, but for those that have fields here and those that ``here`` looks at before."""
         self.depth = 0
         """Function modes; -1 where there are so many that they are not compared."""
         self.mode: object = None
@@ -94,7 +95,6 @@ _dual_level = _torch_private.dual_level
 _tracer = _torch_private.is_tracing
 _saved_hooks = _torch_private.saved_hooks
 _flags = _torch_private_flags.unguarded_flags
-_inside = operator.attrgetter("inside")
 
 
 def here() -> Here | None:
@@ -112,37 +112,40 @@ def here() -> Here | None:
         return None
     depth = _function_modes()
     last = thread.readings[grad]
-    if (
-        depth == last.depth
-        and (not depth or _function_mode(0) is last.mode)
-        and last.check()
-        and last.inference is _is_inference()
-        and last.flags == _flags()
-    ):
+    if depth == last.depth and (not depth or _function_mode(0) is last.mode) and last.same():
         return last.here
     if depth and not _torch_private.only_default_device_modes():
         return None
     return _read(thread, last)
 
 
-def terms(device: str) -> tuple[tuple[Callable[..., object], tuple[Any, ...], object], ...] | None:
-    """What ``here`` looks at in this thread, as functions, arguments and what they give now, but for switches that
-    change nothing on this kind of device. None where the modes are not compared by those alone."""
+Term = tuple[Callable[..., object] | str, tuple[Any, ...], object]
+"""A function or the name of an attribute, the arguments or the one object, and what that gives."""
+
+
+def terms(device: str) -> tuple[tuple[Term, ...], tuple[_torch_private_modes.Reader, ...]] | None:
+    """What ``here`` looks at in this thread, with what it gives now, but for switches that change nothing on this kind
+    of device; and functions of torch's. None where the modes are not compared by those alone."""
     thread, grad, depth = _local.thread, _is_grad(), _function_modes()
     last = thread.readings[grad]
     if last.check is _never or depth != last.depth or depth > 1:
         return None
-    found: list[tuple[Callable[..., object], tuple[Any, ...], object]] = [
-        (_inside, (thread,), 0), (_dispatch_modes, (), 0), (_transforms, (), None), (_tracer, (), None),
-        (_dual_level, (), -1),
-        (_is_grad, (), grad), (_is_inference, (), _is_inference()), (_function_modes, (), depth),
-        (last.check, (), True),
-    ]  # fmt: skip
+    found: list[Term] = [("inside", (thread,), 0)]
+    if hasattr(*_torch_private.DUAL_LEVEL):
+        holder, name = _torch_private.DUAL_LEVEL
+        found.append((name, (holder,), -1))
     found += [(_saved_hooks, (True,), None)] if grad else []
     found += [(_function_mode, (0,), last.mode)] if depth else []
+    in_c = _torch_private_modes.readers(device)
+    if in_c is not None:
+        return tuple(found), in_c
+    found += [
+        (_dispatch_modes, (), 0), (_transforms, (), None), (_tracer, (), None), (_is_grad, (), grad),
+        (_is_inference, (), _is_inference()), (_function_modes, (), depth), (last.check, (), True),
+    ]  # fmt: skip
     calls = _torch_private_flags.flag_calls(device)
-    flags = [(function, arguments, function(*arguments)) for function, arguments in calls]
-    return (*found, *flags)
+    found += [(function, arguments, function(*arguments)) for function, arguments in calls]
+    return tuple(found), ()
 
 
 def foreign() -> str | None:
@@ -197,9 +200,19 @@ def ambient() -> Ambient:
 def _read(thread: _Thread, last: _Reading) -> Here:
     now = ambient()
     last.here = thread.known.setdefault(now, Here(now))
-    last.inference, last.flags = torch.is_inference_mode_enabled(), _flags()
     depth = _function_modes()
     last.depth, last.mode = (depth, _function_mode(0) if depth else None) if depth < 2 else (-1, None)
     if _torch_private.CAPABILITIES.global_state_guard:
         last.check = _torch_private.GlobalStateGuard().check
+        last.same = _comparison(last.check)
     return last.here
+
+
+def _comparison(check: Callable[[], bool]) -> Callable[[], bool]:
+    both = [_torch_private_modes.readers(kind) for kind in ("cpu", "cuda")]
+    in_c = dict.fromkeys(one for several in both for one in several or ())
+    if None not in both:
+        modes: Callable[[], bool] = native.Modes((), tuple(in_c))
+        return modes
+    inference, flags = _is_inference(), _flags()
+    return lambda: check() and _is_inference() is inference and _flags() == flags

@@ -189,9 +189,10 @@ def _layout(leaves: Sequence[Leaf]) -> tuple[tuple[int, ...], tuple[int, ...], t
 def _modes(here: Here, device: str) -> Any:
     """The modes of this thread and the settings now, for the C module; None where it does not compare all of them."""
     settings, known = _config.current(), here.modes.get(device)
-    if known is None or known[0] is not settings:
+    if known is None or known[0] is not settings or (known[1] is not None and not known[1]()):
         found = None if settings.poison or settings.verify != "off" else terms(device)
-        known = here.modes[device] = settings, found and native.Modes(((_config.current, (), settings), *found))
+        made = found and native.Modes(((_config.current, (), settings), *found[0]), found[1])
+        known = here.modes[device] = settings, made
     return known[1]
 
 

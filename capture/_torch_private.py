@@ -160,7 +160,9 @@ functorch_interpreter: Callable[[], object | None] = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _no_interpreter
 )
 # -1 outside of forward-mode differentiation, and everywhere without this name: a replay would give no tangents then.
-dual_level: Callable[[], int] = functools.partial(getattr, torch.autograd.forward_ad, "_current_level", -1)
+DUAL_LEVEL = torch.autograd.forward_ad, "_current_level"
+"""Where the level of forward-mode differentiation is kept; in a torch that keeps it elsewhere there is none."""
+dual_level: Callable[[], int] = functools.partial(getattr, *DUAL_LEVEL, -1)
 
 
 def _unknown_mode(_: int) -> object:

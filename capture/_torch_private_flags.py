@@ -11,10 +11,18 @@ from typing import Any
 
 import torch
 
-_FLAGS = {"_get_mkldnn_enabled": "cpu", "_get_flash_sdp_enabled": "", "_get_math_sdp_enabled": ""}
+_FLAGS = dict.fromkeys(
+    ("_get_mkldnn_enabled", "_get_mkldnn_deterministic", "_get_cpu_allow_fp16_reduced_precision_reduction"), "cpu",
+) | dict.fromkeys(
+    ("_get_flash_sdp_enabled", "_get_math_sdp_enabled", "_get_overrideable_sdp_enabled",
+     "_get_math_sdp_allow_fp16_bf16_reduction", "_get_sdp_priority_order"),
+    "",
+)  # fmt: skip
 _CUDA_FLAGS = dict.fromkeys(
     ("_get_mem_efficient_sdp_enabled", "_get_cudnn_sdp_enabled", "_get_cudnn_enabled", "_get_cudnn_deterministic",
-     "_get_cudnn_benchmark"),
+     "_get_cudnn_benchmark", "_get_cudnn_depthwise_kernel", "_get_fa3_sdp_enabled",
+     "_get_cublas_allow_fp16_reduced_precision_reduction", "_get_cublas_allow_bf16_reduced_precision_reduction",
+     "_get_cublas_allow_fp16_accumulation", "_get_blas_preferred_backend", "_get_linalg_preferred_backend"),
     "cuda",
 )  # fmt: skip
 """Getters, and the kind of device whose operators they are about; empty for all."""
@@ -30,6 +38,11 @@ def _legacy_precision() -> tuple[object, ...]:
     return tuple(found)
 
 
+def _comparable(getter: Callable[[], object]) -> Callable[[], object]:
+    """A list or a torch enumeration as text, which can be part of a key, in this process or another."""
+    return getter if isinstance(getter(), (bool, int, str)) else lambda: str(getter())
+
+
 FlagCall = tuple[str, Callable[..., object], tuple[Any, ...]]
 """The kind of device, a function, and its arguments."""
 
@@ -38,7 +51,7 @@ def _flag_calls() -> list[FlagCall]:
     built = torch.backends.cuda.is_built()
     names = _FLAGS | (_CUDA_FLAGS if built else {})
     calls: list[FlagCall] = [
-        (kind, getattr(torch._C, name), ()) for name, kind in names.items() if hasattr(torch._C, name)
+        (kind, _comparable(getattr(torch._C, name)), ()) for name, kind in names.items() if hasattr(torch._C, name)
     ]
     precision = getattr(torch._C, "_get_fp32_precision_getter", None)
     if precision is None:
@@ -67,6 +80,6 @@ def _flag_reader() -> Callable[[], tuple[Any, ...]]:
     return reader
 
 
-# Backend switches that ``GlobalStateGuard`` does not compare (0.05 us each, precisions 0.2). One that torch lacks is
-# left out.
+# Backend switches, whether ``GlobalStateGuard`` compares them or not (0.05 us each, precisions and texts 0.2 to 0.5).
+# One that torch lacks is left out.
 unguarded_flags: Callable[[], tuple[Any, ...]] = _flag_reader()

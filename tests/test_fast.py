@@ -23,6 +23,7 @@ from capture import (
     _fast,
     _torch_private,
     _torch_private_layout,
+    _torch_private_modes,
     _trees,
     capture,
     config,
@@ -497,6 +498,16 @@ def test_bad_arguments_of_the_module_itself() -> None:
     with pytest.raises(TypeError):
         native.Modes(((len,),))
     with pytest.raises(TypeError):
+        native.Modes((), (1,))
+    with pytest.raises(TypeError):
+        native.Modes((), ((1, 2),))
+    with pytest.raises(ValueError, match="no such reader"):
+        native.Modes((), ((0, 0, 0, 0, 0, 0),))
+    with pytest.raises(ValueError, match="no such reader"):
+        native.read_mode((1, 9, 0, 0, 0, 0))
+    with pytest.raises(ValueError, match="an attribute of one object"):
+        native.Modes((("inside", (), 0),))
+    with pytest.raises(TypeError):
         native.Ways(MISS).add(object())
     with pytest.raises(TypeError):
         native.Way()
@@ -523,6 +534,28 @@ def test_modes_hold_while_functions_give_the_same() -> None:
     given.pop()
     with pytest.raises(IndexError):
         modes()
+
+
+@needs_c
+def test_torch_is_read_in_c() -> None:
+    """In the versions that the functions were looked at in; elsewhere Python is asked, which ``test_key`` does, too."""
+    found = {kind: _torch_private_modes.readers(kind) for kind in ("cpu", "cuda")}
+    assert all(found.values())
+    assert _torch_private_modes.readers("xpu") is None
+    modes = native.Modes((), found["cpu"])
+    assert modes()
+    with torch.inference_mode(not torch.is_inference_mode_enabled()):
+        assert not modes()
+    assert modes()
+
+
+@pytest.mark.parametrize("broken", ["_GRADIENTS", "_AUTOCAST", "_READ_IN"])
+def test_python_is_asked_where_torch_has_no_such_function(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    value: Any = ((2, 9), (2, 10)) if broken == "_READ_IN" else "_ZN3c1013no_such_stateEv"
+    monkeypatch.setattr(_torch_private_modes, broken, value)
+    _torch_private_modes.readers.cache_clear()
+    assert _torch_private_modes.readers("cpu") is None
+    _torch_private_modes.readers.cache_clear()
 
 
 def test_many_recordings_and_many_shapes(way: str) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import enum
+import functools
 import gc
 import math
 import types
@@ -21,7 +22,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import CaptureWarning, _trees, capture, config, recordings
+from capture import CaptureWarning, _ambient, _torch_private_modes, _trees, capture, config, recordings
+from capture._decorate import captured_states
+from capture._fast import MISS, native
 from tests.device import DEVICE, REBINDS
 
 
@@ -652,6 +655,23 @@ def _set_mkldnn_precision(value: str) -> None:
     backend.matmul.fp32_precision = value
 
 
+FLAGS = (
+    "cublas_allow_fp16_reduced_precision_reduction", "cublas_allow_bf16_reduced_precision_reduction",
+    "cublas_allow_fp16_accumulation", "overrideable_sdp_enabled", "fa3_sdp_enabled", "mkldnn_deterministic",
+)  # fmt: skip
+PUT = {"overrideable_sdp_enabled": "_set_sdp_use_overrideable", "fa3_sdp_enabled": "_set_sdp_use_fa3"}
+
+
+def _flag(name: str) -> contextlib.AbstractContextManager[Any]:
+    """The other value of a switch that ``torch.backends`` sets."""
+
+    def get() -> bool:
+        value = getattr(torch._C, f"_get_{name}")()
+        return bool(value[0] if isinstance(value, tuple) else value)
+
+    return _setting(get, getattr(torch._C, PUT.get(name, f"_set_{name}")), not get())
+
+
 MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "none": contextlib.nullcontext,
     "enable_grad": torch.enable_grad,
@@ -674,6 +694,17 @@ MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "mkldnn-precision": lambda: _setting(lambda: "none", _set_mkldnn_precision, "bf16"),
     "mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
     "math-sdp": lambda: _setting(torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp, False),
+    "math-sdp-reduction": lambda: _setting(
+        torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp,
+        True,
+    ),
+    "sdp-order": lambda: _setting(
+        torch._C._get_sdp_priority_order,
+        torch._C._set_sdp_priority_order,
+        torch._C._get_sdp_priority_order()[::-1],
+    ),
+    **{name.replace("_", "-"): functools.partial(_flag, name) for name in FLAGS if hasattr(torch._C, f"_get_{name}")},
 }
 
 
@@ -681,16 +712,36 @@ def modal(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return x @ w, torch.ones(2) * 3, torch.arange(3.0) / 2
 
 
+@pytest.mark.parametrize("asked", ["C", "Python"])
 @pytest.mark.parametrize("name", [name for name in MODES if name != "none"])
-def test_every_ambient_mode_is_in_the_key(name: str) -> None:
+def test_every_ambient_mode_is_in_the_key(name: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if asked == "Python":
+        monkeypatch.setattr(_torch_private_modes, "readers", lambda device: None)
+        monkeypatch.setattr(_ambient, "_local", _ambient._Local())
     captured = capture(modal)
     x, w = x_of(1), x_of(2, 4, 4)
     for mode in ("none", "none", "none", name, name, name, "none", name):
         with MODES[mode]():
             check_same(captured, modal, x, w, times=1)
     counts = recordings(captured).observations, recordings(captured).recordings
-    nothing_to_it = name.startswith("mkldnn") and DEVICE.type != "cpu"  # what changes nothing there may be overlooked
+    elsewhere = ("mkldnn",) if DEVICE.type != "cpu" else ("cublas", "fa3")
+    nothing_to_it = name.startswith(elsewhere)  # what changes nothing there may be overlooked
     assert counts == (2, 2) or (nothing_to_it and counts == (1, 1))
+
+
+def test_a_mode_that_changes_nothing_costs_one_long_call() -> None:
+    """The type that autocast would use, while it is off."""
+    captured = capture(modal)
+    x, w = x_of(1), x_of(2, 4, 4)
+    for dtype in (torch.bfloat16, torch.float16):
+        with _setting(
+            lambda: torch.get_autocast_dtype(DEVICE.type), lambda one: torch.set_autocast_dtype(DEVICE.type, one), dtype
+        ):
+            for _ in range(4):
+                check_same(captured, modal, x, w)
+            state = captured_states(captured)[0]
+            assert native is None or state.straight(x, w) is not MISS
+    assert recordings(captured).observations == 1
 
 
 def test_a_mode_switched_inside_a_block_is_seen() -> None:

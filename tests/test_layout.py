@@ -25,7 +25,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         (
             "_torch_private _torch_private_aoti _torch_private_backward _torch_private_compile _torch_private_cuda "
             "_torch_private_distributed _torch_private_donated _torch_private_flags _torch_private_layout "
-            "_torch_private_nodes _torch_private_operators _torch_private_subclass"
+            "_torch_private_modes _torch_private_nodes _torch_private_operators _torch_private_subclass"
         ),
         (
             "_profile _containers _bind _ambient _named _state _changes _skeleton _restore _call _where _collectives"
