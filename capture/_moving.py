@@ -38,7 +38,7 @@ def move_out(pool: Pool, groups: Sequence[Group]) -> list[Group]:
 
 
 def _move_gradients(pool: Pool, groups: Sequence[Group]) -> list[Group]:
-    """All gradients that parameters alone hold, with one operator: one by one they take 40 us each. Gives the rest."""
+    """All gradients that parameters alone hold, with one operator. Gives the rest."""
     by_node: dict[int, tuple[Node, list[int]]] = {}
     for node, number in groups:
         by_node.setdefault(node.number, (node, []))[1].append(number)
