@@ -239,7 +239,8 @@ def _compared(way: Way, mesh: DeviceMesh, setting: Setting, rank: int) -> Result
     wrong += [] if all(map(torch.equal, ours["weights"], eager["weights"])) else ["weights differ"]
     return {
         "eager ms": eager["ms"], "ours ms": ours["ms"], "eager MiB": eager["MiB"], "ours MiB": ours["MiB"],
-        "counts": ours["counts"], "said": ours["said"], "wrong": ", ".join(wrong), "loss": ours["losses"][-1],
+        "counts": ours["counts"], "said": ours["said"], "texts": ours["texts"], "wrong": ", ".join(wrong),
+        "loss": ours["losses"][-1],
     }  # fmt: skip
 
 
@@ -279,7 +280,7 @@ def _train(way: Way, mesh: DeviceMesh, setting: Setting, rank: int, *, captures:
             losses.append(run(tokens[:, :-1], tokens[:, 1:]).clone())
             setting.synchronize()
             times.append((time.perf_counter() - begin) * 1e3)
-    said = sorted({str(one.message)[:5] for one in caught if issubclass(one.category, CaptureWarning)})
+    texts = sorted({str(one.message) for one in caught if issubclass(one.category, CaptureWarning)})
     counted = [recordings(one) for one in ([run] if way.whole else layers)] if captures else []
     most = torch.cuda.max_memory_reserved() / 2**20 if setting.on_gpu else 1.0
     weights: list[Any] = [one.detach() for one in model.parameters()]
@@ -289,7 +290,8 @@ def _train(way: Way, mesh: DeviceMesh, setting: Setting, rank: int, *, captures:
         "ms": statistics.median(times[-TIMED:]),
         "MiB": most,
         "counts": [sum(getattr(one, name) for one in counted) for name in ("recordings", "replays", "eager_calls")],
-        "said": " ".join(said),
+        "said": " ".join(sorted({text[:5] for text in texts})),
+        "texts": [text[:500] for text in texts],
     }
     reset()
     return found
