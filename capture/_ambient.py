@@ -198,6 +198,8 @@ def ambient() -> Ambient:
 
 
 def _read(thread: _Thread, last: _Reading) -> Here:
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        _torch_private_flags.settle()
     now = ambient()
     last.here = thread.known.setdefault(now, Here(now))
     depth = _function_modes()

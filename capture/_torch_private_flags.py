@@ -6,6 +6,7 @@ The same rule holds: each name is looked up behind a probe, with a stated fallba
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,18 @@ _CUDA_FLAGS = dict.fromkeys(
 )  # fmt: skip
 """Getters, and the kind of device whose operators they are about; empty for all."""
 _PRECISIONS = [(backend, op) for backend in ("mkldnn", "cuda") for op in ("matmul", "conv", "rnn")]
+
+
+@functools.cache
+def settle() -> None:
+    """On some devices (H100, H200) torch 2.11 puts cuDNN first among the kernels for attention whenever it chooses one,
+    whatever the order was: have it choose once, before the order is part of a key. Without the operator a function
+    with attention is watched once more."""
+    choose = getattr(torch, "_fused_sdp_choice", None)
+    if choose is not None:
+        with torch.no_grad(), contextlib.suppress(RuntimeError):
+            query = torch.empty(1, 1, 1, 8, dtype=torch.float16, device="cuda")
+            choose(query, query, query)
 
 
 def _legacy_precision() -> tuple[object, ...]:

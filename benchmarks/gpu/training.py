@@ -24,6 +24,7 @@ from capture import reset as reset_captured
 
 BATCH, LENGTH, VOCABULARY, HEADS = 2, 64, 256, 4
 WARM, ROUNDS, STEPS = 10, 7, 20
+BACK = 2  # steps until a mechanism has its gradients where they were, after others had their turn in the same pool
 EAGER, CUDAGRAPHS, REDUCE_OVERHEAD = "eager", 'compile(backend="cudagraphs")', 'compile(mode="reduce-overhead")'
 GRAPHED, BY_HAND = "make_graphed_callables, a block each", "by hand: the whole step"
 LEAST = "by hand: a block each, nothing saved or checked"
@@ -152,6 +153,7 @@ def _rounds(trainers: dict[str, Trainer], data: list[Tensor], setting: Setting) 
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 one = trainers[name]
+                one.train(data, BACK)
                 times[name].append(wall_ms(lambda one=one: one.train(data, count), setting) / count)  # type: ignore[misc]
     return times
 
