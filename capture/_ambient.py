@@ -211,10 +211,9 @@ def _read(thread: _Thread, last: _Reading) -> Here:
 
 
 def _comparison(check: Callable[[], bool]) -> Callable[[], bool]:
-    both = [_torch_private_modes.readers(kind) for kind in ("cpu", "cuda")]
-    in_c = dict.fromkeys(one for several in both for one in several or ())
-    if None not in both:
-        modes: Callable[[], bool] = native.Modes((), tuple(in_c))
+    cpu, cuda = _torch_private_modes.readers("cpu"), _torch_private_modes.readers("cuda")
+    if cpu is not None and cuda is not None:
+        modes: Callable[[], bool] = native.Modes((), tuple(dict.fromkeys((*cpu, *cuda))))
         return modes
     inference, flags = _is_inference(), _flags()
     return lambda: check() and _is_inference() is inference and _flags() == flags

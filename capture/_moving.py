@@ -19,15 +19,15 @@ Group = tuple[Node, int]
 
 def invalidate(node: Node, number: int) -> bool:
     """Make borrowed outputs raise. False if a view of one is held: a view cannot raise, so it keeps its values."""
-    assert node.outputs is not None
-    tensors = [tensor for reference in node.outputs.tensors[number] if (tensor := reference()) is not None]
+    outputs = _outputs_of(node)
+    tensors = [tensor for reference in outputs.tensors[number] if (tensor := reference()) is not None]
     alone = len(tensors) == 1 and type(tensors[0]) is torch.Tensor
-    alone = alone and node.outputs.is_sole_holder(number, tensors[0])
+    alone = alone and outputs.is_sole_holder(number, tensors[0])
     for tensor in tensors:
         if type(tensor) is torch.Tensor:
             make_stale(tensor, node.function.annotation)
     if alone:
-        node.outputs.lose(number)
+        outputs.lose(number)
     return alone
 
 
@@ -42,26 +42,30 @@ def _move_gradients(pool: Pool, groups: Sequence[Group]) -> list[Group]:
     by_node: dict[int, tuple[Node, list[int]]] = {}
     for node, number in groups:
         by_node.setdefault(node.number, (node, []))[1].append(number)
-    alone: list[tuple[OutputPlan, int, torch.Tensor]] = []
+    alone: dict[tuple[int, int], torch.Tensor] = {}
     for node, numbers in by_node.values():
-        outputs = _outputs_of(node)
-        alone += [(outputs, number, gradient) for number, gradient in _lone_gradients(outputs, numbers)]
+        found = _lone_gradients(_outputs_of(node), numbers)
+        alone |= {(node.number, number): gradient for number, gradient in found}
     if not alone:
         return list(groups)
-    gradients = [gradient for _, _, gradient in alone]
+    gradients = list(alone.values())
     pool.enter()
     with torch.no_grad(), torch.inference_mode(False):
         copies = [torch.empty_like(one) for one in gradients]
         _torch_private.copy_all(copies, gradients)
         for gradient, copied in zip(gradients, copies, strict=True):
             gradient.data = copied
-    for outputs, number, _ in alone:
-        outputs.lose(number)
-    moved = {(id(outputs), number) for outputs, number, _ in alone}
+    left = [(node, number) for node, number in groups if (node.number, number) not in alone]
     for node, number in groups:
-        if (id(node.outputs), number) in moved and node.log is not None:
-            node.log.counters.evacuations += 1
-    return [(node, number) for node, number in groups if (id(node.outputs), number) not in moved]
+        if (node.number, number) in alone:
+            _note_moved(node, number)
+    return left
+
+
+def _note_moved(node: Node, number: int) -> None:
+    assert node.log is not None
+    _outputs_of(node).lose(number)
+    node.log.counters.evacuations += 1
 
 
 def _lone_gradients(outputs: OutputPlan, numbers: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
@@ -91,8 +95,7 @@ def _deposited(outputs: OutputPlan, numbers: Sequence[int]) -> list[tuple[int, t
 
 
 def _move_one(pool: Pool, node: Node, number: int) -> bool:
-    outputs, log = _outputs_of(node), node.log
-    assert log is not None
+    outputs = _outputs_of(node)
     source, held = outputs.sources[number], node.live[number]
     if source is not None:
         source.part()
@@ -104,8 +107,7 @@ def _move_one(pool: Pool, node: Node, number: int) -> bool:
         return True
     if not pool.evacuate(storage) and not _move_tensors(outputs, number):
         return False
-    outputs.lose(number)
-    log.counters.evacuations += 1
+    _note_moved(node, number)
     return True
 
 

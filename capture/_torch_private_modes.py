@@ -33,20 +33,22 @@ _KINDS = {"cpu": _CPU, "cuda": _CUDA}
 _PRECISIONS = {"cuda": 1, "cpu": 2}  # at::Float32Backend: CUDA and MKLDNN
 _OPS = (1, 2, 3)  # at::Float32Op: CONV, RNN, MATMUL
 
+_DISPATCH_MODES = "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv"
+_FUNCTION_MODES = "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"
+_THREADS = "_ZN2at15get_num_threadsEv"
 _STATES = {
-    "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv": (_VALUE, _WORD),
-    "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv": (_VALUE, _WORD),
+    _DISPATCH_MODES: (_VALUE, _WORD),
+    _FUNCTION_MODES: (_VALUE, _WORD),
     "_ZN2at4impl22PythonTorchFunctionTLS18get_disabled_stateEv": (_VALUE, _INT),
     "_ZN2at9functorch20getDynamicLayerStackEv": (_APART, _WORD),
     "_ZN5torch3jit6tracer15getTracingStateEv": (_BEHIND, _WORD),
     "_ZN2at8autocast25is_autocast_cache_enabledEv": (_VALUE, _BYTE),
-    "_ZN2at15get_num_threadsEv": (_VALUE, _INT),
+    _THREADS: (_VALUE, _INT),
     "_ZN3c1031get_default_dtype_as_scalartypeEv": (_VALUE, _BYTE),
 }
 """Of this thread, or of all."""
 _OFFSETS = (0, 8, 16, 24)  # of the words of an AutogradState; 2.13 has its flags in the last one
 _GRADIENTS = "_ZN3c1013AutogradState13get_tls_stateEv"
-_DISPATCH_MODES, _FUNCTION_MODES, *_ = _STATES
 _AUTOCAST = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"
 _AUTOCAST_TYPE = "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE"
 _SWITCHES = {
@@ -154,7 +156,7 @@ def _is_right(functions: _Functions) -> bool:
         functions.state(_DISPATCH_MODES, _VALUE, _WORD),
     )  # fmt: skip
     right = bool(read(autocast)) is torch.is_autocast_enabled("cpu")
-    right = right and read(functions.state("_ZN2at15get_num_threadsEv", _VALUE, _INT)) == torch.get_num_threads()
+    right = right and read(functions.state(_THREADS, _VALUE, _INT)) == torch.get_num_threads()
     before = read(depth), read(dispatch)
     with torch.autocast("cpu", enabled=not torch.is_autocast_enabled("cpu")):
         right = right and bool(read(autocast)) is torch.is_autocast_enabled("cpu")
