@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,8 +27,10 @@ _ENTRIES = {
     b"AOTInductorModelContainerRunSingleThreaded": "single-threaded",
 }
 _SINGLE = "AOTInductorModelContainerRunSingleThreaded"
-_LOADER_WORDS = 16  # of the loader, where its runner is the fifth
 _RUNNER_WORDS = 32  # of the runner, where the entry point is the sixth
+_GET_RUNNER = "_ZN5torch8inductor22AOTIModelPackageLoader10get_runnerEv"
+"""The loader's method that gives its runner: it reads the fifth word of the loader."""
+_LOADER_WORDS = 5
 
 
 class _Symbol(ctypes.Structure):
@@ -66,38 +69,45 @@ def entry_point(loader: Any) -> EntryPoint:
     """Which function of its library a package calls.
 
     No binding tells, so the runner's memory is looked through for a function of that name: read by the kernel, which
-    refuses what is no memory. Without ``/proc``, ``dladdr``, or with another layout: ``unknown``. About 0.1 ms.
+    refuses what is no memory. Without ``/proc``, ``dladdr``, the loader's method that gives its runner, or with another
+    layout: ``unknown``. About 0.1 ms.
     """
+    if Loader is None or not isinstance(loader, Loader):
+        return "unknown"
     try:
         memory = os.open("/proc/self/mem", os.O_RDONLY)
     except OSError:
         return "unknown"
     try:
-        found = _symbols_below(memory, loader)
+        return _first_entry(_words(memory, _runner(memory, loader), _RUNNER_WORDS))
     except (AttributeError, OSError):
         return "unknown"
     finally:
         os.close(memory)
-    if len(found) != 1:
-        return "unknown"
-    ((name, library),) = found.items()
-    if _ENTRIES[name] == "single-threaded":
-        return "single-threaded"
-    return "threaded" if _has_single(library) else "missing"
 
 
-def _symbols_below(memory: int, loader: Any) -> dict[bytes, bytes]:
-    """The entry points that the loader's runner holds, each with the file of its library."""
+def _runner(memory: int, loader: Any) -> int:
+    """The address of the loader's runner, or 0. Asked of the loader's own method: memory beside a loader is another's,
+    with a runner of its own."""
+    library = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    ask = getattr(ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY), _GET_RUNNER)
+    ask.argtypes, ask.restype = [ctypes.c_void_p], ctypes.c_void_p
+    for held in _words(memory, id(loader) + object.__basicsize__, 1):  # pybind11 keeps the object first
+        if len(_words(memory, held, _LOADER_WORDS)) == _LOADER_WORDS:
+            return ask(held) or 0
+    return 0
+
+
+def _first_entry(runner: Sequence[int]) -> EntryPoint:
     look_up = ctypes.CDLL(None).dladdr
     look_up.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Symbol)]
-    found = {}
-    for held in _words(memory, id(loader) + object.__basicsize__, 1):
-        for runner in _words(memory, held, _LOADER_WORDS):
-            for word in _words(memory, runner, _RUNNER_WORDS):
-                symbol = _Symbol()
-                if look_up(word, ctypes.byref(symbol)) and symbol.at == word and symbol.name in _ENTRIES:
-                    found[symbol.name] = symbol.library
-    return found
+    for word in runner:
+        symbol = _Symbol()
+        if look_up(word, ctypes.byref(symbol)) and symbol.at == word and symbol.name in _ENTRIES:
+            if _ENTRIES[symbol.name] == "single-threaded":
+                return "single-threaded"
+            return "threaded" if _has_single(symbol.library) else "missing"
+    return "unknown"
 
 
 def _words(memory: int, address: int, count: int) -> tuple[int, ...]:

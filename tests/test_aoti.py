@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
+import random
 import threading
 import warnings
 import zipfile
@@ -406,6 +407,20 @@ def test_the_entry_point_is_told_without_a_call(package: Path, tmp_path: Path) -
         load(old)
 
 
+def test_each_of_many_packages_tells_of_its_own(package: Path, tmp_path: Path) -> None:
+    """Loaders and runners lie side by side in memory, some already freed."""
+    old = without_single(package, tmp_path)
+    kinds = {"single-threaded": (package, True), "threaded": (package, False), "missing": (old, False)}
+    choose, held = random.Random(1), []
+    for _ in range(150):
+        kind = choose.choice(list(kinds))
+        path, single = kinds[kind]
+        held.append((kind, load(path, single=single)))
+        if choose.random() < 0.5:
+            held.pop(choose.randrange(len(held)))
+        assert [entry_point(model) for _, model in held] == [kind for kind, _ in held]
+
+
 def test_what_is_no_package_is_told() -> None:
     with pytest.raises(AnnotationError, match="Linear"):
         entry_point(nn.Linear(1, 1))
@@ -424,6 +439,9 @@ def test_memory_that_cannot_be_read_tells_nothing(package: Path, monkeypatch: py
         assert entry_point(model) == "unknown"
     with monkeypatch.context() as patched:
         patched.setattr(os, "pread", refuse)
+        assert entry_point(model) == "unknown"
+    with monkeypatch.context() as patched:
+        patched.setattr(private, "_GET_RUNNER", "no_such_method")
         assert entry_point(model) == "unknown"
 
 
