@@ -138,7 +138,7 @@ def terms(device: str) -> tuple[tuple[Term, ...], tuple[_torch_private_modes.Rea
     found += [(_function_mode, (0,), last.mode)] if depth else []
     in_c = _torch_private_modes.readers(device)
     if in_c is not None:
-        return tuple(found), in_c
+        return tuple(found), (*in_c, *_torch_private_modes.dispatch_keys(device))
     found += [
         (_dispatch_modes, (), 0), (_transforms, (), None), (_tracer, (), None), (_is_grad, (), grad),
         (_is_inference, (), _is_inference()), (_function_modes, (), depth), (last.check, (), True),

@@ -19,6 +19,7 @@ from attrs import define, field
 
 from capture import _torch_private
 from capture._describe import Implicit
+from capture._fast import seen
 from capture._named import MISSING
 from capture._native_facts import apart_of, facts_of
 from capture._state import Place, Snapshot
@@ -35,6 +36,7 @@ def nothing_to_check(_: Sequence[Any]) -> int:
     return OK
 
 
+@seen
 @define(eq=False)
 class Checker:
     """Writes the check of one recording and follows tensors that move."""

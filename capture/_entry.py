@@ -9,6 +9,7 @@ from attrs import define, field
 
 from capture._bind import Key, deaths, names_the_dead
 from capture._facts import Facts
+from capture._fast import seen
 from capture._findings import SETTLING, Severity
 from capture._follow import Expected
 from capture._node import Node
@@ -21,6 +22,7 @@ MOVES = 2  # times that a static tensor moves until an engine that cannot bind i
 RETRIES = 2  # runs that differ from the one before until a function counts as one that always differs
 
 
+@seen
 @define(eq=False)
 class Entry:
     """All that is known for one key (and one pattern of shared memory among the arguments)."""

@@ -19,6 +19,8 @@ from typing import Literal
 
 from attrs import asdict, define, field, frozen
 
+from capture._fast import seen
+
 EventKind = Literal[
     "observe", "warm-up", "plan", "plan-loaded", "plan-stale", "record", "create", "instantiate", "checkpoint",
     "restore", "miss", "rebind", "calibrate", "eager", "fallback", "verify", "drop", "step", "error",
@@ -51,6 +53,7 @@ class Event:
     """Memory it is about: the pool's size after ``record``, a graph's after ``instantiate``; 0 where there is none."""
 
 
+@seen
 @define
 class Counters:
     """Totals of one captured function, over all threads."""

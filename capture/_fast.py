@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 MISS: Any = object()
 """The long way has to be taken."""
-_VERSION = 14
+_VERSION = 15
 MOST_VALUES = 512  # of one call that the C module takes (``native.h``)
 
 
@@ -28,6 +28,15 @@ def _load() -> Any:
 
 native: Any = _load()
 """The module, or None."""
+Kind = TypeVar("Kind", bound=type)
+
+
+def seen(kind: Kind) -> Kind:
+    """The C module reads attributes of this class where its objects keep them (``native.h`` names them): it has
+    ``__slots__``."""
+    if native is not None:
+        native.tell(kind)
+    return kind
 
 
 def no_way(*_: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from attrs import define, field
 
 from capture._events import Log
-from capture._fast import native
+from capture._fast import native, seen
 from capture._liveness import Held
 from capture._modules import registrations
 from capture._outputs import OutputPlan
@@ -26,6 +26,7 @@ _numbers = itertools.count(1)
 SAMPLED = 16  # calls between two full comparisons of state
 
 
+@seen
 @define(eq=False)
 class Node:
     """One recording in the tree. The root has none."""

@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 from capture import _containers, _torch_private
 from capture._annotate import Outputs
 from capture._copies import Copier, on_storage
-from capture._fast import native
+from capture._fast import native, seen
 from capture._liveness import Held, Source, are_untouched_gradients, hold, is_sole_holder, only_gradients
 from capture._skeleton import EffectSlot, fill
 from capture._torch_private_layout import counts_layout
@@ -56,6 +56,7 @@ class Group:
     geometries: tuple[Geometry, ...]
 
 
+@seen
 @define(eq=False)
 class OutputPlan:
     """Builds all leaves of one recording. ``live`` watches the storages handed out last, one a group."""

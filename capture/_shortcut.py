@@ -28,10 +28,11 @@ from capture._modules import registrations
 from capture._named import MISSING
 from capture._native_facts import flags_of
 from capture._node import SAMPLED
-from capture._step import steps_begun
+from capture._step import marks, steps_begun
 from capture._tensors import any_overlap, span_bytes
 from capture._torch_private_layout import MOST_DIMS, alike_layout
-from capture._trees import trees_here
+from capture._torch_private_modes import dispatch_keys
+from capture._trees import in_use, trees_here
 
 if TYPE_CHECKING:
     from capture._runtime import Captured
@@ -135,23 +136,26 @@ def _way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entr
 def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here) -> Any:
     """The same in C; None where it does not know all that has to be looked at."""
     assert entry.backend is not None
-    modes, given = _modes(here, entry.backend.name.partition(":")[0]), _given(captured, values)
+    device = entry.backend.name.partition(":")[0]
+    modes, given = _modes(here, device), _given(captured, values)
     if given is None or modes is None or len(values) > MOST_VALUES:
         return None
     runs, function = captured if entry.region is None else entry.region, captured.function
     flags = _flags(captured)
     order, spans, shared = _layout(leaves)
+    alike, receiver, trees = _alike(leaves), captured.receiver_of, in_use()
+    of_kind = isinstance(receiver, weakref.ref)
     return native.Way(
         modes=modes, miss=MISS, ok=nothing_to_check, function=captured,
         defaults_of=function if isinstance(function, types.FunctionType) else None,
         defaults=getattr(function, "__defaults__", None), entry=entry, number=entry.number,
         limit=captured.annotation.max_recordings,
         in_capture=None if entry.backend.name == "cpu" else entry.backend.in_capture,
-        alike=_alike(leaves), check_first=_torch_private.metadata_guard(leaves[:1]),
-        check=_torch_private.metadata_guard(leaves),
-        world=None if captured.stateless else _world(captured, len(values), without_flags=flags is not None),
-        flags=flags, trees_here=trees_here, trees=trees_here(),
-        backend=entry.backend.name, counters=captured.log.counters, steps_begun=steps_begun, replay=runs.replay,
+        alike=alike, check_first=None if dispatch_keys(device) else _torch_private.metadata_guard(leaves[:1]),
+        check=_torch_private.metadata_guard(leaves), flags=flags, receiver=receiver if of_kind else None,
+        kind=type(receiver()), world=_other_world(captured, len(values), flags=flags, of_kind=of_kind),
+        in_use=trees, trees=trees.trees,
+        backend=entry.backend.name, counters=captured.log.counters, marks=marks(), replay=runs.replay,
         ready=runs.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
         alignments=tuple([leaf.data_ptr() & 63 for leaf in leaves]), spans=spans,
         order=order, shared=shared, least=given[0], most=given[1], verifies=captured.annotation.verify != "off",
@@ -297,6 +301,15 @@ def _flags(captured: Captured) -> Any:
     """The training flags of the receiver's modules as they are now, for the C module."""
     receiver = captured.receiver
     return flags_of(switches_of(receiver)) if isinstance(receiver, torch.nn.Module) else None
+
+
+def _other_world(captured: Captured, count: int, *, flags: Any, of_kind: bool) -> Callable[[], bool] | None:
+    """``_world`` where the way does not look at all of it: the flags, and that the receiver is of its kind."""
+    told = flags is not None or not isinstance(captured.receiver, torch.nn.Module)
+    plain = captured.named.is_empty() and not captured.annotation.guards and not captured.optimizers
+    if captured.stateless or (of_kind and told and plain and not captured.optimizers.modules()):
+        return None
+    return _world(captured, count, without_flags=flags is not None)
 
 
 def _world(captured: Captured, count: int, *, without_flags: bool = False) -> Callable[[], bool]:

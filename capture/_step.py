@@ -6,7 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from capture._fast import seen
 
+
+@seen
 class Marks:
     """Of one thread."""
 

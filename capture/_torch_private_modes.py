@@ -26,7 +26,7 @@ Reader = tuple[int, int, int, int, int, int]
 """Address, kind (as in ``native/modes.c``), three arguments, and the bits that count."""
 _READ_IN = ((2, 11), (2, 13))
 """The first and the last version of torch whose headers were read."""
-_VALUE, _BEHIND, _APART, _WRITTEN = range(4)
+_VALUE, _BEHIND, _APART, _WRITTEN, _THERE = range(5)
 _BYTE, _INT, _WORD = (1 << 8) - 1, (1 << 32) - 1, (1 << 64) - 1
 _CPU, _CUDA = 0, 1  # c10::DeviceType
 _KINDS = {"cpu": _CPU, "cuda": _CUDA}
@@ -49,6 +49,8 @@ _STATES = {
 """Of this thread, or of all."""
 _OFFSETS = (0, 8, 16, 24)  # of the words of an AutogradState; 2.13 has its flags in the last one
 _GRADIENTS = "_ZN3c1013AutogradState13get_tls_stateEv"
+_KEYS = "_ZN3c104impl26raw_local_dispatch_key_setE"
+"""A variable of each thread: two words, the dispatch keys that are turned on and off in it."""
 _AUTOCAST = "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"
 _AUTOCAST_TYPE = "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE"
 _SWITCHES = {
@@ -104,6 +106,11 @@ class _Functions:
         """A method of ``at::Context`` without arguments."""
         mangled = f"_ZN{'K' if const else ''}2at7Context{len(name)}{name}Ev"
         return self._address(mangled), kind, self._context, 0, 0, mask
+
+    def dispatch_keys(self) -> tuple[Reader, ...]:
+        """Of this thread. Raises ``ValueError`` where there is none."""
+        address = ctypes.addressof((2 * ctypes.c_uint64).in_dll(self._libraries[0], _KEYS))
+        return tuple((address + offset, _THERE, 0, 0, 0, _WORD) for offset in (0, 8))
 
     def precision(self, backend: int, op: int) -> Reader:
         """Of products in single precision."""
@@ -165,6 +172,33 @@ def _is_right(functions: _Functions) -> bool:
     with TorchDispatchMode():
         right = right and read(dispatch) == before[1] + 1
     return right
+
+
+@functools.cache
+def _keys() -> _Functions | None:
+    """What finds the variable, if it says what Python does."""
+
+    def both() -> tuple[list[int], list[int]]:
+        asked = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        return [native.read_mode(one) for one in functions.dispatch_keys()], [one.raw_repr() for one in asked]
+
+    try:
+        functions = _Functions()
+        with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+            plain = both()
+            with torch.inference_mode(), torch.autocast("cpu"):
+                other = both()
+    except (OSError, AttributeError, ValueError, RuntimeError):
+        return None
+    read, asked = ([one ^ now for one, now in zip(*pair, strict=True)] for pair in zip(plain, other, strict=True))
+    return functions if read == asked and any(read) else None
+
+
+def dispatch_keys(device: str) -> tuple[Reader, ...]:
+    """What tells the dispatch keys that are on in this thread, beside ``readers``. Empty where torch has to be asked,
+    as its guard of metadata does."""
+    functions = _keys() if readers(device) is not None else None
+    return () if functions is None else functions.dispatch_keys()
 
 
 @functools.cache

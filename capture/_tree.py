@@ -17,7 +17,7 @@ from attrs import define
 
 from capture import _config, _moving, _step
 from capture._events import Log
-from capture._fast import native
+from capture._fast import seen
 from capture._liveness import Held, hold
 from capture._node import Node, Pattern, walk
 from capture._torch_private import dispatch_mode_depth
@@ -32,8 +32,14 @@ class WarmCall:
     held: list[Held]
 
 
+@seen
 class Tree:
-    """All recordings of one thread on one device type."""
+    """All recordings of one thread on one device type. Its lists and dicts are never other ones."""
+
+    __slots__ = (
+        "__weakref__", "awaited", "backend", "buried", "checkpoints", "current", "in_place", "kept", "lingering",
+        "mark", "path", "pool", "pool_is_at", "recording", "root", "thread", "times", "warm",
+    )  # fmt: skip
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -59,11 +65,6 @@ class Tree:
         """To be buried when the path ends, which an output of theirs holds open."""
         self.recording = False
         self.thread = threading.get_ident()
-        self.view = None if native is None else native.TreeView(
-            path=self.path, warm=self.warm, buried=self.buried, lingering=self.lingering, kept=self.kept,
-            times=self.times,
-        )  # fmt: skip
-        """For the C module: these lists are never other ones."""
 
     def bury(self, node: Node) -> None:
         """Forget a recording as soon as this thread may. Garbage collection asks for it at any time: what is moved out

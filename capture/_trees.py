@@ -13,6 +13,7 @@ from typing import Any
 from attrs import frozen
 
 from capture._config import Config, current, put, put_back
+from capture._fast import seen
 from capture._step import Marks, marks, use_marks
 from capture._torch_private import graph_task
 from capture._tree import Tree
@@ -45,10 +46,20 @@ class Home:
     config: Config
 
 
+@seen
+class InUse:
+    """The trees that one thread uses now, by name of their backend: its own, but in threads that work for others."""
+
+    __slots__ = ("trees",)
+
+    def __init__(self, trees: dict[str, Tree]) -> None:
+        self.trees = trees
+
+
 class _Trees(threading.local):
     def __init__(self) -> None:
         self.own = _Own()
-        self.by_backend = self.own.trees
+        self.in_use = InUse(self.own.trees)
         self.home: Home | None = None
         """The last one that was asked for."""
         self.serves = (_NO_TASK, 0)
@@ -66,11 +77,11 @@ def home() -> Home:
     known, settings = _trees.home, current()
     if (
         known is None
-        or known.trees is not _trees.by_backend
+        or known.trees is not _trees.in_use.trees
         or known.marks is not marks()
         or known.config is not settings
     ):
-        known = Home(thread=threading.get_ident(), trees=_trees.by_backend, marks=marks(), config=settings)
+        known = Home(thread=threading.get_ident(), trees=_trees.in_use.trees, marks=marks(), config=settings)
         _trees.home = known
     return known
 
@@ -95,8 +106,8 @@ class at_home:
             if not _runs_for(there.thread):
                 return False
             _trees.serves = serves
-        self._before = _trees.by_backend, marks()
-        _trees.by_backend = there.trees
+        self._before = _trees.in_use.trees, marks()
+        _trees.in_use.trees = there.trees
         use_marks(there.marks)
         if current() is not there.config:
             self._settings = put(there.config)
@@ -106,7 +117,7 @@ class at_home:
         if self._before is not None:
             if self._settings is not None:
                 put_back(self._settings)
-            _trees.by_backend, own_marks = self._before
+            _trees.in_use.trees, own_marks = self._before
             use_marks(own_marks)
 
 
@@ -121,15 +132,20 @@ def _runs_for(thread: int) -> bool:
 def tree_for(backend: Backend) -> Tree:
     """This thread's tree on a backend."""
     try:
-        return _trees.by_backend[backend.name]
+        return _trees.in_use.trees[backend.name]
     except KeyError:
-        tree = _trees.by_backend[backend.name] = Tree(backend)
+        tree = _trees.in_use.trees[backend.name] = Tree(backend)
         return tree
+
+
+def in_use() -> InUse:
+    """Of this thread. There is one object for each."""
+    return _trees.in_use
 
 
 def trees_here() -> dict[str, Tree]:
     """This thread's trees, by name of their backend. The same dictionary but in threads that work for others."""
-    return _trees.by_backend
+    return _trees.in_use.trees
 
 
 def trees_of(function: Any) -> list[Tree]:
@@ -140,6 +156,6 @@ def trees_of(function: Any) -> list[Tree]:
 
 def forget_trees() -> None:
     """Start over in this thread."""
-    for tree in _trees.by_backend.values():
+    for tree in _trees.in_use.trees.values():
         tree.pool.keep_for([storage for _, storage in tree.live_blocks()])
-    _trees.by_backend.clear()
+    _trees.in_use.trees.clear()

@@ -358,7 +358,7 @@ def test_a_thread_that_works_for_others_uses_their_trees(way: str, monkeypatch: 
     mine_alone = _trees.trees_here()
     theirs: dict[str, Any] = {}
     paths = {name: len(tree.path) for name, tree in mine_alone.items()}
-    monkeypatch.setattr(_trees._trees, "by_backend", theirs)
+    monkeypatch.setattr(_trees.in_use(), "trees", theirs)
     for _ in range(4):
         assert torch.equal(mine(x, y), scaled(x, y))
     assert theirs.keys() == mine_alone.keys(), "they recorded for themselves"

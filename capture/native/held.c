@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#define NAMES(X) X(held) X(first) X(address) X(data) X(policy) X(build_left) X(__dict__)
+#define NAMES(X) X(data) X(build_left) X(__dict__)
 NAMES(DECLARE)
 static PyObject *s_clone;
 
@@ -210,21 +210,22 @@ static void held_dealloc(PyObject *object)
 /* ``Source.tensor`` where the first tensor is still what it was, else NULL without an exception. */
 static PyObject *alias_of(PyObject *source, PyObject *watch, PyObject *ours)
 {
-    PyObject *result = NULL, *held = PyObject_GetAttr(source, s_held);
-    if (held != NULL && watch == held && (result = taken_again(held, ours)) != NULL) {
-        Py_DECREF(held);
+    if (!is_of(source, slots.Source.type))
+        return NULL;
+    PyObject *held = SLOT(source, Source, held), *first, *result;
+    if (held == NULL || watch != held)
+        return NULL;
+    Py_INCREF(held); /* the end of an alias may run Python */
+    result = taken_again(held, ours);
+    Py_DECREF(held);
+    if (result != NULL || (first = SLOT(source, Source, first)) == NULL || first == Py_None)
         return result;
-    }
-    PyObject *first = held == NULL ? NULL : PyObject_GetAttr(source, s_first);
-    if (first != NULL && first != Py_None && watch == held) {
-        PyObject *known = PyObject_GetAttr(source, s_address);
-        uint64_t address = 0, expected = known == NULL ? 0 : PyLong_AsUnsignedLongLong(known);
-        Py_XDECREF(known);
-        if (!PyErr_Occurred() && address_of(first, &address) == 0 && address == expected)
-            result = PyObject_GetAttr(first, s_data);
-    }
-    Py_XDECREF(held);
-    Py_XDECREF(first);
+    PyObject *known = SLOT(source, Source, address);
+    uint64_t address = 0, expected = known == NULL ? 0 : PyLong_AsUnsignedLongLong(known);
+    Py_INCREF(first);
+    if (!PyErr_Occurred() && address_of(first, &address) == 0 && address == expected)
+        result = PyObject_GetAttr(first, s_data);
+    Py_DECREF(first);
     return result;
 }
 
@@ -267,10 +268,8 @@ int copies_outputs(NodeView *view)
 {
     if (view->preserving)
         return 0;
-    PyObject *policy = PyObject_GetAttr(view->outputs, s_policy);
-    int copies = policy == NULL ? -1 : policy == s_clone ? 1 : PyObject_RichCompareBool(policy, s_clone, Py_EQ);
-    Py_XDECREF(policy);
-    return copies;
+    PyObject *policy = is_of(view->outputs, slots.OutputPlan.type) ? SLOT(view->outputs, OutputPlan, policy) : NULL;
+    return policy == NULL ? -1 : policy == s_clone ? 1 : PyObject_RichCompareBool(policy, s_clone, Py_EQ);
 }
 
 PyObject *single_output(NodeView *view)

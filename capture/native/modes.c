@@ -13,8 +13,9 @@ typedef struct {
 } Term;
 
 /* What a function of torch's gives is its value; a pointer to that, less the bytes in the third argument; to two
-   pointers that differ by it; or it is written to where its first argument points, 20 bytes. */
-enum { VALUE, BEHIND, APART, WRITTEN };
+   pointers that differ by it; or it is written to where its first argument points, 20 bytes. Or there is no function, and
+   the value lies at the address. */
+enum { VALUE, BEHIND, APART, WRITTEN, THERE };
 #define MOST_WRITTEN 8 /* words */
 
 typedef struct {
@@ -23,7 +24,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    unsigned long thread;
+    uint64_t thread; /* no other one ever has the number */
     Py_ssize_t count;
     Term *terms;
     Py_ssize_t reader_count;
@@ -53,6 +54,11 @@ typedef uint64_t (*Function)(uint64_t, uint64_t, uint64_t);
 
 static uint64_t read_one(const Reader *reader)
 {
+    if (reader->kind == THERE) {
+        uint64_t word;
+        memcpy(&word, (const void *)(uintptr_t)reader->address, 8);
+        return word & reader->mask;
+    }
     Function function = (Function)(uintptr_t)reader->address;
     if (reader->kind == WRITTEN) {
         uint64_t words[MOST_WRITTEN] = {0};
@@ -84,7 +90,7 @@ static PyObject *found_of(const Term *term)
 int modes_hold(PyObject *object)
 {
     Modes *self = (Modes *)object;
-    if (self->thread != PyThread_get_thread_ident())
+    if (self->thread != PyThreadState_GetID(PyThreadState_Get()))
         return 0;
     for (Py_ssize_t i = 0; i < self->reader_count; i++)
         if (read_one(&self->readers[i]) != self->expected[i])
@@ -159,7 +165,7 @@ static int reader_from(PyObject *given, Reader *reader)
     if (!PyArg_ParseTuple(given, "KKKKKK", &part[0], &part[1], &part[2], &part[3], &part[4], &part[5]))
         return -1;
     *reader = (Reader){part[0], part[1], part[2], part[3], part[4], part[5]};
-    if (reader->address == 0 || reader->kind > WRITTEN) {
+    if (reader->address == 0 || reader->kind > THERE) {
         PyErr_SetString(PyExc_ValueError, "no such reader");
         return -1;
     }
@@ -202,7 +208,7 @@ static PyObject *modes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL)
         return NULL;
     self->vectorcall = modes_call;
-    self->thread = PyThread_get_thread_ident();
+    self->thread = PyThreadState_GetID(PyThreadState_Get());
     self->terms = PyMem_New(Term, PyTuple_GET_SIZE(given) + 1);
     if (self->terms == NULL) {
         Py_DECREF(self);

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 14 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 15 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the long way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -24,11 +24,44 @@ PyObject *modes_of(PyObject *way);
 PyObject *way_take(PyObject *way, PyObject *const *args, Py_ssize_t given);
 int is_way(PyObject *one);
 
-/* The lists of a tree, which never are other ones. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *path, *warm, *buried, *lingering, *kept, *times;
-} TreeView;
+/* Attributes that are read where their class keeps them: each such class says so (``_fast.seen``). Lists, dicts and what
+   an object is made with are never other ones. */
+#define TREE(X) \
+    X(path) X(warm) X(buried) X(lingering) X(kept) X(times) X(current) X(root) X(mark) X(pool_is_at) X(pool)
+#define NODE(X) X(followers) X(view) X(verified) X(check) X(checker) X(unchecked) X(registered) X(recording)
+#define ENTRY(X) X(phase)
+#define COUNTERS(X) X(replays)
+#define MARKS(X) X(begun)
+#define IN_USE(X) X(trees)
+#define CHECKER(X) X(facts)
+#define SOURCE(X) X(held) X(first) X(address)
+#define OUTPUT_PLAN(X) X(policy)
+#define CLASSES(X) \
+    X(Tree, TREE) X(Node, NODE) X(Entry, ENTRY) X(Counters, COUNTERS) X(Marks, MARKS) X(InUse, IN_USE) \
+    X(Checker, CHECKER) X(Source, SOURCE) X(OutputPlan, OUTPUT_PLAN)
+#define AT(name) Py_ssize_t name;
+#define OF_CLASS(class, names) \
+    struct { \
+        PyTypeObject *type; \
+        names(AT) \
+    } class;
+extern struct Slots {
+    CLASSES(OF_CLASS)
+} slots;
+/* An object of this very class: 1, or 0 with an exception set. */
+int is_of(PyObject *object, const PyTypeObject *type);
+/* NULL with an exception set. */
+PyObject *unset(void);
+/* A borrowed reference, or NULL with an exception set. */
+static inline PyObject *slot_at(PyObject *object, Py_ssize_t at)
+{
+    PyObject *found = *(PyObject **)((char *)object + at);
+    return found == NULL ? unset() : found;
+}
+#define SLOT(object, class, name) slot_at(object, slots.class.name)
+void put(PyObject *object, Py_ssize_t at, PyObject *value);
+#define PUT(object, class, name, value) put(object, slots.class.name, value)
+int add_slots(PyObject *module);
 
 /* What stays as it is once a recording is in its tree. */
 typedef struct {
@@ -43,7 +76,7 @@ typedef struct {
     int preserving;    /* tensors are handed out as they are, and need not be known */
 } NodeView;
 
-extern PyTypeObject TreeViewType, NodeViewType;
+extern PyTypeObject NodeViewType;
 int add_views(PyObject *module);
 
 /* What a member of ``live`` watches is used: 1, 0, or -1 with an exception set. */
@@ -59,7 +92,7 @@ int add_gradients(PyObject *module);
 
 /* The way's steps from the tree on, once the arguments fit. */
 typedef struct {
-    PyObject *miss, *ok, *function, *limit, *number, *entry, *counters, *steps_begun, *replay, *ready;
+    PyObject *miss, *ok, *function, *limit, *number, *entry, *counters, *marks, *replay, *ready;
     PyObject *registrations; /* a function: how often modules registered something */
     PyObject *attach;        /* a function: the result as part of the caller's graph; or None */
     int verifies;
@@ -68,6 +101,8 @@ typedef struct {
 } Steps;
 PyObject *steps_take(
     const Steps *steps, PyObject *tree, PyObject *const *values, PyObject *const *tensors, const uint64_t *addresses);
+/* Its objects are of the classes that are read: 1, or 0 with an exception set. */
+int are_seen(const Steps *steps);
 int add_steps(PyObject *module);
 
 /* The driver's functions, as in cuda.h: addresses are 64-bit integers, handles are pointers, 0 is success. */

@@ -1,20 +1,8 @@
 /* Steps: what a call does once its arguments fit, from the tree on: the second half of ``capture/_shortcut.py``. */
 #include "native.h"
 
-#define NAMES(X) \
-    X(view) X(begin_call) X(current) X(root) X(followers) X(pool) X(find) X(verified) X(state_holds) \
-    X(check) X(checker) X(facts) X(see) X(unchecked) X(registered) X(recording) X(replay) X(build_single) X(mark) X(pool_is_at) X(replays)
+#define NAMES(X) X(begin_call) X(find) X(state_holds) X(see) X(replay) X(build_single)
 NAMES(DECLARE)
-
-static int is_true_of(PyObject *holder, PyObject *name)
-{
-    PyObject *found = PyObject_GetAttr(holder, name);
-    if (found == NULL)
-        return -1;
-    int truth = PyObject_IsTrue(found);
-    Py_DECREF(found);
-    return truth;
-}
 
 long long number_of(PyObject *found)
 {
@@ -32,23 +20,20 @@ int truth_of(PyObject *result)
     return truth;
 }
 
-/* The view of a tree or a node: a new reference, or NULL with an exception. */
-static PyObject *view_of(PyObject *holder, PyTypeObject *type)
+/* The view of a node: borrowed, or NULL with an exception. */
+static NodeView *view_of(PyObject *node)
 {
-    PyObject *view = PyObject_GetAttr(holder, s_view);
-    if (view != NULL && Py_TYPE(view) != type) {
-        PyErr_SetString(PyExc_TypeError, "no view of a tree or a recording");
-        Py_CLEAR(view);
-    }
-    return view;
+    PyObject *view = is_of(node, slots.Node.type) ? SLOT(node, Node, view) : NULL;
+    return view != NULL && is_of(view, &NodeViewType) ? (NodeView *)view : NULL;
 }
 
 /* Some output of the node is still used. */
 static int has_used_outputs(PyObject *node)
 {
-    NodeView *view = (NodeView *)view_of(node, &NodeViewType);
+    NodeView *view = view_of(node);
     if (view == NULL)
         return -1;
+    Py_INCREF(view);
     int used = 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(view->live) && !used; i++) {
         PyObject *watch = Py_NewRef(PyList_GET_ITEM(view->live, i));
@@ -76,11 +61,27 @@ static int may_run(NodeView *view)
     return 1;
 }
 
-/* ``Tree.begin_call`` where the path ends because nothing on it is used any more: 1, else 0 with nothing done. */
-static int ends_by_itself(PyObject *tree, TreeView *view)
+/* The lists and the dict of a tree: never other ones, so that they are borrowed as long as the tree is there. */
+typedef struct {
+    PyObject *path, *warm, *buried, *lingering, *kept, *times;
+} Lists;
+
+static int lists_of(PyObject *tree, Lists *lists)
 {
-    PyObject *path = view->path;
-    if (PyList_GET_SIZE(view->kept))
+    if (!is_of(tree, slots.Tree.type))
+        return -1;
+#define TAKE(name) \
+    if ((lists->name = SLOT(tree, Tree, name)) == NULL) \
+        return -1;
+    TAKE(path) TAKE(warm) TAKE(buried) TAKE(lingering) TAKE(kept) TAKE(times)
+    return 0;
+}
+
+/* ``Tree.begin_call`` where the path ends because nothing on it is used any more: 1, else 0 with nothing done. */
+static int ends_by_itself(PyObject *tree, const Lists *at)
+{
+    PyObject *path = at->path;
+    if (PyList_GET_SIZE(at->kept))
         return 0;
     for (Py_ssize_t i = PyList_GET_SIZE(path) - 1; i >= 0; i--) {
         if (i >= PyList_GET_SIZE(path)) /* looking at outputs runs Python */
@@ -91,40 +92,35 @@ static int ends_by_itself(PyObject *tree, TreeView *view)
         if (used)
             return used < 0 ? -1 : 0;
     }
-    PyObject *root = PyObject_GetAttr(tree, s_root);
-    int done = root != NULL && PyList_SetSlice(path, 0, PyList_GET_SIZE(path), NULL) == 0 &&
-               PyObject_SetAttr(tree, s_current, root) == 0;
-    if (done)
-        PyDict_Clear(view->times);
-    Py_XDECREF(root);
-    return done ? 1 : -1;
+    PyObject *root = SLOT(tree, Tree, root);
+    if (root == NULL || PyList_SetSlice(path, 0, PyList_GET_SIZE(path), NULL) < 0)
+        return -1;
+    PUT(tree, Tree, current, root);
+    PyDict_Clear(at->times);
+    return 1;
 }
 
 /* Outputs are still used, but the step goes on as it is: it ends by marks alone, and no mark came since. */
-static int goes_on(const Steps *self, PyObject *tree, TreeView *view)
+static int goes_on(const Steps *self, PyObject *tree, const Lists *at)
 {
-    PyObject *marks = PyObject_CallNoArgs(self->steps_begun), *mark = NULL;
-    int same = marks == NULL ? -1 : PyObject_IsTrue(marks);
-    if (same > 0) {
-        mark = PyObject_GetAttr(tree, s_mark);
-        same = mark == NULL ? -1 : PyObject_RichCompareBool(marks, mark, Py_EQ);
-    }
-    Py_XDECREF(marks);
-    Py_XDECREF(mark);
+    PyObject *begun = SLOT(self->marks, Marks, begun), *mark = SLOT(tree, Tree, mark);
+    int same = begun == NULL || mark == NULL ? -1 : PyObject_IsTrue(begun);
+    if (same > 0)
+        same = begun == mark ? 1 : PyObject_RichCompareBool(begun, mark, Py_EQ);
     if (same <= 0)
         return same;
-    PyObject *times = PyDict_GetItemWithError(view->times, self->function);
+    PyObject *times = PyDict_GetItemWithError(at->times, self->function);
     return times == NULL ? (PyErr_Occurred() ? -1 : 1) : PyObject_RichCompareBool(times, self->limit, Py_LE);
 }
 
 /* End the step if it is over. 1: the way goes on; 0: it does not fit. */
-static int begins(const Steps *self, PyObject *tree, TreeView *view)
+static int begins(const Steps *self, PyObject *tree, const Lists *at)
 {
-    if (!PyList_GET_SIZE(view->warm) && !PyList_GET_SIZE(view->buried) && !PyList_GET_SIZE(view->lingering)) {
-        if (PyList_GET_SIZE(view->path) == 0)
+    if (!PyList_GET_SIZE(at->warm) && !PyList_GET_SIZE(at->buried) && !PyList_GET_SIZE(at->lingering)) {
+        if (PyList_GET_SIZE(at->path) == 0)
             return 1;
-        int ended = ends_by_itself(tree, view);
-        ended = ended ? ended : goes_on(self, tree, view);
+        int ended = ends_by_itself(tree, at);
+        ended = ended ? ended : goes_on(self, tree, at);
         if (ended)
             return ended;
     }
@@ -133,7 +129,7 @@ static int begins(const Steps *self, PyObject *tree, TreeView *view)
     if (done == NULL)
         return -1;
     Py_DECREF(done);
-    return PyList_GET_SIZE(view->warm) == 0;
+    return PyList_GET_SIZE(at->warm) == 0;
 }
 
 /* The arguments lie where they did on the recorded path: 1, 0, -1. */
@@ -149,7 +145,7 @@ static int stands(NodeView *node, PyObject *tree, const uint64_t *addresses, Py_
             continue;
         }
         if (pool == NULL)
-            pool = PyObject_GetAttr(tree, s_pool);
+            pool = Py_XNewRef(SLOT(tree, Tree, pool));
         PyObject *address = pool == NULL ? NULL : PyLong_FromUnsignedLongLong(addresses[i]);
         int inside = address == NULL ? -1 : truth_of(PyObject_CallMethodOneArg(pool, s_find, address));
         Py_XDECREF(address);
@@ -161,53 +157,58 @@ static int stands(NodeView *node, PyObject *tree, const uint64_t *addresses, Py_
 
 /* The node that the current one is to be followed by: a new reference; NULL without an exception if none fits. */
 static PyObject *fitting(
-    const Steps *self, PyObject *tree, TreeView *at, const uint64_t *addresses, NodeView **view)
+    const Steps *self, PyObject *tree, const Lists *at, const uint64_t *addresses, NodeView **view)
 {
-    PyObject *current = PyObject_GetAttr(tree, s_current);
-    PyObject *followers = current == NULL ? NULL : PyObject_GetAttr(current, s_followers);
-    Py_XDECREF(current);
-    if (followers == NULL)
-        return NULL;
-    PyObject *node = Py_XNewRef(PyDict_GetItemWithError(followers, self->number));
-    Py_DECREF(followers);
-    if (node == NULL || (*view = (NodeView *)view_of(node, &NodeViewType)) == NULL) {
+    PyObject *current = SLOT(tree, Tree, current);
+    PyObject *followers = current != NULL && is_of(current, slots.Node.type) ? SLOT(current, Node, followers) : NULL;
+    PyObject *node = followers == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(followers, self->number));
+    if (node == NULL || (*view = view_of(node)) == NULL) {
         Py_XDECREF(node);
         return NULL;
     }
+    Py_INCREF(*view);
     int fits = PyList_GET_SIZE(at->path) ? stands(*view, tree, addresses, self->tensors) : 1;
     if (fits > 0)
         fits = may_run(*view);
     if (fits > 0 && self->verifies)
-        fits = is_true_of(node, s_verified);
+        fits = truth_of(Py_XNewRef(SLOT(node, Node, verified)));
     if (fits <= 0)
         Py_CLEAR(node);
     return node;
 }
 
+/* One more in an attribute that counts. */
+#define COUNT(object, class, name) \
+    do { \
+        PyObject *known = SLOT(object, class, name); \
+        PyObject *more = known == NULL ? NULL : PyLong_FromLongLong(PyLong_AsLongLong(known) + 1); \
+        if (more == NULL) \
+            return -1; \
+        PUT(object, class, name, more); \
+        Py_DECREF(more); \
+    } while (0)
+
 /* ``Tree.stand_on`` and the count of replays. */
-static int stand_on(const Steps *self, PyObject *tree, TreeView *view, PyObject *node)
+static int stand_on(const Steps *self, PyObject *tree, const Lists *at, PyObject *node)
 {
-    if (PyList_GET_SIZE(view->path) == 0 && PyList_GET_SIZE(view->warm) == 0) {
-        PyObject *mark = PyObject_CallNoArgs(self->steps_begun);
-        int failed = mark == NULL || PyObject_SetAttr(tree, s_mark, mark) < 0;
-        Py_XDECREF(mark);
-        if (failed)
+    if (PyList_GET_SIZE(at->path) == 0 && PyList_GET_SIZE(at->warm) == 0) {
+        PyObject *begun = SLOT(self->marks, Marks, begun);
+        if (begun == NULL)
             return -1;
+        PUT(tree, Tree, mark, begun);
     }
-    if (PyList_Append(view->path, node) < 0)
+    if (PyList_Append(at->path, node) < 0)
         return -1;
-    PyObject *known = PyDict_GetItemWithError(view->times, self->function);
+    PyObject *known = PyDict_GetItemWithError(at->times, self->function);
     PyObject *more = PyErr_Occurred() ? NULL : PyLong_FromLong(known == NULL ? 1 : PyLong_AsLong(known) + 1);
-    int failed = more == NULL || PyDict_SetItem(view->times, self->function, more) < 0;
+    int failed = more == NULL || PyDict_SetItem(at->times, self->function, more) < 0;
     Py_XDECREF(more);
-    if (failed || PyObject_SetAttr(tree, s_current, node) < 0 || PyObject_SetAttr(tree, s_pool_is_at, Py_None) < 0)
+    if (failed)
         return -1;
-    PyObject *replays = PyObject_GetAttr(self->counters, s_replays);
-    more = replays == NULL ? NULL : PyLong_FromLongLong(PyLong_AsLongLong(replays) + 1);
-    failed = more == NULL || PyObject_SetAttr(self->counters, s_replays, more) < 0;
-    Py_XDECREF(replays);
-    Py_XDECREF(more);
-    return failed ? -1 : 0;
+    PUT(tree, Tree, current, node);
+    PUT(tree, Tree, pool_is_at, Py_None);
+    COUNT(self->counters, Counters, replays);
+    return 0;
 }
 
 PyObject *list_of(PyObject *const *items, Py_ssize_t count)
@@ -238,7 +239,7 @@ static PyObject *in_python(const Steps *self, PyObject *node, PyObject *tree, Py
 /* The facts hold: 1. 0: ask the check. ``*wanted``: facts are to be made once it holds, as there are none or others. */
 static int known_to_hold(PyObject *checker, const uint64_t *addresses, Py_ssize_t count, int *wanted)
 {
-    PyObject *facts = PyObject_GetAttr(checker, s_facts);
+    PyObject *facts = is_of(checker, slots.Checker.type) ? Py_XNewRef(SLOT(checker, Checker, facts)) : NULL;
     if (facts == NULL)
         return -1;
     int holds = is_facts(facts) && facts_hold(facts, addresses, count);
@@ -263,22 +264,16 @@ static int checked(PyObject *check, PyObject *checker, PyObject *leaves, int wan
 /* ``Node.state_holds`` between two full comparisons: 1; 0: it is time for one, or modules changed. */
 static int is_between(const Steps *self, PyObject *node)
 {
-    PyObject *unchecked = PyObject_GetAttr(node, s_unchecked), *registered = NULL, *now = NULL, *more = NULL;
+    PyObject *unchecked = SLOT(node, Node, unchecked);
     long since = unchecked == NULL ? -1 : PyLong_AsLong(unchecked);
-    int between = since < 0 ? -1 : since < self->sampled;
-    if (between > 0) {
-        registered = PyObject_GetAttr(node, s_registered);
-        now = registered == NULL ? NULL : PyObject_CallNoArgs(self->registrations);
-        between = now == NULL ? -1 : PyObject_RichCompareBool(registered, now, Py_EQ);
-    }
-    if (between > 0) {
-        more = PyLong_FromLong(since + 1);
-        between = more == NULL || PyObject_SetAttr(node, s_unchecked, more) < 0 ? -1 : 1;
-    }
-    Py_XDECREF(unchecked);
-    Py_XDECREF(registered);
+    if (since < 0 || since >= self->sampled)
+        return since < 0 ? -1 : 0;
+    PyObject *now = PyObject_CallNoArgs(self->registrations);
+    PyObject *registered = now == NULL ? NULL : SLOT(node, Node, registered);
+    int between = registered == NULL ? -1 : PyObject_RichCompareBool(registered, now, Py_EQ);
     Py_XDECREF(now);
-    Py_XDECREF(more);
+    if (between > 0)
+        COUNT(node, Node, unchecked);
     return between;
 }
 
@@ -286,15 +281,13 @@ static int is_between(const Steps *self, PyObject *node)
 static int state_holds(
     const Steps *self, PyObject *node, PyObject *const *tensors, const uint64_t *addresses, PyObject **leaves)
 {
-    PyObject *check = PyObject_GetAttr(node, s_check);
-    if (check == NULL || check == self->ok) {
-        Py_XDECREF(check);
-        return check == NULL ? -1 : 1;
-    }
-    int holds = -1, wanted = 0;
-    PyObject *checker = PyObject_GetAttr(node, s_checker);
-    if (checker != NULL)
-        holds = self->sampled ? is_between(self, node) : known_to_hold(checker, addresses, self->tensors, &wanted);
+    PyObject *check = SLOT(node, Node, check), *checker = SLOT(node, Node, checker);
+    if (check == NULL || checker == NULL || check == self->ok)
+        return check == NULL || checker == NULL ? -1 : 1;
+    int wanted = 0;
+    Py_INCREF(check);
+    Py_INCREF(checker);
+    int holds = self->sampled ? is_between(self, node) : known_to_hold(checker, addresses, self->tensors, &wanted);
     if (holds == 0) {
         *leaves = list_of(tensors, self->tensors);
         if (*leaves == NULL)
@@ -304,14 +297,14 @@ static int state_holds(
         else
             holds = checked(check, checker, *leaves, wanted);
     }
-    Py_XDECREF(checker);
+    Py_DECREF(checker);
     Py_DECREF(check);
     return holds;
 }
 
 /* From here on it is the call. */
 static PyObject *run(
-    const Steps *self, PyObject *node, NodeView *view, PyObject *tree, TreeView *at, PyObject *const *values,
+    const Steps *self, PyObject *node, NodeView *view, PyObject *tree, const Lists *at, PyObject *const *values,
     PyObject *const *tensors, const uint64_t *addresses)
 {
     PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL, *pool = NULL;
@@ -332,7 +325,7 @@ static PyObject *run(
         result = leaves == NULL ? NULL : in_python(self, node, tree, values, leaves);
         goto end;
     }
-    recording = PyObject_GetAttr(node, s_recording);
+    recording = Py_XNewRef(SLOT(node, Node, recording));
     replay = recording == NULL ? NULL : PyObject_GetAttr(recording, s_replay);
     if (replay == NULL)
         goto end;
@@ -351,7 +344,7 @@ static PyObject *run(
         if (result == NULL && !PyErr_Occurred())
             result = PyObject_CallMethodNoArgs(view->outputs, s_build_single);
     } else {
-        pool = PyObject_GetAttr(tree, s_pool);
+        pool = Py_XNewRef(SLOT(tree, Tree, pool));
         result = pool == NULL ? NULL : several_outputs(view, pool);
     }
     if (result != NULL && stand_on(self, tree, at, node) < 0)
@@ -375,19 +368,24 @@ PyObject *steps_take(
 {
     PyObject *result = NULL, *node = NULL;
     NodeView *view = NULL;
-    TreeView *at = (TreeView *)view_of(tree, &TreeViewType);
-    if (at == NULL)
+    Lists at;
+    if (lists_of(tree, &at) < 0)
         return NULL;
-    int begun = begins(self, tree, at);
-    node = begun <= 0 ? NULL : fitting(self, tree, at, addresses, &view);
+    int begun = begins(self, tree, &at);
+    node = begun <= 0 ? NULL : fitting(self, tree, &at, addresses, &view);
     if (node != NULL)
-        result = run(self, node, view, tree, at, values, tensors, addresses);
+        result = run(self, node, view, tree, &at, values, tensors, addresses);
     else if (!PyErr_Occurred())
         result = Py_NewRef(self->miss);
     Py_XDECREF(node);
     Py_XDECREF(view);
-    Py_DECREF(at);
     return result;
+}
+
+int are_seen(const Steps *self)
+{
+    return is_of(self->entry, slots.Entry.type) && is_of(self->counters, slots.Counters.type) &&
+           is_of(self->marks, slots.Marks.type);
 }
 
 int add_steps(PyObject *module)

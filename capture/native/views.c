@@ -1,51 +1,5 @@
-/* Views: what never is another object in a tree or a recording, so that it is not looked up in every call. */
+/* Views: what stays as it is of a recording, put together once. */
 #include "native.h"
-
-static PyObject *of_lists(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"path", "warm", "buried", "lingering", "kept", "times", NULL};
-    TreeView given = {0};
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$O!O!O!O!O!O!", names, &PyList_Type, &given.path, &PyList_Type, &given.warm, &PyList_Type,
-            &given.buried, &PyList_Type, &given.lingering, &PyList_Type, &given.kept, &PyDict_Type, &given.times))
-        return NULL;
-    TreeView *self = (TreeView *)type->tp_alloc(type, 0);
-    if (self == NULL)
-        return NULL;
-    self->path = Py_NewRef(given.path);
-    self->warm = Py_NewRef(given.warm);
-    self->buried = Py_NewRef(given.buried);
-    self->lingering = Py_NewRef(given.lingering);
-    self->kept = Py_NewRef(given.kept);
-    self->times = Py_NewRef(given.times);
-    return (PyObject *)self;
-}
-
-static int visit_lists(PyObject *object, visitproc visit, void *arg)
-{
-    TreeView *self = (TreeView *)object;
-    Py_VISIT(self->path);
-    Py_VISIT(self->warm);
-    Py_VISIT(self->buried);
-    Py_VISIT(self->lingering);
-    Py_VISIT(self->kept);
-    Py_VISIT(self->times);
-    return 0;
-}
-
-/* Nothing is cleared to break a cycle: the lists' owners clear them. */
-static void free_lists(PyObject *object)
-{
-    TreeView *self = (TreeView *)object;
-    PyObject_GC_UnTrack(object);
-    Py_XDECREF(self->path);
-    Py_XDECREF(self->warm);
-    Py_XDECREF(self->buried);
-    Py_XDECREF(self->lingering);
-    Py_XDECREF(self->kept);
-    Py_XDECREF(self->times);
-    Py_TYPE(object)->tp_free(object);
-}
 
 static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -107,17 +61,6 @@ static void free_node(PyObject *object)
     Py_TYPE(object)->tp_free(object);
 }
 
-PyTypeObject TreeViewType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.TreeView",
-    .tp_doc = "The lists of a tree.",
-    .tp_basicsize = sizeof(TreeView),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = of_lists,
-    .tp_dealloc = free_lists,
-    .tp_traverse = visit_lists,
-};
-
 PyTypeObject NodeViewType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "capture._native.NodeView",
@@ -131,8 +74,7 @@ PyTypeObject NodeViewType = {
 
 int add_views(PyObject *module)
 {
-    if (PyType_Ready(&TreeViewType) < 0 || PyType_Ready(&NodeViewType) < 0 ||
-        PyModule_AddObjectRef(module, "TreeView", (PyObject *)&TreeViewType) < 0)
+    if (PyType_Ready(&NodeViewType) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "NodeView", (PyObject *)&NodeViewType);
 }

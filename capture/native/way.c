@@ -11,11 +11,13 @@ typedef struct {
     PyObject *defaults;    /* its default values then */
     PyObject *in_capture;  /* a function, or None where nothing is ever captured by others */
     PyObject *alike;       /* Alike, or None: the metadata of the tensors, without torch */
-    PyObject *check_first; /* compares the first one's, and with it the dispatch keys of this thread */
+    PyObject *check_first; /* compares the first one's, and with it the dispatch keys of this thread; or None: modes do */
     PyObject *check;       /* compares metadata of all tensors */
     PyObject *flags;       /* Facts, or None: the cheapest part of what follows */
+    PyObject *receiver;    /* a weak reference, or None where ``world`` looks at it */
+    PyObject *kind;        /* its type */
     PyObject *world;       /* tells whether other parts of the key are as they were, or None */
-    PyObject *trees_here;  /* a function: the trees to use now */
+    PyObject *in_use;      /* InUse: the trees of this thread */
     PyObject *trees;       /* those then, by name of their backend */
     PyObject *backend;     /* such a name */
     PyObject *constants;   /* tuple: a value's own object, or MISS in the place of a tensor */
@@ -33,7 +35,7 @@ typedef struct {
 } Way;
 
 static PyTypeObject WayType;
-static PyObject *s_phase, *s_ready;
+static PyObject *s_ready;
 
 /* No two leaders share memory. Most lie in the order they had. */
 static int are_apart(Way *self, const uint64_t *addresses)
@@ -82,7 +84,7 @@ static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t
     }
     int alike = self->alike != Py_None && alike_hold(self->alike, tensors, count, addresses), same;
     if (alike)
-        same = truth_of(PyObject_Vectorcall(self->check_first, tensors, 1, NULL));
+        same = self->check_first == Py_None ? 1 : truth_of(PyObject_Vectorcall(self->check_first, tensors, 1, NULL));
     else
         same = truth_of(PyObject_Vectorcall(self->check, tensors, count, NULL));
     for (Py_ssize_t i = 0; same > 0 && i < count; i++) {
@@ -95,20 +97,33 @@ static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t
     return same > 0 ? are_apart(self, addresses) : same;
 }
 
+/* What a weak reference refers to, borrowed: nothing that is alive takes it away meanwhile. */
+static const PyObject *referent_of(PyObject *reference)
+{
+#if PY_VERSION_HEX < 0x030D0000
+    return PyWeakref_GET_OBJECT(reference);
+#else
+    PyObject *found = NULL;
+    if (PyWeakref_GetRef(reference, &found) < 0)
+        PyErr_Clear();
+    Py_XDECREF(found);
+    return found == NULL ? Py_None : found;
+#endif
+}
+
 /* The world around the call is as it was: 1, 0, -1. Modes and the function are looked at before. */
 static int is_at_hand(Way *self)
 {
-    PyObject *phase = PyObject_GetAttr(self->steps.entry, s_phase);
-    if (phase == NULL)
+    PyObject *phase = SLOT(self->steps.entry, Entry, phase), *trees = SLOT(self->in_use, InUse, trees);
+    if (phase == NULL || trees == NULL)
         return -1;
     int ready = phase == s_ready ? 1 : PyObject_RichCompareBool(phase, s_ready, Py_EQ);
-    Py_DECREF(phase);
     if (ready <= 0)
         return ready;
-    PyObject *trees = PyObject_CallNoArgs(self->trees_here);
-    Py_XDECREF(trees);
     if (trees != self->trees) /* those of a thread that waits for autograd, which runs backward passes for several */
-        return trees == NULL ? -1 : 0;
+        return 0;
+    if (self->receiver != Py_None && (PyObject *)Py_TYPE(referent_of(self->receiver)) != self->kind)
+        return 0;
     if (self->in_capture != Py_None) {
         int captured = truth_of(PyObject_CallNoArgs(self->in_capture));
         if (captured)
@@ -183,9 +198,10 @@ static PyObject *way_call(PyObject *object, PyObject *const *args, size_t nargsf
 }
 
 #define OBJECTS(X) \
-    X(modes) X(defaults_of) X(defaults) X(in_capture) X(alike) X(check_first) X(check) X(flags) X(world) X(trees_here) X(trees) X(backend) \
+    X(modes) X(defaults_of) X(defaults) X(in_capture) X(alike) X(check_first) X(check) X(flags) X(receiver) X(kind) \
+    X(world) X(in_use) X(trees) X(backend) \
     X(constants) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
-    X(steps.counters) X(steps.steps_begun) X(steps.replay) X(steps.ready) X(steps.registrations) X(steps.attach)
+    X(steps.counters) X(steps.marks) X(steps.replay) X(steps.ready) X(steps.registrations) X(steps.attach)
 
 static int way_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -250,28 +266,34 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "alike",
-        "check_first", "check", "flags", "world", "trees_here", "trees", "backend", "counters", "steps_begun", "replay", "ready", "constants", "alignments",
-        "spans", "order", "shared", "least", "most", "verifies", "attach", "registrations", "sampled", NULL};
+        "check_first", "check", "flags", "receiver", "kind", "world", "in_use", "trees", "backend", "counters", "marks",
+        "replay", "ready", "constants", "alignments", "spans", "order", "shared", "least", "most", "verifies", "attach",
+        "registrations", "sampled", NULL};
     Way given = {0};
     Steps *steps = &given.steps;
     PyObject *alignments, *spans, *order, *shared;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!nnpOOl", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!nnpOOl", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
-            &given.in_capture, &given.alike, &given.check_first, &given.check, &given.flags, &given.world, &given.trees_here, &PyDict_Type, &given.trees, &given.backend,
-            &steps->counters, &steps->steps_begun, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants,
-            &PyTuple_Type, &alignments, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most, &steps->verifies,
-            &steps->attach, &steps->registrations, &steps->sampled))
+            &given.in_capture, &given.alike, &given.check_first, &given.check, &given.flags, &given.receiver,
+            &given.kind, &given.world, &given.in_use, &PyDict_Type, &given.trees, &given.backend, &steps->counters,
+            &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &PyTuple_Type, &alignments,
+            &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,
+            &steps->verifies, &steps->attach, &steps->registrations, &steps->sampled))
         return NULL;
     given.steps.count = PyTuple_GET_SIZE(given.constants);
     given.steps.tensors = PyTuple_GET_SIZE(alignments);
     if (given.steps.count > MOST_VALUES || given.steps.tensors > given.steps.count ||
         given.most > given.steps.count || PyTuple_GET_SIZE(spans) != given.steps.tensors ||
-        !is_modes(given.modes) || (given.alike != Py_None && !is_alike(given.alike)) || (given.flags != Py_None && !is_facts(given.flags)) ||
+        !is_modes(given.modes) || (given.alike != Py_None && !is_alike(given.alike)) ||
+        (given.flags != Py_None && !is_facts(given.flags)) ||
+        (given.receiver != Py_None && !PyWeakref_Check(given.receiver)) ||
         (given.defaults_of != Py_None && !PyFunction_Check(given.defaults_of))) {
         PyErr_SetString(PyExc_ValueError, "too many values, or no function");
         return NULL;
     }
+    if (!is_of(given.in_use, slots.InUse.type) || !are_seen(&given.steps))
+        return NULL;
     Way *self = (Way *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
@@ -302,9 +324,8 @@ static PyTypeObject WayType = {
 
 int add_way(PyObject *module)
 {
-    s_phase = PyUnicode_InternFromString("phase");
     s_ready = PyUnicode_InternFromString("ready");
-    if (s_phase == NULL || s_ready == NULL || PyType_Ready(&WayType) < 0)
+    if (s_ready == NULL || PyType_Ready(&WayType) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "Way", (PyObject *)&WayType);
 }
