@@ -22,7 +22,7 @@ from capture import _events, _packages, _profile, _trees, _where
 from capture._annotate import Annotation, CaptureOptions, annotate
 from capture._bind import Binder, make_binder, signature_of
 from capture._errors import AnnotationError
-from capture._fast import MISS
+from capture._fast import MISS, native, no_way
 from capture._named import named_key
 from capture._runtime import Captured
 
@@ -85,15 +85,19 @@ def capture(target: Any = None, /, **options: Any) -> Any:
     return _capture(target, options)
 
 
+Instances = dict[int, tuple[Callable[[], Any], Captured, Callable[..., Any]]]
+"""By ``id`` of the receiver: a weak reference to it, its state, and what takes its calls straight."""
+
+
 @define(eq=False)
 class Handle:
-    """What a decorated function knows about itself. ``instances``: by ``id`` of the receiver."""
+    """What a decorated function knows about itself."""
 
     annotation: Annotation
     function: Callable[..., Any]
     binder: Binder
     single: Captured | None = None
-    instances: dict[int, tuple[Callable[[], Any], Captured]] = field(factory=dict)
+    instances: Instances = field(factory=dict)
     make: Callable[[], Captured] | None = None
     """Makes the state of an instance that the function is not a method of."""
 
@@ -117,14 +121,14 @@ class Handle:
             reference: Callable[[], Any] = weakref.ref(receiver, died)
         except TypeError:  # no weak references to this type: the state lives as long as the function
             reference = functools.partial(_same, receiver)
-        self.instances[address] = (reference, captured)
+        self.instances[address] = (reference, captured, captured.straight)
         return captured
 
     def states(self) -> Iterator[Captured]:
         """All states made so far."""
         if self.single is not None:
             yield self.single
-        for _, captured in list(self.instances.values()):
+        for _, captured, _ in list(self.instances.values()):
             yield captured
 
 
@@ -227,15 +231,14 @@ def _function(function: Any, options: dict[str, Any], *, receiver: Any = None, k
 
 def _method(function: types.FunctionType, options: dict[str, Any]) -> Any:
     handle = _annotated(function, options, method=True, name=_name_of(function))
-    of, instances = handle.of, handle.instances
+    of = handle.of
+    straight = no_way if native is None else native.Methods(handle.instances, MISS)
 
     def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return function(self, *args, **kwargs)
-        known = instances.get(id(self))
-        captured = known[1] if known is not None and known[0]() is self else of(self)
-        result = MISS if kwargs else captured.straight(*args)
-        return captured.__call__(*args, **kwargs) if result is MISS else result
+        result = MISS if kwargs else straight(self, *args)
+        return of(self)(*args, **kwargs) if result is MISS else result
 
     _dress(wrapper, function, handle)
     return wrapper
@@ -258,8 +261,8 @@ def _capture_module(module: torch.nn.Module, options: dict[str, Any]) -> torch.n
     return module
 
 
-def _retire(instances: dict[int, tuple[Callable[[], Any], Captured]]) -> None:
-    for _, captured in instances.values():
+def _retire(instances: Instances) -> None:
+    for _, captured, _ in instances.values():
         captured.retire()
 
 

@@ -9,6 +9,7 @@ typedef struct {
     PyObject *key;      /* in it; for ``BELOW`` in the ``__dict__`` of what it refers to */
     PyObject *expected; /* this very object; for ``APART`` bytes: beginning and end of pieces of memory, ascending */
     uint64_t number;    /* size or address; of an item in a dict its key's hash: that of a tensor is a call of Python */
+    uint64_t version;   /* of the dict that the fact is about when it was found to hold; 0: none */
 } Fact;
 
 typedef struct {
@@ -31,6 +32,17 @@ int is_facts(PyObject *one)
 static int is_dict(PyObject *holder)
 {
     return PyDict_Check(holder) && Py_TYPE(holder)->tp_as_mapping->mp_subscript == PyDict_Type.tp_as_mapping->mp_subscript;
+}
+
+/* A number that no two states of any dict share, as long as Python has it; else 0. */
+static uint64_t version_of(const Fact *fact)
+{
+#if PY_VERSION_HEX < 0x030D0000
+    if (fact->kind <= SIZE && is_dict(fact->holder))
+        return ((PyDictObject *)fact->holder)->ma_version_tag;
+#endif
+    (void)fact;
+    return 0;
 }
 
 /* What is in a container, a new reference; NULL, with an exception or without one. */
@@ -115,11 +127,16 @@ int facts_hold(PyObject *object, const uint64_t *addresses, Py_ssize_t count)
 {
     Facts *self = (Facts *)object;
     for (Py_ssize_t i = 0; i < self->count; i++) {
-        int one = holds(&self->facts[i], addresses, count);
+        Fact *fact = &self->facts[i];
+        uint64_t version = version_of(fact);
+        if (version != 0 && version == fact->version)
+            continue;
+        int one = holds(fact, addresses, count);
         if (one < 0)
             PyErr_Clear(); /* what is gone has changed: the check in Python says what it is */
         if (one <= 0)
             return 0;
+        fact->version = version; /* a look-up may run Python, which changes the dict: then the number is an old one */
     }
     return self->tensors == Py_None || tensors_hold(self->tensors);
 }
@@ -190,6 +207,7 @@ static int fact_of(PyObject *given, Fact *fact)
         number = (unsigned long long)hash;
     }
     fact->number = number;
+    fact->version = 0;
     Py_INCREF(fact->holder);
     Py_INCREF(fact->key);
     Py_INCREF(fact->expected);

@@ -10,6 +10,7 @@ typedef struct {
     PyObject *function;  /* or a string: an attribute of the one argument */
     PyObject *arguments; /* a tuple */
     PyObject *expected;
+    Py_ssize_t at;       /* where the one argument keeps the attribute, if its class has a slot for it; else -1 */
 } Term;
 
 /* What a function of torch's gives is its value; a pointer to that, less the bytes in the third argument; to two
@@ -52,7 +53,7 @@ static int is_as_expected(PyObject *found, PyObject *expected)
 
 typedef uint64_t (*Function)(uint64_t, uint64_t, uint64_t);
 
-static uint64_t read_one(const Reader *reader)
+static inline uint64_t read_one(const Reader *reader)
 {
     if (reader->kind == THERE) {
         uint64_t word;
@@ -81,8 +82,13 @@ static uint64_t read_one(const Reader *reader)
 
 static PyObject *found_of(const Term *term)
 {
-    if (PyUnicode_CheckExact(term->function))
-        return PyObject_GetAttr(PyTuple_GET_ITEM(term->arguments, 0), term->function);
+    if (PyUnicode_CheckExact(term->function)) {
+        PyObject *holder = PyTuple_GET_ITEM(term->arguments, 0);
+        if (term->at >= 0)
+            return Py_XNewRef(slot_at(holder, term->at));
+        PyObject *found = PyModule_CheckExact(holder) ? PyDict_GetItemWithError(PyModule_GetDict(holder), term->function) : NULL;
+        return found != NULL ? Py_NewRef(found) : PyErr_Occurred() ? NULL : PyObject_GetAttr(holder, term->function);
+    }
     return PyObject_Vectorcall(
         term->function, ((PyTupleObject *)term->arguments)->ob_item, PyTuple_GET_SIZE(term->arguments), NULL);
 }
@@ -225,7 +231,10 @@ static PyObject *modes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
             Py_DECREF(self);
             return NULL;
         }
-        self->terms[i] = (Term){Py_NewRef(function), Py_NewRef(arguments), Py_NewRef(expected)};
+        Py_ssize_t at = -1;
+        if (PyUnicode_CheckExact(function))
+            at = slot_of((PyObject *)Py_TYPE(PyTuple_GET_ITEM(arguments, 0)), function);
+        self->terms[i] = (Term){Py_NewRef(function), Py_NewRef(arguments), Py_NewRef(expected), at};
         self->count = i + 1;
     }
     if (readers != NULL && take_readers(self, readers) < 0)

@@ -50,6 +50,8 @@ extern struct Slots {
 } slots;
 /* An object of this very class: 1, or 0 with an exception set. */
 int is_of(PyObject *object, const PyTypeObject *type);
+/* Where objects of a class keep an attribute, or -1. */
+Py_ssize_t slot_of(PyObject *type, PyObject *name);
 /* NULL with an exception set. */
 PyObject *unset(void);
 /* A borrowed reference, or NULL with an exception set. */
@@ -216,6 +218,20 @@ int add_tensors(PyObject *module);
 
 /* A count that a call gave, which is given up; -1 with an exception set. */
 long long number_of(PyObject *found);
+
+/* What a weak reference refers to, borrowed: nothing that is alive takes it away meanwhile. */
+static inline const PyObject *referent_of(PyObject *reference)
+{
+#if PY_VERSION_HEX < 0x030D0000
+    return PyWeakref_GET_OBJECT(reference);
+#else
+    PyObject *found = NULL;
+    if (PyWeakref_GetRef(reference, &found) < 0)
+        PyErr_Clear();
+    Py_XDECREF(found);
+    return found == NULL ? Py_None : found;
+#endif
+}
 
 /* Truth of a result, which is given up: 1, 0, or -1 if it is NULL. */
 int truth_of(PyObject *result);

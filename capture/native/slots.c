@@ -6,16 +6,25 @@
 
 struct Slots slots;
 
-/* Where objects of a class keep an attribute; -1 with an exception set. */
-static Py_ssize_t offset_of(PyObject *type, const char *name)
+Py_ssize_t slot_of(PyObject *type, PyObject *name)
 {
-    PyObject *found = PyObject_GetAttrString(type, name);
+    PyObject *found = PyObject_GetAttr(type, name);
     Py_ssize_t at = -1;
+    PyErr_Clear();
     if (found != NULL && Py_TYPE(found) == &PyMemberDescr_Type && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX)
         at = ((PyMemberDescrObject *)found)->d_member->offset;
-    else if (found != NULL)
-        PyErr_Format(PyExc_TypeError, "%s is no slot of the class", name);
     Py_XDECREF(found);
+    return at;
+}
+
+/* The same, or -1 with an exception set. */
+static Py_ssize_t offset_of(PyObject *type, const char *name)
+{
+    PyObject *key = PyUnicode_FromString(name);
+    Py_ssize_t at = key == NULL ? -1 : slot_of(type, key);
+    if (key != NULL && at < 0)
+        PyErr_Format(PyExc_TypeError, "%s is no slot of the class", name);
+    Py_XDECREF(key);
     return at;
 }
 

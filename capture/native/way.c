@@ -97,20 +97,6 @@ static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t
     return same > 0 ? are_apart(self, addresses) : same;
 }
 
-/* What a weak reference refers to, borrowed: nothing that is alive takes it away meanwhile. */
-static const PyObject *referent_of(PyObject *reference)
-{
-#if PY_VERSION_HEX < 0x030D0000
-    return PyWeakref_GET_OBJECT(reference);
-#else
-    PyObject *found = NULL;
-    if (PyWeakref_GetRef(reference, &found) < 0)
-        PyErr_Clear();
-    Py_XDECREF(found);
-    return found == NULL ? Py_None : found;
-#endif
-}
-
 /* The world around the call is as it was: 1, 0, -1. Modes and the function are looked at before. */
 static int is_at_hand(Way *self)
 {

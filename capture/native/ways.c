@@ -145,7 +145,88 @@ static PyTypeObject WaysType = {
     .tp_methods = methods,
 };
 
+/* Methods: the ways of each instance that has some, as a method's wrapper calls it. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *instances; /* by ``id``: a weak reference to the instance, its state, its ways */
+    PyObject *miss;
+    vectorcallfunc vectorcall;
+} Methods;
+
+static PyObject *methods_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Methods *self = (Methods *)object;
+    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+    if (count < 1 || names != NULL) {
+        PyErr_SetString(PyExc_TypeError, "the instance comes first, and nothing by name");
+        return NULL;
+    }
+    PyObject *number = PyLong_FromVoidPtr(args[0]);
+    PyObject *known = number == NULL ? NULL : PyDict_GetItemWithError(self->instances, number);
+    Py_XDECREF(number);
+    if (known == NULL)
+        return PyErr_Occurred() ? NULL : Py_NewRef(self->miss);
+    if (!PyTuple_CheckExact(known) || PyTuple_GET_SIZE(known) != 3) {
+        PyErr_SetString(PyExc_TypeError, "an instance has three parts");
+        return NULL;
+    }
+    PyObject *reference = PyTuple_GET_ITEM(known, 0), *ways = PyTuple_GET_ITEM(known, 2);
+    if (!PyWeakref_Check(reference) || referent_of(reference) != args[0] || Py_TYPE(ways) != &WaysType)
+        return Py_NewRef(self->miss);
+    Py_INCREF(ways);
+    PyObject *result = ways_call(ways, args + 1, count - 1, NULL);
+    Py_DECREF(ways);
+    return result;
+}
+
+static int methods_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(((Methods *)object)->instances);
+    Py_VISIT(((Methods *)object)->miss);
+    return 0;
+}
+
+/* Nothing is cleared to break a cycle: whoever keeps the instances clears them. */
+static void methods_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    Py_XDECREF(((Methods *)object)->instances);
+    Py_XDECREF(((Methods *)object)->miss);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *methods_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *instances, *miss;
+    static char *names[] = {"instances", "miss", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", names, &PyDict_Type, &instances, &miss))
+        return NULL;
+    Methods *self = (Methods *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->instances = Py_NewRef(instances);
+        self->miss = Py_NewRef(miss);
+        self->vectorcall = methods_call;
+    }
+    return (PyObject *)self;
+}
+
+static PyTypeObject MethodsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture._native.Methods",
+    .tp_doc = "A call of one of many instances.",
+    .tp_basicsize = sizeof(Methods),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Methods, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = methods_new,
+    .tp_dealloc = methods_dealloc,
+    .tp_traverse = methods_traverse,
+};
+
 int add_ways(PyObject *module)
 {
-    return PyType_Ready(&WaysType) < 0 ? -1 : PyModule_AddObjectRef(module, "Ways", (PyObject *)&WaysType);
+    if (PyType_Ready(&WaysType) < 0 || PyType_Ready(&MethodsType) < 0 ||
+        PyModule_AddObjectRef(module, "Methods", (PyObject *)&MethodsType) < 0)
+        return -1;
+    return PyModule_AddObjectRef(module, "Ways", (PyObject *)&WaysType);
 }
