@@ -36,8 +36,8 @@ hold: Callable[[torch.UntypedStorage], Held] = (
 """Watch a storage without keeping it alive."""
 
 
-Again = Literal["no", "inner", "shown"]
-"""Whether a tensor may be handed out again: no user ever has an inner one."""
+Again = Literal["no", "inner", "gradient", "output"]
+"""Whether a tensor may be handed out again: no user ever has an inner one; a gradient may have been written."""
 
 
 @seen
@@ -96,7 +96,8 @@ def _watch(
     ``first``: the tensor whose alias is handed out ``again``."""
     if native is not None:
         only = None if again == "no" else first
-        watch = native.Held(_torch_private.count_holders, storage, storage._cdata, only, where, again == "shown")
+        shown, counted = again == "gradient", again == "output"
+        watch = native.Held(_torch_private.count_holders, storage, storage._cdata, only, where, shown, counted)
         return watch, watch.settle
     count, references, address = _torch_private.count_holders, sys.getrefcount, storage._cdata
     alone = objects = 0

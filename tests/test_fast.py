@@ -10,6 +10,8 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import weakref
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from capture import (
 )
 from capture._decorate import captured_states
 from capture._fast import MISS, native
+from capture._native_facts import ABSENT, ITEM, SIZE
 from capture._torch_private_layout import counts_layout
 from tests.device import DEVICE
 
@@ -427,6 +430,54 @@ def test_an_alias_that_was_changed_is_not_handed_out_again() -> None:
         native.Held(_torch_private.count_holders, storage, storage._cdata, first)
 
 
+LEAVES: list[Callable[[Tensor], Any]] = [
+    lambda t: setattr(t, "note", 1), lambda t: t.add_(1), lambda t: t.requires_grad_(), lambda t: t.t_(),
+    weakref.ref, lambda t: weakref.finalize(t, int), lambda t: setattr(t, "data", torch.ones(2, 3)),
+    lambda t: t.resize_(1, 2), lambda t: setattr(t, "__class__", nn.Parameter),
+]  # fmt: skip
+"""What somebody leaves on a tensor, or makes of it, before it is dropped."""
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+@pytest.mark.parametrize("several", [False, True])
+def test_an_output_that_is_handed_out_again_is_as_new(leave: Callable[[Tensor], Any], several: bool, way: str) -> None:
+    def body(x: Tensor) -> Any:
+        return (x * 2, x + 1) if several else x * 2
+
+    mine, x = capture(body), torch.randn(3, 2, device=DEVICE)
+    for _ in range(4):
+        mine(x)
+    for _ in range(3):
+        mark_step_begin()
+        y = mine(x)[0] if several else mine(x)
+        assert (type(y), y._version, y.requires_grad, y.__dict__) == (Tensor, 0, False, {})
+        assert torch.equal(y, x * 2)
+        assert y.stride() == (2, 1)
+        left = leave(y)
+        del y
+        if isinstance(left, weakref.ref):
+            mine(x)
+            assert left() is None
+
+
+def test_an_output_that_is_held_is_not_handed_out_again(way: str) -> None:
+    mine, x = capture(lambda x: x * 2), torch.randn(3, 2, device=DEVICE)
+    uses: list[Callable[[Tensor], Any]]
+    uses = [lambda t: t, lambda t: t[1:], lambda t: t.detach(), lambda t: t.untyped_storage(), lambda t: [t]]
+    for use in uses:
+        for _ in range(4):
+            mine(x)
+        kept = use(mine(x))
+        before = torch.tensor(list(kept)) if isinstance(kept, torch.UntypedStorage) else kept
+        before = before.clone() if isinstance(before, Tensor) else before[0].clone()
+        mark_step_begin()
+        other = mine(x + 1)
+        after = torch.tensor(list(kept)) if isinstance(kept, torch.UntypedStorage) else kept
+        assert torch.equal(before, after if isinstance(after, Tensor) else after[0])
+        assert torch.equal(other, (x + 1) * 2)
+        del other, kept, after
+
+
 @needs_c
 def test_what_watches_a_storage_counts_all_that_use_it() -> None:
     tensor = torch.zeros(4)
@@ -511,6 +562,18 @@ def test_bad_arguments_of_the_module_itself() -> None:
         native.Ways(MISS).add(object())
     with pytest.raises(TypeError):
         native.Way()
+    for wrong in (object(), object, type("Node", (), {}), type("Marks", (), {"begun": 0})):
+        with pytest.raises(TypeError):
+            native.tell(wrong)
+    with pytest.raises(TypeError):
+        native.Methods((), MISS)
+    methods = native.Methods({}, MISS)
+    assert methods(1, 2) is MISS
+    for arguments, named in (((), {}), ((1,), {"x": 2})):
+        with pytest.raises(TypeError):
+            methods(*arguments, **named)
+    with pytest.raises(TypeError):
+        native.Methods({id(MISS): (MISS,)}, MISS)(MISS)
     with pytest.raises(TypeError):
         native.Launch(
             slow=len, pool=None, stream_of=len, device=len, index=0, executable=0, copies=object(), copy_in=None
@@ -556,6 +619,60 @@ def test_python_is_asked_where_torch_has_no_such_function(broken: str, monkeypat
     _torch_private_modes.readers.cache_clear()
     assert _torch_private_modes.readers("cpu") is None
     _torch_private_modes.readers.cache_clear()
+
+
+@needs_c
+@pytest.mark.parametrize("broken", [True, False])
+def test_dispatch_keys_are_read_or_torch_is_asked(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken:
+        monkeypatch.setattr(_torch_private_modes, "_KEYS", "_ZN3c104impl15no_such_variableE")
+    _torch_private_modes._keys.cache_clear()
+    assert len(_torch_private_modes.dispatch_keys("cpu")) == (0 if broken else 2)
+    done = []
+    thread = threading.Thread(target=lambda: done.append(test_dispatch_keys_of_the_thread_are_compared()))
+    thread.start()  # one that has read no modes before
+    thread.join()
+    assert done == [None]
+    monkeypatch.undo()
+    _torch_private_modes._keys.cache_clear()
+
+
+@needs_c
+def test_a_thread_that_comes_after_another_one_is_not_taken_for_it() -> None:
+    """The system gives the same number to threads that follow each other."""
+    modes: list[Any] = []
+    numbers = []
+
+    def work() -> None:
+        modes.append(native.Modes(()))
+        numbers.append((threading.get_ident(), [one() for one in modes]))
+
+    for _ in range(4):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert [one for _, one in numbers] == [[*[False] * count, True] for count in range(4)]
+
+
+@needs_c
+def test_facts_of_a_dict_are_looked_at_after_each_change() -> None:
+    value, other = object(), object()
+    kinds: list[dict[Any, Any]] = [{}, OrderedDict(), defaultdict(list)]
+    for own in kinds:
+        own |= {"a": value, "b": value}
+        facts = native.Facts(
+            ((ITEM, own, "a", value, 0), (ABSENT, own, "c", None, 0), (SIZE, own, None, None, 2)), None
+        )
+        changes: list[tuple[Callable[[], Any], bool]] = [
+            (lambda own=own: own.update(a=other), False), (lambda own=own: own.update(a=value), True),  # type: ignore[misc]
+            (lambda own=own: own.update(c=1), False), (lambda own=own: own.pop("b"), False),  # type: ignore[misc]
+            (lambda own=own: own.update(b=2, c=3), False), (lambda own=own: own.pop("c"), True),  # type: ignore[misc]
+            (own.clear, False), (lambda own=own: own.update(a=value, b=1), True), (own.popitem, False),  # type: ignore[misc]
+        ]  # fmt: skip
+        assert (facts(), facts()) == (True, True)
+        for change, holds in changes:
+            change()
+            assert (facts(), facts()) == (holds, holds)
 
 
 def test_many_recordings_and_many_shapes(way: str) -> None:

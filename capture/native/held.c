@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#define NAMES(X) X(data) X(build_left) X(__dict__)
+#define NAMES(X) X(data) X(_version) X(build_left) X(__dict__)
 NAMES(DECLARE)
 static PyObject *s_clone;
 
@@ -19,6 +19,7 @@ typedef struct {
     PyObject *again;    /* that alias */
     Layout layout;
     int shown;   /* users get it, and may hang something on it */
+    int counted; /* it counts its writes, and has to have had none */
     Seen seen;   /* the alias while nobody uses it */
     char *bytes; /* its metadata */
     vectorcallfunc vectorcall;
@@ -84,6 +85,10 @@ static int make_again(Held *self)
     }
     memcpy(self->bytes, self->seen.impl + self->layout.begin, width_of(&self->layout));
     self->again = again;
+    if (self->counted && number_of(PyObject_GetAttr(again, s__version)) < 0) {
+        PyErr_Clear(); /* an inference tensor */
+        self->counted = 0;
+    }
     return 0;
 }
 
@@ -106,7 +111,7 @@ static int is_unwatched(PyObject *tensor, PyObject *ours)
     return first == NULL || ((PyObject *)first == ours && first->wr_next == NULL && Py_REFCNT(ours) == 1);
 }
 
-/* Users left nothing on a tensor that they had: no gradient or hook, no attribute, no weak reference. */
+/* Users left nothing on a tensor that they had: no gradient or hook, no attribute, no weak reference, no write. */
 static int is_bare(Held *self, PyObject *ours)
 {
     if (pointer_at(self->seen.impl, self->layout.meta_in_impl) != NULL || !is_unwatched(self->again, ours))
@@ -114,6 +119,8 @@ static int is_bare(Held *self, PyObject *ours)
     PyObject *own = PyObject_GetAttr(self->again, s___dict__);
     int bare = own != NULL && PyDict_Check(own) && PyDict_GET_SIZE(own) == 0;
     Py_XDECREF(own);
+    if (bare && self->counted)
+        bare = number_of(PyObject_GetAttr(self->again, s__version)) == 0;
     PyErr_Clear();
     return bare;
 }
@@ -151,12 +158,12 @@ static PyObject *held_again(PyObject *object, PyObject *Py_UNUSED(ignored))
 
 static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"count", "storage", "address", "first", "layout", "shown", NULL};
+    static char *names[] = {"count", "storage", "address", "first", "layout", "shown", "counted", NULL};
     PyObject *count, *storage, *address, *first = Py_None, *where = Py_None;
     Layout layout = {0};
-    int shown = 0;
+    int shown = 0, counted = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOO!|OOp", names, &count, &storage, &PyLong_Type, &address, &first, &where, &shown))
+            args, kwargs, "OOO!|OOpp", names, &count, &storage, &PyLong_Type, &address, &first, &where, &shown, &counted))
         return NULL;
     if (where == Py_None ? first != Py_None : !PyTuple_Check(where)) {
         PyErr_SetString(PyExc_TypeError, "where torch keeps what it knows has to be told");
@@ -172,7 +179,8 @@ static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->address = Py_NewRef(address);
     self->vectorcall = held_call;
     self->layout = layout;
-    self->shown = shown;
+    self->shown = shown || counted;
+    self->counted = counted;
     self->place = where == Py_None ? NULL : PyLong_AsVoidPtr(address);
     self->bytes = first == Py_None ? NULL : PyMem_New(char, width_of(&layout) + 1);
     if (first != Py_None && self->bytes == NULL) {

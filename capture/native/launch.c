@@ -15,7 +15,7 @@ typedef struct {
 } Launch;
 
 static PyTypeObject LaunchType;
-static PyObject *name_ran_on, *name_beside, *name_data_ptr;
+static PyObject *name_data_ptr;
 
 int is_launch(PyObject *one)
 {
@@ -51,23 +51,19 @@ static int is_usual(Launch *self, void **stream)
     Py_DECREF(here);
     if (same <= 0)
         return same;
-    PyObject *beside = PyObject_GetAttr(self->pool, name_beside);
-    if (beside == NULL)
-        return -1;
-    Py_ssize_t others = PySet_Size(beside);
-    Py_DECREF(beside);
+    PyObject *beside = SLOT(self->pool, CudaPool, beside);
+    Py_ssize_t others = beside == NULL ? -1 : PySet_Size(beside);
     if (others)
         return others < 0 ? -1 : 0;
     PyObject *now = PyObject_CallOneArg(self->stream_of, self->index);
     if (now == NULL)
         return -1;
-    PyObject *ran_on = PyObject_GetAttr(self->pool, name_ran_on);
+    PyObject *ran_on = SLOT(self->pool, CudaPool, ran_on);
     same = ran_on == NULL ? -1 : PyObject_RichCompareBool(now, ran_on, Py_EQ);
     if (same > 0) {
         *stream = PyLong_AsVoidPtr(now);
         same = *stream == NULL && PyErr_Occurred() ? -1 : 1;
     }
-    Py_XDECREF(ran_on);
     Py_DECREF(now);
     return same;
 }
@@ -163,6 +159,8 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         PyErr_SetString(PyExc_TypeError, "no driver, or no copies");
         return NULL;
     }
+    if (!is_of(pool, slots.CudaPool.type))
+        return NULL;
     Launch *self = (Launch *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
@@ -194,12 +192,8 @@ static PyTypeObject LaunchType = {
 
 int add_launch(PyObject *module)
 {
-    name_ran_on = PyUnicode_InternFromString("ran_on");
-    name_beside = PyUnicode_InternFromString("beside");
     name_data_ptr = PyUnicode_InternFromString("data_ptr");
-    if (name_ran_on == NULL || name_beside == NULL || name_data_ptr == NULL)
-        return -1;
-    if (PyType_Ready(&LaunchType) < 0)
+    if (name_data_ptr == NULL || PyType_Ready(&LaunchType) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "Launch", (PyObject *)&LaunchType);
 }

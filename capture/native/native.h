@@ -36,9 +36,11 @@ int is_way(PyObject *one);
 #define CHECKER(X) X(facts)
 #define SOURCE(X) X(held) X(first) X(address)
 #define OUTPUT_PLAN(X) X(policy)
+#define POOL(X) X(ran_on) X(beside)
 #define CLASSES(X) \
     X(Tree, TREE) X(Node, NODE) X(Entry, ENTRY) X(Counters, COUNTERS) X(Marks, MARKS) X(InUse, IN_USE) \
-    X(Checker, CHECKER) X(Source, SOURCE) X(OutputPlan, OUTPUT_PLAN)
+    X(Checker, CHECKER) X(Source, SOURCE) X(OutputPlan, OUTPUT_PLAN) \
+    X(CudaPool, POOL)
 #define AT(name) Py_ssize_t name;
 #define OF_CLASS(class, names) \
     struct { \

@@ -20,6 +20,7 @@ import torch
 from attrs import evolve, frozen
 
 from capture import _torch_private, _torch_private_cuda
+from capture._fast import seen
 from capture.backends import Address, Block, Geometry, views_of
 from capture.backends.cuda.streams import Lane, follow, give_lane_back, keep_workspaces, order_draws, take_lane
 from capture.backends.staging import over
@@ -48,9 +49,14 @@ class Layout:
     taken: frozenset[Address]
 
 
+@seen
 class CudaPool:
     """Implements ``capture.backends.Pool``."""
 
+    __slots__ = (
+        "__weakref__", "_anchors", "_bounds", "_grew", "_lane", "_outputs", "_owned", "_segments", "_taken", "beside",
+        "device", "id", "index", "is_broken", "is_capturing", "ran_on", "shared",
+    )  # fmt: skip
     free_between_recordings = True
 
     def __init__(self, device: torch.device) -> None:
