@@ -628,11 +628,16 @@ def test_dispatch_keys_are_read_or_torch_is_asked(broken: bool, monkeypatch: pyt
         monkeypatch.setattr(_torch_private_modes, "_KEYS", "_ZN3c104impl15no_such_variableE")
     _torch_private_modes._keys.cache_clear()
     assert len(_torch_private_modes.dispatch_keys("cpu")) == (0 if broken else 2)
-    done = []
-    thread = threading.Thread(target=lambda: done.append(test_dispatch_keys_of_the_thread_are_compared()))
-    thread.start()  # one that has read no modes before
+    done: list[bool] = []
+
+    def work() -> None:
+        test_dispatch_keys_of_the_thread_are_compared()
+        done.append(True)
+
+    thread = threading.Thread(target=work)  # one that has read no modes before
+    thread.start()
     thread.join()
-    assert done == [None]
+    assert done
     monkeypatch.undo()
     _torch_private_modes._keys.cache_clear()
 

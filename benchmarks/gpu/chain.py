@@ -1,6 +1,12 @@
-"""32 captured layers called in a chain, against 32 bare replays: no copies between them, little host time."""
+"""32 captured layers called in a chain, against 32 bare replays: no copies between them, little host time.
+
+As modules, whose call is torch's own Python (``empty``), and as functions.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +37,33 @@ class Layer(nn.Module):
         return F.gelu(self.linear(x))
 
 
+class Empty(nn.Module):
+    """What a call of a module costs by itself."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        """``x``: anything."""
+        return x
+
+
+def function_of(layer: Layer) -> Callable[[Tensor], Tensor]:
+    """The layer's body, without a call of the layer."""
+    linear = layer.linear
+
+    @capture
+    def body(x: Tensor) -> Tensor:
+        return F.gelu(linear(x))
+
+    return body
+
+
 def measure(setting: Setting) -> Outcome:
     """Host microseconds a chain, and over what the bar allows; kernels and copies of both by the profiler."""
     torch.manual_seed(0)
     with torch.device(setting.device):
         layers = [Layer() for _ in range(LAYERS)]
         x = torch.randn(1, WIDTH)
+    functions, empties = [function_of(layer) for layer in layers], [Empty() for _ in layers]
     hands = Hands(setting)
     by_hand: list[Hand] = []
     for layer in layers:
@@ -49,25 +76,43 @@ def measure(setting: Setting) -> Outcome:
             h = layer(h)
         return h
 
+    def ours_as_functions() -> Tensor:
+        mark_step_begin()
+        h = x
+        for function in functions:
+            h = function(h)
+        return h
+
+    def empty() -> Tensor:
+        h = x
+        for module in empties:
+            h = module(h)
+        return h
+
     def bare() -> Tensor:
         for hand in by_hand:
             hand.replay()
         return by_hand[-1].output
 
     right = _eager(layers, x)
-    wrong = [f"chain: call {number} differs from eager" for number in range(5) if not torch.equal(ours(), right)]
+    wrong = [
+        f"chain: call {number} of {side.__name__} differs from eager"
+        for side in (ours, ours_as_functions)
+        for number in range(5)
+        if not torch.equal(side(), right)
+    ]
     if not torch.equal(bare(), right):
         wrong.append("chain: the graphs captured by hand differ from eager")
-    before = _totals(layers)
+    before = _totals([*layers, *functions])
     steps = setting.pick(500, 4)
-    mine, theirs = sides_of(host_us([ours, bare], setting, calls=steps, burst=1))
-    after = _totals(layers)
+    values = sides_of(host_us([ours, ours_as_functions, bare, empty], setting, calls=steps, burst=1))
+    after = _totals([*layers, *functions])
     moved = {name: after[name] - before[name] for name in COUNTED}
     if any(count for name, count in moved.items() if name != "replays"):
         wrong.append(f"chain: more than replays while timing: {moved}")
     events = {"ours": _device_events(ours, setting), "by hand": _device_events(bare, setting)}
     return Outcome(
-        figures=_figures(mine, theirs, events), wrong=tuple(wrong),
+        figures=_figures(values, events), wrong=tuple(wrong),
         details={"totals": after, "while timing": moved, "device events a chain": events},
     )  # fmt: skip
 
@@ -82,22 +127,25 @@ def _eager(layers: list[Layer], x: Tensor) -> Tensor:
     return x
 
 
-def _totals(layers: list[Layer]) -> dict[str, int]:
-    found = [recordings(layer) for layer in layers]
+def _totals(captured: Sequence[Callable[..., Any]]) -> dict[str, int]:
+    found = [recordings(one) for one in captured]
     return {name: sum(getattr(one, name) for one in found) for name in COUNTED}
 
 
-def _figures(mine: tuple[float, ...], theirs: tuple[float, ...], events: dict[str, str]) -> tuple[Figure, ...]:
+def _figures(values: Sequence[tuple[float, ...]], events: dict[str, str]) -> tuple[Figure, ...]:
+    mine, as_functions, theirs, empty = values
     allowed = [FACTOR * value + PER_LAYER_US * LAYERS for value in theirs]
+    unit, over = "us a chain, host", f"/ ({FACTOR} x bare + {PER_LAYER_US} us x {LAYERS})"
     return (
-        Figure(name=f"chain of {LAYERS}, ours", unit="us a chain, host", values=mine, detail=events["ours"]),
-        Figure(name=f"chain of {LAYERS}, bare replays", unit="us a chain, host", values=theirs,
-               detail=events["by hand"]),
-        Figure(
-            name="ours", unit=f"/ ({FACTOR} x bare + {PER_LAYER_US} us x {LAYERS})", bar=1.0,
-            values=tuple(a / b for a, b in zip(mine, allowed, strict=True)),
+        Figure(name=f"chain of {LAYERS}, ours", unit=unit, values=mine, detail=events["ours"]),
+        Figure(name=f"chain of {LAYERS}, ours as functions", unit=unit, values=as_functions),
+        Figure(name=f"chain of {LAYERS}, bare replays", unit=unit, values=theirs, detail=events["by hand"]),
+        Figure(name=f"chain of {LAYERS}, modules that do nothing", unit=unit, values=empty),
+        *(
+            Figure(name=name, unit=over, bar=1.0, values=tuple(a / b for a, b in zip(side, allowed, strict=True)))
+            for name, side in (("ours", mine), ("ours as functions", as_functions))
         ),
-    )  # fmt: skip
+    )
 
 
 def _device_events(side: Side, setting: Setting) -> str:
