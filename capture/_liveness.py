@@ -36,8 +36,8 @@ hold: Callable[[torch.UntypedStorage], Held] = (
 """Watch a storage without keeping it alive."""
 
 
-Again = Literal["no", "inner", "gradient", "output"]
-"""Whether a tensor may be handed out again: no user ever has an inner one; a gradient may have been written."""
+Again = Literal["no", "inner", "shown"]
+"""Whether a tensor may be handed out again: no user ever has an inner one."""
 
 
 @seen
@@ -96,8 +96,7 @@ def _watch(
     ``first``: the tensor whose alias is handed out ``again``."""
     if native is not None:
         only = None if again == "no" else first
-        shown, counted = again == "gradient", again == "output"
-        watch = native.Held(_torch_private.count_holders, storage, storage._cdata, only, where, shown, counted)
+        watch = native.Held(_torch_private.count_holders, storage, storage._cdata, only, where, again == "shown")
         return watch, watch.settle
     count, references, address = _torch_private.count_holders, sys.getrefcount, storage._cdata
     alone = objects = 0

@@ -41,16 +41,17 @@ def _ids(value: Any) -> set[int]:
     return found.union(*[_ids(member) for _, member in children(value)]) if is_container(value) else found
 
 
-def _again(captured: Captured, described: Described, result: Any) -> dict[int, Again]:
+def _again(captured: Captured, result: Any) -> dict[int, Again]:
     """What may be handed out again while nobody has it, by ``id``: what a forward pass has for its backward pass alone,
-    what becomes the ``grad`` of one parameter, and what is returned where no gradients are needed."""
+    and what becomes the ``grad`` of one parameter. Not results: a user's autograd function may make one the end of a
+    graph, which it would keep alive."""
     if type(result) is Pair:
         inner = set(map(id, result.saved)) - set(map(id, result.attached)) - _ids(result.result)
         return dict.fromkeys(inner, "inner")
     if captured.deposits is None:
-        return dict.fromkeys((id(leaf.value) for leaf in described.outputs if leaf.kind == "fresh"), "output")
+        return {}
     number = Counter(map(id, result))
-    return {id(one): "gradient" for at, one in enumerate(result) if captured.deposits((at,)) and number[id(one)] == 1}
+    return {id(one): "shown" for at, one in enumerate(result) if captured.deposits((at,)) and number[id(one)] == 1}
 
 
 def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Pool) -> OutputPlan:
@@ -64,10 +65,9 @@ def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Po
     owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
     left = _ids(watched.result).union(*[_ids(effect.change.after) for effect in described.effects])
     there = [(place, value) for place, value in watched.before.places.values() if id(value) in left]
-    again = _again(captured, described, watched.result) if policy == "preserve" else {}
     own = {id(value): place for place, value in there
            if is_container(value) or (place.kind == "root" and place.path != "self" and is_opaque(value))}  # fmt: skip
     return plan_outputs(
         policy, watched.result, described.outputs, described.effects, recorded.blocks,
-        watched.arguments, owners.__getitem__, pool, own, again,
+        watched.arguments, owners.__getitem__, pool, own, _again(captured, watched.result),
     )  # fmt: skip

@@ -440,7 +440,9 @@ LEAVES: list[Callable[[Tensor], Any]] = [
 
 @pytest.mark.parametrize("leave", LEAVES)
 @pytest.mark.parametrize("several", [False, True])
-def test_an_output_that_is_handed_out_again_is_as_new(leave: Callable[[Tensor], Any], several: bool, way: str) -> None:
+def test_an_output_is_as_new_whatever_was_left_on_the_last_one(
+    leave: Callable[[Tensor], Any], several: bool, way: str
+) -> None:
     def body(x: Tensor) -> Any:
         return (x * 2, x + 1) if several else x * 2
 
@@ -458,6 +460,31 @@ def test_an_output_that_is_handed_out_again_is_as_new(leave: Callable[[Tensor], 
         if isinstance(left, weakref.ref):
             mine(x)
             assert left() is None
+
+
+def test_an_output_that_became_part_of_a_graph_lets_go_of_it(way: str) -> None:
+    """A user's autograd function returns it: gradients are off in there."""
+    mine, x = capture(lambda x: x * 2), torch.randn(3, 2, device=DEVICE, requires_grad=True)
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        @override
+        def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+            result: Tensor = mine(x.detach())
+            return result
+
+        @staticmethod
+        @override
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 2
+
+    for _ in range(5):
+        y = Twice.apply(x * 1)  # type: ignore[no-untyped-call]
+        node = weakref.ref(y.grad_fn)
+        y.sum().backward()
+        del y
+        assert node() is None
+    assert torch.equal(x.grad, torch.full_like(x, 10))  # type: ignore[arg-type]
 
 
 def test_an_output_that_is_held_is_not_handed_out_again(way: str) -> None:

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#define NAMES(X) X(data) X(_version) X(build_left) X(__dict__)
+#define NAMES(X) X(data) X(build_left) X(__dict__)
 NAMES(DECLARE)
 static PyObject *s_clone;
 
@@ -13,13 +13,13 @@ typedef struct {
     PyObject *storage; /* the storage's object */
     PyObject *address;
     const char *place;  /* that address, where the count is read there; or NULL */
+    const char *data;   /* the memory, as it was then */
     long long alone;    /* holders while nobody uses it */
     Py_ssize_t objects; /* references to the object then */
     PyObject *first;    /* a tensor, where its alias may be handed out again and again; or NULL */
     PyObject *again;    /* that alias */
     Layout layout;
     int shown;   /* users get it, and may hang something on it */
-    int counted; /* it counts its writes, and has to have had none */
     Seen seen;   /* the alias while nobody uses it */
     char *bytes; /* its metadata */
     vectorcallfunc vectorcall;
@@ -41,7 +41,8 @@ static int is_held(Held *self)
         const Layout *layout = &self->layout;
         const char *impl = pointer_at((const char *)self->again, layout->impl_in_object);
         return impl != self->seen.impl || pointer_at(impl, layout->storage_in_impl) != self->seen.storage ||
-               count_at(impl) != self->seen.holders || count_at(self->seen.storage) != self->seen.users ||
+               (uint32_t)count_at(impl) != (uint32_t)self->seen.holders || /* whoever has it weakly does not use it */
+               (uint32_t)count_at(self->seen.storage) != (uint32_t)self->seen.users ||
                Py_REFCNT(self->again) != self->seen.references || Py_REFCNT(self->storage) > self->objects;
     }
     long long number = holders(self);
@@ -85,10 +86,6 @@ static int make_again(Held *self)
     }
     memcpy(self->bytes, self->seen.impl + self->layout.begin, width_of(&self->layout));
     self->again = again;
-    if (self->counted && number_of(PyObject_GetAttr(again, s__version)) < 0) {
-        PyErr_Clear(); /* an inference tensor */
-        self->counted = 0;
-    }
     return 0;
 }
 
@@ -97,6 +94,8 @@ static PyObject *held_settle(PyObject *object, PyObject *Py_UNUSED(ignored))
     Held *self = (Held *)object;
     if (self->first != NULL && make_again(self) < 0)
         return NULL;
+    if (self->place != NULL)
+        self->data = pointer_at(self->place, self->layout.data_in_storage);
     self->alone = holders(self);
     self->objects = Py_REFCNT(self->storage);
     return self->alone < 0 ? NULL : PyLong_FromLongLong(self->alone - (self->again != NULL));
@@ -111,7 +110,7 @@ static int is_unwatched(PyObject *tensor, PyObject *ours)
     return first == NULL || ((PyObject *)first == ours && first->wr_next == NULL && Py_REFCNT(ours) == 1);
 }
 
-/* Users left nothing on a tensor that they had: no gradient or hook, no attribute, no weak reference, no write. */
+/* Users left nothing on a tensor that they had: no gradient or hook, no attribute, no weak reference. */
 static int is_bare(Held *self, PyObject *ours)
 {
     if (pointer_at(self->seen.impl, self->layout.meta_in_impl) != NULL || !is_unwatched(self->again, ours))
@@ -119,8 +118,6 @@ static int is_bare(Held *self, PyObject *ours)
     PyObject *own = PyObject_GetAttr(self->again, s___dict__);
     int bare = own != NULL && PyDict_Check(own) && PyDict_GET_SIZE(own) == 0;
     Py_XDECREF(own);
-    if (bare && self->counted)
-        bare = number_of(PyObject_GetAttr(self->again, s__version)) == 0;
     PyErr_Clear();
     return bare;
 }
@@ -158,12 +155,12 @@ static PyObject *held_again(PyObject *object, PyObject *Py_UNUSED(ignored))
 
 static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"count", "storage", "address", "first", "layout", "shown", "counted", NULL};
+    static char *names[] = {"count", "storage", "address", "first", "layout", "shown", NULL};
     PyObject *count, *storage, *address, *first = Py_None, *where = Py_None;
     Layout layout = {0};
-    int shown = 0, counted = 0;
+    int shown = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOO!|OOpp", names, &count, &storage, &PyLong_Type, &address, &first, &where, &shown, &counted))
+            args, kwargs, "OOO!|OOp", names, &count, &storage, &PyLong_Type, &address, &first, &where, &shown))
         return NULL;
     if (where == Py_None ? first != Py_None : !PyTuple_Check(where)) {
         PyErr_SetString(PyExc_TypeError, "where torch keeps what it knows has to be told");
@@ -179,8 +176,7 @@ static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->address = Py_NewRef(address);
     self->vectorcall = held_call;
     self->layout = layout;
-    self->shown = shown || counted;
-    self->counted = counted;
+    self->shown = shown;
     self->place = where == Py_None ? NULL : PyLong_AsVoidPtr(address);
     self->bytes = first == Py_None ? NULL : PyMem_New(char, width_of(&layout) + 1);
     if (first != Py_None && self->bytes == NULL) {
@@ -215,6 +211,20 @@ static void held_dealloc(PyObject *object)
     Py_TYPE(object)->tp_free(object);
 }
 
+/* The first tensor lies where it was made: 1, 0, -1. */
+static int is_in_place(PyObject *watch, PyObject *first, PyObject *source)
+{
+    Held *held = (Held *)watch;
+    if (Py_TYPE(watch) == &HeldType && held->place != NULL) {
+        const char *impl = pointer_at((const char *)first, held->layout.impl_in_object);
+        return impl != NULL && pointer_at(impl, held->layout.storage_in_impl) == held->place &&
+               pointer_at(held->place, held->layout.data_in_storage) == held->data;
+    }
+    PyObject *known = SLOT(source, Source, address);
+    uint64_t address = 0, expected = known == NULL ? 0 : PyLong_AsUnsignedLongLong(known);
+    return PyErr_Occurred() || address_of(first, &address) < 0 ? -1 : address == expected;
+}
+
 /* ``Source.tensor`` where the first tensor is still what it was, else NULL without an exception. */
 static PyObject *alias_of(PyObject *source, PyObject *watch, PyObject *ours)
 {
@@ -228,12 +238,15 @@ static PyObject *alias_of(PyObject *source, PyObject *watch, PyObject *ours)
     Py_DECREF(held);
     if (result != NULL || (first = SLOT(source, Source, first)) == NULL || first == Py_None)
         return result;
-    PyObject *known = SLOT(source, Source, address);
-    uint64_t address = 0, expected = known == NULL ? 0 : PyLong_AsUnsignedLongLong(known);
+    watch = SLOT(source, Source, held);
+    if (watch == NULL)
+        return NULL;
+    Py_INCREF(watch);
     Py_INCREF(first);
-    if (!PyErr_Occurred() && address_of(first, &address) == 0 && address == expected)
+    if (is_in_place(watch, first, source) > 0)
         result = PyObject_GetAttr(first, s_data);
     Py_DECREF(first);
+    Py_DECREF(watch);
     return result;
 }
 
