@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -155,6 +156,16 @@ def part_of(value: Any, *, limit: int | None = _SMALL) -> Any:
         return (kind, id(value))
 
 
+@frozen(eq=False)
+class Source:
+    """What a name's value is read from: item ``name`` of a dict, a cell, or item ``name`` of the ``__dict__`` of what a
+    weak reference refers to. Where ``holder`` is None, whatever ``read`` looks at."""
+
+    read: Callable[[], Any]
+    holder: dict[str, Any] | types.CellType | weakref.ref[Any] | None = None
+    name: str = ""
+
+
 class NamedKey:
     """The key's part for all chains that a body names, as they stand when it is called with the receiver (or None) and
     the bound values of the other parameters. Holds no reference to the receiver."""
@@ -162,7 +173,11 @@ class NamedKey:
     def __init__(self, parameters: tuple[str, ...] = ()) -> None:
         self._parameters = parameters
         self._fixed: list[Callable[[], Any]] = []
+        self._sources: list[Source] = []
+        """The same ones."""
         self._of_receiver: list[Callable[[Any], Any]] = []
+        self._own: list[str] = []
+        """The same ones, where one is in the receiver's ``__dict__``: its name there, else nothing."""
         self._of_values: dict[int, list[tuple[str, ...]]] = {}
         self._names: tuple[list[str], list[str]] = ([], [])
 
@@ -186,6 +201,14 @@ class NamedKey:
             found += [read(current) for read in self._of_receiver]
         return found
 
+    def sources(self, receiver_of: Callable[[], Any]) -> list[Source]:
+        """Where the values are read from, in the order of ``read``."""
+        found = list(self._sources)
+        for read, name in zip(self._of_receiver, self._own, strict=True):
+            holder = receiver_of if name and isinstance(receiver_of, weakref.ref) else None
+            found.append(Source(lambda read=read: read(receiver_of()), holder, name))  # type: ignore[misc]
+        return found
+
     def labels(self, values: tuple[Any, ...]) -> list[str]:
         """Names of the parts."""
         found = [*self._names[0], *self._names[1]]
@@ -197,14 +220,17 @@ class NamedKey:
     def add(self, chain: Chain, function: types.FunctionType, receiver: Any, receiver_name: str | None) -> None:
         """Follow one chain that the function names."""
         if chain.kind != "parameter":
-            read = _reader(chain, function)
-            if read is not None:
-                self._fixed.append(read)
+            source = _source(chain, function)
+            if source is not None:
+                self._fixed.append(source.read)
+                self._sources.append(source)
                 self._names[0].append(str(chain))
         elif chain.root == receiver_name and chain.attributes:
             part = _receiver_reader(chain.attributes, receiver)
             if part is not None:
                 self._of_receiver.append(part)
+                own = len(chain.attributes) == 1 and chain.attributes[0] in getattr(receiver, "__dict__", {})
+                self._own.append(chain.attributes[0] if own else "")
                 self._names[1].append(str(chain))
         elif chain.root in self._parameters and chain.attributes:
             self._of_values.setdefault(self._parameters.index(chain.root), []).append(chain.attributes)
@@ -239,7 +265,7 @@ def _object_part(value: Any, attributes: tuple[str, ...]) -> Any:
     return part_of(_follow(value, attributes))
 
 
-def _reader(chain: Chain, function: types.FunctionType) -> Callable[[], Any] | None:
+def _source(chain: Chain, function: types.FunctionType) -> Source | None:
     root = root_value(chain, function)
     if chain.kind == "global" and root is MISSING:
         return None
@@ -249,12 +275,14 @@ def _reader(chain: Chain, function: types.FunctionType) -> Callable[[], Any] | N
     elif isinstance(root, type) and root.__module__.split(".")[0] == "torch":
         return None
     if chain.kind == "global":
-        read: Callable[[], Any] = functools.partial(function.__globals__.get, chain.root, MISSING)
+        scope = function.__globals__
+        source = Source(functools.partial(scope.get, chain.root, MISSING), scope, chain.root)
     elif chain.root in function.__code__.co_freevars and function.__closure__ is not None:
-        read = _cell_reader(function.__closure__[function.__code__.co_freevars.index(chain.root)])
+        cell = function.__closure__[function.__code__.co_freevars.index(chain.root)]
+        source = Source(_cell_reader(cell), cell)
     else:
         return None
-    return read if not chain.attributes else lambda: _follow(read(), chain.attributes)
+    return Source(lambda: _follow(source.read(), chain.attributes)) if chain.attributes else source
 
 
 def _cell_reader(cell: types.CellType) -> Callable[[], Any]:

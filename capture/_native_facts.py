@@ -9,6 +9,8 @@ from __future__ import annotations
 import array
 import ast
 import itertools
+import types
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,9 +18,11 @@ import torch
 
 from capture._bind import Switches
 from capture._fast import native
+from capture._named import MISSING, Source
 from capture._torch_private_layout import layout
 
-ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, ARGUMENT, APART = range(9)  # as ``native/facts.c`` has them
+ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, CELL, ARGUMENT, APART = range(10)  # as in ``native/facts.c``
+WEAK, TENSOR = 16, 48  # more to a kind: the object that a weak reference refers to is expected, and of its class
 Fact = tuple[int, Any, Any, Any, int]
 Scope = dict[str, Any]
 _KINDS = frozenset([torch.Tensor, torch.nn.Parameter, torch.nn.Buffer])
@@ -46,8 +50,8 @@ def apart_of(copied: Sequence[tuple[int, int]], begins: Sequence[int], ends: Seq
     return [(APART, None, position, pieces, nbytes) for position, nbytes in copied]
 
 
-def flags_of(switches: Switches) -> Any:
-    """The same for switches of modules as they are now. None where one is in no ``__dict__``."""
+def flags_of(switches: Switches) -> list[Fact] | None:
+    """What says that switches of modules are as they are now. None where one is in no ``__dict__``."""
     owns, weak, sharded = switches
     if sharded:
         return None
@@ -57,7 +61,24 @@ def flags_of(switches: Switches) -> Any:
         if name not in own:
             return None
         facts.append((BELOW, reference, name, own[name], 0))
-    return None if native is None else native.Facts(tuple(facts), None)
+    return facts
+
+
+def named_fact(value: Any, source: Source, *, weakly: bool) -> Fact:
+    """What says that a name has this very value. ``weakly``: without keeping it alive, and of its class; a tensor also
+    needs a gradient as it does now."""
+    more = 0 if not weakly else TENSOR if isinstance(value, torch.Tensor) else WEAK
+    expected = weakref.ref(value) if weakly else value
+    if value is MISSING:
+        return GIVES, source.read, None, expected, 0
+    match source.holder:
+        case dict() as table:
+            return ITEM + more, table, source.name, expected, 0
+        case types.CellType() as cell:
+            return CELL + more, cell, None, expected, 0
+        case weakref.ref() as receiver:
+            return BELOW + more, receiver, source.name, expected, 0
+    return GIVES + more, source.read, None, expected, 0
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -26,7 +26,7 @@ from capture._fast import MISS, MOST_VALUES, native, no_way
 from capture._inputs import alias_pattern
 from capture._modules import registrations
 from capture._named import MISSING
-from capture._native_facts import flags_of
+from capture._native_facts import flags_of, named_fact
 from capture._node import SAMPLED
 from capture._step import marks, steps_begun
 from capture._tensors import any_overlap, span_bytes
@@ -141,19 +141,22 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
     if given is None or modes is None or len(values) > MOST_VALUES:
         return None
     runs, function = captured if entry.region is None else entry.region, captured.function
-    flags = _flags(captured)
+    facts, receiver = None if captured.stateless else _facts(captured), captured.receiver_of
+    is_weak = isinstance(receiver, weakref.ref)
+    if receiver() is not None and not is_weak:  # whose class only Python looks at
+        facts = None
     order, spans, shared = _layout(leaves)
-    alike, receiver, trees = _alike(leaves), captured.receiver_of, in_use()
-    of_kind = isinstance(receiver, weakref.ref)
+    trees = in_use()
     return native.Way(
         modes=modes, miss=MISS, ok=nothing_to_check, function=captured,
         defaults_of=function if isinstance(function, types.FunctionType) else None,
         defaults=getattr(function, "__defaults__", None), entry=entry, number=entry.number,
         limit=captured.annotation.max_recordings,
         in_capture=None if entry.backend.name == "cpu" else entry.backend.in_capture,
-        alike=alike, check_first=None if dispatch_keys(device) else _torch_private.metadata_guard(leaves[:1]),
-        check=_torch_private.metadata_guard(leaves), flags=flags, receiver=receiver if of_kind else None,
-        kind=type(receiver()), world=_other_world(captured, len(values), flags=flags, of_kind=of_kind),
+        alike=_alike(leaves), check_first=None if dispatch_keys(device) else _torch_private.metadata_guard(leaves[:1]),
+        check=_torch_private.metadata_guard(leaves), facts=facts,
+        receiver=receiver if is_weak and facts is not None else None, kind=type(receiver()),
+        world=None if captured.stateless or facts is not None else _world(captured, len(values)),
         in_use=trees, trees=trees.trees,
         backend=entry.backend.name, counters=captured.log.counters, marks=marks(), replay=runs.replay,
         ready=runs.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
@@ -297,24 +300,28 @@ def _overlap(spans: Sequence[int], *begins: int) -> bool:
     return near and any_overlap(begins, spans)
 
 
-def _flags(captured: Captured) -> Any:
-    """The training flags of the receiver's modules as they are now, for the C module."""
-    receiver = captured.receiver
-    return flags_of(switches_of(receiver)) if isinstance(receiver, torch.nn.Module) else None
-
-
-def _other_world(captured: Captured, count: int, *, flags: Any, of_kind: bool) -> Callable[[], bool] | None:
-    """``_world`` where the way does not look at all of it: the flags, and that the receiver is of its kind."""
-    told = flags is not None or not isinstance(captured.receiver, torch.nn.Module)
-    plain = captured.named.is_empty() and not captured.annotation.guards and not captured.optimizers
-    if captured.stateless or (of_kind and told and plain and not captured.optimizers.modules()):
+def _facts(captured: Captured) -> Any:
+    """What ``_world`` looks at beside the receiver's class, as it is now, for the C module; None where that does not
+    look at all of it."""
+    receiver, named = captured.receiver, captured.named
+    known = named.read(receiver)
+    simple = all(type(one) in _SAME or isinstance(one, _NAMED) for one in known)
+    if captured.annotation.guards or captured.optimizers or not simple:
         return None
-    return _world(captured, count, without_flags=flags is not None)
+    sources = named.sources(captured.receiver_of)
+    facts = [named_fact(*one, weakly=isinstance(one[0], _NAMED)) for one in zip(known, sources, strict=True)]
+    modules = [*([receiver] if isinstance(receiver, torch.nn.Module) else []), *captured.optimizers.modules()]
+    for module in modules:
+        flags = flags_of(switches_of(module))
+        if flags is None:
+            return None
+        facts += flags
+    return native.Facts(tuple(facts), None)
 
 
-def _world(captured: Captured, count: int, *, without_flags: bool = False) -> Callable[[], bool]:
-    """Tells whether the key's parts that do not come from arguments are as they are now. Keeps nothing alive.
-    ``without_flags``: those of the receiver's modules are looked at elsewhere."""
+def _world(captured: Captured, count: int) -> Callable[[], bool]:
+    """Tells whether the key's parts that do not come from arguments are as they are now. Keeps nothing
+    alive."""
     receiver_of, named = captured.receiver_of, captured.named
     receiver = receiver_of()
     known = named.read(receiver)
@@ -331,7 +338,7 @@ def _world(captured: Captured, count: int, *, without_flags: bool = False) -> Ca
     tensors = [(one, known[index].requires_grad) for index, one, _ in watched if isinstance(known[index], torch.Tensor)]
     read, kind = named.read, type(receiver)
     own: Callable[[], list[bool]] = list
-    if isinstance(receiver, torch.nn.Module) and not without_flags:
+    if isinstance(receiver, torch.nn.Module):
         own = training_reader(receiver)
     others = captured.optimizers.flags
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import random
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import types
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -35,7 +37,8 @@ from capture import (
 )
 from capture._decorate import captured_states
 from capture._fast import MISS, native
-from capture._native_facts import ABSENT, ITEM, SIZE
+from capture._named import Source
+from capture._native_facts import ABSENT, APART, CELL, ITEM, SIZE, WEAK, named_fact
 from capture._torch_private_layout import counts_layout
 from tests.device import DEVICE
 
@@ -205,30 +208,147 @@ STATE: dict[str, Callable[[Any], object]] = {
 }
 
 
+class Holder:
+    """An object that is no module."""
+
+    def __init__(self, net: Stack) -> None:
+        self.net = net
+
+    def call(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        return y
+
+
+NET: Any = None
+
+
+def _through_a_global(x: Tensor) -> Tensor:
+    y: Tensor = NET(x)
+    return y
+
+
+def _captured_net(net: Stack, through: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """A captured function that reaches the module, and the same eagerly."""
+    match through:
+        case "module":
+            plain = Stack.forward.__get__(net)
+            return capture(net, **options), plain
+        case "closure":
+            return capture(lambda x: net(x), **options), net
+        case "global":
+            return capture(_through_a_global, **options), net
+    holder = Holder(net)
+    return capture(holder.call, **options), net
+
+
 @pytest.mark.parametrize("checks", ["always", "sampled"])
 @pytest.mark.parametrize("change", STATE)
 @pytest.mark.parametrize("seen", [False, True])
-def test_state_that_changes(change: str, checks: Any, seen: bool, way: str) -> None:
+@pytest.mark.parametrize("through", ["module", "closure", "global", "attribute"])
+def test_state_that_changes(
+    change: str, checks: Any, seen: bool, through: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After the change every shape gives eager's values, whether C had a look at its state before or not."""
     del way
     net = Stack().to(DEVICE)
-    plain = Stack.forward.__get__(net)
-    capture(net, checks=checks, max_recordings=8)
+    monkeypatch.setitem(globals(), "NET", net)
+    mine, plain = _captured_net(net, through, {"checks": checks, "max_recordings": 8})
     xs = [torch.randn(size, 4, device=DEVICE) for size in (1, 2)]
     with torch.no_grad():
         for x in xs:
             for _ in range(5 if seen else 2):
-                assert torch.equal(net(x), plain(x))
+                assert torch.equal(mine(x), plain(x))
     STATE[change](net)
     if change == "data" and checks == "sampled":
         return  # what moves without a registration is seen at the next full comparison
     with torch.no_grad():
         for _ in range(20 if checks == "sampled" else 4):
             for x in xs:
-                result, expected = net(x), plain(x)
+                result, expected = mine(x), plain(x)
         assert torch.equal(result, expected)
         for x in xs:
-            assert torch.equal(net(x), plain(x)) or checks == "sampled"
+            assert torch.equal(mine(x), plain(x)) or checks == "sampled"
+
+
+class Named:
+    """What a body names in each of the ways that there are."""
+
+    def __init__(self) -> None:
+        self.scale: Any = 2.0
+        self.weight: Any = torch.full((4,), 3.0, device=DEVICE)
+        self.net: Any = nn.Linear(4, 4, device=DEVICE)
+
+    def call(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x * self.scale) + self.weight
+        return y
+
+
+def _named(kind: str) -> tuple[Callable[[Tensor], Tensor], Callable[[str, Any], None], Callable[[str], Any]]:
+    """A function, and what sets and reads its three names."""
+    own = Named()
+    if kind == "attribute":
+        return own.call, functools.partial(setattr, own), functools.partial(getattr, own)
+    if kind == "chain":
+        return (
+            (lambda x: own.net(x * own.scale) + own.weight),
+            functools.partial(setattr, own),
+            functools.partial(getattr, own),
+        )
+    names = dict(own.__dict__)
+    if kind == "global":
+        scope: dict[str, Any] = {"__builtins__": __builtins__, "__name__": "named", **names}
+        exec("def body(x): return net(x * scale) + weight", scope)  # noqa: S102 - the text above
+        return scope["body"], scope.__setitem__, scope.__getitem__
+    scale, weight, net = names["scale"], names["weight"], names["net"]
+
+    def body(x: Tensor) -> Tensor:
+        y: Tensor = net(x * scale) + weight
+        return y
+
+    cells = dict(zip(body.__code__.co_freevars, body.__closure__ or (), strict=True))
+    return body, lambda name, value: _set(cells[name], "cell_contents", value), lambda name: cells[name].cell_contents
+
+
+class Doubled(nn.Linear):
+    """Another class for the same instance."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+RENAMED: dict[str, Callable[[Callable[[str, Any], None], Callable[[str], Any]], object]] = {
+    "value": lambda put, get: put("scale", 5.0),
+    "equal value": lambda put, get: put("scale", float("2")),
+    "value of another type": lambda put, get: put("scale", 3),
+    "tensor": lambda put, get: put("weight", torch.ones(4, device=DEVICE)),
+    "tensor in place": lambda put, get: get("weight").add_(1),
+    "a gradient": lambda put, get: get("weight").requires_grad_(),
+    "a tensor for the value": lambda put, get: put("scale", torch.ones(4, device=DEVICE)),
+    "module": lambda put, get: put("net", nn.Linear(4, 4, device=DEVICE)),
+    "class of the module": lambda put, get: _set(get("net"), "__class__", Doubled),
+    "training": lambda put, get: get("net").eval(),
+    "a function for the module": lambda put, get: put("net", torch.sin),
+    "hook": lambda put, get: get("net").register_forward_hook(lambda *given: given[-1] + 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", RENAMED)
+@pytest.mark.parametrize("kind", ["closure", "global", "attribute", "chain"])
+def test_a_name_that_changes(kind: str, change: str, way: str) -> None:
+    body, put, get = _named(kind)
+    before, x = get("net"), torch.randn(2, 4, device=DEVICE)
+    mine = capture(body, max_recordings=8)
+    with torch.no_grad():
+        for _ in range(5):
+            assert torch.equal(mine(x), body(x))
+        assert way == "python" or goes_straight(mine, x)
+        RENAMED[change](put, get)
+        for _ in range(5):
+            assert torch.equal(mine(x), body(x))
+        put("net", before)
+        for _ in range(4):
+            assert torch.equal(mine(x), body(x))
 
 
 class Apart(nn.Module):
@@ -469,7 +589,7 @@ def test_an_output_that_became_part_of_a_graph_lets_go_of_it(way: str) -> None:
     class Twice(torch.autograd.Function):
         @staticmethod
         @override
-        def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        def forward(ctx: Any, x: Tensor) -> Tensor:
             result: Tensor = mine(x.detach())
             return result
 
@@ -684,6 +804,39 @@ def test_a_thread_that_comes_after_another_one_is_not_taken_for_it() -> None:
         thread.start()
         thread.join()
     assert [one for _, one in numbers] == [[*[False] * count, True] for count in range(4)]
+
+
+@needs_c
+def test_facts_about_names_keep_nothing_alive() -> None:
+    net, own, receiver = nn.Linear(2, 2), nn.Module(), Holder(Stack())
+    net_of = types.CellType(net)
+    own.__dict__["net"] = receiver.__dict__["net"] = net
+    sources = [
+        Source(lambda: net_of.cell_contents, net_of),
+        Source(lambda: own.__dict__["net"], own.__dict__, "net"),
+        Source(lambda: receiver.net, weakref.ref(receiver), "net"),
+        Source(lambda: net_of.cell_contents),
+    ]
+    facts = [native.Facts((named_fact(net, one, weakly=True),), None) for one in sources]
+    assert [(one(), one()) for one in facts] == [(True, True)] * 4
+    net.__class__ = Doubled
+    assert [(one(), one()) for one in facts] == [(False, False)] * 4
+    gone = weakref.ref(net)
+    net_of.cell_contents = own.__dict__["net"] = receiver.__dict__["net"] = None
+    del net
+    assert gone() is None
+    assert [one() for one in facts] == [False] * 4
+    del net_of.cell_contents
+    assert not facts[0]()
+    tensor = torch.zeros(2)
+    needs = native.Facts((named_fact(tensor, Source(lambda: tensor), weakly=True),), None)
+    assert needs()
+    tensor.requires_grad_()
+    assert not needs()
+    odd: list[Any] = [(CELL, 1, None, 1, 0), (ITEM + WEAK, {}, "a", 1, 0), (APART + 1, {}, "a", 1, 0)]
+    for wrong in odd:
+        with pytest.raises(ValueError, match="no such fact"):
+            native.Facts((wrong,), None)
 
 
 @needs_c

@@ -1,13 +1,17 @@
 /* Facts: what Python state a recording relies on, each fact one look at a container, an attribute or a function. */
 #include "native.h"
 
-enum { ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, ARGUMENT, APART };
+enum { ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, CELL, ARGUMENT, APART };
+#define WEAK 16   /* more to a kind: what is expected is what a weak reference refers to, of the class it has */
+#define TENSOR 48 /* and it needs a gradient, or not, as it does */
 
 typedef struct {
     int kind;
     PyObject *holder;   /* the container, the object, the function, or a weak reference */
     PyObject *key;      /* in it; for ``BELOW`` in the ``__dict__`` of what it refers to */
     PyObject *expected; /* this very object; for ``APART`` bytes: beginning and end of pieces of memory, ascending */
+    PyObject *type;     /* of what a weak ``expected`` refers to; else NULL */
+    int needs;          /* whether that needs a gradient; -1: it is no tensor */
     uint64_t number;    /* size or address; of an item in a dict its key's hash: that of a tensor is a call of Python */
     uint64_t version;   /* of the dict that the fact is about when it was found to hold; 0: none */
 } Fact;
@@ -21,7 +25,7 @@ typedef struct {
 } Facts;
 
 static PyTypeObject FactsType;
-static PyObject *s_dict;
+static PyObject *s_dict, *s_requires_grad;
 
 int is_facts(PyObject *one)
 {
@@ -57,17 +61,27 @@ static PyObject *item_of(const Fact *fact)
 #endif
 }
 
-static int is_below(const Fact *fact)
+static PyObject *below(const Fact *fact)
 {
     PyObject *referent = PyObject_CallNoArgs(fact->holder);
     PyObject *own = referent == NULL ? NULL : PyObject_GetAttr(referent, s_dict);
-    PyObject *found = own == NULL || !PyDict_Check(own) ? NULL : PyDict_GetItemWithError(own, fact->key);
-    int holds = fact->kind == BELOW_ANY ? found != NULL && found != Py_None : found == fact->expected;
-    if (found == NULL && PyErr_Occurred())
-        holds = -1;
+    PyObject *found = own == NULL || !PyDict_Check(own) ? NULL : Py_XNewRef(PyDict_GetItemWithError(own, fact->key));
     Py_XDECREF(own);
     Py_XDECREF(referent);
-    return holds;
+    return found;
+}
+
+/* What a fact found is what it expects: 1, 0, -1. */
+static int is_expected(const Fact *fact, const PyObject *found)
+{
+    if (fact->type == NULL)
+        return found == fact->expected;
+    if (found != referent_of(fact->expected) || (PyObject *)Py_TYPE(found) != fact->type)
+        return 0;
+    if (fact->needs < 0)
+        return 1;
+    int needs = truth_of(PyObject_GetAttr((PyObject *)found, s_requires_grad));
+    return needs < 0 ? -1 : needs == fact->needs;
 }
 
 /* ``overlap_any``, denied: an argument shares no memory with any of the pieces. */
@@ -107,8 +121,17 @@ static int holds(const Fact *fact, const uint64_t *addresses, Py_ssize_t count)
         found = PyObject_CallNoArgs(fact->holder);
         break;
     case BELOW:
-    case BELOW_ANY:
-        return is_below(fact);
+        found = below(fact);
+        break;
+    case BELOW_ANY: {
+        found = below(fact);
+        int any = found != NULL && found != Py_None;
+        Py_XDECREF(found);
+        return found == NULL && PyErr_Occurred() ? -1 : any;
+    }
+    case CELL:
+        found = Py_XNewRef(PyCell_GET(fact->holder));
+        break;
     default: {
         Py_ssize_t position = PyLong_AsSsize_t(fact->key);
         if (position < 0 || position >= count)
@@ -118,7 +141,7 @@ static int holds(const Fact *fact, const uint64_t *addresses, Py_ssize_t count)
     }
     if (found == NULL)
         return PyErr_Occurred() ? -1 : 0;
-    int same = found == fact->expected;
+    int same = is_expected(fact, found);
     Py_DECREF(found);
     return same;
 }
@@ -129,9 +152,10 @@ int facts_hold(PyObject *object, const uint64_t *addresses, Py_ssize_t count)
     for (Py_ssize_t i = 0; i < self->count; i++) {
         Fact *fact = &self->facts[i];
         uint64_t version = version_of(fact);
-        if (version != 0 && version == fact->version)
+        int one, known = version != 0 && version == fact->version;
+        if (known && fact->type == NULL)
             continue;
-        int one = holds(fact, addresses, count);
+        one = known ? is_expected(fact, referent_of(fact->expected)) : holds(fact, addresses, count);
         if (one < 0)
             PyErr_Clear(); /* what is gone has changed: the check in Python says what it is */
         if (one <= 0)
@@ -162,6 +186,7 @@ static int facts_traverse(PyObject *object, visitproc visit, void *arg)
         Py_VISIT(self->facts[i].holder);
         Py_VISIT(self->facts[i].key);
         Py_VISIT(self->facts[i].expected);
+        Py_VISIT(self->facts[i].type);
     }
     Py_VISIT(self->tensors);
     return 0;
@@ -175,6 +200,7 @@ static int facts_clear(PyObject *object)
         Py_DECREF(fact.holder);
         Py_DECREF(fact.key);
         Py_DECREF(fact.expected);
+        Py_XDECREF(fact.type);
     }
     return 0;
 }
@@ -193,7 +219,10 @@ static int fact_of(PyObject *given, Fact *fact)
     unsigned long long number;
     if (!PyArg_ParseTuple(given, "iOOOK", &fact->kind, &fact->holder, &fact->key, &fact->expected, &number))
         return -1;
-    int odd = fact->kind < ITEM || fact->kind > APART || (fact->kind == ABSENT && !PyDict_Check(fact->holder)) ||
+    int weak = fact->kind & TENSOR;
+    fact->kind &= ~TENSOR;
+    int odd = fact->kind < ITEM || fact->kind > APART || (weak && !PyWeakref_Check(fact->expected)) ||
+              (fact->kind == CELL && !PyCell_Check(fact->holder)) || (fact->kind == ABSENT && !PyDict_Check(fact->holder)) ||
               (fact->kind >= ARGUMENT && !PyLong_Check(fact->key)) ||
               (fact->kind == APART && !PyBytes_Check(fact->expected));
     if (odd) {
@@ -208,6 +237,17 @@ static int fact_of(PyObject *given, Fact *fact)
     }
     fact->number = number;
     fact->version = 0;
+    fact->needs = -1;
+    fact->type = NULL;
+    if (weak == TENSOR) {
+        PyObject *tensor = Py_NewRef((PyObject *)referent_of(fact->expected));
+        fact->needs = truth_of(PyObject_GetAttr(tensor, s_requires_grad));
+        Py_DECREF(tensor);
+        if (fact->needs < 0)
+            return -1;
+    }
+    if (weak)
+        fact->type = Py_NewRef((PyObject *)Py_TYPE(referent_of(fact->expected)));
     Py_INCREF(fact->holder);
     Py_INCREF(fact->key);
     Py_INCREF(fact->expected);
@@ -261,7 +301,8 @@ static PyTypeObject FactsType = {
 int add_facts(PyObject *module)
 {
     s_dict = PyUnicode_InternFromString("__dict__");
-    if (s_dict == NULL || PyType_Ready(&FactsType) < 0)
+    s_requires_grad = PyUnicode_InternFromString("requires_grad");
+    if (s_dict == NULL || s_requires_grad == NULL || PyType_Ready(&FactsType) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "Facts", (PyObject *)&FactsType);
 }

@@ -13,10 +13,10 @@ typedef struct {
     PyObject *alike;       /* Alike, or None: the metadata of the tensors, without torch */
     PyObject *check_first; /* compares the first one's, and with it the dispatch keys of this thread; or None: modes do */
     PyObject *check;       /* compares metadata of all tensors */
-    PyObject *flags;       /* Facts, or None: the cheapest part of what follows */
     PyObject *receiver;    /* a weak reference, or None where ``world`` looks at it */
     PyObject *kind;        /* its type */
-    PyObject *world;       /* tells whether other parts of the key are as they were, or None */
+    PyObject *facts;       /* Facts: other parts of the key are as they were; or None where ``world`` looks at them */
+    PyObject *world;       /* tells whether they are, or None */
     PyObject *in_use;      /* InUse: the trees of this thread */
     PyObject *trees;       /* those then, by name of their backend */
     PyObject *backend;     /* such a name */
@@ -130,8 +130,8 @@ static PyObject *way_run(Way *self, PyObject *const *values)
     int same = is_at_hand(self);
     if (same > 0)
         same = fits(self, values, tensors, addresses);
-    if (same > 0 && self->flags != Py_None)
-        same = facts_hold(self->flags, NULL, 0);
+    if (same > 0 && self->facts != Py_None)
+        same = facts_hold(self->facts, NULL, 0);
     if (same > 0 && self->world != Py_None)
         same = truth_of(PyObject_CallNoArgs(self->world));
     if (same <= 0)
@@ -184,7 +184,7 @@ static PyObject *way_call(PyObject *object, PyObject *const *args, size_t nargsf
 }
 
 #define OBJECTS(X) \
-    X(modes) X(defaults_of) X(defaults) X(in_capture) X(alike) X(check_first) X(check) X(flags) X(receiver) X(kind) \
+    X(modes) X(defaults_of) X(defaults) X(in_capture) X(alike) X(check_first) X(check) X(facts) X(receiver) X(kind) \
     X(world) X(in_use) X(trees) X(backend) \
     X(constants) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
     X(steps.counters) X(steps.marks) X(steps.replay) X(steps.ready) X(steps.registrations) X(steps.attach)
@@ -252,7 +252,7 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "alike",
-        "check_first", "check", "flags", "receiver", "kind", "world", "in_use", "trees", "backend", "counters", "marks",
+        "check_first", "check", "facts", "receiver", "kind", "world", "in_use", "trees", "backend", "counters", "marks",
         "replay", "ready", "constants", "alignments", "spans", "order", "shared", "least", "most", "verifies", "attach",
         "registrations", "sampled", NULL};
     Way given = {0};
@@ -261,7 +261,7 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "$OOOOOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!nnpOOl", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
-            &given.in_capture, &given.alike, &given.check_first, &given.check, &given.flags, &given.receiver,
+            &given.in_capture, &given.alike, &given.check_first, &given.check, &given.facts, &given.receiver,
             &given.kind, &given.world, &given.in_use, &PyDict_Type, &given.trees, &given.backend, &steps->counters,
             &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &PyTuple_Type, &alignments,
             &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,
@@ -272,7 +272,7 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (given.steps.count > MOST_VALUES || given.steps.tensors > given.steps.count ||
         given.most > given.steps.count || PyTuple_GET_SIZE(spans) != given.steps.tensors ||
         !is_modes(given.modes) || (given.alike != Py_None && !is_alike(given.alike)) ||
-        (given.flags != Py_None && !is_facts(given.flags)) ||
+        (given.facts != Py_None && !is_facts(given.facts)) ||
         (given.receiver != Py_None && !PyWeakref_Check(given.receiver)) ||
         (given.defaults_of != Py_None && !PyFunction_Check(given.defaults_of))) {
         PyErr_SetString(PyExc_ValueError, "too many values, or no function");
