@@ -237,7 +237,7 @@ def _method(function: types.FunctionType, options: dict[str, Any]) -> Any:
     def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return function(self, *args, **kwargs)
-        result = MISS if kwargs else straight(self, *args)
+        result = MISS if kwargs else straight(self, args)
         return of(self)(*args, **kwargs) if result is MISS else result
 
     _dress(wrapper, function, handle)

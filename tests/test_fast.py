@@ -715,12 +715,12 @@ def test_bad_arguments_of_the_module_itself() -> None:
     with pytest.raises(TypeError):
         native.Methods((), MISS)
     methods = native.Methods({}, MISS)
-    assert methods(1, 2) is MISS
-    for arguments, named in (((), {}), ((1,), {"x": 2})):
+    assert methods(1, (2,)) is MISS
+    for arguments, named in (((1,), {}), ((1, 2), {}), ((1, ()), {"x": 2})):
         with pytest.raises(TypeError):
             methods(*arguments, **named)
     with pytest.raises(TypeError):
-        native.Methods({id(MISS): (MISS,)}, MISS)(MISS)
+        native.Methods({id(MISS): (MISS,)}, MISS)(MISS, ())
     with pytest.raises(TypeError):
         native.Launch(
             slow=len, pool=None, stream_of=len, device=len, index=0, executable=0, copies=object(), copy_in=None

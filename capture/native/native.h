@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 16 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 17 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the long way */
 
 /* 1, 0, or -1 with an exception set. */

@@ -156,9 +156,8 @@ typedef struct {
 static PyObject *methods_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     Methods *self = (Methods *)object;
-    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-    if (count < 1 || names != NULL) {
-        PyErr_SetString(PyExc_TypeError, "the instance comes first, and nothing by name");
+    if (PyVectorcall_NARGS(nargsf) != 2 || names != NULL || !PyTuple_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "an instance and its arguments, a tuple");
         return NULL;
     }
     PyObject *number = PyLong_FromVoidPtr(args[0]);
@@ -174,7 +173,7 @@ static PyObject *methods_call(PyObject *object, PyObject *const *args, size_t na
     if (!PyWeakref_Check(reference) || referent_of(reference) != args[0] || Py_TYPE(ways) != &WaysType)
         return Py_NewRef(self->miss);
     Py_INCREF(ways);
-    PyObject *result = ways_call(ways, args + 1, count - 1, NULL);
+    PyObject *result = ways_call(ways, &PyTuple_GET_ITEM(args[1], 0), PyTuple_GET_SIZE(args[1]), NULL);
     Py_DECREF(ways);
     return result;
 }
