@@ -212,12 +212,13 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
         if place.path in places and place.kind != "root":
             continue
         kind = type(value)
+        if kind in PLAIN_TYPES:
+            places[place.path] = one
+            continue
         if aside is not None and _is_sharding(kind):
             aside.append(one)
             continue
         places[place.path] = one
-        if kind in PLAIN_TYPES:
-            continue
         if kind in _TENSORS:
             if value.layout is torch.strided and aside is not None:
                 storage = value.untyped_storage()
