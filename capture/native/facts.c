@@ -38,6 +38,10 @@ static int is_dict(PyObject *holder)
     return PyDict_Check(holder) && Py_TYPE(holder)->tp_as_mapping->mp_subscript == PyDict_Type.tp_as_mapping->mp_subscript;
 }
 
+#ifdef __GNUC__
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* 3.12 says of the version that it will go, as it did */
+#endif
+
 /* A number that no two states of any dict share, as long as Python has it; else 0. */
 static uint64_t version_of(const Fact *fact)
 {
