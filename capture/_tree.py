@@ -145,21 +145,24 @@ class Tree:
         for node, _ in stuck:
             _moving.copy_from_now_on(node, "that cannot leave the pool")
         _moving.note_gradients(leaving, self.path)
-        if stuck:
-            self._go_back()
+        if stuck and self._go_back():
             return False
         self._end()
         self.lingering[:], self.awaited, self.in_place = lingering, successor, in_place
         return True
 
-    def _go_back(self) -> None:
-        """The step is over, but for outputs that have to stay in the pool: what comes after the last of them goes."""
-        while not any(True for _ in self.path[-1].live_groups()):
+    def _go_back(self) -> bool:
+        """The step is over, but for outputs that have to stay in the pool: what comes after the last of them goes.
+        False if none is used any more: what held them was garbage that was collected meanwhile."""
+        while self.path and not any(True for _ in self.path[-1].live_groups()):
             self.path.pop()
+        if not self.path:
+            return False
         self.current, self.pool_is_at = self.path[-1], None
         self.times.clear()
         self.warm.clear()  # what warmed up is not in the pool
         self.mark = _step.steps_begun()
+        return True
 
     def _take_up(self) -> None:
         """The call that found gradients to linger was stopped before its replay. Where somebody has got hold of one
@@ -170,8 +173,8 @@ class Tree:
         while above is not None and above is not self.root:
             self.path.insert(0, above)
             above = above.parent
-        if self.path:
-            self._go_back()
+        if self.path and not self._go_back():
+            self._end()
 
     def _lingering_no_more(self) -> list[tuple[Node, int]]:
         lingering = self.lingering[:]

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from capture import (
     BorrowedOutputError,
+    _moving,
     _torch_private,
     capture,
     mark_step_begin,
@@ -307,3 +308,31 @@ def test_an_output_that_is_kept_for_ever_does_not_make_the_path_grow(monkeypatch
     assert [bits(one) for one in views] == [bits(one[0]) for one in kept]
     assert recordings(second).recordings <= 4
     assert recordings(second).replays >= 16
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("after", ["moving", "copying"])
+def test_a_held_output_that_only_garbage_holds(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot leave the pool, and then a collection frees it: the step is over all the same."""
+    lacking = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)
+    monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
+    plain = getattr(_moving, {"moving": "_move_one", "copying": "copy_from_now_on"}[after])
+
+    def then_collect(*given: Any) -> Any:
+        result = plain(*given)
+        gc.collect()
+        return result
+
+    monkeypatch.setattr(_moving, plain.__name__, then_collect)
+    first, second = capture(lambda x: x * 2), capture(lambda x: x + 1)
+    for number in range(6):
+        x = inputs(number)
+        mark_step_begin()
+        y = first(x)
+        z = second(y)
+        assert bits(z) == bits(x * 2 + 1)
+        box: list[Any] = [y, y[0]]
+        box.append(box)
+        del y, z, box
+    gc.collect()
+    assert recordings(first).replays >= 3
