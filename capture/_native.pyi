@@ -1,8 +1,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+_Reader = tuple[int, int, int, int, int, int]
+
+def tell(kind: type, /) -> None: ...
+def read_mode(reader: _Reader, /) -> int: ...
+
 class Modes:
-    def __init__(self, terms: tuple[tuple[Callable[..., object], tuple[Any, ...], object], ...]) -> None: ...
+    def __init__(
+        self,
+        terms: tuple[tuple[Callable[..., object] | str, tuple[Any, ...], object], ...],
+        readers: tuple[_Reader, ...] = ...,
+    ) -> None: ...
     def __call__(self) -> bool: ...
 
 class Copies:
@@ -40,18 +49,6 @@ class Facts:
     def __init__(self, facts: tuple[tuple[int, Any, Any, Any, int], ...], tensors: Tensors | None, /) -> None: ...
     def __call__(self, *tensors: Any) -> bool: ...
 
-class TreeView:
-    def __init__(
-        self,
-        *,
-        path: list[Any],
-        warm: list[Any],
-        buried: list[Any],
-        lingering: list[Any],
-        kept: list[Any],
-        times: dict[Any, int],
-    ) -> None: ...
-
 class NodeView:
     def __init__(
         self,
@@ -68,11 +65,22 @@ class NodeView:
 
 class Held:
     def __init__(
-        self, count: Callable[[int], int], storage: Any, address: int, first: Any = ..., layout: Any = ...
+        self,
+        count: Callable[[int], int],
+        storage: Any,
+        address: int,
+        first: Any = ...,
+        layout: _Layout | None = ...,
+        shown: bool = ...,
     ) -> None: ...
     def __call__(self) -> Any: ...
     def settle(self) -> int: ...
+    def part(self) -> None: ...
     def again(self) -> Any: ...
+
+class Untouched:
+    def __init__(self, parameters: tuple[Any, ...], layout: _Layout, /) -> None: ...
+    def __call__(self, parameters: tuple[Any, ...], /) -> bool: ...
 
 def hand_out(
     sources: tuple[Any, ...],
@@ -111,17 +119,22 @@ class Way:
         alike: Alike | None,
         check_first: Any,
         check: Any,
-        world: Any,
-        trees_here: Callable[[], dict[str, Any]],
+        facts: Facts | None,
+        receiver: Any,
+        kind: type,
+        world: Callable[[], bool] | None,
+        in_use: Any,
         trees: dict[str, Any],
         backend: str,
         counters: Any,
-        steps_begun: Any,
+        marks: Any,
         replay: Any,
         ready: Any,
         constants: tuple[Any, ...],
         alignments: tuple[int, ...],
         spans: tuple[int, ...],
+        order: tuple[int, ...],
+        shared: tuple[int, ...],
         least: int,
         most: int,
         verifies: bool,
@@ -136,6 +149,10 @@ class Ways:
     def __call__(self, *values: Any) -> Any: ...
     def add(self, way: Way, /) -> None: ...
     def clear(self) -> None: ...
+
+class Methods:
+    def __init__(self, instances: dict[int, tuple[Any, Any, Ways]], miss: Any) -> None: ...
+    def __call__(self, instance: Any, values: tuple[Any, ...], /) -> Any: ...
 
 def use_driver(library: str, /) -> bool: ...
 

@@ -52,9 +52,8 @@ class CudaBackend:
         """An empty pool."""
         return CudaPool(self.device)
 
-    def in_capture(self) -> bool:
-        """The current stream is being captured by somebody."""
-        return _torch_private_cuda.is_capturing()
+    in_capture = staticmethod(_torch_private_cuda.is_capturing)
+    """The current stream is being captured by somebody."""
 
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
