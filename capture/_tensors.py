@@ -41,7 +41,8 @@ def span_bytes(tensor: torch.Tensor) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # one number is contiguous whatever its stride
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -174,3 +174,21 @@ def test_without_memory_to_compare_the_call_happens_once(
                 assert torch.equal(f(x), wanted * 2)
                 assert torch.equal(total, wanted)
     assert len(taken) >= min(fails, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bool, torch.int64])
+@pytest.mark.parametrize("of", [(1, 1), (1, 4), (4, 1)])
+def test_one_number_of_any_stride_is_compared(of: tuple[int, int], dtype: torch.dtype) -> None:
+    """It counts as contiguous, so that torch gives it back as it is where it is to be made so."""
+
+    def body(x: Tensor) -> tuple[Tensor, Tensor]:
+        made = (x + x).as_strided((1,), (of[1] * 3,))
+        return made, torch.empty_strided((1, 1), (7, 5), dtype=dtype).copy_(made)
+
+    f = capture(body, verify="always")
+    for seed in range(5):
+        x = torch.full(of, seed + 1).to(dtype)
+        for ours, theirs in zip(f(x), body(x), strict=True):
+            assert torch.equal(ours, theirs)
+            assert ours.stride() == theirs.stride()
+    assert recordings(f).verifications == 3
