@@ -1,8 +1,8 @@
 """Shortcut: the straight way through a call whose key equals an earlier one's, without building the key.
 
 Loops call with the same kinds of arguments again and again. One C++ comparison of all tensors' metadata then takes
-the place of reading and hashing it (1.3 us a tensor), and identity that of comparing Python values. What a shortcut
-does not know goes the long way, which makes one. The C module takes the same steps, if it is there (``_fast``).
+the place of reading and hashing it (1.3 us a tensor); Python values are compared as they are. What a shortcut does not
+know goes the long way, which makes one. The C module takes the same steps, if it is there (``_fast``).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
 _SAME = (PLAIN_TYPES - {slice}) | {types.BuiltinFunctionType, type, type(MISSING)}
 """The same object of these types has the same key."""
+_COMPARED = (int, str, bytes, torch.Size, torch.device)
 _WATCHED = (types.FunctionType, torch.nn.Module)  # so has one of these, as long as its class is not replaced
 _NAMED = (*_WATCHED, torch.Tensor)  # and of a tensor that the body names, whether it needs a gradient
 _KEPT = 8  # shortcuts of equal shapes: some for each thread and mode
@@ -122,7 +123,7 @@ def _way(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entr
         "COUNTERS": captured.log.counters, "steps_begun": steps_begun, "in_capture": entry.backend.in_capture,
         "replay": runs.replay, "ready": runs.ready,
         "check": _torch_private.metadata_guard(leaves),
-        "overlap": functools.partial(_overlap, [span_bytes(leaf) for leaf in leaves]),
+        "same_value": same_value, "overlap": functools.partial(_overlap, [span_bytes(leaf) for leaf in leaves]),
     }  # fmt: skip
     scope |= {f"K{index}": value for index, value in enumerate(values) if not tensors[index]}
     scope |= {f"A{index}": leaf.data_ptr() & 63 for index, leaf in enumerate(leaves)}
@@ -248,7 +249,8 @@ def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: 
     names = [f"v{index}" for index in range(len(tensors))]
     leaves = [name for name, is_tensor in zip(names, tensors, strict=True) if is_tensor]
     begins = [f"p{index}" for index in range(len(leaves))]
-    differ = [f"{name} is not K{index}" for index, name in enumerate(names) if not tensors[index]]
+    plain = [(name, f"K{index}") for index, name in enumerate(names) if not tensors[index]]
+    differ = [f"({name} is not {value} and not same_value({name}, {value}))" for name, value in plain]
     differ += [f"not check({', '.join(leaves)})"]
     elsewhere = [f"{begin} & 63 != A{index}" for index, begin in enumerate(begins)]
     elsewhere += [f"overlap({', '.join(begins)})"] if len(begins) > 1 else []
@@ -287,6 +289,17 @@ def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: 
         *(["    return replay(node, tree, values, leaves)"] if attaches else _REPLAY),
     ]
     return compile("\n".join(lines), "<capture shortcut>", "exec")
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """The same object, or a number, text, bytes, size or device of the same type and value, bit for bit."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if type(one) is float:  # two zeros are others, and one NaN is itself
+        return bool(one.hex() == other.hex())
+    return type(one) in _COMPARED and bool(one == other)
 
 
 def _overlap(spans: Sequence[int], *begins: int) -> bool:
@@ -361,6 +374,6 @@ def _world(captured: Captured, count: int) -> Callable[[], bool]:
             now[index] = None
         if tensors and any(one().requires_grad is not needs for one, needs in tensors):  # type: ignore[union-attr]
             return False  # they are alive, as they were found just now
-        return all(map(operator.is_, now, plain))
+        return all(map(same_value, now, plain))
 
     return same

@@ -39,6 +39,8 @@ from capture._decorate import captured_states
 from capture._fast import MISS, native
 from capture._named import Source
 from capture._native_facts import ABSENT, APART, CELL, ITEM, SIZE, WEAK, named_fact
+from capture._shortcut import same_value
+from capture._tensors import same_bits
 from capture._torch_private_layout import counts_layout
 from tests.device import DEVICE
 
@@ -103,6 +105,56 @@ CALLS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
     "too many": lambda f, x, y: refused(f, x, y, 2.0, 1.0),
     "too few": lambda f, x, y: refused(f, x),
 }
+
+
+EQUAL: dict[str, Callable[[], Any]] = {
+    "int": lambda: int("100000"),
+    "float": lambda: float("0.7"),
+    "nan": lambda: float("nan"),
+    "zero": lambda: float("0"),
+    "negative zero": lambda: float("-0"),
+    "text": lambda: str(b"ab", "ascii"),
+    "bytes": lambda: bytes([1, 2, 3]),
+    "size": lambda: torch.zeros(2, 3).shape,
+    "device": lambda: torch.device("cpu"),
+    "true": lambda: True,
+    "one": lambda: 1,
+    "one point nought": lambda: float("1"),
+    "none": lambda: None,
+}
+"""Each another object in every call, where there can be several."""
+
+
+def _of_kind(x: Tensor, value: Any) -> Tensor:
+    """Bits that tell apart all of these."""
+    number = value if isinstance(value, (int, float)) else len(str(value))
+    return torch.stack([x * number, torch.full_like(x, number), x + len(repr(value))])
+
+
+def test_equal_values_go_straight_and_others_do_not(way: str) -> None:
+    mine = capture(_of_kind, max_recordings=len(EQUAL))
+    x = torch.randn(4, device=DEVICE)
+    for _ in range(3):
+        for name, make in EQUAL.items():
+            for _ in range(3):
+                assert same_bits(mine(x, make()), _of_kind(x, make())), name
+            assert way == "python" or goes_straight(mine, x, make()), name
+            others = [other() for key, other in EQUAL.items() if key != name]
+            assert not any(same_value(make(), other) for other in others)
+            assert same_value(make(), make())
+    assert recordings(mine).recordings == len(EQUAL)
+
+
+def test_names_with_equal_values_go_straight(way: str) -> None:
+    own = Named()
+    mine, x = capture(own.call), torch.randn(2, 4, device=DEVICE)
+    with torch.no_grad():
+        for _ in range(4):
+            own.scale = float("2.5")
+            assert torch.equal(mine(x), own.call(x))
+        own.scale = float("2.5")
+        assert way == "python" or goes_straight(mine, x)
+    assert recordings(mine).recordings == 1
 
 
 def test_every_kind_of_call_in_turn(way: str) -> None:

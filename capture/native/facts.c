@@ -9,7 +9,7 @@ typedef struct {
     int kind;
     PyObject *holder;   /* the container, the object, the function, or a weak reference */
     PyObject *key;      /* in it; for ``BELOW`` in the ``__dict__`` of what it refers to */
-    PyObject *expected; /* this very object; for ``APART`` bytes: beginning and end of pieces of memory, ascending */
+    PyObject *expected; /* this very object, or a plain value; for ``APART`` bytes: beginning and end of pieces of memory, ascending */
     PyObject *type;     /* of what a weak ``expected`` refers to; else NULL */
     int needs;          /* whether that needs a gradient; -1: it is no tensor */
     uint64_t number;    /* size or address; of an item in a dict its key's hash: that of a tensor is a call of Python */
@@ -76,15 +76,15 @@ static PyObject *below(const Fact *fact)
 }
 
 /* What a fact found is what it expects: 1, 0, -1. */
-static int is_expected(const Fact *fact, const PyObject *found)
+static int is_expected(const Fact *fact, PyObject *found)
 {
     if (fact->type == NULL)
-        return found == fact->expected;
+        return same_value(found, fact->expected);
     if (found != referent_of(fact->expected) || (PyObject *)Py_TYPE(found) != fact->type)
         return 0;
     if (fact->needs < 0)
         return 1;
-    int needs = truth_of(PyObject_GetAttr((PyObject *)found, s_requires_grad));
+    int needs = truth_of(PyObject_GetAttr(found, s_requires_grad));
     return needs < 0 ? -1 : needs == fact->needs;
 }
 
@@ -159,7 +159,7 @@ int facts_hold(PyObject *object, const uint64_t *addresses, Py_ssize_t count)
         int one, known = version != 0 && version == fact->version;
         if (known && fact->type == NULL)
             continue;
-        one = known ? is_expected(fact, referent_of(fact->expected)) : holds(fact, addresses, count);
+        one = known ? is_expected(fact, (PyObject *)referent_of(fact->expected)) : holds(fact, addresses, count);
         if (one < 0)
             PyErr_Clear(); /* what is gone has changed: the check in Python says what it is */
         if (one <= 0)

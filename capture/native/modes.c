@@ -41,16 +41,6 @@ int is_modes(PyObject *one)
     return Py_TYPE(one) == &ModesType;
 }
 
-static int is_as_expected(PyObject *found, PyObject *expected)
-{
-    if (found == expected)
-        return 1;
-    /* Only what is compared by value in any case: other objects are themselves or others. */
-    if (Py_TYPE(found) != Py_TYPE(expected) || !(PyUnicode_CheckExact(found) || PyLong_CheckExact(found)))
-        return 0;
-    return PyObject_RichCompareBool(found, expected, Py_EQ);
-}
-
 typedef uint64_t (*Function)(uint64_t, uint64_t, uint64_t);
 
 static inline uint64_t read_one(const Reader *reader)
@@ -106,7 +96,7 @@ int modes_hold(PyObject *object)
         PyObject *found = found_of(term);
         if (found == NULL)
             return -1;
-        int same = is_as_expected(found, term->expected);
+        int same = same_value(found, term->expected);
         Py_DECREF(found);
         if (same <= 0)
             return same;

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 17 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 18 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the long way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -234,6 +234,9 @@ static inline const PyObject *referent_of(PyObject *reference)
     return found == NULL ? Py_None : found;
 #endif
 }
+
+/* The same object, or a number, text, bytes, size or device of the same type and value, bit for bit: 1, 0, -1. */
+int same_value(PyObject *one, PyObject *other);
 
 /* Truth of a result, which is given up: 1, 0, or -1 if it is NULL. */
 int truth_of(PyObject *result);

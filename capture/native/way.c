@@ -20,7 +20,7 @@ typedef struct {
     PyObject *in_use;      /* InUse: the trees of this thread */
     PyObject *trees;       /* those then, by name of their backend */
     PyObject *backend;     /* such a name */
-    PyObject *constants;   /* tuple: a value's own object, or MISS in the place of a tensor */
+    PyObject *constants;   /* tuple: a value, or MISS in the place of a tensor */
     Steps steps;           /* holds references, too */
     Py_ssize_t least, most; /* values that a call may give: the others are defaults */
     uint8_t alignments[MOST_VALUES]; /* of tensors: their addresses modulo 64 */
@@ -79,8 +79,11 @@ static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t
         PyObject *constant = PyTuple_GET_ITEM(self->constants, i);
         if (constant == self->steps.miss)
             tensors[count++] = values[i];
-        else if (constant != values[i])
-            return 0;
+        else {
+            int equal = same_value(constant, values[i]);
+            if (equal <= 0)
+                return equal;
+        }
     }
     int alike = self->alike != Py_None && alike_hold(self->alike, tensors, count, addresses), same;
     if (alike)
