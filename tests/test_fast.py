@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import os
@@ -42,6 +43,7 @@ from capture._native_facts import ABSENT, APART, CELL, ITEM, SIZE, WEAK, named_f
 from capture._shortcut import same_value
 from capture._tensors import same_bits
 from capture._torch_private_layout import counts_layout
+from capture.backends.cuda.pool import CudaPool
 from tests.device import DEVICE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -781,6 +783,59 @@ def test_bad_arguments_of_the_module_itself() -> None:
     ways = native.Ways(MISS)
     assert ways() is MISS
     assert ways(1, x=2) is MISS
+
+
+DRIVER = """
+#include <stddef.h>
+int launches, status;
+void *executable, *stream;
+int cuGraphLaunch(void *one, void *on) { launches++; executable = one; stream = on; return status; }
+int cuCtxGetCurrent(void **context) { *context = 0; return 0; }
+int cuGraphGetRootNodes(void) { return 0; }
+int cuGraphAddMemcpyNode(void) { return 0; }
+int cuGraphExecMemcpyNodeSetParams(void) { return 0; }
+int cuGraphAddDependencies(void) { return 0; }
+int cuGraphAddDependencies_v2(void) { return 0; }
+"""
+
+
+@needs_c
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the driver of this process is a real one")
+def test_a_graph_is_launched_where_the_last_one_was(tmp_path: Path) -> None:
+    """With a driver that only counts: what is not as usual is left to Python."""
+    compiler = shutil.which(str(sysconfig.get_config_var("CC") or "cc").split()[0])
+    assert compiler is not None, "the C module was built with it"
+    source, library = tmp_path / "driver.c", tmp_path / "driver.so"
+    source.write_text(DRIVER)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    assert native.use_driver(str(library))
+    driver = ctypes.CDLL(str(library))
+    launches, status = ctypes.c_int.in_dll(driver, "launches"), ctypes.c_int.in_dll(driver, "status")
+    pool, slow, here = CudaPool.__new__(CudaPool), [], {"device": 0, "stream": 7}
+    pool._lane, pool.ran_on, pool.beside = None, 7, set()
+    named = {"device": lambda: here["device"], "index": 0, "stream_of": lambda _: here["stream"]}
+    given = {**named, "executable": 123, "copies": None, "copy_in": None}
+    launch = native.Launch(slow=lambda leaves: slow.append(leaves), pool=pool, **given)
+    launch([])
+    assert (launches.value, slow) == (1, [])
+    assert [ctypes.c_void_p.in_dll(driver, name).value for name in ("executable", "stream")] == [123, 7]
+    for name, value in (("device", 1), ("stream", 8)):
+        usual, here[name] = here[name], value
+        launch([value])
+        here[name] = usual
+    pool.ran_on = None
+    launch([None])
+    pool.ran_on = 7
+    pool.beside.add(object())  # type: ignore[arg-type]
+    launch(["beside"])
+    pool.beside.clear()
+    assert (launches.value, slow) == (1, [[1], [8], [None], ["beside"]])
+    status.value = 1
+    launch(["failed"])
+    status.value = 0
+    assert (launches.value, slow[-1]) == (2, ["failed"])
+    with pytest.raises(TypeError, match="CudaPool"):
+        native.Launch(slow=len, pool=object(), **given)
 
 
 @needs_c
