@@ -124,6 +124,10 @@ class Handle:
         self.instances[address] = (reference, captured, captured.straight)
         return captured
 
+    def straight(self) -> Callable[..., Any]:
+        """Takes an instance and a tuple of its positional arguments; ``MISS`` for other calls than one of its last."""
+        return no_way if native is None else native.Methods(self.instances, MISS)
+
     def states(self) -> Iterator[Captured]:
         """All states made so far."""
         if self.single is not None:
@@ -231,8 +235,7 @@ def _function(function: Any, options: dict[str, Any], *, receiver: Any = None, k
 
 def _method(function: types.FunctionType, options: dict[str, Any]) -> Any:
     handle = _annotated(function, options, method=True, name=_name_of(function))
-    of = handle.of
-    straight = no_way if native is None else native.Methods(handle.instances, MISS)
+    of, straight = handle.of, handle.straight()
 
     def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():

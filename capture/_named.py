@@ -172,12 +172,9 @@ class NamedKey:
 
     def __init__(self, parameters: tuple[str, ...] = ()) -> None:
         self._parameters = parameters
-        self._fixed: list[Callable[[], Any]] = []
-        self._sources: list[Source] = []
-        """The same ones."""
-        self._of_receiver: list[Callable[[Any], Any]] = []
-        self._own: list[str] = []
-        """The same ones, where one is in the receiver's ``__dict__``: its name there, else nothing."""
+        self._fixed: list[Source] = []
+        self._of_receiver: list[tuple[Callable[[Any], Any], str]] = []
+        """With the name of one that is in the receiver's ``__dict__``, else nothing."""
         self._of_values: dict[int, list[tuple[str, ...]]] = {}
         self._names: tuple[list[str], list[str]] = ([], [])
 
@@ -196,15 +193,15 @@ class NamedKey:
 
     def read(self, current: Any) -> list[Any]:
         """The values themselves; those below other parameters left out."""
-        found = [read() for read in self._fixed]
+        found = [source.read() for source in self._fixed]
         if self._of_receiver:
-            found += [read(current) for read in self._of_receiver]
+            found += [read(current) for read, _ in self._of_receiver]
         return found
 
     def sources(self, receiver_of: Callable[[], Any]) -> list[Source]:
         """Where the values are read from, in the order of ``read``."""
-        found = list(self._sources)
-        for read, name in zip(self._of_receiver, self._own, strict=True):
+        found = list(self._fixed)
+        for read, name in self._of_receiver:
             holder = receiver_of if name and isinstance(receiver_of, weakref.ref) else None
             found.append(Source(lambda read=read: read(receiver_of()), holder, name))  # type: ignore[misc]
         return found
@@ -222,15 +219,12 @@ class NamedKey:
         if chain.kind != "parameter":
             source = _source(chain, function)
             if source is not None:
-                self._fixed.append(source.read)
-                self._sources.append(source)
+                self._fixed.append(source)
                 self._names[0].append(str(chain))
         elif chain.root == receiver_name and chain.attributes:
             part = _receiver_reader(chain.attributes, receiver)
             if part is not None:
                 self._of_receiver.append(part)
-                own = len(chain.attributes) == 1 and chain.attributes[0] in getattr(receiver, "__dict__", {})
-                self._own.append(chain.attributes[0] if own else "")
                 self._names[1].append(str(chain))
         elif chain.root in self._parameters and chain.attributes:
             self._of_values.setdefault(self._parameters.index(chain.root), []).append(chain.attributes)
@@ -295,7 +289,7 @@ def _cell_reader(cell: types.CellType) -> Callable[[], Any]:
     return read
 
 
-def _receiver_reader(attributes: tuple[str, ...], receiver: Any) -> Callable[[Any], Any] | None:
+def _receiver_reader(attributes: tuple[str, ...], receiver: Any) -> tuple[Callable[[Any], Any], str] | None:
     name = attributes[0]
     if isinstance(receiver, torch.nn.Module) and len(attributes) == 1:
         if name == "training" or name in receiver._modules:
@@ -303,5 +297,5 @@ def _receiver_reader(attributes: tuple[str, ...], receiver: Any) -> Callable[[An
         if attribute(receiver, name) is MISSING and hasattr(type(receiver), name):
             return None  # a method or property
     if len(attributes) == 1 and name in getattr(receiver, "__dict__", {}):
-        return lambda current: current.__dict__.get(name, MISSING)
-    return lambda current: _follow(current, attributes)
+        return lambda current: current.__dict__.get(name, MISSING), name
+    return lambda current: _follow(current, attributes), ""

@@ -31,7 +31,7 @@ from capture._node import SAMPLED
 from capture._step import marks, steps_begun
 from capture._tensors import any_overlap, span_bytes
 from capture._torch_private_layout import MOST_DIMS, alike_layout
-from capture._torch_private_modes import dispatch_keys
+from capture._torch_private_modes import reads_dispatch_keys
 from capture._trees import in_use, trees_here
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ def _native_way(captured: Captured, values: Values, leaves: Sequence[Leaf], entr
         defaults=getattr(function, "__defaults__", None), entry=entry, number=entry.number,
         limit=captured.annotation.max_recordings,
         in_capture=None if entry.backend.name == "cpu" else entry.backend.in_capture,
-        alike=_alike(leaves), check_first=None if dispatch_keys(device) else _torch_private.metadata_guard(leaves[:1]),
+        alike=_alike(leaves),
+        check_first=None if reads_dispatch_keys(device) else _torch_private.metadata_guard(leaves[:1]),
         check=_torch_private.metadata_guard(leaves), facts=facts,
         receiver=receiver if is_weak and facts is not None else None, kind=type(receiver()),
         world=None if captured.stateless or facts is not None else _world(captured, len(values)),
@@ -333,8 +334,7 @@ def _facts(captured: Captured) -> Any:
 
 
 def _world(captured: Captured, count: int) -> Callable[[], bool]:
-    """Tells whether the key's parts that do not come from arguments are as they are now. Keeps nothing
-    alive."""
+    """Tells whether the key's parts that do not come from arguments are as they are now. Keeps nothing alive."""
     receiver_of, named = captured.receiver_of, captured.named
     receiver = receiver_of()
     known = named.read(receiver)

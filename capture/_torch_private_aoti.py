@@ -9,11 +9,12 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from attrs import frozen
+
+from capture._torch_private_modes import library
 
 Loader: Any = getattr(getattr(torch._C, "_aoti", None), "AOTIModelPackageLoader", None)
 """The class of ``AOTICompiledModel.loader``. Without it packages are code that no operator tells of: run eagerly on the
@@ -89,8 +90,7 @@ def entry_point(loader: Any) -> EntryPoint:
 def _runner(memory: int, loader: Any) -> int:
     """The address of the loader's runner, or 0. Asked of the loader's own method: memory beside a loader is another's,
     with a runner of its own."""
-    library = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
-    ask = getattr(ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_LAZY), _GET_RUNNER)
+    ask = getattr(library("libtorch_cpu"), _GET_RUNNER)
     ask.argtypes, ask.restype = [ctypes.c_void_p], ctypes.c_void_p
     for held in _words(memory, id(loader) + object.__basicsize__, 1):  # pybind11 keeps the object first
         if len(_words(memory, held, _LOADER_WORDS)) == _LOADER_WORDS:

@@ -77,13 +77,16 @@ _CHECKED: dict[str, Callable[[], bool]] = {
 }
 
 
+def library(name: str) -> ctypes.CDLL:
+    """One of torch's, which this process has loaded. Raises ``OSError`` where it has not."""
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"{name}.so"), os.RTLD_NOLOAD | os.RTLD_NOW)
+
+
 class _Functions:
-    """Of torch's libraries, which this process has loaded."""
+    """Of torch's libraries."""
 
     def __init__(self) -> None:
-        folder = Path(torch.__file__).parent / "lib"
-        mode = os.RTLD_NOLOAD | os.RTLD_NOW
-        self._libraries = [ctypes.CDLL(str(folder / f"{name}.so"), mode) for name in ("libc10", "libtorch_cpu")]
+        self._libraries = [library(name) for name in ("libc10", "libtorch_cpu")]
         world = self._find("_ZN2at13globalContextEv")
         world.restype, world.argtypes = ctypes.c_void_p, []
         self._context = int(world())
@@ -194,10 +197,14 @@ def _keys() -> _Functions | None:
     return functions if read == asked and any(read) else None
 
 
+def reads_dispatch_keys(device: str) -> bool:
+    """Whether ``dispatch_keys`` finds them; else torch has to be asked, as its guard of metadata does."""
+    return readers(device) is not None and _keys() is not None
+
+
 def dispatch_keys(device: str) -> tuple[Reader, ...]:
-    """What tells the dispatch keys that are on in this thread, beside ``readers``. Empty where torch has to be asked,
-    as its guard of metadata does."""
-    functions = _keys() if readers(device) is not None else None
+    """What tells the dispatch keys that are on in this thread, beside ``readers``."""
+    functions = _keys() if reads_dispatch_keys(device) else None
     return () if functions is None else functions.dispatch_keys()
 
 

@@ -71,23 +71,14 @@ def measure(setting: Setting) -> Outcome:
 
     def ours() -> Tensor:
         mark_step_begin()
-        h = x
-        for layer in layers:
-            h = layer(h)
-        return h
+        return _through(layers, x)
 
     def ours_as_functions() -> Tensor:
         mark_step_begin()
-        h = x
-        for function in functions:
-            h = function(h)
-        return h
+        return _through(functions, x)
 
     def empty() -> Tensor:
-        h = x
-        for module in empties:
-            h = module(h)
-        return h
+        return _through(empties, x)
 
     def bare() -> Tensor:
         for hand in by_hand:
@@ -119,6 +110,12 @@ def measure(setting: Setting) -> Outcome:
 
 def _captured_by_hand(hands: Hands, layer: Layer, x: Tensor) -> Hand:
     return hands.capture(lambda: F.gelu(layer.linear(x)))
+
+
+def _through(parts: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
+    for part in parts:
+        x = part(x)
+    return x
 
 
 def _eager(layers: list[Layer], x: Tensor) -> Tensor:

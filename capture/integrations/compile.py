@@ -221,14 +221,12 @@ def _alone(handle: Handle, make: Callable[[], Captured]) -> Callable[..., Any]:
 
 
 def _of_owner(handle: Handle, position: int, by_storage: bool) -> Callable[..., Any]:
-    of, instances = handle.of, handle.instances
+    of, straight = handle.of, handle.straight()
 
     def run(*inputs: Any) -> Any:
         owner = inputs[position].untyped_storage() if by_storage else inputs[position]
-        known = instances.get(id(owner))
-        captured = known[1] if known is not None and known[0]() is owner else of(owner)
-        result = captured.straight(*inputs)
-        return captured(*inputs) if result is MISS else result
+        result = straight(owner, inputs)
+        return of(owner)(*inputs) if result is MISS else result
 
     return run
 

@@ -1,6 +1,8 @@
 /* Facts: what Python state a recording relies on, each fact one look at a container, an attribute or a function. */
 #include "native.h"
 
+#include <string.h>
+
 enum { ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, CELL, ARGUMENT, APART };
 #define WEAK 16   /* more to a kind: what is expected is what a weak reference refers to, of the class it has */
 #define TENSOR 48 /* and it needs a gradient, or not, as it does */
@@ -73,6 +75,23 @@ static PyObject *below(const Fact *fact)
     Py_XDECREF(own);
     Py_XDECREF(referent);
     return found;
+}
+
+int same_value(PyObject *one, PyObject *other)
+{
+    if (one == other)
+        return 1;
+    if (Py_TYPE(one) != Py_TYPE(other))
+        return 0;
+    if (PyFloat_CheckExact(one)) { /* not by ``==``: two zeros are others, and one NaN is itself */
+        double a = PyFloat_AS_DOUBLE(one), b = PyFloat_AS_DOUBLE(other);
+        return memcmp(&a, &b, sizeof(a)) == 0;
+    }
+    const char *name = Py_TYPE(one)->tp_name;
+    if (PyLong_CheckExact(one) || PyUnicode_CheckExact(one) || PyBytes_CheckExact(one) ||
+        strcmp(name, "torch.Size") == 0 || strcmp(name, "torch.device") == 0)
+        return PyObject_RichCompareBool(one, other, Py_EQ);
+    return 0;
 }
 
 /* What a fact found is what it expects: 1, 0, -1. */

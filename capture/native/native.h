@@ -158,6 +158,8 @@ PyObject *list_of(PyObject *const *items, Py_ssize_t count);
 /* Facts about Python state, and the tensors among it: 1 if they hold, else 0. ``addresses``: of the call's tensors. */
 int facts_hold(PyObject *facts, const uint64_t *addresses, Py_ssize_t count);
 int is_facts(PyObject *one);
+/* The same object, or a number, text, bytes, size or device of the same type and value, bit for bit: 1, 0, -1. */
+int same_value(PyObject *one, PyObject *other);
 int add_facts(PyObject *module);
 
 /* Where torch keeps what it knows of a tensor: offsets that ``_torch_private_layout`` found. */
@@ -234,9 +236,6 @@ static inline const PyObject *referent_of(PyObject *reference)
     return found == NULL ? Py_None : found;
 #endif
 }
-
-/* The same object, or a number, text, bytes, size or device of the same type and value, bit for bit: 1, 0, -1. */
-int same_value(PyObject *one, PyObject *other);
 
 /* Truth of a result, which is given up: 1, 0, or -1 if it is NULL. */
 int truth_of(PyObject *result);

@@ -1,5 +1,4 @@
-/* Slots: attributes of Python objects, read where their class keeps them, which takes a load instead of a look-up.
-   And values compared. */
+/* Slots: attributes of Python objects, read where their class keeps them, which takes a load instead of a look-up. */
 #include "native.h"
 
 #include <structmember.h>
@@ -50,23 +49,6 @@ static PyObject *tell(PyObject *module, PyObject *given)
     CLASSES(TAKE)
     PyErr_Format(PyExc_TypeError, "nothing of %s is read", type->tp_name);
     return NULL;
-}
-
-int same_value(PyObject *one, PyObject *other)
-{
-    if (one == other)
-        return 1;
-    if (Py_TYPE(one) != Py_TYPE(other))
-        return 0;
-    if (PyFloat_CheckExact(one)) { /* not by ``==``: two zeros are others, and one NaN is itself */
-        double a = PyFloat_AS_DOUBLE(one), b = PyFloat_AS_DOUBLE(other);
-        return memcmp(&a, &b, sizeof(a)) == 0;
-    }
-    const char *name = Py_TYPE(one)->tp_name;
-    if (PyLong_CheckExact(one) || PyUnicode_CheckExact(one) || PyBytes_CheckExact(one) ||
-        strcmp(name, "torch.Size") == 0 || strcmp(name, "torch.device") == 0)
-        return PyObject_RichCompareBool(one, other, Py_EQ);
-    return 0;
 }
 
 PyObject *unset(void)

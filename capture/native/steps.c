@@ -177,16 +177,17 @@ static PyObject *fitting(
     return node;
 }
 
-/* One more in an attribute that counts. */
-#define COUNT(object, class, name) \
-    do { \
-        PyObject *known = SLOT(object, class, name); \
-        PyObject *more = known == NULL ? NULL : PyLong_FromLongLong(PyLong_AsLongLong(known) + 1); \
-        if (more == NULL) \
-            return -1; \
-        PUT(object, class, name, more); \
-        Py_DECREF(more); \
-    } while (0)
+/* One more in an attribute that counts: 0, -1. */
+static int count_up(PyObject *object, Py_ssize_t at)
+{
+    PyObject *known = slot_at(object, at);
+    PyObject *more = known == NULL ? NULL : PyLong_FromLongLong(PyLong_AsLongLong(known) + 1);
+    if (more == NULL)
+        return -1;
+    put(object, at, more);
+    Py_DECREF(more);
+    return 0;
+}
 
 /* ``Tree.stand_on`` and the count of replays. */
 static int stand_on(const Steps *self, PyObject *tree, const Lists *at, PyObject *node)
@@ -207,8 +208,7 @@ static int stand_on(const Steps *self, PyObject *tree, const Lists *at, PyObject
         return -1;
     PUT(tree, Tree, current, node);
     PUT(tree, Tree, pool_is_at, Py_None);
-    COUNT(self->counters, Counters, replays);
-    return 0;
+    return count_up(self->counters, slots.Counters.replays);
 }
 
 PyObject *list_of(PyObject *const *items, Py_ssize_t count)
@@ -272,9 +272,7 @@ static int is_between(const Steps *self, PyObject *node)
     PyObject *registered = now == NULL ? NULL : SLOT(node, Node, registered);
     int between = registered == NULL ? -1 : PyObject_RichCompareBool(registered, now, Py_EQ);
     Py_XDECREF(now);
-    if (between > 0)
-        COUNT(node, Node, unchecked);
-    return between;
+    return between > 0 && count_up(node, slots.Node.unchecked) < 0 ? -1 : between;
 }
 
 /* The state is as recorded: 1; it moved: 0; -1. Sets ``*leaves`` where it made the list. */
