@@ -16,9 +16,9 @@ from capture._state import (
     Change,
     Place,
     Snapshot,
+    are_as_they_were,
     closed_package,
     function_places,
-    is_same,
     module_places,
 )
 
@@ -81,9 +81,9 @@ def _new_members(place: Place, container: Any, before: tuple[Any, ...], now: tup
 
 def _unchanged_modules(before: Snapshot) -> set[int]:
     """``id`` of the places of modules all of whose members are what they were: those need not be looked at singly."""
-    if any(before.empty) or any(len(function_places(f, None)) != number for f, number in before.forwards.items()):
+    if any(len(function_places(f, None)) != number for f, number in before.forwards.items()):
         return set()
-    return {id(place) for place, tables in before.tables if all(is_same(table) for table in tables)}
+    return {id(place) for place, tables in before.tables if are_as_they_were(tables)}
 
 
 def _member_keys(container: Any) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 MISS: Any = object()
 """The long way has to be taken."""
-_VERSION = 18
+_VERSION = 19
 MOST_VALUES = 512  # of one call that the C module takes (``native.h``)
 
 

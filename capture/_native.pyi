@@ -157,3 +157,35 @@ class Methods:
 def use_driver(library: str, /) -> bool: ...
 
 VERSION: int
+
+class NodeCount:
+    def __init__(self, stream: int) -> None: ...
+    def __call__(self) -> int: ...
+
+class Follow:
+    index: int
+    nodes: int
+    begin: int
+    end: int
+    def __init__(
+        self,
+        *,
+        miss: object,
+        sequence: tuple[str, ...],
+        scalars: tuple[tuple[str, ...], ...],
+        known: dict[int, str],
+        starts: dict[int, str],
+        operators: dict[int, tuple[str, Callable[..., Any], bool]],
+        kinds: frozenset[type],
+        printed: frozenset[type],
+        shapes_alone: Callable[[], bool],
+        differentiates: Callable[[], bool],
+        capturing: Callable[[], bool],
+        count: Callable[[], int],
+    ) -> None: ...
+    def __call__(self, op: object, args: tuple[Any, ...], kwargs: dict[str, Any] | None, /) -> Any: ...
+
+def members_of_module(
+    module: Any, place: Any, places: dict[str, Any], /, *, kinds: frozenset[type], internals: frozenset[str]
+) -> tuple[list[Any], tuple[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]], ...]]: ...
+def are_as_they_were(tables: tuple[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]], ...], /) -> bool: ...

@@ -10,7 +10,7 @@ import functools
 import operator
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from attrs import define, field, frozen
 
 from capture import _containers
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
+from capture._fast import native, seen
 from capture._named import MISSING, chain_value, chains, root_value
 from capture._torch_private import generator_id
 from capture._torch_private_subclass import is_wrapper
@@ -35,6 +36,7 @@ _SHARDING = "torch.distributed.fsdp"
 _OPEN_OF_TORCH = ("torch.optim", _SHARDING)
 
 
+@seen
 @define(eq=False)
 class Place:
     """Where a value is kept: ``holder`` plus ``name``. ``parent`` leads back to the root.
@@ -105,13 +107,19 @@ Table = tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]
 """A dict, and the keys and the very objects it held."""
 
 
+Tables = tuple[Table, ...]
+
+
 def _table(now: dict[str, Any]) -> Table:
     return now, tuple(now), tuple(now.values())
 
 
-def is_same(table: Table) -> bool:
-    now, keys, values = table
-    return tuple(now) == keys and all(map(operator.is_, now.values(), values))
+def _are_as_they_were(tables: Tables) -> bool:
+    return all(tuple(now) == keys and all(map(operator.is_, now.values(), values)) for now, keys, values in tables)
+
+
+are_as_they_were: Callable[[Tables], bool] = _are_as_they_were if native is None else native.are_as_they_were
+"""The same members, in the same order."""
 
 
 @define
@@ -126,10 +134,8 @@ class Snapshot:
     entered: list[tuple[Place, Any]] = field(factory=list)
     """Objects whose attributes were walked, each under the path it was found by first."""
     modules: list[torch.nn.Module] = field(factory=list)
-    tables: list[tuple[Place, tuple[Table, ...]]] = field(factory=list)
+    tables: list[tuple[Place, Tables]] = field(factory=list)
     """The dicts behind each module, with the place it was found at."""
-    empty: list[dict[str, Any]] = field(factory=list)
-    """Those of them that had no member."""
     forwards: dict[types.FunctionType, int] = field(factory=dict)
     """``forward`` functions of users' modules, and how many places each names."""
     generators: dict[int, Place] = field(factory=dict)
@@ -205,16 +211,14 @@ def snapshot(starts: list[Place]) -> Snapshot:
 
 
 def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:
-    places, queue = found.places, deque(starts)
+    places = found.places
+    queue = deque(_without_plain(places, starts))
     while queue and len(places) < _PLACES_LIMIT:
         one = queue.popleft()
         place, value = one
         if place.path in places and place.kind != "root":
             continue
         kind = type(value)
-        if kind in PLAIN_TYPES:
-            places[place.path] = one
-            continue
         if aside is not None and _is_sharding(kind):
             aside.append(one)
             continue
@@ -226,8 +230,10 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
                 found.tensors.setdefault(id(storage), []).append(one)
             if id(value) not in entered:
                 entered.add(id(value))
-                queue.extend(_gradient(place, value))
-                queue.extend(_hooks(place, "_backward_hooks", value._backward_hooks))
+                if members := _gradient(place, value):
+                    queue.extend(_without_plain(places, members))
+                if hooks := value._backward_hooks:
+                    queue.extend(_hooks(place, "_backward_hooks", hooks))
         elif id(value) not in entered:
             entered.add(id(value))
             if kind is torch.Generator:
@@ -235,7 +241,18 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
             found.entered.append(one)
             queue.extend(_members(found, place, value))
             if is_wrapper(kind):
-                queue.extend(_gradient(place, value))
+                queue.extend(_without_plain(places, _gradient(place, value)))
+
+
+def _without_plain(places: dict[str, Found], members: Iterable[Found]) -> list[Found]:
+    """The others: a plain value has its place at once, as there is nothing behind it."""
+    others = []
+    for one in members:
+        if type(one[1]) not in PLAIN_TYPES:
+            others.append(one)
+        elif one[0].kind == "root" or one[0].path not in places:
+            places[one[0].path] = one
+    return others
 
 
 def _is_sharding(kind: type) -> bool:
@@ -243,14 +260,17 @@ def _is_sharding(kind: type) -> bool:
 
 
 def _members(found: Snapshot, place: Place, value: Any) -> list[Found]:
+    """What is held there, but for plain values, which are put into their places."""
     if isinstance(value, torch.nn.Module):
         return _module_members(found, place, value)
     if is_wrapper(type(value)):
         held = _containers.children(value)
-        return [(Place("attribute", value, name[1:], f"{place.path}{name}", place), one) for name, one in held]
-    if isinstance(value, (torch.Tensor, *CLOSED)):
+        members = [(Place("attribute", value, name[1:], f"{place.path}{name}", place), one) for name, one in held]
+    elif isinstance(value, (torch.Tensor, *CLOSED)):
         return []
-    return [(one, one.get()) for one in _open_members(found, place, value)]
+    else:
+        members = [(one, one.get()) for one in _open_members(found, place, value)]
+    return _without_plain(found.places, members)
 
 
 def _gradient(place: Place, tensor: torch.Tensor) -> list[Found]:
@@ -299,17 +319,37 @@ def _join(path: str, name: str) -> str:
 
 def _module_members(found: Snapshot, place: Place, module: torch.nn.Module) -> list[Found]:
     found.modules.append(module)
-    own = module.__dict__
-    tables = (own, module._parameters, module._buffers, module._modules)
-    found.tables.append((place, tuple([_table(table) for table in tables if table])))
-    found.empty += [table for table in tables if not table]
-    forward = type(module).forward
-    if isinstance(forward, types.FunctionType) and not closed_package(forward.__module__):
-        found.forwards.setdefault(forward, len(function_places(forward, None)))
-    return module_places(module, place)
+    others, tables = _members_in_order(module, place, found.places)
+    found.tables.append((place, tables))
+    if hooks := _hook_places(module, place):
+        others += hooks
+    forward: Any = type(module).forward
+    if forward not in found.forwards and _is_users(forward):
+        named = _forward_places(module, forward)
+        found.forwards[forward] = len(named)
+        others += _without_plain(found.places, named)
+    return others
+
+
+def _members_of_module(module: torch.nn.Module, place: Place, places: dict[str, Found]) -> tuple[list[Found], Tables]:
+    """Members that are not plain, with their places, and the dicts behind the module."""
+    tables = (module.__dict__, module._parameters, module._buffers, module._modules)
+    return _without_plain(places, _own_places(module, place)), tuple([_table(table) for table in tables])
+
+
+_members_in_order = _members_of_module if native is None else functools.partial(
+    native.members_of_module, kinds=PLAIN_TYPES, internals=_MODULE_INTERNALS
+)  # fmt: skip
 
 
 def module_places(module: torch.nn.Module, place: Place) -> list[Found]:
+    """Everything that a walk meets in a module, plain values too."""
+    forward: Any = type(module).forward
+    named = _forward_places(module, forward) if _is_users(forward) else []
+    return [*_own_places(module, place), *_hook_places(module, place), *named]
+
+
+def _own_places(module: torch.nn.Module, place: Place) -> list[Found]:
     found: list[Found] = []
     path = place.path
     tables: tuple[tuple[PlaceKind, dict[str, Any]], ...] = (
@@ -322,15 +362,23 @@ def module_places(module: torch.nn.Module, place: Place) -> list[Found]:
         (Place("attribute", module, name, f"{path}.{name}", place), own[name])
         for name in own if name not in _MODULE_INTERNALS
     ]  # fmt: skip
-    for name in _HOOKS:
-        if own[name]:
-            found += _hooks(place, name, own[name])
-    forward = type(module).forward
-    if isinstance(forward, types.FunctionType) and not closed_package(forward.__module__):
-        for p in function_places(forward, None):
-            one = Place(p.kind, p.holder, p.name, f"{type(module).__name__}.forward:{p.path}", None)
-            found.append((one, one.get()))
     return found
+
+
+def _hook_places(module: torch.nn.Module, place: Place) -> list[Found]:
+    own = module.__dict__
+    return [one for name in _HOOKS if (table := own[name]) for one in _hooks(place, name, table)]
+
+
+def _is_users(forward: Any) -> bool:
+    return isinstance(forward, types.FunctionType) and not closed_package(forward.__module__)
+
+
+def _forward_places(module: torch.nn.Module, forward: types.FunctionType) -> list[Found]:
+    """What the code of ``forward`` names."""
+    name = type(module).__name__
+    named = function_places(forward, None)
+    return [(Place(one.kind, one.holder, one.name, f"{name}.forward:{one.path}"), one.get()) for one in named]
 
 
 def _container_places(found: Snapshot, place: Place, value: Any) -> list[Place]:

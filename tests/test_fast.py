@@ -796,20 +796,30 @@ int cuGraphAddMemcpyNode(void) { return 0; }
 int cuGraphExecMemcpyNodeSetParams(void) { return 0; }
 int cuGraphAddDependencies(void) { return 0; }
 int cuGraphAddDependencies_v2(void) { return 0; }
+int capturing, count;
+int cuStreamGetCaptureInfo_v2(void *on, int *is, unsigned long *id, void **graph, void *const **after, size_t *number)
+{ stream = on; *is = capturing; *id = 5; *graph = &launches; return status; }
+int cuGraphGetNodes(void *graph, void **nodes, size_t *number) { *number = count; return graph != &launches || nodes; }
 """
 
 
-@needs_c
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the driver of this process is a real one")
-def test_a_graph_is_launched_where_the_last_one_was(tmp_path: Path) -> None:
-    """With a driver that only counts: what is not as usual is left to Python."""
+@pytest.fixture
+def counting_driver(tmp_path: Path) -> ctypes.CDLL:
+    """A driver that only counts."""
     compiler = shutil.which(str(sysconfig.get_config_var("CC") or "cc").split()[0])
     assert compiler is not None, "the C module was built with it"
     source, library = tmp_path / "driver.c", tmp_path / "driver.so"
     source.write_text(DRIVER)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     assert native.use_driver(str(library))
-    driver = ctypes.CDLL(str(library))
+    return ctypes.CDLL(str(library))
+
+
+@needs_c
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the driver of this process is a real one")
+def test_a_graph_is_launched_where_the_last_one_was(counting_driver: ctypes.CDLL) -> None:
+    """What is not as usual is left to Python."""
+    driver = counting_driver
     launches, status = ctypes.c_int.in_dll(driver, "launches"), ctypes.c_int.in_dll(driver, "status")
     pool, slow, here = CudaPool.__new__(CudaPool), [], {"device": 0, "stream": 7}
     pool._lane, pool.ran_on, pool.beside = None, 7, set()
@@ -836,6 +846,24 @@ def test_a_graph_is_launched_where_the_last_one_was(tmp_path: Path) -> None:
     assert (launches.value, slow[-1]) == (2, ["failed"])
     with pytest.raises(TypeError, match="CudaPool"):
         native.Launch(slow=len, pool=object(), **given)
+
+
+@needs_c
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the driver of this process is a real one")
+def test_nodes_of_a_capture_are_counted(counting_driver: ctypes.CDLL) -> None:
+    capturing, status, count = (ctypes.c_int.in_dll(counting_driver, name) for name in ("capturing", "status", "count"))
+    counter = native.NodeCount(9)
+    count.value = 4
+    assert counter() == -1  # nothing is captured
+    capturing.value = 1
+    assert counter() == 4
+    assert ctypes.c_void_p.in_dll(counting_driver, "stream").value == 9
+    capturing.value = 2  # the capture failed: its graph is gone
+    assert counter() == -1
+    capturing.value, status.value = 1, 1
+    assert counter() == -1
+    with pytest.raises(TypeError):
+        counter(1)
 
 
 @needs_c

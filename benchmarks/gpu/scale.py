@@ -71,12 +71,12 @@ def _recordings(setting: Setting) -> tuple[list[Figure], list[str]]:
     wrong = []
     counts = COUNTS if setting.on_gpu else (1, 10)
     for count in counts:
-        captured = capture(lambda x: x * 2.0, max_recordings=count + 1, name=f"with {count} recordings")
+        captured = capture(lambda x: x * 2.0 + 1.0, max_recordings=count + 1, name=f"with {count} recordings")
         for size in range(1, count + 1):
             x = torch.randn(size, device=setting.device)
             for _ in range(3):
                 result = captured(x)
-            if not torch.equal(result, x * 2.0):
+            if not torch.equal(result, x * 2.0 + 1.0):
                 wrong.append(f"size {size} differs")
         if recordings(captured).recordings != count:
             wrong.append(f"{recordings(captured)} instead of {count} recordings")

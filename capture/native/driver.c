@@ -21,6 +21,8 @@ static PyObject *use_driver(PyObject *module, PyObject *path)
     driver.set_copy = (ExecSetCopy)dlsym(library, "cuGraphExecMemcpyNodeSetParams");
     driver.depend = (GraphDepend)dlsym(library, "cuGraphAddDependencies");
     driver.depend_v2 = (GraphDependV2)dlsym(library, "cuGraphAddDependencies_v2");
+    driver.capture_info = (CaptureInfo)dlsym(library, "cuStreamGetCaptureInfo_v2");
+    driver.nodes = (GraphNodes)dlsym(library, "cuGraphGetNodes");
     return PyBool_FromLong(
         driver.launch != NULL && driver.context != NULL && driver.roots != NULL && driver.add_copy != NULL &&
         driver.set_copy != NULL && (driver.depend != NULL || driver.depend_v2 != NULL));

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 18 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 19 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the long way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -37,10 +37,11 @@ int is_way(PyObject *one);
 #define SOURCE(X) X(held) X(first) X(address)
 #define OUTPUT_PLAN(X) X(policy)
 #define POOL(X) X(ran_on) X(beside)
+#define PLACE(X) X(kind) X(holder) X(name) X(path) X(parent)
 #define CLASSES(X) \
     X(Tree, TREE) X(Node, NODE) X(Entry, ENTRY) X(Counters, COUNTERS) X(Marks, MARKS) X(InUse, IN_USE) \
     X(Checker, CHECKER) X(Source, SOURCE) X(OutputPlan, OUTPUT_PLAN) \
-    X(CudaPool, POOL)
+    X(CudaPool, POOL) X(Place, PLACE)
 #define AT(name) Py_ssize_t name;
 #define OF_CLASS(class, names) \
     struct { \
@@ -66,6 +67,9 @@ static inline PyObject *slot_at(PyObject *object, Py_ssize_t at)
 void put(PyObject *object, Py_ssize_t at, PyObject *value);
 #define PUT(object, class, name, value) put(object, slots.class.name, value)
 int add_slots(PyObject *module);
+int add_places(PyObject *module);
+int add_node_count(PyObject *module);
+int add_follow(PyObject *module);
 
 /* What stays as it is once a recording is in its tree. */
 typedef struct {
@@ -133,6 +137,9 @@ typedef int (*GraphAddCopy)(
     void **node, void *graph, void *const *after, size_t count, const CopyParams *params, void *context);
 typedef int (*ExecSetCopy)(void *executable, void *node, const CopyParams *params, void *context);
 typedef int (*GraphDepend)(void *graph, void *const *from, void *const *to, size_t count);
+typedef int (*CaptureInfo)(
+    void *stream, int *status, uint64_t *identity, void **graph, void *const **after, size_t *count);
+typedef int (*GraphNodes)(void *graph, void **nodes, size_t *count);
 typedef int (*GraphDependV2)(void *graph, void *const *from, void *const *to, const void *edges, size_t count);
 typedef struct {
     GraphLaunch launch;
@@ -142,6 +149,8 @@ typedef struct {
     ExecSetCopy set_copy;
     GraphDepend depend;
     GraphDependV2 depend_v2;
+    CaptureInfo capture_info;
+    GraphNodes nodes;
 } Driver;
 extern Driver driver;
 int add_driver(PyObject *module);

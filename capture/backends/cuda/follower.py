@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from attrs import define
 from typing_extensions import override
 
 from capture import _where
+from capture._containers import PLAIN_TYPES
 from capture._describe import Described, Implicit
 from capture._facts import Drift, SequenceChange
+from capture._fast import MISS, native
 from capture._follow import Expected, confirm, find_implicit
 from capture._notes import scalars_of
 from capture._operators import DETACHING, TENSORS, Operator, Traits, shape_depends_on_data, tensors_in, traits, written
@@ -29,6 +32,26 @@ from capture.backends.cuda.recorder import Recorder
 
 _operators: dict[int, tuple[Traits, Callable[..., Any], Operator]] = {}
 """By ``id``, as hashing an operator takes longer than all the rest; they are kept, so that ids stay unique."""
+_readers: dict[int, tuple[str, Callable[..., Any], bool]] = {}
+"""Those that do nothing but read tensors: name, what runs it, whether it makes a view."""
+_PRINTED = PLAIN_TYPES - {torch.Size}  # ``scalars_of`` opens sizes as tuples
+
+
+@define
+class _Progress:
+    """How far a run is; the C module's ``Follow`` is one, and looks at plain operators by itself (1 us, not 6)."""
+
+    index: int = 0
+    """Of the operator to come."""
+    nodes: int = 0
+    """Of the graph after the last one."""
+    begin: int = 0
+    end: int = 0
+    """Memory that holds nothing but what the body made, and staged inputs."""
+
+    def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """What the operator gives, or ``MISS``: Python has to look at it."""
+        return MISS
 
 
 class Follower(Recorder):
@@ -47,18 +70,15 @@ class Follower(Recorder):
         self.wrote: set[str] = set()
         """Paths of the inputs that operators wrote."""
         self._sequence, self._scalars = expected.facts.sequence, expected.facts.scalars
-        self._index = 0
+        self._now: Any = _Progress()
         self._known: dict[int, str] = {}
         """Path of each input by the ``id`` of its tensor, which somebody keeps alive."""
         self._starts: dict[int, str] = {}
-        self._made = (0, 0)
-        """A part of the pool that holds nothing but what the body made, and staged inputs."""
         self._ranges: list[tuple[int, int, str]] = []
         self._inputs: list[tuple[str, torch.Tensor]] = []
 
     @override
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
-        self._nodes = self._count() if self._count is not None else 0
         found = find_implicit(self.before, self.expected)
         if found is None:
             self.difference, self.is_suited = "state is held by other tensors", False
@@ -67,18 +87,32 @@ class Follower(Recorder):
         self._inputs = [*arguments, *((one.path, one.external.tensor) for one in found)]
         self._known = {id(tensor): path for path, tensor in self._inputs}
         self._starts = {tensor.data_ptr(): path for path, tensor in self._inputs}
+        self._now = self._progress()
         if any(self._pool.found(one.external.tensor.data_ptr()) for one in found):
             self.difference, self.is_suited = "state lies in the pool", False
         storages = {id(tensor.untyped_storage()) for _, tensor in self._inputs if tensor.numel()}
         if len(storages) != len(self._inputs):
             self.difference, self.is_suited = "inputs share memory, or have none", False
 
+    def _progress(self) -> Any:
+        assert self._count is not None
+        if native is None:
+            return _Progress(nodes=self._count())
+        now = native.Follow(
+            miss=MISS, sequence=self._sequence, scalars=self._scalars, known=self._known, starts=self._starts,
+            operators=_readers, kinds=TENSORS, printed=_PRINTED, shapes_alone=only_shapes,
+            differentiates=torch.is_grad_enabled, capturing=is_capturing, count=self._count,
+        )  # fmt: skip
+        now.nodes = self._count()
+        return now
+
     def confirm(self, watched: Watched) -> Described | None:
         """The run by the facts that were known before; None if it was another one after all."""
-        if self._index != len(self._sequence):
+        index = self._now.index
+        if index != len(self._sequence):
             self.difference = "operators are missing"
-            missing = self._sequence[self._index]
-            self.parted = SequenceChange(index=self._index, first=missing, second="(end)")
+            missing = self._sequence[index]
+            self.parted = SequenceChange(index=index, first=missing, second="(end)")
             return None
         found = confirm(watched, self.expected, self.implicit, self.wrote)
         if isinstance(found, Described):
@@ -92,22 +126,27 @@ class Follower(Recorder):
 
     @override
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if types and any(map(is_wrapper, types)):
             return NotImplemented
+        now = self._now
+        result = now(op, args, kwargs) if self.difference is None else MISS
+        return self._look(op, args, kwargs or {}) if result is MISS else result
+
+    def _look(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Look at an operator, and run it."""
         found = _operators.get(id(op))
         if found is None:
             if is_higher_order(op):
                 return self.higher_order(op, args, kwargs)
-            found = _operators[id(op)] = (traits(op), fast_operator(op), op)
+            found = _note_operator(op)
         known, run, _ = found
         if known.unseen or only_shapes():
             return run(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
             with self:
                 return known.composite(*args, **kwargs)
-        index = self._index
-        self._index = index + 1
+        now = self._now
+        index, now.index = now.index, now.index + 1
         if self.difference is not None or index >= len(self._sequence) or self._sequence[index] != known.name:
             self._part(index, known.name)
         if kwargs or self._scalars[index] or not TENSORS.issuperset(map(type, args)):
@@ -123,11 +162,11 @@ class Follower(Recorder):
             self._stop("an operator runs on a stream that is not captured")
         count = self._count
         assert count is not None
-        if count() != self._nodes:
+        if count() != now.nodes:
             self.is_suited = False
             self._stop("a kernel was launched that no operator tells of")
         result = run(*args, **kwargs)
-        self._nodes = count()
+        now.nodes = count()
         return result
 
     @override
@@ -141,7 +180,7 @@ class Follower(Recorder):
 
     @override
     def _look_for_launches(self) -> None:
-        if self.difference is None and self._count is not None and self._count() != self._nodes:
+        if self.difference is None and self._count is not None and self._count() != self._now.nodes:
             self.difference, self.is_suited = "a kernel was launched that no operator tells of", False
 
     @override
@@ -168,7 +207,7 @@ class Follower(Recorder):
     def _check_call(
         self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
     ) -> None:
-        known, starts, (begin, end) = self._known, self._starts, self._made
+        known, starts, begin, end = self._known, self._starts, self._now.begin, self._now.end
         for tensor in tensors:
             if id(tensor) not in known:
                 address = tensor.data_ptr()
@@ -207,7 +246,7 @@ class Follower(Recorder):
         if path is None and (pool.is_output(address) or not pool.find(address)):
             self._stop("memory is used that was not before")
         if path is None and not pool.has_outputs:
-            self._made = pool.segment_of(address)
+            self._now.begin, self._now.end = pool.segment_of(address)
         return path
 
     def _among_inputs(self, address: int) -> str | None:
@@ -218,3 +257,12 @@ class Follower(Recorder):
         if at < 0 or address >= self._ranges[at][1]:
             return None
         return self._ranges[at][2]
+
+
+def _note_operator(op: Operator) -> tuple[Traits, Callable[..., Any], Operator]:
+    known, run = traits(op), fast_operator(op)
+    special = known.writes or known.norm or known.draws or known.unseen or known.indexes or known.lifts
+    if known.plain and not special and known.composite is None:
+        _readers[id(op)] = known.name, run, known.view
+    found = _operators[id(op)] = (known, run, op)
+    return found
