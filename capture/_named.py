@@ -76,6 +76,16 @@ def chains(code: types.CodeType) -> tuple[Chain, ...]:
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=4096)
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """What ``code`` and the code nested in it may look up as globals, names of attributes among it: without a look at
+    its instructions, which takes 0.1 ms a function."""
+    nested = [
+        name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in names_in(constant)
+    ]
+    return tuple(dict.fromkeys([*code.co_names, *nested]))
+
+
 def _root(instruction: dis.Instruction, parameters: frozenset[str]) -> tuple[RootKind, str] | None:
     name = instruction.opname
     if name == "LOAD_GLOBAL":

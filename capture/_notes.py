@@ -10,6 +10,7 @@ import torch
 from attrs import define, field
 
 from capture import _collectives
+from capture._containers import PLAIN_TYPES
 from capture._facts import (
     Collective,
     Draw,
@@ -26,6 +27,8 @@ from capture._operators import Traits, is_tensor
 from capture._tensors import digest
 from capture._torch_private_distributed import text_of
 
+PRINTED = PLAIN_TYPES - {torch.Size}
+"""Types whose text is their ``repr``; sizes are opened as tuples."""
 Reshaped = tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int, ...]]
 """A tensor, and its storage, offset, shape and strides before it got others."""
 
@@ -131,6 +134,8 @@ def scalars_of(
 
 
 def _scalar(value: Any) -> str:
+    if type(value) in PRINTED:
+        return repr(value)
     if is_tensor(value):
         return "tensor"
     if isinstance(value, (list, tuple)):

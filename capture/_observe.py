@@ -20,7 +20,16 @@ from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, Muta
 from capture._generators import default_generator, default_generators
 from capture._higher_order import HigherOrderMode
 from capture._notes import External, Produced, Reshaped, scalars_of
-from capture._operators import Traits, on_one_device, shape_depends_on_data, tensors_in, tensors_out, traits, written
+from capture._operators import (
+    Traits,
+    looked_up,
+    on_one_device,
+    shape_depends_on_data,
+    tensors_in,
+    tensors_out,
+    traits,
+    written,
+)
 from capture._state import Snapshot
 from capture._syncs import device_syncs
 from capture._tensors import storage_of
@@ -110,7 +119,7 @@ class Watch(HigherOrderMode):
 
     def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator; a recorder replaces this."""
-        return op(*args, **kwargs)
+        return looked_up(op)[1](*args, **kwargs)
 
     def is_temporary(self, tensor: torch.Tensor) -> bool:
         """The body made this memory although no operator told so; a recorder may know."""
@@ -136,32 +145,37 @@ class Watch(HigherOrderMode):
         notes = self.notes
         self._at = None
         inputs = list(tensors_in(args, kwargs))
-        input_storages = {id(storage_of(tensor)) for tensor in inputs}
+        storages, devices = list(map(storage_of, inputs)), {tensor.device for tensor in inputs}
         lifted = known.lifts  # torch.tensor(...): a constant, new memory on every run
         plain, notes.plain = notes.plain and known.plain, False
-        for tensor in inputs:
-            if not lifted or self.before.is_within_reach(storage_of(tensor)):
-                self._see_input(tensor, known)
+        for tensor, storage in zip(inputs, storages, strict=True):
+            if not lifted or self.before.is_within_reach(storage):
+                self._see_input(tensor, storage, known)
         if lifted and self._is_lent(inputs[0]):
             self.notes.work.append(HostWork(op=known.name, kind="array", where=self._line()))
-        self._see_host(known, args, kwargs, inputs)
+        self._see_host(known, args, kwargs, inputs, devices)
         if known.collective or (known.base == "wait_tensor" and not self.made(inputs[0])):
             self.notes.add_collective(op, known, (args, kwargs), inputs, self._line())
-        self._see_writes(known, args, kwargs)
+        given: list[tuple[torch.Tensor, torch.Size]] = []
+        if known.writes or known.norm is not None:
+            self._see_writes(known, args, kwargs)
+            given += [(one, one.shape) for one in _operators.given_outs(known, kwargs) if not self.made(one)]
         states = self._states(kwargs, inputs) if known.draws else None
-        self._operator = known.name if on_one_device(inputs, kwargs) else None  # copies are looked at elsewhere
-        given = [(one, one.shape) for one in _operators.given_outs(known, kwargs) if not self.made(one)]
-        casting = [kind for kind in known.casts_inside if self.autocast.get(kind)]
-        with autocast_inside(casting) if casting else contextlib.nullcontext():
+        self._operator = known.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
+        casting = [kind for kind in known.casts_inside if self.autocast.get(kind)] if known.casts_inside else ()
+        if casting:
+            with autocast_inside(casting):
+                result = self.execute(op, args, kwargs)
+        else:
             result = self.execute(op, args, kwargs)
         if given and any(tensor.shape != shape for tensor, shape in given):
             self.note_unsafe(f"{known.name} with an out= of another shape")
         notes.plain = plain  # False stays where an operator raised: no sequence tells of that one
         if states is not None:
             self._see_draws(known, states, kwargs)
-        made = False
+        made, among = False, set() if lifted else set(map(id, storages))
         for tensor in tensors_out(result):
-            made = self._see_output(tensor, known, set() if lifted else input_storages) or made
+            made = self._see_output(tensor, known, among) or made
         notes.num_ops += made or bool(known.writes)
         notes.sequence.append(known.name)
         notes.scalars.append(scalars_of(known, args, kwargs, constant=self._made_constant(known, inputs)))
@@ -174,8 +188,7 @@ class Watch(HigherOrderMode):
             self._at = _where.here()
         return self._at
 
-    def _see_input(self, tensor: torch.Tensor, op: Traits) -> None:
-        storage = storage_of(tensor)
+    def _see_input(self, tensor: torch.Tensor, storage: Any, op: Traits) -> None:
         produced = self.notes.produced.get(id(storage))
         if produced is not None and produced.storage() is storage:
             return
@@ -196,16 +209,18 @@ class Watch(HigherOrderMode):
         plain = tensor.device.type == "cuda" and tensor.layout is torch.strided and not tensor.is_nested
         return tensor.detach() if plain and not self.before.owners(tensor.untyped_storage()) else tensor
 
-    def _see_host(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor]) -> None:
+    def _see_host(
+        self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor],
+        there: set[torch.device],
+    ) -> None:  # fmt: skip
         if op.reads_host:
             self.note_sync(op.name)
-        elif shape_depends_on_data(op, args, kwargs):
+        elif (op.indexes or op.data_dependent_shape) and shape_depends_on_data(op, args, kwargs):
             self.note_sync(op.name, data_dependent_shape=True)
         if op.unsafe or (op.metadata != "no" and inputs and not self.made(inputs[0])):
             self.notes.work.append(HostWork(op=op.name, kind="unsafe", where=self._line()))
             if op.metadata != "no":
                 self.notes.reshaped.append(_shape_of(inputs[0]))
-        there = {tensor.device for tensor in inputs}
         if not there <= self._devices:
             self._devices |= there
             self.notes.devices.update(map(str, there))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ from attrs import frozen
 
 from capture._collectives import NAMESPACES, communicates, writes_first
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
-from capture._torch_private_operators import composite
+from capture._torch_private_operators import composite, fast_operator
 
 TENSORS = frozenset(TENSOR_TYPES)
 Operator = Any  # torch._ops.OpOverload, which has no public name
@@ -89,9 +88,31 @@ class Traits:
     """Nothing but what its arguments are decides what it does: no host reads, no copies to or from the CPU."""
 
 
-@functools.cache
+Known = tuple[Traits, Callable[..., Any], Operator]
+_known: dict[int, Known] = {}
+"""By ``id``, as hashing an operator takes longer than all the rest; they are kept, so that ids stay unique."""
+readers: dict[int, tuple[str, Callable[..., Any], bool]] = {}
+"""Those of them that do nothing but read tensors: name, what runs it, whether it makes a view."""
+
+
+def looked_up(op: Operator) -> Known:
+    """Traits of an overload, what runs it, and itself; computed once."""
+    found = _known.get(id(op))
+    if found is None:
+        known, run = _traits_of(op), fast_operator(op)
+        special = known.writes or known.norm or known.draws or known.unseen or known.indexes or known.lifts
+        if known.plain and not special and known.composite is None:
+            readers[id(op)] = known.name, run, known.view
+        found = _known[id(op)] = known, run, op
+    return found
+
+
 def traits(op: Operator) -> Traits:
-    """Traits of an overload, computed once."""
+    """Traits of an overload."""
+    return looked_up(op)[0]
+
+
+def _traits_of(op: Operator) -> Traits:
     schema = op._schema
     full = schema.name
     namespace, _, base = full.partition("::")
@@ -171,17 +192,20 @@ def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.
                     yield from tensors_in((member,), {})
 
 
-def on_one_device(inputs: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
-    """All tensors that an operator gets and makes are on devices of one type."""
-    kinds = {device.type for device in {tensor.device for tensor in inputs}}
-    if kwargs.get("device") is not None:
-        kinds.add(torch.device(kwargs["device"]).type)
+def on_one_device(devices: set[torch.device], kwargs: dict[str, Any]) -> bool:
+    """All tensors that an operator gets, on these ``devices``, and makes are on devices of one type."""
+    target = kwargs.get("device")
+    if target is None and len(devices) < 2:
+        return True
+    kinds = {device.type for device in devices}
+    if target is not None:
+        kinds.add(torch.device(target).type)
     return len(kinds) < 2
 
 
 def tensors_out(result: Any) -> list[torch.Tensor]:
     """Tensors among an operator's results."""
-    if isinstance(result, torch.Tensor):
+    if type(result) is torch.Tensor or isinstance(result, torch.Tensor):
         return [result]
     if isinstance(result, (list, tuple)):
         return [tensor for member in result for tensor in tensors_out(member)]

@@ -139,10 +139,13 @@ def _list_of(kind: Any) -> Any:
     return GenericAlias(list, get_args(kind)[:1])
 
 
-def _one_of(value: object, choices: Mapping[str, Any]) -> Any:
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"expected one of {', '.join(choices)}, found {_shown(value)}")
-    return choices[value]
+def _one_of(choices: Mapping[str, Any]) -> Hook:
+    def hook(value: Any, _: Any) -> Any:
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}, found {_shown(value)}")
+        return choices[value]
+
+    return hook
 
 
 def _shown(value: object) -> str:
@@ -156,19 +159,20 @@ def _converter() -> Converter:
     def attributes(kind: type) -> Hook:
         return _of_type(dict, "an object", make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True))
 
+    def members_of(kind: Any) -> Hook:
+        listed = _list_of(kind)
+        members = converter.get_structure_hook(listed)
+        return _of_type(list, "a list", lambda value, _: tuple(members(value, listed)))
+
     for kind, word in ((int, "a whole number"), (str, "a text"), (bool, "true or false")):
         converter.register_structure_hook(kind, _of_type(kind, word))
     for members in (Severity, Policy):
         converter.register_unstructure_hook(members, lambda member: member.name.lower())
-        converter.register_structure_hook(
-            members, lambda value, kind: _one_of(value, {member.name.lower(): member for member in kind})
-        )
-    converter.register_structure_hook_func(
-        _generic(Literal), lambda value, kind: _one_of(value, {choice: choice for choice in get_args(kind)})
+        converter.register_structure_hook(members, _one_of({member.name.lower(): member for member in members}))
+    converter.register_structure_hook_factory(
+        _generic(Literal), lambda kind: _one_of({choice: choice for choice in get_args(kind)})
     )
-    converter.register_structure_hook_func(
-        _generic(tuple), _of_type(list, "a list", lambda value, kind: tuple(converter.structure(value, _list_of(kind))))
-    )
+    converter.register_structure_hook_factory(_generic(tuple), members_of)
     converter.register_structure_hook_func(
         _generic(Mapping), _of_type(dict, "an object", lambda value, _: converter.structure(value, dict[str, str]))
     )

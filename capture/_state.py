@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 from capture import _containers
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
 from capture._fast import native, seen
-from capture._named import MISSING, chain_value, chains, root_value
+from capture._named import MISSING, chains, names_in
 from capture._torch_private import generator_id
 from capture._torch_private_subclass import is_wrapper
 
@@ -182,18 +182,26 @@ def function_places(function: types.FunctionType, parent: Place | None) -> list[
     for name, cell in zip(names, function.__closure__ or (), strict=False):
         found.append(Place("closure", cell, None, name, parent))
     scope = function.__globals__
-    for chain in chains(function.__code__):
-        if chain.kind != "global" or chain.root not in scope:
-            continue
-        root = root_value(chain, function)
-        if not isinstance(root, types.ModuleType):
-            found.append(Place("global", scope, chain.root, chain.root, parent))
-        elif chain.attributes and not root.__name__.startswith("torch"):
-            holder: Any = root
-            value = chain_value(chain, function)
-            if isinstance(value, (torch.Tensor, list, dict)) and len(chain.attributes) == 1:
-                found.append(Place("attribute", holder, chain.attributes[0], str(chain), parent))
+    for name in names_in(function.__code__):
+        value = scope.get(name, MISSING)
+        if isinstance(value, types.ModuleType):
+            found += _module_globals(function, name, parent)
+        elif value is not MISSING:
+            found.append(Place("global", scope, name, name, parent))
     return found
+
+
+def _module_globals(function: types.FunctionType, name: str, parent: Place | None) -> list[Place]:
+    """Tensors and containers that the function names as attributes of a module of the user's."""
+    module, code = function.__globals__[name], function.__code__
+    held = [one for one in names_in(code) if isinstance(module.__dict__.get(one), (torch.Tensor, list, dict))]
+    if not held or module.__name__.startswith("torch"):
+        return []
+    chained = [chain for chain in chains(code) if (chain.kind, chain.root) == ("global", name)]
+    return [
+        Place("attribute", module, chain.attributes[0], str(chain), parent)
+        for chain in chained if len(chain.attributes) == 1 and chain.attributes[0] in held
+    ]  # fmt: skip
 
 
 def snapshot(starts: list[Place]) -> Snapshot:

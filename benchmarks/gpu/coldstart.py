@@ -99,6 +99,7 @@ def _child(kind: str, setting: Setting, cache: Path | None) -> Child:
     environment = {**os.environ, "CAPTURE_CACHE": "0" if cache is None else "1", "PYTHONPATH": str(ROOT)}
     if cache is not None:
         environment["CAPTURE_CACHE_DIR"] = str(cache)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # bytecode is there, as that of an installed package
     command = [sys.executable, "-m", "benchmarks.gpu.coldstart", kind, setting.device, *(["tiny"] * setting.tiny)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
     if done.returncode:

@@ -7,7 +7,7 @@ the watched run, or the pool. It stops at the first thing that is not as expecte
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,26 +15,28 @@ from attrs import define
 from typing_extensions import override
 
 from capture import _where
-from capture._containers import PLAIN_TYPES
 from capture._describe import Described, Implicit
 from capture._facts import Drift, SequenceChange
 from capture._fast import MISS, native
 from capture._follow import Expected, confirm, find_implicit
-from capture._notes import scalars_of
-from capture._operators import DETACHING, TENSORS, Operator, Traits, shape_depends_on_data, tensors_in, traits, written
+from capture._notes import PRINTED, scalars_of
+from capture._operators import (
+    DETACHING,
+    TENSORS,
+    Traits,
+    looked_up,
+    readers,
+    shape_depends_on_data,
+    tensors_in,
+    written,
+)
 from capture._torch_private_cuda import is_capturing
-from capture._torch_private_operators import fast_operator, is_higher_order
+from capture._torch_private_operators import is_higher_order
 from capture._torch_private_subclass import is_wrapper, only_shapes
 from capture._watched import Watched
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.pool import CudaPool
 from capture.backends.cuda.recorder import Recorder
-
-_operators: dict[int, tuple[Traits, Callable[..., Any], Operator]] = {}
-"""By ``id``, as hashing an operator takes longer than all the rest; they are kept, so that ids stay unique."""
-_readers: dict[int, tuple[str, Callable[..., Any], bool]] = {}
-"""Those that do nothing but read tensors: name, what runs it, whether it makes a view."""
-_PRINTED = PLAIN_TYPES - {torch.Size}  # ``scalars_of`` opens sizes as tuples
 
 
 @define
@@ -100,7 +102,7 @@ class Follower(Recorder):
             return _Progress(nodes=self._count())
         now = native.Follow(
             miss=MISS, sequence=self._sequence, scalars=self._scalars, known=self._known, starts=self._starts,
-            operators=_readers, kinds=TENSORS, printed=_PRINTED, shapes_alone=only_shapes,
+            operators=readers, kinds=TENSORS, printed=PRINTED, shapes_alone=only_shapes,
             differentiates=torch.is_grad_enabled, capturing=is_capturing, count=self._count,
         )  # fmt: skip
         now.nodes = self._count()
@@ -134,12 +136,9 @@ class Follower(Recorder):
 
     def _look(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look at an operator, and run it."""
-        found = _operators.get(id(op))
-        if found is None:
-            if is_higher_order(op):
-                return self.higher_order(op, args, kwargs)
-            found = _note_operator(op)
-        known, run, _ = found
+        if is_higher_order(op):
+            return self.higher_order(op, args, kwargs)
+        known, run, _ = looked_up(op)
         if known.unseen or only_shapes():
             return run(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
@@ -257,12 +256,3 @@ class Follower(Recorder):
         if at < 0 or address >= self._ranges[at][1]:
             return None
         return self._ranges[at][2]
-
-
-def _note_operator(op: Operator) -> tuple[Traits, Callable[..., Any], Operator]:
-    known, run = traits(op), fast_operator(op)
-    special = known.writes or known.norm or known.draws or known.unseen or known.indexes or known.lifts
-    if known.plain and not special and known.composite is None:
-        _readers[id(op)] = known.name, run, known.view
-    found = _operators[id(op)] = (known, run, op)
-    return found

@@ -20,7 +20,7 @@ from capture._dropped import keep
 from capture._facts import Where
 from capture._gradients import refuses
 from capture._observe import Watch
-from capture._operators import Operator, Traits, shape_depends_on_data, tensors_in, tensors_out, traits, written
+from capture._operators import Operator, Traits, looked_up, shape_depends_on_data, tensors_in, tensors_out, written
 from capture._torch_private import generator_id, use_count
 from capture._torch_private_cuda import is_capturing
 from capture._torch_private_nodes import moved, node_of
@@ -154,7 +154,7 @@ class Recorder(Watch):
             self._nodes = self._count() if self._count is not None else 0
 
     def _launch(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        known = traits(op)
+        known, run, _ = looked_up(op)
         self.draws = self.draws or known.draws
         tensors = list(tensors_in(args, kwargs))
         self._check(known, args, kwargs, tensors)
@@ -167,13 +167,13 @@ class Recorder(Watch):
                 host.will_write([tensor for tensor, _ in written(known, args, kwargs)])
                 args = tuple(host.moved(value) for value in args)
                 kwargs = {name: host.moved(value) for name, value in kwargs.items()}
-            if any(tensor.device.type == "cpu" for tensor in tensors):
+            if any(tensor.is_cpu for tensor in tensors):
                 return host.run(op, known, args, kwargs)
         except RefusedError as refused:
             raise RefusedError(f"{refused}{_at()}") from None
-        result = op(*args, **kwargs)
+        result = run(*args, **kwargs)
         for tensor in tensors_out(result) if not tensors else ():
-            if tensor.device.type == "cpu" and not known.draws:
+            if tensor.is_cpu and not known.draws:
                 host.note_constant(tensor)
         return result
 
@@ -189,14 +189,13 @@ class Recorder(Watch):
 
     def _check(self, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         reason = None
-        if known.reads_host or shape_depends_on_data(known, args, kwargs):
+        depends = known.indexes or known.data_dependent_shape
+        if known.reads_host or (depends and shape_depends_on_data(known, args, kwargs)):
             reason = f"{known.name} waits for the device"
         elif known.metadata != "no" and (known.resizes or not self.made(args[0])):
             reason = f"{known.name} changes the shape of a tensor in place"
-        elif any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
-            reason = f"{known.name} reads a tensor that is not strided"
-        elif not known.view and any(one.numel() and not one.untyped_storage().nbytes() for one in tensors):
-            reason = f"{known.name} reads memory that was given up"
+        elif unreadable := _unreadable(known, tensors):
+            reason = f"{known.name} reads {unreadable}"
         elif not is_capturing():
             reason = f"{known.name} runs on a stream that was not forked from the caller's stream"
         elif known.unsafe:
@@ -229,6 +228,15 @@ def _as_if_eager() -> Iterator[None]:
         yield
     finally:
         torch.cuda.is_current_stream_capturing = asked
+
+
+def _unreadable(known: Traits, tensors: list[torch.Tensor]) -> str | None:
+    empty = False
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return "a tensor that is not strided"
+        empty = empty or bool(not known.view and not tensor.untyped_storage().nbytes() and tensor.numel())
+    return "memory that was given up" if empty else None
 
 
 def _ends_graphs(tensor: torch.Tensor) -> bool:
