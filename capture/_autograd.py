@@ -29,6 +29,7 @@ from capture._fast import MISS
 from capture._lock import PATIENCE, capture_lock
 from capture._named import NamedKey
 from capture._node import Node
+from capture._places import Place
 from capture._program import Pair, Program, Saver, lies_apart
 from capture._tree import Tree
 from capture._trees import at_home, home, tree_for
@@ -64,7 +65,7 @@ class BackwardCall(Call):
     """A call whose body takes tensors for their values alone: their ``.grad`` and hooks are no state of its."""
 
     @override
-    def roots(self, values: tuple[Any, ...] | None = None) -> list[_state.Place]:
+    def roots(self, values: tuple[Any, ...] | None = None) -> list[Place]:
         def bare(leaf: Any) -> Any:
             return leaf.detach() if type(leaf) in TENSOR_TYPES and leaf.requires_grad else leaf
 

@@ -14,6 +14,7 @@ from capture._annotate import Annotation
 from capture._bind import Binder, Leaf
 from capture._containers import PLAIN_TYPES
 from capture._facts import OpaqueLeaf
+from capture._places import Place
 
 
 @define(kw_only=True)
@@ -77,7 +78,7 @@ class Call:
         """A name in ``static=`` covers this path."""
         return any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in self.annotation.static)
 
-    def roots(self, values: tuple[Any, ...] | None = None) -> list[_state.Place]:
+    def roots(self, values: tuple[Any, ...] | None = None) -> list[Place]:
         """Where the Python state begins that the body can reach, called with these values or with the caller's own."""
         return _state.roots(self.function, self.receiver, self.named_values(values))
 

@@ -11,16 +11,8 @@ import torch
 from capture import _containers
 from capture._containers import PLAIN_TYPES
 from capture._named import MISSING
-from capture._state import (
-    CLOSED,
-    Change,
-    Place,
-    Snapshot,
-    are_as_they_were,
-    closed_package,
-    function_places,
-    module_places,
-)
+from capture._places import Place, are_as_they_were
+from capture._state import CLOSED, Change, Snapshot, closed_package, function_places, module_places
 
 
 def changes(before: Snapshot) -> list[Change]:

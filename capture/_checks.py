@@ -22,7 +22,8 @@ from capture._describe import Implicit
 from capture._fast import seen
 from capture._named import MISSING
 from capture._native_facts import apart_of, facts_of
-from capture._state import Place, Snapshot
+from capture._places import Place
+from capture._state import Snapshot
 from capture._tensors import merged, overlap_any, range_of, span_bytes
 from capture.backends import Geometry
 

@@ -30,7 +30,8 @@ from capture._facts import (
     SubclassLeaf,
 )  # fmt: skip
 from capture._notes import External, Produced
-from capture._state import Change, Place
+from capture._places import Place
+from capture._state import Change
 from capture._tensors import alias_groups, tensor_info
 from capture._untold import Untold
 from capture._watched import Watched

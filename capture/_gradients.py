@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge
 from capture import _containers
 from capture._facts import GradientObstacle, GradientUse, SubclassLeaf
 from capture._notes import External
-from capture._state import Place
+from capture._places import Place
 from capture._watched import Watched
 
 if TYPE_CHECKING:

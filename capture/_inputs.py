@@ -13,6 +13,7 @@ from capture._call import Call
 from capture._entry import Entry
 from capture._findings import Policy
 from capture._node import Pattern
+from capture._places import Place
 from capture._plan import CapturePlan
 from capture._tensors import alias_groups, any_overlap
 from capture._tree import Tree
@@ -69,7 +70,7 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
     return _apart(call, inputs)
 
 
-def _owners(call: Call) -> Callable[[torch.Tensor], list[tuple[_state.Place, torch.Tensor]]]:
+def _owners(call: Call) -> Callable[[torch.Tensor], list[tuple[Place, torch.Tensor]]]:
     """Tells which places in Python state, arguments left out, hold a tensor on a leaf's memory."""
     state, arguments = _state.snapshot(call.roots()), {path for path, _ in call.paths()}
     return lambda leaf: [one for one in state.owners(leaf.untyped_storage()) if one[0].path not in arguments]

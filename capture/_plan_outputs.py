@@ -14,8 +14,8 @@ from capture._annotate import Outputs
 from capture._describe import KeptEffect, KeptLeaf
 from capture._liveness import Again, Source
 from capture._outputs import Alias, Group, OutputPlan
+from capture._places import Place
 from capture._skeleton import EffectSlot, Slot, effect_slot, filler, skeleton_of
-from capture._state import Place
 from capture.backends import Block, Geometry, Pool
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from capture import _containers
-from capture._state import Place
+from capture._places import Place
 
 
 class Slot:

@@ -7,26 +7,23 @@ tells who owns an implicit input (``self.layers[3].weight``).
 from __future__ import annotations
 
 import functools
-import operator
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from attrs import define, field, frozen
 
 from capture import _containers
-from capture._containers import PLAIN_TYPES, TENSOR_TYPES
-from capture._fast import native, seen
+from capture._containers import TENSOR_TYPES
 from capture._named import MISSING, chains, names_in
+from capture._places import Found, Place, Tables, members_of_module, own_places, without_plain
 from capture._torch_private import generator_id
 from capture._torch_private_subclass import is_wrapper
 
-PlaceKind = Literal["argument", "attribute", "parameter", "buffer", "module", "item", "closure", "global", "root"]
 _PLACES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
 _MEMBERS_LIMIT = 10_000  # of one container
-_MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TENSORS = frozenset(TENSOR_TYPES)
 CLOSED = (str, bytes, bytearray, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Generator)
@@ -34,92 +31,6 @@ _CLOSED_PACKAGES = frozenset({"builtins", "threading", "_thread", "logging", "_i
                               "concurrent", "multiprocessing", "queue", "asyncio", "capture"})  # fmt: skip
 _SHARDING = "torch.distributed.fsdp"
 _OPEN_OF_TORCH = ("torch.optim", _SHARDING)
-
-
-@seen
-@define(eq=False)
-class Place:
-    """Where a value is kept: ``holder`` plus ``name``. ``parent`` leads back to the root.
-
-    Never changed. Not frozen, since one is made for every attribute a walk meets, and freezing doubles the cost.
-    """
-
-    kind: PlaceKind
-    holder: Any
-    name: Any
-    path: str
-    parent: Place | None = None
-
-    def get(self) -> Any:
-        """The value kept now, or ``MISSING``."""
-        try:
-            if self.kind == "root":
-                return self.holder
-            if self.kind == "closure":
-                return self.holder.cell_contents
-            if self.kind == "attribute":
-                own = getattr(self.holder, "__dict__", None)
-                if own is not None and self.name in own:
-                    return own[self.name]
-                return getattr(self.holder, self.name)
-            return self.holder[self.name]
-        except (AttributeError, KeyError, IndexError, ValueError):
-            return MISSING
-
-    def set(self, value: Any) -> None:
-        """Keep another value here, as the body's own assignment would."""
-        if self.kind == "closure":
-            self.holder.cell_contents = value
-        elif self.kind == "attribute":
-            own = getattr(self.holder, "__dict__", None)
-            if own is not None and self.name in own:
-                own[self.name] = value
-            else:
-                object.__setattr__(self.holder, self.name, value)
-        elif self.kind != "root":
-            self.holder[self.name] = value
-
-    def remove(self) -> None:
-        """Undo an assignment to a place that did not exist."""
-        if self.kind == "attribute":
-            self.holder.__dict__.pop(self.name, None)
-        elif isinstance(self.holder, dict):
-            self.holder.pop(self.name, None)
-
-    def among(self, value: Any) -> Place:
-        """The same step below another object: ``value`` takes the place of the object this place is in."""
-        if isinstance(value, torch.nn.Module) and self.kind in ("parameter", "buffer", "module"):
-            tables = {"parameter": value._parameters, "buffer": value._buffers, "module": value._modules}
-            return Place(self.kind, tables[self.kind], self.name, self.path)
-        return Place(self.kind, value, self.name, self.path)
-
-    def chain(self) -> Iterator[Place]:
-        """This place and all above it."""
-        place: Place | None = self
-        while place is not None:
-            yield place
-            place = place.parent
-
-
-Found = tuple[Place, Any]
-"""A place and what it holds."""
-Table = tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]
-"""A dict, and the keys and the very objects it held."""
-
-
-Tables = tuple[Table, ...]
-
-
-def _table(now: dict[str, Any]) -> Table:
-    return now, tuple(now), tuple(now.values())
-
-
-def _are_as_they_were(tables: Tables) -> bool:
-    return all(tuple(now) == keys and all(map(operator.is_, now.values(), values)) for now, keys, values in tables)
-
-
-are_as_they_were: Callable[[Tables], bool] = _are_as_they_were if native is None else native.are_as_they_were
-"""The same members, in the same order."""
 
 
 @define
@@ -220,7 +131,7 @@ def snapshot(starts: list[Place]) -> Snapshot:
 
 def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:
     places = found.places
-    queue = deque(_without_plain(places, starts))
+    queue = deque(without_plain(places, starts))
     while queue and len(places) < _PLACES_LIMIT:
         one = queue.popleft()
         place, value = one
@@ -239,7 +150,7 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
             if id(value) not in entered:
                 entered.add(id(value))
                 if members := _gradient(place, value):
-                    queue.extend(_without_plain(places, members))
+                    queue.extend(without_plain(places, members))
                 if hooks := value._backward_hooks:
                     queue.extend(_hooks(place, "_backward_hooks", hooks))
         elif id(value) not in entered:
@@ -249,18 +160,7 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
             found.entered.append(one)
             queue.extend(_members(found, place, value))
             if is_wrapper(kind):
-                queue.extend(_without_plain(places, _gradient(place, value)))
-
-
-def _without_plain(places: dict[str, Found], members: Iterable[Found]) -> list[Found]:
-    """The others: a plain value has its place at once, as there is nothing behind it."""
-    others = []
-    for one in members:
-        if type(one[1]) not in PLAIN_TYPES:
-            others.append(one)
-        elif one[0].kind == "root" or one[0].path not in places:
-            places[one[0].path] = one
-    return others
+                queue.extend(without_plain(places, _gradient(place, value)))
 
 
 def _is_sharding(kind: type) -> bool:
@@ -278,7 +178,7 @@ def _members(found: Snapshot, place: Place, value: Any) -> list[Found]:
         return []
     else:
         members = [(one, one.get()) for one in _open_members(found, place, value)]
-    return _without_plain(found.places, members)
+    return without_plain(found.places, members)
 
 
 def _gradient(place: Place, tensor: torch.Tensor) -> list[Found]:
@@ -321,13 +221,9 @@ def closed_package(module: str | None) -> bool:
     return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith(_OPEN_OF_TORCH))
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}[{name}]" if name.isdigit() else f"{path}.{name}"
-
-
 def _module_members(found: Snapshot, place: Place, module: torch.nn.Module) -> list[Found]:
     found.modules.append(module)
-    others, tables = _members_in_order(module, place, found.places)
+    others, tables = members_of_module(module, place, found.places)
     found.tables.append((place, tables))
     if hooks := _hook_places(module, place):
         others += hooks
@@ -335,42 +231,15 @@ def _module_members(found: Snapshot, place: Place, module: torch.nn.Module) -> l
     if forward not in found.forwards and _is_users(forward):
         named = _forward_places(module, forward)
         found.forwards[forward] = len(named)
-        others += _without_plain(found.places, named)
+        others += without_plain(found.places, named)
     return others
-
-
-def _members_of_module(module: torch.nn.Module, place: Place, places: dict[str, Found]) -> tuple[list[Found], Tables]:
-    """Members that are not plain, with their places, and the dicts behind the module."""
-    tables = (module.__dict__, module._parameters, module._buffers, module._modules)
-    return _without_plain(places, _own_places(module, place)), tuple([_table(table) for table in tables])
-
-
-_members_in_order = _members_of_module if native is None else functools.partial(
-    native.members_of_module, kinds=PLAIN_TYPES, internals=_MODULE_INTERNALS
-)  # fmt: skip
 
 
 def module_places(module: torch.nn.Module, place: Place) -> list[Found]:
     """Everything that a walk meets in a module, plain values too."""
     forward: Any = type(module).forward
     named = _forward_places(module, forward) if _is_users(forward) else []
-    return [*_own_places(module, place), *_hook_places(module, place), *named]
-
-
-def _own_places(module: torch.nn.Module, place: Place) -> list[Found]:
-    found: list[Found] = []
-    path = place.path
-    tables: tuple[tuple[PlaceKind, dict[str, Any]], ...] = (
-        ("parameter", module._parameters), ("buffer", module._buffers), ("module", module._modules)
-    )  # fmt: skip
-    for kind, table in tables:
-        found += [(Place(kind, table, name, _join(path, name), place), table[name]) for name in table]
-    own = module.__dict__
-    found += [
-        (Place("attribute", module, name, f"{path}.{name}", place), own[name])
-        for name in own if name not in _MODULE_INTERNALS
-    ]  # fmt: skip
-    return found
+    return [*own_places(module, place), *_hook_places(module, place), *named]
 
 
 def _hook_places(module: torch.nn.Module, place: Place) -> list[Found]:

@@ -7,6 +7,7 @@ torch is found and the field that differs can be said. A file that cannot be use
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -200,18 +201,22 @@ def fingerprint(annotation: Annotation, function: Callable[..., Any], key: Key) 
 
 def _of_process() -> dict[str, str]:
     allocator = (os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
-    try:
-        version = importlib.metadata.version("torch-capture")
-    except importlib.metadata.PackageNotFoundError:
-        version = "0"  # a source tree that is not installed
     return {
         "allocator": " ".join(text for text in allocator if text) or "default",
-        "capture": version,
+        "capture": _version(),
         "cuda": torch.version.cuda or "none",
         "rules": rules_revision(),
         "schema": str(VERSION),
         "torch": str(torch.__version__),
     }
+
+
+@functools.cache
+def _version() -> str:
+    try:
+        return importlib.metadata.version("torch-capture")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"  # a source tree that is not installed
 
 
 def _source(function: Any) -> str:  # Any: whatever can be called

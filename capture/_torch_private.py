@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +17,6 @@ import torch.nn.functional
 from attrs import frozen
 from torch.utils import _pytree as pytree  # registered containers; without it only built-in ones are opened
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # no fallback: observation itself
-
-from capture._replaced import replaced
 
 
 @frozen(kw_only=True)
@@ -332,36 +329,6 @@ swap_tensors: Callable[[torch.Tensor, torch.Tensor], object] | None = getattr(to
 def generator_id(generator: torch.Generator) -> int:
     """Tells generators apart where operators get them as new Python objects around the same generator."""
     return getattr(generator, "_cdata", id(generator))
-
-
-_hidden = False
-_WATCHING = (
-    "_observe", "_watched", "_operators", "_tensors", "_where", "_state", "_host_reads", "_constants", "backends",
-)  # fmt: skip
-
-
-def graphs_compiled() -> int:
-    """By Dynamo in this process. 0 where torch does not count: a run that compiled is then one like any other."""
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return int(counters.get("stats", {}).get("unique_graphs", 0))
-
-
-def hide_from_compiler() -> None:
-    """Keep Dynamo, once it is loaded, from compiling what watches a compiled function run.
-
-    Without its table of skipped files it does compile that: slower at first, the same values.
-    """
-    global _hidden
-    if _hidden or "torch._dynamo" not in sys.modules:
-        return
-    _hidden = True
-    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
-    *others, last = _WATCHING
-    with contextlib.suppress(Exception):
-        with replaced(rules, {"_recompile_re": lambda: None}):  # a pattern of all files: once is enough (8 ms less)
-            for name in others:
-                rules.add(f"capture.{name}")
-        rules.add(f"capture.{last}")
 
 
 def _profiling() -> bool:

@@ -21,8 +21,9 @@ from capture._notes import Notes
 from capture._observe import Watch
 from capture._packages import packages
 from capture._state import Change, Snapshot
-from capture._torch_private import generator_id, graphs_compiled, hide_from_compiler
+from capture._torch_private import generator_id
 from capture._torch_private_distributed import buckets_to_arrange, handles_followed
+from capture._torch_private_dynamo import graphs_compiled, hide_from_compiler
 
 
 @define(eq=False)

@@ -24,12 +24,13 @@ STAGES: tuple[frozenset[str], ...] = tuple(
         "_arrays _config _events _fast _progress _lock _replaced",
         (
             "_torch_private _torch_private_aoti _torch_private_backward _torch_private_compile _torch_private_cuda "
-            "_torch_private_distributed _torch_private_donated _torch_private_flags _torch_private_layout "
-            "_torch_private_modes _torch_private_nodes _torch_private_operators _torch_private_subclass"
+            "_torch_private_distributed _torch_private_donated _torch_private_dynamo _torch_private_flags "
+            "_torch_private_layout _torch_private_modes _torch_private_nodes _torch_private_operators "
+            "_torch_private_subclass"
         ),
         (
-            "_profile _containers _bind _ambient _named _state _changes _skeleton _restore _call _where _collectives"
-            " _operators _native_facts"
+            "_profile _containers _bind _ambient _named _places _state _changes _skeleton _restore _call _where "
+            "_collectives _operators _native_facts"
         ),
         "_host_reads _constants _syncs _generators _tensors",
         "_notes _higher_order _packages _dropped _observe _watched _gradients _untold _describe _leaves",

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from capture import _state
+from capture import _places
 from capture._fast import native
-from capture._state import Found, Place, Tables, snapshot
+from capture._places import Found, Place, Tables
+from capture._state import snapshot
 
 needs_c = pytest.mark.skipif(native is None, reason="the C module was not built")
 NAMES = st.sampled_from(["weight", "scale", "0", "17", "²", "a.b", "", "étude"])
@@ -55,7 +56,7 @@ def seen(found: tuple[list[Found], Tables], places: dict[str, Found]) -> Any:
 @given(modules())
 def test_members_in_c_are_those_in_python(module: nn.Module) -> None:
     place, found = Place("root", module, None, "self"), []
-    for members in (_state._members_of_module, _state._members_in_order):
+    for members in (_places._members_of_module, _places.members_of_module):
         places: dict[str, Found] = {"self": (place, module)}
         found.append(seen(members(module, place, places), places))
     assert found[0] == found[1]
@@ -79,9 +80,9 @@ def test_members_in_c_are_those_in_python(module: nn.Module) -> None:
 )
 def test_tables_in_c_are_compared_as_in_python(change: Any) -> None:
     module = nn.Linear(2, 3)
-    _, tables = _state._members_of_module(module, Place("root", module, None, "self"), {})
+    _, tables = _places._members_of_module(module, Place("root", module, None, "self"), {})
     change(module)
-    assert _state._are_as_they_were(tables) == native.are_as_they_were(tables)
+    assert _places._are_as_they_were(tables) == native.are_as_they_were(tables)
 
 
 @needs_c

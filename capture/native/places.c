@@ -1,4 +1,4 @@
-/* Places: what modules hold, as ``_state`` notes it before a run that is watched, and compares it afterwards. */
+/* Places: what modules hold, as ``_places`` notes it before a run that is watched, and compares it afterwards. */
 #include "native.h"
 
 #define NAMES(X) X(parameter) X(buffer) X(module) X(attribute) X(_parameters) X(_buffers) X(_modules)
@@ -33,7 +33,7 @@ static int is_number(PyObject *name)
     return length > 0;
 }
 
-/* ``_state.Place(kind, holder, name, path, parent)``, which takes the path over; NULL with an exception set. */
+/* ``_places.Place(kind, holder, name, path, parent)``, which takes the path over; NULL with an exception set. */
 static PyObject *place_of(PyObject *kind, PyObject *holder, PyObject *name, PyObject *path, PyObject *parent)
 {
     PyObject *place = path == NULL ? NULL : slots.Place.type->tp_alloc(slots.Place.type, 0);

@@ -1,0 +1,39 @@
+"""What is asked of ``torch.compile``'s front end, once something else has loaded it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from capture._replaced import replaced
+
+_hidden = False
+_WATCHING = (
+    "_observe", "_watched", "_operators", "_tensors", "_where", "_state", "_places", "_host_reads", "_constants",
+    "backends",
+)  # fmt: skip
+
+
+def graphs_compiled() -> int:
+    """By Dynamo in this process. 0 where torch does not count: a run that compiled is then one like any other."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters.get("stats", {}).get("unique_graphs", 0))
+
+
+def hide_from_compiler() -> None:
+    """Keep Dynamo, once it is loaded, from compiling what watches a compiled function run.
+
+    Without its table of skipped files it does compile that: slower at first, the same values.
+    """
+    global _hidden
+    if _hidden or "torch._dynamo" not in sys.modules:
+        return
+    _hidden = True
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    *others, last = _WATCHING
+    with contextlib.suppress(Exception):
+        with replaced(rules, {"_recompile_re": lambda: None}):  # a pattern of all files: once is enough (8 ms less)
+            for name in others:
+                rules.add(f"capture.{name}")
+        rules.add(f"capture.{last}")
