@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
 from attrs import define
 
-from capture._containers import PLAIN_TYPES
 from capture._fast import native, seen
 from capture._named import MISSING
 
@@ -102,25 +101,14 @@ are_as_they_were: Callable[[Tables], bool] = _are_as_they_were if native is None
 """The same members, in the same order."""
 
 
-def without_plain(places: dict[str, Found], members: Iterable[Found]) -> list[Found]:
-    """The others among ``members``: a plain value has its place at once, as there is nothing behind it."""
-    others = []
-    for one in members:
-        if type(one[1]) not in PLAIN_TYPES:
-            others.append(one)
-        elif one[0].kind == "root" or one[0].path not in places:
-            places[one[0].path] = one
-    return others
-
-
-def _members_of_module(module: torch.nn.Module, place: Place, places: dict[str, Found]) -> tuple[list[Found], Tables]:
-    """Members that are not plain, with their places, and the dicts behind the module."""
+def _members_of_module(module: torch.nn.Module, place: Place) -> tuple[list[Found], Tables]:
+    """Members with their places, and the dicts behind the module."""
     tables = (module.__dict__, module._parameters, module._buffers, module._modules)
-    return without_plain(places, own_places(module, place)), tuple([_table(table) for table in tables])
+    return own_places(module, place), tuple([_table(table) for table in tables])
 
 
 members_of_module = _members_of_module if native is None else functools.partial(
-    native.members_of_module, kinds=PLAIN_TYPES, internals=_MODULE_INTERNALS
+    native.members_of_module, internals=_MODULE_INTERNALS
 )  # fmt: skip
 
 

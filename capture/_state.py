@@ -16,9 +16,9 @@ import torch
 from attrs import define, field, frozen
 
 from capture import _containers
-from capture._containers import TENSOR_TYPES
+from capture._containers import PLAIN_TYPES, TENSOR_TYPES
 from capture._named import MISSING, chains, names_in
-from capture._places import Found, Place, Tables, members_of_module, own_places, without_plain
+from capture._places import Found, Place, Tables, members_of_module, own_places
 from capture._torch_private import generator_id
 from capture._torch_private_subclass import is_wrapper
 
@@ -131,13 +131,16 @@ def snapshot(starts: list[Place]) -> Snapshot:
 
 def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:
     places = found.places
-    queue = deque(without_plain(places, starts))
+    queue = deque(starts)
     while queue and len(places) < _PLACES_LIMIT:
         one = queue.popleft()
         place, value = one
         if place.path in places and place.kind != "root":
             continue
         kind = type(value)
+        if kind in PLAIN_TYPES:
+            places[place.path] = one
+            continue
         if aside is not None and _is_sharding(kind):
             aside.append(one)
             continue
@@ -149,8 +152,7 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
                 found.tensors.setdefault(id(storage), []).append(one)
             if id(value) not in entered:
                 entered.add(id(value))
-                if members := _gradient(place, value):
-                    queue.extend(without_plain(places, members))
+                queue.extend(_gradient(place, value))
                 if hooks := value._backward_hooks:
                     queue.extend(_hooks(place, "_backward_hooks", hooks))
         elif id(value) not in entered:
@@ -160,7 +162,7 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
             found.entered.append(one)
             queue.extend(_members(found, place, value))
             if is_wrapper(kind):
-                queue.extend(without_plain(places, _gradient(place, value)))
+                queue.extend(_gradient(place, value))
 
 
 def _is_sharding(kind: type) -> bool:
@@ -168,17 +170,14 @@ def _is_sharding(kind: type) -> bool:
 
 
 def _members(found: Snapshot, place: Place, value: Any) -> list[Found]:
-    """What is held there, but for plain values, which are put into their places."""
     if isinstance(value, torch.nn.Module):
         return _module_members(found, place, value)
     if is_wrapper(type(value)):
         held = _containers.children(value)
-        members = [(Place("attribute", value, name[1:], f"{place.path}{name}", place), one) for name, one in held]
-    elif isinstance(value, (torch.Tensor, *CLOSED)):
+        return [(Place("attribute", value, name[1:], f"{place.path}{name}", place), one) for name, one in held]
+    if isinstance(value, (torch.Tensor, *CLOSED)):
         return []
-    else:
-        members = [(one, one.get()) for one in _open_members(found, place, value)]
-    return without_plain(found.places, members)
+    return [(one, one.get()) for one in _open_members(found, place, value)]
 
 
 def _gradient(place: Place, tensor: torch.Tensor) -> list[Found]:
@@ -223,16 +222,15 @@ def closed_package(module: str | None) -> bool:
 
 def _module_members(found: Snapshot, place: Place, module: torch.nn.Module) -> list[Found]:
     found.modules.append(module)
-    others, tables = members_of_module(module, place, found.places)
+    members, tables = members_of_module(module, place)
     found.tables.append((place, tables))
-    if hooks := _hook_places(module, place):
-        others += hooks
+    members += _hook_places(module, place)
     forward: Any = type(module).forward
     if forward not in found.forwards and _is_users(forward):
         named = _forward_places(module, forward)
         found.forwards[forward] = len(named)
-        others += without_plain(found.places, named)
-    return others
+        members += named
+    return members
 
 
 def module_places(module: torch.nn.Module, place: Place) -> list[Found]:

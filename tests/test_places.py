@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from capture import _places
+from capture._changes import changes
 from capture._fast import native
 from capture._places import Found, Place, Tables
 from capture._state import snapshot
@@ -40,26 +41,24 @@ def modules() -> st.SearchStrategy[nn.Module]:
     )
 
 
-def seen(found: tuple[list[Found], Tables], places: dict[str, Found]) -> Any:
+def seen(found: tuple[list[Found], Tables]) -> Any:
     """Everything there is, by identity."""
-    others, tables = found
+    members, tables = found
 
     def of(one: Found) -> Any:
         place, value = one
         return place.kind, id(place.holder), place.name, place.path, id(place.parent), id(value)
 
     told = [(id(now), keys, list(map(id, values))) for now, keys, values in tables]
-    return list(map(of, others)), told, {path: of(one) for path, one in places.items()}
+    return list(map(of, members)), told
 
 
 @needs_c
 @given(modules())
 def test_members_in_c_are_those_in_python(module: nn.Module) -> None:
-    place, found = Place("root", module, None, "self"), []
-    for members in (_places._members_of_module, _places.members_of_module):
-        places: dict[str, Found] = {"self": (place, module)}
-        found.append(seen(members(module, place, places), places))
-    assert found[0] == found[1]
+    place = Place("root", module, None, "self")
+    found, inside = (seen(one(module, place)) for one in (_places._members_of_module, _places.members_of_module))
+    assert found == inside
 
 
 @needs_c
@@ -80,7 +79,7 @@ def test_members_in_c_are_those_in_python(module: nn.Module) -> None:
 )
 def test_tables_in_c_are_compared_as_in_python(change: Any) -> None:
     module = nn.Linear(2, 3)
-    _, tables = _places._members_of_module(module, Place("root", module, None, "self"), {})
+    _, tables = _places._members_of_module(module, Place("root", module, None, "self"))
     change(module)
     assert _places._are_as_they_were(tables) == native.are_as_they_were(tables)
 
@@ -89,12 +88,12 @@ def test_tables_in_c_are_compared_as_in_python(change: Any) -> None:
 def test_wrong_arguments_of_places_raise() -> None:
     module = nn.Linear(2, 3)
     place = Place("root", module, None, "self")
-    members = functools.partial(native.members_of_module, kinds=frozenset(), internals=frozenset())
+    members = functools.partial(native.members_of_module, internals=frozenset())
     nameless, listed = nn.Module(), nn.Module()
     nameless._parameters[0] = None  # type: ignore[index]
     listed.__dict__["_parameters"] = []
     wrong: list[tuple[Any, ...]] = [
-        (module, None, {}), (module, place, []), (nameless, place, {}), (listed, place, {}), (1, place, {}),
+        (module, None), (module, place, []), (nameless, place), (listed, place), (1, place),
     ]  # fmt: skip
     for arguments in wrong:
         with pytest.raises((TypeError, AttributeError)):
@@ -113,6 +112,16 @@ def test_what_a_forward_names_is_found_once() -> None:
     model = nn.Sequential(*[scope["Named"]() for _ in range(3)])
     found = snapshot([Place("root", model, None, "self")])
     assert [path for path in found.places if "forward" in path] == [
-        "Named.forward:LIMIT", "Named.forward:TABLE", "Named.forward:TABLE.0",
+        "Named.forward:TABLE", "Named.forward:LIMIT", "Named.forward:TABLE.0",
     ]  # fmt: skip
     assert list(found.forwards.values()) == [2]
+
+
+@pytest.mark.parametrize("first", [None, torch.zeros(1), 3])
+def test_changes_come_in_one_order_whatever_was_there(first: Any) -> None:
+    """A plan's effects are compared in order: what an attribute was before must not change it."""
+    module = nn.Module()
+    module.other, module.last, module.count = torch.zeros(2), first, 0
+    before = snapshot([Place("root", module, None, "self")])
+    module.count, module.last, module.other = 1, torch.ones(1), torch.ones(2)
+    assert [one.place.path for one in changes(before)] == ["self.other", "self.last", "self.count"]

@@ -48,28 +48,23 @@ static PyObject *place_of(PyObject *kind, PyObject *holder, PyObject *name, PyOb
     return place;
 }
 
-/* Where members of one dict go: a plain one into its place, another one to be looked at. */
+/* Members that are found, and what they have in common. */
 typedef struct {
-    PyObject *kinds, *internals, *places, *others, *place, *path, *prefix;
+    PyObject *found, *internals, *place, *path, *prefix;
 } Members;
 
 /* 0, or -1 with an exception set. */
 static int put_member(const Members *to, PyObject *kind, PyObject *holder, PyObject *name, PyObject *value)
 {
-    int attribute = kind == s_attribute, failed;
     if (!PyUnicode_Check(name)) {
         PyErr_SetString(PyExc_TypeError, "a module's member has no name");
         return -1;
     }
-    PyObject *path = !attribute && is_number(name) ? PyUnicode_FromFormat("%U[%U]", to->path, name)
-                                                   : PyUnicode_Concat(to->prefix, name);
+    PyObject *path = kind != s_attribute && is_number(name) ? PyUnicode_FromFormat("%U[%U]", to->path, name)
+                                                            : PyUnicode_Concat(to->prefix, name);
     PyObject *place = place_of(kind, holder, name, path, to->place);
     PyObject *one = place == NULL ? NULL : PyTuple_Pack(2, place, value);
-    int plain = one == NULL ? -1 : PySet_Contains(to->kinds, (PyObject *)Py_TYPE(value));
-    if (plain <= 0)
-        failed = plain < 0 || PyList_Append(to->others, one) < 0;
-    else
-        failed = PyDict_SetDefault(to->places, SLOT(place, Place, path), one) == NULL;
+    int failed = one == NULL || PyList_Append(to->found, one) < 0;
     Py_XDECREF(place);
     Py_XDECREF(one);
     return failed ? -1 : 0;
@@ -90,22 +85,21 @@ static int put_table(const Members *to, PyObject *kind, PyObject *holder, PyObje
 static PyObject *members_of_module(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     (void)self;
-    static char *names[] = {"module", "place", "places", "kinds", "internals", NULL};
+    static char *names[] = {"module", "place", "internals", NULL};
     PyObject *module, *dicts[TABLES] = {NULL};
     Members to = {0};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOO!$O!O!", names, &module, &to.place, &PyDict_Type, &to.places, &PyFrozenSet_Type, &to.kinds,
-            &PyFrozenSet_Type, &to.internals) ||
+            args, kwargs, "OO$O!", names, &module, &to.place, &PyFrozenSet_Type, &to.internals) ||
         !is_of(to.place, slots.Place.type) || (to.path = SLOT(to.place, Place, path)) == NULL)
         return NULL;
-    to.others = PyList_New(0);
+    to.found = PyList_New(0);
     to.prefix = PyUnicode_FromFormat("%U.", to.path);
     PyObject *tables = PyTuple_New(TABLES);
     dicts[0] = PyObject_GenericGetDict(module, NULL);
     dicts[1] = PyObject_GetAttr(module, s__parameters);
     dicts[2] = PyObject_GetAttr(module, s__buffers);
     dicts[3] = PyObject_GetAttr(module, s__modules);
-    int failed = to.others == NULL || to.prefix == NULL || tables == NULL;
+    int failed = to.found == NULL || to.prefix == NULL || tables == NULL;
     for (int i = 0; i < TABLES && !failed; i++) {
         PyObject *table = NULL;
         if (dicts[i] != NULL && PyDict_Check(dicts[i]))
@@ -124,10 +118,10 @@ static PyObject *members_of_module(PyObject *self, PyObject *args, PyObject *kwa
     for (int i = 0; i < TABLES; i++)
         Py_XDECREF(dicts[i]);
     Py_XDECREF(to.prefix);
-    PyObject *found = failed ? NULL : PyTuple_Pack(2, to.others, tables);
-    Py_XDECREF(to.others);
+    PyObject *both = failed ? NULL : PyTuple_Pack(2, to.found, tables);
+    Py_XDECREF(to.found);
     Py_XDECREF(tables);
-    return found;
+    return both;
 }
 
 /* 1, 0, or -1 with an exception set. */
@@ -161,7 +155,7 @@ static PyObject *are_as_they_were(PyObject *self, PyObject *tables)
 
 static PyMethodDef functions[] = {
     {"members_of_module", (PyCFunction)(void (*)(void))members_of_module, METH_VARARGS | METH_KEYWORDS,
-     "Members that are not plain, with their places, and the dicts behind the module."},
+     "Members with their places, and the dicts behind the module."},
     {"are_as_they_were", are_as_they_were, METH_O, "The same members, in the same order."},
     {NULL, NULL, 0, NULL},
 };
