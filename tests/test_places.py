@@ -120,7 +120,7 @@ def test_what_a_forward_names_is_found_once() -> None:
 @pytest.mark.parametrize("first", [None, torch.zeros(1), 3])
 def test_changes_come_in_one_order_whatever_was_there(first: Any) -> None:
     """A plan's effects are compared in order: what an attribute was before must not change it."""
-    module = nn.Module()
+    module: Any = nn.Module()
     module.other, module.last, module.count = torch.zeros(2), first, 0
     before = snapshot([Place("root", module, None, "self")])
     module.count, module.last, module.other = 1, torch.ones(1), torch.ones(2)
