@@ -130,8 +130,7 @@ def snapshot(starts: list[Place]) -> Snapshot:
 
 
 def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:
-    places = found.places
-    queue = deque(starts)
+    places, queue = found.places, deque(starts)
     while queue and len(places) < _PLACES_LIMIT:
         one = queue.popleft()
         place, value = one
