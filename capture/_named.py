@@ -22,6 +22,7 @@ from capture._containers import PLAIN_TYPES
 
 RootKind = Literal["parameter", "global", "closure"]
 _OPENED = (torch.Tensor, list, tuple, dict)  # their members are in the key themselves
+_LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _SMALL = 64  # members of a list or dict that are still compared by value on every call
 
 
@@ -77,13 +78,19 @@ def chains(code: types.CodeType) -> tuple[Chain, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def names_in(code: types.CodeType) -> tuple[str, ...]:
-    """What ``code`` and the code nested in it may look up as globals, names of attributes among it: without a look at
-    its instructions, which takes 0.1 ms a function."""
-    nested = [
-        name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in names_in(constant)
-    ]
-    return tuple(dict.fromkeys([*code.co_names, *nested]))
+def globals_in(code: types.CodeType) -> tuple[str, ...]:
+    """Roots of the chains that begin at globals, in a tenth of the time: 0.1 ms a function adds up in a first call."""
+    found: dict[str, None] = {}
+    units, extended = code.co_code, 0
+    for operation, argument in zip(units[::2], units[1::2], strict=True):
+        whole = extended | argument
+        extended = whole << 8 if operation == dis.EXTENDED_ARG else 0
+        if operation == _LOAD_GLOBAL:
+            found[code.co_names[whole >> 1]] = None  # the lowest bit says whether a call follows
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found.update(dict.fromkeys(globals_in(constant)))
+    return tuple(found)
 
 
 def _root(instruction: dis.Instruction, parameters: frozenset[str]) -> tuple[RootKind, str] | None:

@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 
 from capture import _containers
 from capture._containers import PLAIN_TYPES, TENSOR_TYPES
-from capture._named import MISSING, chains, names_in
+from capture._named import MISSING, chain_value, chains, globals_in
 from capture._places import Found, Place, Tables, members_of_module, own_places
 from capture._torch_private import generator_id
 from capture._torch_private_subclass import is_wrapper
@@ -93,7 +93,7 @@ def function_places(function: types.FunctionType, parent: Place | None) -> list[
     for name, cell in zip(names, function.__closure__ or (), strict=False):
         found.append(Place("closure", cell, None, name, parent))
     scope = function.__globals__
-    for name in names_in(function.__code__):
+    for name in globals_in(function.__code__):
         value = scope.get(name, MISSING)
         if isinstance(value, types.ModuleType):
             found += _module_globals(function, name, parent)
@@ -105,14 +105,14 @@ def function_places(function: types.FunctionType, parent: Place | None) -> list[
 def _module_globals(function: types.FunctionType, name: str, parent: Place | None) -> list[Place]:
     """Tensors and containers that the function names as attributes of a module of the user's."""
     module, code = function.__globals__[name], function.__code__
-    held = [one for one in names_in(code) if isinstance(module.__dict__.get(one), (torch.Tensor, list, dict))]
-    if not held or module.__name__.startswith("torch"):
+    if module.__name__.startswith("torch"):
         return []
     chained = [chain for chain in chains(code) if (chain.kind, chain.root) == ("global", name)]
     return [
         Place("attribute", module, chain.attributes[0], str(chain), parent)
-        for chain in chained if len(chain.attributes) == 1 and chain.attributes[0] in held
-    ]  # fmt: skip
+        for chain in chained
+        if len(chain.attributes) == 1 and isinstance(chain_value(chain, function), (torch.Tensor, list, dict))
+    ]
 
 
 def snapshot(starts: list[Place]) -> Snapshot:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import functools
+import inspect
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from capture import _places
+from capture import _named, _places, _state
 from capture._changes import changes
 from capture._fast import native
+from capture._named import chains
 from capture._places import Found, Place, Tables
 from capture._state import snapshot
 
@@ -115,6 +118,17 @@ def test_what_a_forward_names_is_found_once() -> None:
         "Named.forward:TABLE", "Named.forward:LIMIT", "Named.forward:TABLE.0",
     ]  # fmt: skip
     assert list(found.forwards.values()) == [2]
+
+
+def test_globals_are_those_that_chains_begin_at() -> None:
+    holders = [nn.MultiheadAttention, nn.LSTM, nn.Module, torch.optim.AdamW, inspect, dis, functools, _state, _named]
+    codes = [one.__code__ for holder in holders for _, one in inspect.getmembers(holder, inspect.isfunction)]
+    many = "def f():\n    return " + " + ".join(f"name{n}" for n in range(700))  # indices of more than a byte
+    codes.append(compile(many, "many", "exec"))
+    for code in codes:
+        roots = dict.fromkeys(chain.root for chain in chains(code) if chain.kind == "global")
+        assert _named.globals_in(code) == tuple(roots), code
+    assert len(codes) > 300
 
 
 @pytest.mark.parametrize("first", [None, torch.zeros(1), 3])
