@@ -215,7 +215,7 @@ class Watch(HigherOrderMode):
     ) -> None:  # fmt: skip
         if op.reads_host:
             self.note_sync(op.name)
-        elif (op.indexes or op.data_dependent_shape) and shape_depends_on_data(op, args, kwargs):
+        elif shape_depends_on_data(op, args, kwargs):
             self.note_sync(op.name, data_dependent_shape=True)
         if op.unsafe or (op.metadata != "no" and inputs and not self.made(inputs[0])):
             self.notes.work.append(HostWork(op=op.name, kind="unsafe", where=self._line()))

@@ -233,6 +233,8 @@ def given_outs(op: Traits, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
 
 def shape_depends_on_data(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """This call's result size, or its control flow on the host, follows from tensor values."""
+    if not (op.indexes or op.data_dependent_shape):
+        return False
     if op.base in _BOOLEAN_INDEXING:
         indices = args[1] if len(args) > 1 else kwargs.get("indices", ())
         return any(is_mask(index) for index in indices) and not _fills(op, args, kwargs)

@@ -11,7 +11,7 @@ typedef struct {
     int kind;
     PyObject *holder;   /* the container, the object, the function, or a weak reference */
     PyObject *key;      /* in it; for ``BELOW`` in the ``__dict__`` of what it refers to */
-    PyObject *expected; /* this very object, or a plain value; for ``APART`` bytes: beginning and end of pieces of memory, ascending */
+    PyObject *expected; /* this very object, or a plain value; for ``APART`` bytes: where pieces of memory begin and end */
     PyObject *type;     /* of what a weak ``expected`` refers to; else NULL */
     int needs;          /* whether that needs a gradient; -1: it is no tensor */
     uint64_t number;    /* size or address; of an item in a dict its key's hash: that of a tensor is a call of Python */

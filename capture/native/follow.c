@@ -108,8 +108,8 @@ static int arguments_fit(Follow *self, PyObject *args, PyObject *expected)
 {
     Py_ssize_t next = 0, tensors = 0, count = PyTuple_GET_SIZE(expected);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
-        int used, fits = argument_fits(
-            self, PyTuple_GET_ITEM(args, i), i, next < count ? PyTuple_GET_ITEM(expected, next) : NULL, &used, &tensors);
+        PyObject *text = next < count ? PyTuple_GET_ITEM(expected, next) : NULL;
+        int used, fits = argument_fits(self, PyTuple_GET_ITEM(args, i), i, text, &used, &tensors);
         if (fits != FITS)
             return fits;
         next += used;
@@ -123,20 +123,24 @@ static int tells(PyObject *function)
     return truth_of(PyObject_CallNoArgs(function));
 }
 
+/* Nodes of the graph now: 0, or -1 with an exception set. */
+static int count_nodes(Follow *self, long long *now)
+{
+    *now = number_of(PyObject_CallNoArgs(self->count));
+    return *now == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
 static int nodes_are(Follow *self)
 {
-    long long now = number_of(PyObject_CallNoArgs(self->count));
-    return now == -1 && PyErr_Occurred() ? FAILED : now == self->nodes;
+    long long now;
+    return count_nodes(self, &now) < 0 ? FAILED : now == self->nodes;
 }
 
 static PyObject *run_operator(Follow *self, PyObject *run, PyObject *args, int view)
 {
     self->index++;
     PyObject *result = PyObject_Call(run, args, NULL);
-    if (result == NULL || view)
-        return result;
-    self->nodes = number_of(PyObject_CallNoArgs(self->count));
-    if (self->nodes == -1 && PyErr_Occurred())
+    if (result != NULL && !view && count_nodes(self, &self->nodes) < 0)
         Py_CLEAR(result);
     return result;
 }

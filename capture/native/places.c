@@ -8,6 +8,10 @@ NAMES(DECLARE)
 /* A dict, and the keys and the very objects that it holds. */
 static PyObject *table_of(PyObject *now)
 {
+    if (!PyDict_Check(now)) {
+        PyErr_SetString(PyExc_TypeError, "a module keeps its members in no dict");
+        return NULL;
+    }
     Py_ssize_t count = PyDict_GET_SIZE(now), at = 0, found = 0;
     PyObject *keys = PyTuple_New(count), *values = PyTuple_New(count), *key, *value;
     if (keys == NULL || values == NULL || PyDict_GET_SIZE(now) != count) { /* garbage was collected meanwhile */
@@ -95,17 +99,11 @@ static PyObject *members_of_module(PyObject *self, PyObject *args, PyObject *kwa
     to.found = PyList_New(0);
     to.prefix = PyUnicode_FromFormat("%U.", to.path);
     PyObject *tables = PyTuple_New(TABLES);
-    dicts[0] = PyObject_GenericGetDict(module, NULL);
-    dicts[1] = PyObject_GetAttr(module, s__parameters);
-    dicts[2] = PyObject_GetAttr(module, s__buffers);
-    dicts[3] = PyObject_GetAttr(module, s__modules);
+    PyObject *const attributes[TABLES] = {NULL, s__parameters, s__buffers, s__modules};
     int failed = to.found == NULL || to.prefix == NULL || tables == NULL;
     for (int i = 0; i < TABLES && !failed; i++) {
-        PyObject *table = NULL;
-        if (dicts[i] != NULL && PyDict_Check(dicts[i]))
-            table = table_of(dicts[i]);
-        else if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "a module keeps its members in no dict");
+        dicts[i] = i ? PyObject_GetAttr(module, attributes[i]) : PyObject_GenericGetDict(module, NULL);
+        PyObject *table = dicts[i] == NULL ? NULL : table_of(dicts[i]);
         failed = table == NULL;
         if (!failed)
             PyTuple_SET_ITEM(tables, i, table);
@@ -135,7 +133,8 @@ static int is_as_it_was(PyObject *table)
         return 0;
     for (Py_ssize_t i = 0; PyDict_Next(now, &at, &key, &value); i++) {
         PyObject *was = PyTuple_GET_ITEM(keys, i);
-        int same = key == was || (PyUnicode_CheckExact(key) && PyUnicode_CheckExact(was) && PyUnicode_Compare(key, was) == 0);
+        int texts = PyUnicode_CheckExact(key) && PyUnicode_CheckExact(was);
+        int same = key == was || (texts && PyUnicode_Compare(key, was) == 0);
         if (!same || value != PyTuple_GET_ITEM(values, i))
             return 0;
     }

@@ -189,8 +189,7 @@ class Recorder(Watch):
 
     def _check(self, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         reason = None
-        depends = known.indexes or known.data_dependent_shape
-        if known.reads_host or (depends and shape_depends_on_data(known, args, kwargs)):
+        if known.reads_host or shape_depends_on_data(known, args, kwargs):
             reason = f"{known.name} waits for the device"
         elif known.metadata != "no" and (known.resizes or not self.made(args[0])):
             reason = f"{known.name} changes the shape of a tensor in place"
