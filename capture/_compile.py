@@ -38,6 +38,7 @@ def compile_plan(
         effects=facts.effects,
         rng=annotation.rng,
         num_ops=facts.num_ops,
+        generators=tuple(sorted({one.generator for one in facts.draws})),
         collectives=tuple(sorted({one.op for one in facts.collectives})),
         sequence_digest=sequence_digest(facts.sequence),
         max_recordings=annotation.max_recordings,

@@ -22,7 +22,7 @@ from capture._errors import CaptureError
 from capture._facts import Effect, OutputInfo, Owner, PlaceholderKind, TensorInfo, Where
 from capture._findings import Finding, Policy, Severity
 
-VERSION = 2
+VERSION = 3
 """Goes up with every change of a field's name, type or meaning."""
 
 
@@ -70,6 +70,8 @@ class CapturePlan:
     max_recordings: int
     findings: tuple[Finding, ...]
     """Most severe first."""
+    generators: tuple[str, ...] = ()
+    """What the body draws from, sorted: ``"default"``, or the path of a generator."""
     collectives: tuple[str, ...] = ()
     """Operators by which the body communicates with other ranks, sorted."""
     fingerprint: Mapping[str, str] = field(factory=dict, converter=_sorted_mapping)
@@ -130,6 +132,26 @@ def _of_type(expected: type, word: str, structure: Hook = lambda value, _: value
     return hook
 
 
+_REMEMBERED = 4096  # parts of plans
+
+
+def _remembered(structure: Hook) -> Hook:
+    """Plans of one function have most inputs in common, such as all parameters: they are made, and kept, once."""
+    known: dict[str, Any] = {}
+
+    def hook(value: Any, kind: Any) -> Any:
+        text = repr(value)
+        found = known.get(text)
+        if found is None:
+            found = structure(value, kind)
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            known[text] = found
+        return found
+
+    return hook
+
+
 def _generic(origin: object) -> Callable[[Any], bool]:
     return lambda kind: get_origin(kind) is origin
 
@@ -164,6 +186,9 @@ def _converter() -> Converter:
         members = converter.get_structure_hook(listed)
         return _of_type(list, "a list", lambda value, _: tuple(members(value, listed)))
 
+    def remembered(kind: type) -> Hook:
+        return _remembered(attributes(kind))
+
     for kind, word in ((int, "a whole number"), (str, "a text"), (bool, "true or false")):
         converter.register_structure_hook(kind, _of_type(kind, word))
     for members in (Severity, Policy):
@@ -177,6 +202,7 @@ def _converter() -> Converter:
         _generic(Mapping), _of_type(dict, "an object", lambda value, _: converter.structure(value, dict[str, str]))
     )
     converter.register_structure_hook_factory(attrs.has, attributes)
+    converter.register_structure_hook_factory(lambda kind: kind is PlannedPlaceholder, remembered)
     return converter
 
 

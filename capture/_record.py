@@ -43,8 +43,8 @@ _latest: weakref.WeakKeyDictionary[Captured, weakref.ref[_checks.Checker]] = wea
 def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
     """Generators the body may draw from: arguments, and those in Python state unless it is known to use none."""
     found = [leaf for leaf in call.leaves if isinstance(leaf, torch.Generator)]
-    arguments = {path for path, leaf in call.paths() if isinstance(leaf, torch.Generator)}
-    if entry.facts is not None and all(one.generator in {"default", *arguments} for one in entry.facts.draws):
+    arguments = {"default", *(path for path, leaf in call.paths() if isinstance(leaf, torch.Generator))}
+    if entry.plan is not None and arguments.issuperset(entry.plan.generators):
         return found
     state = _state.snapshot(call.roots())
     return found + [place.get() for place in state.generators.values()]
@@ -211,6 +211,8 @@ def _facts_and_plan(
     if recorded.failure is not None and not known:
         facts = evolve(facts, refused=recorded.failure)
     plan = compile_plan(captured.annotation, facts, fingerprint=entry.plan.fingerprint if entry.plan else {})
+    if not recorded.executed and entry.plan is not None:
+        plan = evolve(plan, generators=entry.plan.generators)
     return facts, plan
 
 

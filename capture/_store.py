@@ -16,6 +16,7 @@ import linecache
 import os
 import platform
 import re
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 from pathlib import Path
@@ -224,10 +225,17 @@ def _source(function: Any) -> str:  # Any: whatever can be called
     try:
         function = inspect.unwrap(function)
         code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-        text = inspect.getsource(code) if code is not None else _name(function)
+        text = _text_of(code, code.co_filename) if code is not None else _name(function)
     except Exception:  # noqa: BLE001 - no file, another file by now, no end of wrappers: of many kinds
         text = ""
     return digest(text if text and getattr(function, "__name__", "") != "<lambda>" else text + _code_text(function))
+
+
+@functools.lru_cache(maxsize=256)
+def _text_of(code: types.CodeType, file: str) -> str:
+    """Source as it was when it was first asked for. ``file``: code compares equal to that of another file."""
+    del file
+    return inspect.getsource(code)
 
 
 def _code_text(function: Any) -> str:  # Any: a function or its code

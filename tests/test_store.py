@@ -23,7 +23,7 @@ from typing_extensions import override
 from capture import _bind, _config, _store, capture, rules
 from capture._decorate import captured_states
 from capture._errors import CaptureWarning
-from capture._plan import CapturePlan, PlanError, dumps, loads
+from capture._plan import VERSION, CapturePlan, PlanError, dumps, loads
 from capture._runtime import Captured
 from tests.device import DEVICE
 
@@ -350,7 +350,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda path: path.write_bytes(b""), "not JSON"),
     "garbage": (lambda path: path.write_bytes(b"\xff\x00\xfe garbage"), "cannot be read"),
     "another JSON": (lambda path: path.write_text("[1, 2]"), "a JSON object is expected"),
-    "foreign schema": (lambda path: path.write_text(path.read_text().replace('"version": 2', '"version": 99')), "99"),
+    "foreign schema": (
+        lambda path: path.write_text(path.read_text().replace(f'"version": {VERSION}', '"version": 99')),
+        "99",
+    ),
     "missing field": (lambda path: path.write_text(path.read_text().replace('"outputs"', '"outptus"')), "outp"),
     "directory": (damage_directory, "cannot be read"),
 }

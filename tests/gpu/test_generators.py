@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Generator, Tensor
 
-from capture import capture
+from capture import capture, config, mark_step_begin, recordings
 from tests.gpu.draws import DRAWS
 from tests.gpu.support import (
     DEVICE,
@@ -162,3 +163,60 @@ def test_states_exchanged_between_generators() -> None:
         for g in (ours, theirs) if i % 3 == 1 else ():
             g.set_state(spare.get_state())
         same(torch.rand(3, generator=ours, device=DEVICE), torch.rand(3, generator=theirs, device=DEVICE))
+
+
+class Noise:
+    """Draws from a generator of its own, while it is on."""
+
+    def __init__(self, seed: int, *, on: bool = True) -> None:
+        self.generator = generator(seed)
+        self.on = on
+
+    def __call__(self, x: Tensor) -> Tensor:
+        drawn = torch.rand(4, generator=self.generator, device=x.device) if self.on else x + 1
+        return (x + drawn) * 2
+
+
+def noisy(seed: int, *, on: bool = True) -> tuple[Callable[[Tensor], Tensor], Noise]:
+    """A function that finds its generator in a closure."""
+    noise = Noise(seed, on=on)
+    return lambda x: noise(x), noise
+
+
+def test_a_generator_found_by_a_body_whose_plan_was_cached(tmp_path: Path) -> None:
+    """The plan tells of it, at the first recording and at another place of the step."""
+    before = capture(lambda x: (x - 1) * 3)
+    with config.patch(cache=True, cache_dir=tmp_path):
+        first = capture(noisy(1)[0])
+        for i in range(4):
+            first(rand(4, seed=i))
+        (body, ours), (_, theirs) = noisy(3), noisy(3)
+        f = capture(body)
+        for i in range(10):
+            x = rand(4, seed=i)
+            mark_step_begin()
+            if i % 4 > 1:
+                same(f(before(x)), theirs((x - 1) * 3))
+            else:
+                same(f(x), theirs(x))
+            same(ours.generator.get_state(), theirs.generator.get_state())
+    now = recordings(f)
+    assert (now.plans_loaded, now.observations, now.recordings) == (1, 0, 2)
+
+
+@may_fall_back
+def test_a_cached_plan_that_knows_of_no_draw(tmp_path: Path) -> None:
+    """The body draws after all: seen, and looked at again."""
+    with config.patch(cache=True, cache_dir=tmp_path):
+        first = capture(noisy(1, on=False)[0])
+        for i in range(4):
+            first(rand(4, seed=i))
+        (body, ours), (_, theirs) = noisy(3), noisy(3)
+        f = capture(body)
+        for i in range(8):
+            x = rand(4, seed=i)
+            same(f(x), theirs(x))
+            same(ours.generator.get_state(), theirs.generator.get_state())
+    now = recordings(f)
+    assert (now.plans_loaded, now.recordings) == (1, 1)
+    assert now.replays > 3

@@ -44,7 +44,7 @@ def test_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"{", "not JSON"), (b"\xff\xfe", "utf-8"), (b'{"version": 9}', "version 9, expected 2"), (None, "No such file")],
+    [(b"{", "not JSON"), (b"\xff\xfe", "utf-8"), (b'{"version": 9}', "version 9, expected 3"), (None, "No such file")],
 )
 def test_damaged_plan(content: bytes | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.json"

@@ -73,12 +73,12 @@ def test_other_json_is_no_plan(text: str) -> None:
 )
 def test_foreign_schema_names_both_versions(version: object, found: str) -> None:
     data = json.loads(dumps(plan())) | {"version": version}
-    with pytest.raises(PlanError, match=f"found schema {found}, expected 2"):
+    with pytest.raises(PlanError, match=f"found schema {found}, expected 3"):
         loads(json.dumps(data))
 
 
 def test_no_schema_version() -> None:
-    with pytest.raises(PlanError, match="found no schema version, expected 2"):
+    with pytest.raises(PlanError, match="found no schema version, expected 3"):
         loads("{}")
 
 
