@@ -180,6 +180,8 @@ NAMES = (
 
 def ambient() -> Ambient:
     """The modes in force now, free of addresses and the same in every process."""
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        _torch_private_flags.settle()
     autocast = tuple(
         (kind, torch.get_autocast_dtype(kind)) for kind in _autocast_types if torch.is_autocast_enabled(kind)
     )
@@ -198,8 +200,6 @@ def ambient() -> Ambient:
 
 
 def _read(thread: _Thread, last: _Reading) -> Here:
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        _torch_private_flags.settle()
     now = ambient()
     last.here = thread.known.setdefault(now, Here(now))
     depth = _function_modes()

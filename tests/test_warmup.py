@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import re
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +35,8 @@ from capture import (
 )
 from capture._decorate import captured_states
 from tests.device import DEVICE, default_generator
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +83,25 @@ def test_every_case_replays_afterwards_and_equals_eager() -> None:
             assert same(captured(x_of(rows, seed)), body(x_of(rows, seed)))
     seen = recordings(captured)
     assert (seen.recordings, seen.replays, seen.eager_calls, seen.body_runs) == (4, 12, 0, 8)
+
+
+FIRST = """
+import sys, torch
+from capture import capture, recordings, warmup
+f, x = capture(lambda x: (x + 1) * 2), torch.ones(3, device=sys.argv[1])
+warmup(f)(x)
+for _ in range(3):
+    f(x)
+print(recordings(f).recordings, recordings(f).replays)
+"""
+
+
+def test_the_first_thing_that_a_process_does() -> None:
+    """No call before it has brought torch's switches to where they stay."""
+    command = [sys.executable, "-W", "ignore", "-c", FIRST, str(DEVICE)]
+    environment = {**os.environ, "CAPTURE_CACHE": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["1", "3"], done.stderr
 
 
 def test_a_case_is_a_tuple_a_mapping_or_both() -> None:
