@@ -7,6 +7,7 @@ Under NCCL with a GPU for each process, else under gloo on the CPU.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -92,13 +93,20 @@ if on_gpu:
     torch.set_default_device(torch.device("cuda", int(os.environ["LOCAL_RANK"])))
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl" if on_gpu else "gloo")
-group = init_device_mesh("cuda" if on_gpu else "cpu", (2,))
-for way in sys.argv[1:] or WAYS:
-    eager, _ = train(way, group, captures=False)
-    captured, counts = train(way, group, captures=True)
-    same = torch.tensor(float(eager == captured))
-    dist.all_reduce(same)
-    if dist.get_rank() == 0:
-        print(f"{way}: same losses as eager in {int(same)} processes")
-        print(counts)
-dist.destroy_process_group()  # with the recordings alive
+
+
+def compare(ways: list[str]) -> None:
+    mesh = init_device_mesh("cuda" if on_gpu else "cpu", (2,))
+    for way in ways:
+        eager, _ = train(way, mesh, captures=False)
+        captured, counts = train(way, mesh, captures=True)
+        same = torch.tensor(float(eager == captured))
+        dist.all_reduce(same)
+        if dist.get_rank() == 0:
+            print(f"{way}: same losses as eager in {int(same)} processes")
+            print(counts)
+
+
+compare(sys.argv[1:] or list(WAYS))
+gc.collect()  # device meshes keep groups alive, whose threads abort if they hold a tensor when Python ends (torch 2.13)
+dist.destroy_process_group()
