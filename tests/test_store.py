@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import enum
 import importlib.util
 import json
@@ -273,7 +274,7 @@ def test_code_without_source_is_compared(tmp_path: Path) -> None:
     def made(text: str) -> Body:
         scope: dict[str, Any] = {"__name__": "made"}
         exec(text, scope)  # noqa: S102 - a function that has no source file
-        return types.FunctionType(scope["f"].__code__, {"__name__": "made"}, "f")
+        return types.FunctionType(scope["f"].__code__, {"__name__": "made", "__builtins__": builtins}, "f")
 
     run(made("def f(x): return x * 2 + (1 if 'a' in {'a', 'b'} else 0)"))
     assert_loaded(run(made("def f(x): return x * 2 + (1 if 'a' in {'b', 'a'} else 0)")))
