@@ -34,9 +34,10 @@ from capture._state import Snapshot
 from capture._syncs import device_syncs
 from capture._tensors import storage_of
 from capture._torch_private import autocast_inside, generator_id
-from capture._torch_private_operators import is_higher_order
+from capture._torch_private_operators import is_higher_order, resolving_conjugates
 from capture._torch_private_subclass import is_wrapper, only_shapes
 
+_NOTHING = contextlib.nullcontext()
 _RESIZING = "UntypedStorage.resize_"
 _SEEDING = "seeding a generator, or setting its state,"
 
@@ -163,14 +164,15 @@ class Watch(HigherOrderMode):
         states = self._states(kwargs, inputs) if known.draws else None
         self._operator = known.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         casting = [kind for kind in known.casts_inside if self.autocast.get(kind)] if known.casts_inside else ()
-        if casting:
-            with autocast_inside(casting):
+        is_complex = any(map(torch.is_complex, inputs))
+        if is_complex or casting:
+            with autocast_inside(casting) if casting else _NOTHING, resolving_conjugates() if is_complex else _NOTHING:
                 result = self.execute(op, args, kwargs)
         else:
             result = self.execute(op, args, kwargs)
         if given and any(tensor.shape != shape for tensor, shape in given):
             self.note_unsafe(f"{known.name} with an out= of another shape")
-        notes.plain = plain  # False stays where an operator raised: no sequence tells of that one
+        notes.plain = plain and not is_complex  # False stays where an operator raised: no sequence tells of that one
         if states is not None:
             self._see_draws(known, states, kwargs)
         made, among = False, set() if lifted else set(map(id, storages))

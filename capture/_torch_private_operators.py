@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import types
@@ -34,10 +35,26 @@ def composite(op: Any) -> Callable[..., Any] | None:
         return None
 
 
+def resolving_conjugates() -> contextlib.AbstractContextManager[None]:
+    """In the handler of a mode: what an operator itself calls gets conjugates as eager gives them, resolved. Else
+    ``pinv`` and ``lstsq`` give wrong complex numbers under any mode (2.11, 2.13), as they do without these names."""
+    try:
+        left_out = _above_modes(views=False)
+    except AttributeError:  # pragma: no cover - torch without these names
+        return contextlib.nullcontext()
+    return _without(left_out)
+
+
+def _without(left_out: Any) -> contextlib.AbstractContextManager[None]:
+    """These keys are left out no more."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    guard: contextlib.AbstractContextManager[None] = torch._C._ForceDispatchKeyGuard(include, exclude - left_out)
+    return guard
+
+
 def _opened(kernel: Callable[..., Any], left_out: Any, *args: Any, **kwargs: Any) -> Any:
     """What the kernel calls runs as if the mode were not there."""
-    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    with torch._C._ForceDispatchKeyGuard(include, exclude - left_out):
+    with _without(left_out):
         return kernel(*args, **kwargs)
 
 
