@@ -125,7 +125,7 @@ def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
             tensor.device,
             tensor.requires_grad,
             tensor.is_inference(),
-            tensor.is_conj() or tensor.is_neg(),
+            "no memory" if _torch_private.is_zero_tensor(tensor) else tensor.is_conj() or tensor.is_neg(),
             tensor.data_ptr() & 63,  # kernels sum in another order on other alignments, so the staged copy keeps it
         )
     except RuntimeError:  # a sparse or nested tensor has no strides or no address

@@ -33,6 +33,7 @@ from capture._notes import External, Produced
 from capture._places import Place
 from capture._state import Change
 from capture._tensors import alias_groups, tensor_info
+from capture._torch_private import is_zero_tensor
 from capture._untold import Untold
 from capture._watched import Watched
 
@@ -352,6 +353,8 @@ def odd_kind(tensor: torch.Tensor) -> str | None:
         return type(tensor).__qualname__
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return f"{str(tensor.layout).removeprefix('torch.')} tensor"
+    if is_zero_tensor(tensor):
+        return "zero tensor without memory"
     return "lazily negated tensor" if tensor.is_neg() else None
 
 

@@ -134,16 +134,18 @@ class Watch(HigherOrderMode):
             return NotImplemented  # it opens itself: its operators on plain tensors come next
         if is_higher_order(op):
             return self.higher_order(op, args, kwargs)
-        known = traits(op)
+        known, notes = traits(op), self.notes
         if known.metadata == "storage" and len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
             op, args = _operators.with_tensor(args)
+            known = traits(op)
+        if known.base == "_efficientzerotensor":  # zeros without memory, as in the backward pass of ``sgn``
+            op, notes.plain = torch.ops.aten.zeros.default, False
             known = traits(op)
         if known.unseen or only_shapes():
             return op(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
             with self:  # elsewhere torch opens it before a mode sees it
                 return known.composite(*args, **kwargs)
-        notes = self.notes
         self._at = None
         inputs = list(tensors_in(args, kwargs))
         storages, devices = list(map(storage_of, inputs)), {tensor.device for tensor in inputs}

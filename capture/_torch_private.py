@@ -326,6 +326,10 @@ swap_tensors: Callable[[torch.Tensor, torch.Tensor], object] | None = getattr(to
 """Exchange what two tensor objects stand for; the objects and their Python attributes stay."""
 
 
+# Zeros without memory, as autograd makes them. Without this name they count as plain tensors.
+is_zero_tensor: Callable[[torch.Tensor], bool] = getattr(torch, "_is_zerotensor", lambda _: False)
+
+
 def generator_id(generator: torch.Generator) -> int:
     """Tells generators apart where operators get them as new Python objects around the same generator."""
     return getattr(generator, "_cdata", id(generator))

@@ -314,6 +314,27 @@ def test_structures_unused_outputs_and_undefined_gradients(use: str) -> None:
         replayed(mine)
 
 
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # CG107 where one is an input
+@pytest.mark.parametrize("inside", [True, False])
+def test_zeros_without_memory(inside: bool) -> None:
+    """What autograd makes of ``sgn`` in a backward pass, or gives to one, and hands out as a gradient."""
+
+    def body(x: Tensor) -> Tensor:
+        return (x * 3).sgn() * 2 if inside else x * 3
+
+    captured = capture(body)
+    kept = capture(lambda x: x * 2 + 1)
+    for seed in range(6):
+        ours, theirs = (torch.arange(4.0).sub(seed).requires_grad_() for _ in range(2))
+        (got,) = torch.autograd.grad((captured(ours) * ours).sgn().sum() + captured(ours).sum(), ours)
+        (wanted,) = torch.autograd.grad((body(theirs) * theirs).sgn().sum() + body(theirs).sum(), theirs)
+        assert torch.equal(got, wanted)
+        (zero,) = torch.autograd.grad(captured(ours).sgn().sum(), ours)
+        assert torch.equal(zero, torch.zeros(4))
+        zero = torch.autograd.grad(theirs.sgn().sum(), theirs)[0] if seed % 2 else theirs.detach()
+        assert torch.equal(kept(zero), zero * 2 + 1)
+
+
 def test_gradients_that_are_not_contiguous_or_expanded() -> None:
     mine, theirs = captured_twins(Block)
 
