@@ -99,10 +99,10 @@ def _record(
         facts, plan = entry.facts, entry.plan
     else:
         facts, plan = _facts_and_plan(captured, entry, recorded, parted)
-    written = _written(call, inputs, facts)
+    written, wrote = _written(call, inputs, facts), _mutated(facts)
+    uncounted = (*written, *[at for at in apart if call.paths()[at][0] in wrote])
     if recorded.executed:
-        wrote = _mutated(facts)
-        count_writes((*written, *[at for at in apart if call.paths()[at][0] in wrote]), call.leaves)
+        count_writes(uncounted, call.leaves)
     copied = recorded.recording.copied_paths if recorded.recording is not None else frozenset()
     if recorded.followed != "yes" and not _expel_state(tree, recorded.described, copied):
         facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")
@@ -122,7 +122,7 @@ def _record(
     _groups.note_user(node, facts)
     if entry.region is not None:
         entry.region.settle(node)
-    result = _result(captured, call, tree, node, recorded, undo=undo)
+    result = _result(captured, call, tree, node, recorded, uncounted, undo=undo)
     tree.attach(node)
     entry.nodes.append(node)
     counters.recordings += 1
@@ -187,13 +187,15 @@ def _expel_state(tree: Tree, described: Described, copied: frozenset[str]) -> bo
     return all(tree.expel(one.owners[0][1]) for one in owned)
 
 
-def _result(captured: Captured, call: Call, tree: Tree, node: Node, recorded: Recorded, *, undo: bool) -> Any:
+def _result(
+    captured: Captured, call: Call, tree: Tree, node: Node, recorded: Recorded, uncounted: Sequence[int], *, undo: bool
+) -> Any:
     """The call's result: the recording run's own values, or what the first replay gives."""
     outputs, described = node.outputs, recorded.described
     assert outputs is not None
     assert described is not None
     if not recorded.executed:
-        return None if undo else _first_replay(captured, node, tree, call)
+        return None if undo else _first_replay(captured, node, tree, call, uncounted)
     return outputs.finish(outputs.adopt(own_values(outputs, call, described)), named(captured, call))
 
 
@@ -232,13 +234,13 @@ def _as_planned(expected: CapturePlan | None, found: CapturePlan) -> bool:
     return decisions(expected) == decisions(found)
 
 
-def _first_replay(captured: Captured, node: Node, tree: Tree, call: Call) -> Any:
-    """What makes a call happen that was only captured so far."""
+def _first_replay(captured: Captured, node: Node, tree: Tree, call: Call, uncounted: Sequence[int]) -> Any:
+    """What makes a call happen that was only captured so far. ``uncounted``: see `count_writes`."""
     recording, outputs = node.recording, node.outputs
     assert recording is not None
     assert outputs is not None
     recording.replay(call.leaves)
-    count_writes(node.written, call.leaves)
+    count_writes(uncounted, call.leaves)
     return outputs.build(tree.pool, call.leaves, node.statics.__getitem__, named(captured, call))
 
 
@@ -288,7 +290,8 @@ def _written(call: Call, inputs: Sequence[Input], facts: Facts) -> tuple[int, ..
 
 
 def count_writes(positions: Sequence[int], leaves: Sequence[Any]) -> None:
-    """Managed inputs are written through tensors of the recording's own; autograd must see it on the caller's."""
+    """Managed inputs are written through tensors of the recording's own, as in the recording run are inputs on whose
+    memory Python state lies, too; autograd must see it on the caller's."""
     for position in positions:
         if not leaves[position].is_inference():
             torch.autograd.graph.increment_version(leaves[position])

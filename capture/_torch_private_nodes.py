@@ -57,7 +57,8 @@ def node_of(leaf: torch.Tensor) -> Any:
 
 @functools.cache
 def _leaf_node() -> type:
-    return type(node_of(torch.empty(0, device="cpu", requires_grad=True)))
+    with torch.inference_mode(False):
+        return type(node_of(torch.empty(0, device="cpu", requires_grad=True)))
 
 
 _places: dict[int, int | None] = {}

@@ -206,9 +206,9 @@ def test_writes_that_change_nothing_at_first(package: Path) -> None:
 
 
 INPUTS: dict[str, Callable[[int], Tensor]] = {
-    "in the middle": lambda seed: rand(5, WIDTH, seed=seed)[2:4],
-    "misaligned": lambda seed: rand(2 * WIDTH + 1, seed=seed)[1:].view(2, WIDTH),
-    "requires grad": lambda seed: rand(2, WIDTH, seed=seed).requires_grad_(),
+    "in the middle": lambda seed: rand(5, WIDTH, seed=seed).cpu()[2:4],
+    "misaligned": lambda seed: rand(2 * WIDTH + 1, seed=seed).cpu()[1:].view(2, WIDTH),
+    "requires grad": lambda seed: rand(2, WIDTH, seed=seed).cpu().requires_grad_(),
 }
 
 

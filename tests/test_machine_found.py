@@ -565,3 +565,28 @@ def test_operators_made_of_others_on_conjugates(mode: Callable[[], Any]) -> None
         for number in range(CALLS):
             found, expected = captured(z * number), body(z * number)
             assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("options", [{}, {"static": ["y"]}, {"inputs": "bind"}], ids=["plain", "static", "bind"])
+def test_writes_to_an_argument_that_is_state_too_are_counted(options: dict[str, Any]) -> None:
+    """In the recording run, too, where the argument stands beside what state holds."""
+
+    class Box:
+        last = torch.zeros(4, 4, device=DEVICE)
+
+    box = Box()
+
+    @capture(**options)
+    def body(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        torch.mul(x, 2, out=y)
+        box.last = x
+        return y, x + 1
+
+    for number in range(CALLS):
+        x, y = torch.full((4, 4), float(number), device=DEVICE), box.last
+        before = y._version
+        result = body(x, y)
+        assert y._version > before
+        assert torch.equal(y, x * 2)
+        assert result[0] is y
+        assert box.last is x

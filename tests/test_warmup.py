@@ -88,17 +88,19 @@ def test_every_case_replays_afterwards_and_equals_eager() -> None:
 FIRST = """
 import sys, torch
 from capture import capture, recordings, warmup
-f, x = capture(lambda x: (x + 1) * 2), torch.ones(3, device=sys.argv[1])
-warmup(f)(x)
-for _ in range(3):
-    f(x)
+with getattr(torch, sys.argv[2])():
+    f, x = capture(lambda x: (x + 1) * 2), torch.ones(3, device=sys.argv[1])
+    warmup(f)(x)
+    for _ in range(3):
+        f(x)
 print(recordings(f).recordings, recordings(f).replays)
 """
 
 
-def test_the_first_thing_that_a_process_does() -> None:
-    """No call before it has brought torch's switches to where they stay."""
-    command = [sys.executable, "-W", "ignore", "-c", FIRST, str(DEVICE)]
+@pytest.mark.parametrize("mode", ["enable_grad", "inference_mode"])
+def test_the_first_thing_that_a_process_does(mode: str) -> None:
+    """No call before it has brought torch's switches to where they stay, or asked how torch lays out its nodes."""
+    command = [sys.executable, "-W", "ignore", "-c", FIRST, str(DEVICE), mode]
     environment = {**os.environ, "CAPTURE_CACHE": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["1", "3"], done.stderr

@@ -240,7 +240,9 @@ def _unreadable(known: Traits, tensors: list[torch.Tensor]) -> str | None:
 
 def _ends_graphs(tensor: torch.Tensor) -> bool:
     """A leaf at which some graph may end: something in C++ has it."""
-    return tensor.requires_grad and use_count(tensor) > 1 and not refuses(tensor) and tensor.is_leaf
+    if not tensor.requires_grad or tensor.is_inference():
+        return False
+    return use_count(tensor) > 1 and not refuses(tensor) and tensor.is_leaf
 
 
 def _on_cpu(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
