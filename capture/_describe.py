@@ -89,6 +89,8 @@ class Described:
     effects: list[KeptEffect] = field(factory=list)
     guarded: list[Implicit] = field(factory=list)
     """Tensors that the body can reach and that kernels which cannot be seen may use: they must not move either."""
+    unread: frozenset[str] = frozenset()
+    """Paths of inputs that no operator got: they are handed on, or not used at all."""
 
 
 def describe(watched: Watched, *, runs: int = 1) -> Described:
@@ -102,7 +104,8 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
     effects, effect_facts = effects_of(watched, classify)
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
-    implicit += classify.handed_on(kept)
+    handed_on = classify.handed_on(kept)
+    implicit += handed_on
     gradients = _gradients.uses(watched, classify.argument, kept)
     obstacles = _gradients.obstacles(watched, classify.argument, outputs, effects) if gradients else []
     given = {id(value) for place, value in watched.before.places.values() if place.kind == "root"}
@@ -136,7 +139,8 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
         sequence=tuple(notes.sequence),
         scalars=tuple(notes.scalars),
     )
-    return Described(facts, implicit, outputs, effects)
+    unread = {one.path for one in handed_on} | {path for path, leaf in arguments if notes.is_unread(leaf)}
+    return Described(facts, implicit, outputs, effects, unread=frozenset(unread))
 
 
 def _escapes(watched: Watched, kept: set[int]) -> list[Produced]:

@@ -33,6 +33,8 @@ class Expected:
     """How each input that is written was written, by path."""
     same_kind: Callable[..., bool]
     """Tells whether other implicit inputs have the metadata of these."""
+    unread: frozenset[str]
+    """See `Described`."""
 
 
 def expected(watched: Watched, described: Described) -> Expected | None:
@@ -64,6 +66,7 @@ def expected(watched: Watched, described: Described) -> Expected | None:
         implicit=tuple(one.path for one in described.implicit),
         written={one.path: one.mutation for one in facts.placeholders if one.mutation is not None},
         same_kind=_guard([one.owners[0][1] for one in described.implicit]),
+        unread=described.unread,
     )
 
 
@@ -113,4 +116,4 @@ def confirm(watched: Watched, wanted: Expected, implicit: list[Implicit], wrote:
         return "other state is changed"
     if any(leaf.kind not in ("fresh", "input", "input-view", "python") for one in effects for leaf in one.leaves):
         return "state is set to a tensor from elsewhere"
-    return Described(wanted.facts, implicit, outputs, effects)
+    return Described(wanted.facts, implicit, outputs, effects, unread=wanted.unread)

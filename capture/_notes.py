@@ -105,6 +105,13 @@ class Notes:
     reshaped: list[Reshaped] = field(factory=list)
     """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""
 
+    def is_unread(self, tensor: torch.Tensor) -> bool:
+        """Memory that was there before the body, and that no operator got."""
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return False
+        storage = tensor.untyped_storage()
+        return storage.nbytes() > 0 and id(storage) not in self.externals and id(storage) not in self.scratch
+
     def add_collective(
         self, op: Any, known: Traits, given: tuple[tuple[Any, ...], dict[str, Any]], inputs: Sequence[torch.Tensor],
         where: Where | None,

@@ -5,6 +5,7 @@ Under gloo on the CPU, or under NCCL with a GPU for each.
 
 from __future__ import annotations
 
+import gc
 import os
 import traceback
 import warnings
@@ -30,6 +31,7 @@ def _run(work: Callable[..., Any], rank: int, path: str, results: Any, device: s
     try:
         with config.patch(cache=False):
             found = work(rank)
+        gc.collect()  # what still has a collective keeps threads, which abort the process at exit
         if dist.is_initialized():
             dist.destroy_process_group()
         results.put((rank, found, None))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, explain, recordings, warmup
-from tests.device import DEVICE
+from tests.device import DEVICE, REBINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 CALLS = 6
@@ -590,3 +590,43 @@ def test_writes_to_an_argument_that_is_state_too_are_counted(options: dict[str, 
         assert torch.equal(y, x * 2)
         assert result[0] is y
         assert box.last is x
+
+
+def test_state_that_is_only_handed_on_may_move() -> None:
+    """No kernel holds its address, and none is missed."""
+
+    class Swap:
+        def __init__(self) -> None:
+            self.a, self.b = torch.ones(4, 4, device=DEVICE), torch.zeros(4, 4, device=DEVICE)
+
+        def step(self, x: Tensor) -> Tensor:
+            self.a, self.b = self.b, self.a + x
+            return self.a
+
+    mine, theirs = Swap(), Swap()
+    captured = capture(mine.step)
+    for number in range(3 * CALLS):
+        x = torch.full((4, 4), float(number), device=DEVICE)
+        assert torch.equal(captured(x), theirs.step(x))
+        assert torch.equal(mine.b, theirs.b)
+        assert captured(x) is mine.a
+        theirs.step(x)
+    now = recordings(captured)
+    assert now.eager_calls == 0
+    assert now.recordings == 1 or not REBINDS
+
+
+@pytest.mark.parametrize("options", [{"static": ["y", "unused"]}, {"inputs": "bind"}], ids=["static", "bind"])
+def test_arguments_that_no_operator_gets_may_move(options: dict[str, Any]) -> None:
+    @capture(**options)
+    def body(x: Tensor, y: Tensor, unused: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2 + 1, y
+
+    for number in range(2 * CALLS):
+        x, y, unused = (torch.full((4, 4), float(number + k), device=DEVICE) for k in range(3))
+        result = body(x, y, unused)
+        assert torch.equal(result[0], x * 2 + 1)
+        assert result[1] is y
+    now = recordings(body)
+    assert now.eager_calls == 0
+    assert now.recordings == 1 or not REBINDS

@@ -326,7 +326,6 @@ def _dies(rank: int) -> str:
         right(step, 1)
         with pytest.raises(RuntimeError, match=r"[Cc]onnection|peer|recv|timed out"):
             right(step, 2)
-    dist.destroy_process_group()
     return "\n".join(said(caught))
 
 
