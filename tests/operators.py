@@ -1,0 +1,174 @@
+"""torch's own database of operators, each called captured and eagerly with the database's samples, bit for bit.
+
+``python -m tests.operators forward|gradients SHARD SHARDS`` prints what differs, a line a sample, and how much was
+compared. A process of its own: importing the database freezes torch's global flags.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_map
+
+from capture import capture, config, recordings
+from tests.device import DEVICE, rng_state, use_device
+
+SAMPLES, CALLS = 2, 4  # a watched run, a recording, replays; with gradients one more is watched
+DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
+NO_VALUES = ("empty", "new_empty")
+OTHER_WAY = {
+    "cumprod", "linalg_cond", "linalg_eigvalsh", "linalg_matrix_norm", "linalg_norm", "linalg_svdvals", "linalg_vander",
+    "masked_cumprod", "masked_prod", "matmul", "__rmatmul__", "norm_nuc", "prod",
+}  # fmt: skip
+"""torch computes these, or their gradients, in another way, to the last bits, while any dispatch mode is on (README,
+"Limits today")."""
+OTHER_STRIDES = {"ormqr"}
+"""The same, of the strides of their gradients."""
+UNSTEADY = {"linalg_lstsq", "linalg_lstsq_grad_oriented"}
+"""Of eager calls, too, the last bits depend on where their memory lies (LAPACK's ``gelsy``)."""
+Body = Callable[..., Any]
+
+
+def main(kind: str, shard: int, shards: int) -> None:
+    """Compare every ``shards``-th operator."""
+    warnings.simplefilter("ignore")
+    use_device()
+    compared = replayed = 0
+    check = forward if kind == "forward" else gradients
+    for op in sorted(op_db, key=lambda op: str(op.formatted_name))[shard::shards]:
+        if op.name.startswith(NO_VALUES):
+            continue
+        for sample in samples(op, needs_grad=kind == "gradients"):
+            for name, replays, difference in check(op, sample):
+                compared, replayed = compared + 1, replayed + bool(replays)
+                if difference is not None:
+                    print(f"differs: {name} {op.formatted_name}: {difference}")
+    print(f"compared {compared}, of which {replayed} were replayed")
+
+
+def samples(op: Any, *, needs_grad: bool) -> Iterator[Any]:
+    """A few of each dtype."""
+    for dtype in DTYPES[:2] if needs_grad else DTYPES:
+        if not op.supports_dtype(dtype, DEVICE.type) or (needs_grad and not op.supports_autograd):
+            continue
+        torch.manual_seed(0)
+        random.seed(0)
+        yield from itertools.islice(op.sample_inputs(DEVICE, dtype, requires_grad=needs_grad), SAMPLES)
+
+
+def forward(op: Any, sample: Any) -> Iterator[tuple[str, int, str | None]]:
+    """Calls without gradients."""
+
+    def body(*args: Any) -> Any:
+        return op.op(*args, **sample.kwargs)
+
+    with torch.no_grad():
+        yield from compared("a call of", op, body, capture(body), sample)
+
+
+def gradients(op: Any, sample: Any) -> Iterator[tuple[str, int, str | None]]:
+    """A captured function that autograd goes through, and one with all of a step inside."""
+
+    def body(*args: Any) -> Any:
+        return op.op(*args, **sample.kwargs)
+
+    def step(function: Body) -> Body:
+        def run(*args: Any) -> Any:
+            made = function(*args)
+            wanted = [leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
+            results = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, made)
+            return results, torch.autograd.grad(loss_of(made), wanted, allow_unused=True)
+
+        return run
+
+    inner = capture(body)
+    yield from compared("autograd through", op, step(body), step(inner), sample, inner)
+    yield from compared("a step of", op, step(body), capture(step(body)), sample)
+
+
+def loss_of(made: Any) -> Tensor:
+    """A sum in which every result counts differently."""
+    leaves = [leaf for leaf in tree_flatten(made)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
+    plain = [torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf for leaf in leaves]
+    return torch.stack([(leaf * (number + 1.5)).sum() for number, leaf in enumerate(plain)]).sum()
+
+
+def compared(
+    name: str, op: Any, theirs: Body, ours: Body, sample: Any, counted: Body | None = None
+) -> Iterator[tuple[str, int, str | None]]:
+    """What was compared, how many calls were replays, and the first difference; nothing where eager itself raises or
+    gives other results a second time."""
+    given = (sample.input, *sample.args)
+    try:
+        torch.manual_seed(5)
+        once = theirs(*fresh(given))
+        torch.manual_seed(5)
+        if difference(once, theirs(*fresh(given)), op) is not None:
+            return
+    except Exception:  # noqa: BLE001 - of any kind: the sample is not for this device
+        return
+    found = None
+    for number in range(CALLS):
+        mine, other = fresh(given), fresh(given)
+        torch.manual_seed(5 + number)
+        expected, state = theirs(*other), rng_state()
+        torch.manual_seed(5 + number)
+        found = found or difference(ours(*mine), expected, op) or difference(mine, other, op)
+        if not torch.equal(rng_state(), state):
+            found = found or "another state of the generator"
+    yield name, recordings(counted or ours).replays, found
+
+
+def fresh(given: Any) -> Any:
+    """The same arguments on memory of their own."""
+    return tree_map(
+        lambda leaf: leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf,
+        given,
+    )
+
+
+def difference(mine: Any, theirs: Any, op: Any) -> str | None:
+    """How two results differ first."""
+    (ours, one), (others, other) = tree_flatten(mine), tree_flatten(theirs)
+    if one != other:
+        return f"{one} instead of {other}"
+    for a, b in zip(ours, others, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            found = _difference(a, b, op)
+        else:
+            found = None if type(a) is type(b) and (a == b or (a != a and b != b)) else f"{a!r} instead of {b!r}"
+        if found is not None:
+            return found
+    return None
+
+
+def _difference(a: Tensor, b: Tensor, op: Any) -> str | None:
+    if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
+        return f"{a.dtype} {tuple(a.shape)} instead of {b.dtype} {tuple(b.shape)}"
+    if a.layout is not torch.strided or a.is_nested or a.is_quantized:
+        return None  # of no interest here: calls with these run eagerly
+    if not a.numel():
+        return None
+    if a.stride() != b.stride() and a.numel() > 1 and op.formatted_name not in OTHER_STRIDES:
+        return f"strides {a.stride()} instead of {b.stride()}"
+    if a.is_conj() != b.is_conj():
+        return "conjugated lazily in one of them"
+    one, other = (leaf.detach().resolve_conj().resolve_neg().contiguous() for leaf in (a, b))
+    if torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)):
+        return None
+    if op.formatted_name in OTHER_WAY | UNSTEADY and torch.allclose(one, other, rtol=1e-4, atol=1e-4, equal_nan=True):
+        return None
+    return f"values {one} instead of {other}"
+
+
+if __name__ == "__main__":
+    with config.patch(cache=False):
+        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
