@@ -7,7 +7,7 @@ Paths are the user's words: ``"ids"``, ``"cache.0.k"``, ``"self.layers[3].weight
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import field, frozen
 from typing_extensions import override
@@ -105,6 +105,13 @@ class OutputInfo:
     tensor: TensorInfo | None = None
     value: str | None = None
     """``repr`` of a Python output."""
+
+    @property
+    def told(self) -> tuple[Any, ...]:
+        """What another run has to give, too. Attention gives its seed on the CPU, but while capturing on the device."""
+        made = self.tensor if self.kind == "fresh" else None
+        kind = (made.dtype, made.shape, made.device.partition(":")[0]) if made is not None else None
+        return (self.path, self.kind, self.source, self.value, kind)
 
 
 @frozen(kw_only=True)

@@ -109,8 +109,7 @@ def confirm(watched: Watched, wanted: Expected, implicit: list[Implicit], wrote:
     classify = Classifier(watched, watched.arguments)
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
-    made = [(one.path, one.kind, one.source, one.value) for one in (output_info(o, watched.arguments) for o in outputs)]
-    if made != [(one.path, one.kind, one.source, one.value) for one in wanted.facts.outputs]:
+    if [output_info(one, watched.arguments).told for one in outputs] != [one.told for one in wanted.facts.outputs]:
         return "the outputs are others"
     if [(one.path, one.kind) for one in effect_facts] != [(one.path, one.kind) for one in wanted.facts.effects]:
         return "other state is changed"

@@ -40,6 +40,7 @@ Body = Callable[..., Any]
 def main(kind: str, shard: int, shards: int) -> None:
     """Compare every ``shards``-th operator."""
     warnings.simplefilter("ignore")
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
     use_device()
     compared = replayed = 0
     check = forward if kind == "forward" else gradients

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, explain, recordings, warmup
-from tests.device import DEVICE, REBINDS
+from capture.backends.cpu import CpuBackend
+from tests.device import DEVICE, EXECUTES, REBINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 CALLS = 6
@@ -630,3 +636,32 @@ def test_arguments_that_no_operator_gets_may_move(options: dict[str, Any]) -> No
     now = recordings(body)
     assert now.eager_calls == 0
     assert now.recordings == 1 or not REBINDS
+
+
+_runs = itertools.count()
+
+
+@torch.library.custom_op("capture_tests::moody", mutates_args=())
+def moody(x: Tensor) -> Tensor:
+    """Single precision in its first run."""
+    return x.double() if next(_runs) else x + 1
+
+
+@pytest.mark.parametrize("executes", [True, False] if EXECUTES else [False])
+def test_results_of_another_kind_than_in_the_watched_run(executes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As attention's operators give their seed on another device while capturing. What only a capture gives is none of
+    eager's results; a run that executed may tell what later ones give."""
+    if executes != EXECUTES:
+        record = CpuBackend.record
+        monkeypatch.setattr(CpuBackend, "record", lambda *a, **k: attrs.evolve(record(*a, **k), executed=False))
+    monkeypatch.setattr(sys.modules[__name__], "_runs", itertools.count())
+    captured = capture(lambda x: moody(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for number in range(CALLS):
+            x = ones() * number
+            assert torch.equal(captured(x), x.double() if number else x + 1)
+    now = recordings(captured)
+    assert (now.recordings, now.replays) == ((1, CALLS - 3) if executes else (0, 0))
+    said = [one.what for one in now.findings if one.code == "CG904"]
+    assert executes or any(re.search(r"float64\[4\] \S+ while capturing", text) for text in said)
