@@ -7,7 +7,7 @@ Paths are the user's words: ``"ids"``, ``"cache.0.k"``, ``"self.layers[3].weight
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from attrs import field, frozen
 from typing_extensions import override
@@ -107,11 +107,15 @@ class OutputInfo:
     """``repr`` of a Python output."""
 
     @property
-    def told(self) -> tuple[Any, ...]:
-        """What another run has to give, too. Attention gives its seed on the CPU, but while capturing on the device."""
-        made = self.tensor if self.kind == "fresh" else None
-        kind = (made.dtype, made.shape, made.device.partition(":")[0]) if made is not None else None
-        return (self.path, self.kind, self.source, self.value, kind)
+    def told(self) -> tuple[str, OutputKind, str | None, str | None]:
+        """What it is, its memory left aside."""
+        return (self.path, self.kind, self.source, self.value)
+
+    @property
+    def made(self) -> tuple[str, tuple[int, ...], str] | None:
+        """What kind of tensor the body made."""
+        tensor = self.tensor if self.kind == "fresh" else None
+        return (tensor.dtype, tensor.shape, tensor.device.partition(":")[0]) if tensor is not None else None
 
 
 @frozen(kw_only=True)

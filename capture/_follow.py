@@ -7,15 +7,16 @@ tensors have to be found. Whatever is special about a body is looked at in full,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from attrs import frozen
 
 from capture import _torch_private
+from capture._call import Call
 from capture._containers import TENSOR_TYPES, result_leaves
 from capture._describe import Classifier, Described, Implicit, effects_of, output_info
-from capture._facts import Facts, Mutation
+from capture._facts import Facts, Mutation, OutputInfo
 from capture._notes import External
 from capture._state import Snapshot
 from capture._tensors import alias_groups
@@ -91,6 +92,16 @@ def find_implicit(before: Snapshot, wanted: Expected) -> list[Implicit] | None:
     return found if wanted.same_kind(*[one.external.tensor for one in found]) else None
 
 
+def other_result(expected: Sequence[OutputInfo], found: Sequence[OutputInfo], call: Call) -> str | None:
+    """A result that is another kind of tensor in a run that only captured than in the watched one, such as the seed
+    that operators of attention give. What a backward pass needs may be: it knows of seeds."""
+    for planned, one in zip(expected, found, strict=False):
+        needed = call.keeps_program and one.path.startswith("output.saved.")
+        if planned.told == one.told and planned.made != one.made and not needed:
+            return f"{one.path} is {one.tensor} while capturing, and {planned.tensor} otherwise"
+    return None
+
+
 def confirm(watched: Watched, wanted: Expected, implicit: list[Implicit], wrote: set[str]) -> Described | str:
     """The run described by the facts that were known before, or what was not as expected.
 
@@ -109,8 +120,11 @@ def confirm(watched: Watched, wanted: Expected, implicit: list[Implicit], wrote:
     classify = Classifier(watched, watched.arguments)
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
-    if [output_info(one, watched.arguments).told for one in outputs] != [one.told for one in wanted.facts.outputs]:
+    found = [output_info(one, watched.arguments) for one in outputs]
+    if [one.told for one in found] != [one.told for one in wanted.facts.outputs]:
         return "the outputs are others"
+    if (other := other_result(wanted.facts.outputs, found, watched.call)) is not None:
+        return other
     if [(one.path, one.kind) for one in effect_facts] != [(one.path, one.kind) for one in wanted.facts.effects]:
         return "other state is changed"
     if any(leaf.kind not in ("fresh", "input", "input-view", "python") for one in effects for leaf in one.leaves):

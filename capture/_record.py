@@ -21,7 +21,7 @@ from capture._compile import compile_plan
 from capture._describe import Described
 from capture._entry import RETRIES, Entry
 from capture._facts import Drift, Facts, SequenceChange
-from capture._follow import Expected
+from capture._follow import Expected, other_result
 from capture._inputs import inputs_for, moving_paths
 from capture._instead import PlainCall
 from capture._lock import capture_lock
@@ -210,7 +210,7 @@ def _facts_and_plan(
     if not recorded.executed and entry.facts is not None:
         facts = evolve(facts, draws=entry.facts.draws)  # generators do not move while capturing
     known = facts.host_syncs or facts.host_work or facts.subclasses or any(o.kind == "foreign" for o in facts.outputs)
-    other = _only_captured(entry.plan, facts) if not recorded.executed and entry.plan is not None else None
+    other = _only_captured(entry.plan, facts, recorded) if entry.plan is not None else None
     if (recorded.failure is not None and not known) or other is not None:
         facts = evolve(facts, refused=recorded.failure or other)
     plan = compile_plan(captured.annotation, facts, fingerprint=entry.plan.fingerprint if entry.plan else {})
@@ -219,13 +219,12 @@ def _facts_and_plan(
     return facts, plan
 
 
-def _only_captured(expected: CapturePlan, facts: Facts) -> str | None:
-    """A result of another kind than the one that the same operators gave in the watched run."""
-    if sequence_digest(facts.sequence) == expected.sequence_digest:
-        for planned, found in zip(expected.outputs, facts.outputs, strict=False):
-            if planned.told != found.told and planned.told[:-1] == found.told[:-1]:
-                return f"{found.path} is {found.tensor} while capturing, and {planned.tensor} otherwise"
-    return None
+def _only_captured(expected: CapturePlan, facts: Facts, recorded: Recorded) -> str | None:
+    """What the same operators gave otherwise than in the watched run, where nothing but the capture gave it."""
+    watched = recorded.watched
+    if recorded.executed or watched is None or sequence_digest(facts.sequence) != expected.sequence_digest:
+        return None
+    return other_result(expected.outputs, facts.outputs, watched.call)
 
 
 def _as_planned(expected: CapturePlan | None, found: CapturePlan) -> bool:
