@@ -130,10 +130,10 @@ class HostSync:
 @frozen(kw_only=True)
 class HostWork:
     """Work a recording cannot hold: an operator on CPU tensors beside an accelerator, a copy between the two, an
-    operator tagged as unsafe for graphs; or a tensor made of an array."""
+    operator tagged as unsafe for graphs; a tensor made of an array; or the address of a tensor, given as a number."""
 
     op: str
-    kind: Literal["compute", "copy", "unsafe", "array"]
+    kind: Literal["compute", "copy", "unsafe", "array", "address"]
     where: Where | None = None
 
 

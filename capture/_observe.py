@@ -38,6 +38,7 @@ from capture._torch_private_operators import is_higher_order, resolving_conjugat
 from capture._torch_private_subclass import is_wrapper, only_shapes
 
 _NOTHING = contextlib.nullcontext()
+_LEAST_ADDRESS = 1 << 16
 _RESIZING = "UntypedStorage.resize_"
 _SEEDING = "seeding a generator, or setting its state,"
 
@@ -59,6 +60,7 @@ class Watch(HigherOrderMode):
         self._at: Where | None = None
         self.arguments: set[int] = set()
         """``id`` of the storages of the leaves the body was given."""
+        self._leaves: list[weakref.ref[torch.Tensor]] = []
         self._devices: set[torch.device] = set()
         self._emptied: list[weakref.ref[torch.UntypedStorage]] = []
         """Storages on the CPU that the body made and gave other memory."""
@@ -72,7 +74,8 @@ class Watch(HigherOrderMode):
 
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
         """The run begins: the state before it is noted, and these are the leaves the body gets."""
-        self.arguments = {id(storage_of(leaf)) for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
+        tensors = [leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor)]
+        self.arguments, self._leaves = {id(storage_of(leaf)) for leaf in tensors}, list(map(weakref.ref, tensors))
         generators = [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
         generators += [place.get() for place in self.before.generators.values()]
         for generator in (*default_generators(), *generators):
@@ -157,6 +160,8 @@ class Watch(HigherOrderMode):
         if lifted and self._is_lent(inputs[0]):
             self.notes.work.append(HostWork(op=known.name, kind="array", where=self._line()))
         self._see_host(known, args, kwargs, inputs, devices)
+        if known.foreign and any(map(self._is_address, _operators.numbers_in(args, kwargs))):
+            self.notes.work.append(HostWork(op=known.name, kind="address", where=self._line()))
         if known.collective or (known.base == "wait_tensor" and not self.made(inputs[0])):
             self.notes.add_collective(op, known, (args, kwargs), inputs, self._line())
         given: list[tuple[torch.Tensor, torch.Size]] = []
@@ -278,6 +283,14 @@ class Watch(HigherOrderMode):
             if self.keep_undo:
                 self.notes.undo.append((external.tensor, external.storage.clone()))
                 self.notes.reshaped.append(_shape_of(tensor))
+
+    def _is_address(self, number: int) -> bool:
+        """It lies in memory that is the caller's: nothing tells the operator when that is elsewhere."""
+        if number < _LEAST_ADDRESS:
+            return False
+        given = [leaf for one in self._leaves if (leaf := one()) is not None]
+        storages = [*self.before.storages, *[one.untyped_storage() for one in given if one.layout is torch.strided]]
+        return any(one.data_ptr() <= number < one.data_ptr() + one.nbytes() for one in storages)
 
     def _made_constant(self, op: Traits, inputs: list[torch.Tensor]) -> torch.Tensor | None:
         """The CPU tensor whose values the body itself made of Python values: a drift of them must be seen."""

@@ -75,6 +75,8 @@ class Traits:
     """Ranks of a process group exchange something, so it runs as often as eager runs it."""
     unseen: bool
     """Nothing that tensors have a part in: ranges of a profiler, and what wraps the result of a collective."""
+    foreign: bool
+    """Of another library than torch."""
     opaque: bool
     """Has to run again even where it makes nothing: what it does is not known. Operators of other libraries write
     arguments that their schemas do not name, as ``fsdp::all_gather_copy_in`` does (torch 2.13)."""
@@ -134,6 +136,7 @@ def _traits_of(op: Operator) -> Traits:
     unsafe = torch.Tag.cudagraph_unsafe in tags if hasattr(torch.Tag, "cudagraph_unsafe") else False
     lists = base.startswith(("_foreach", "_fused")) and bool(writes)
     view = bool(schema.returns) and not writes and all(one.alias_info is not None for one in schema.returns)
+    foreign = namespace not in _TRUSTED
     special = full in _NORM_FAMILY or base in _CASTING_INSIDE or base.startswith("lift") or lists
     return Traits(
         name=str(op),
@@ -152,7 +155,8 @@ def _traits_of(op: Operator) -> Traits:
         indexes=base in _BOOLEAN_INDEXING,
         collective=communicates(namespace, base),
         unseen=namespace == "profiler" or base == "_wrap_tensor_autograd",
-        opaque=full == RUNS_PACKAGE or (namespace not in _TRUSTED and not view and not writes),
+        foreign=foreign,
+        opaque=full == RUNS_PACKAGE or (foreign and not view and not writes),
         lifts=base.startswith("lift"),
         composite=composite(op),
         plain=not (reads_host or dynamic or unsafe or special or changes != "no" or namespace in NAMESPACES),
@@ -190,6 +194,14 @@ def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.
                     yield member
                 elif type(member) is list:  # of collectives
                     yield from tensors_in((member,), {})
+
+
+def numbers_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:
+    """Whole numbers among an operator's arguments, lists of numbers opened."""
+    for argument in (*args, *kwargs.values()):
+        yield from (
+            one for one in (argument if isinstance(argument, (list, tuple)) else [argument]) if type(one) is int
+        )
 
 
 def on_one_device(devices: set[torch.device], kwargs: dict[str, Any]) -> bool:

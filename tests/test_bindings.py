@@ -69,6 +69,20 @@ def test_only_nodes_of_what_moved_are_set(driver: Driver, table: Bindings) -> No
     assert driver.log[1:] == [(0, {2: 0x7008}), (1, {0: 0x7000, 1: 0x5004})]
 
 
+def test_what_no_node_uses_may_be_anywhere(driver: Driver, table: Bindings) -> None:
+    table.begins["c"] = 0x3000
+    assert not table.bind({"c": 0x5000})
+    table.leave_alone(["c"])
+    assert table.knows(["a", "b", "c"])
+    assert table.bind({"c": 0x5000, "b": 0x6000})
+    assert driver.log == [(1, {0: 0x1000, 1: 0x6004})]
+    table.begins["d"] = 0x4000
+    table.learn([Word(2, 0, "d", 0)])
+    assert table.bind({"c": 0x7000, "d": 0x8000})
+    assert driver.log[1:] == [(2, {0: 0x8000})]
+    assert table.kernels(["c"]) == []
+
+
 def test_bound_again_to_the_same_address_is_nothing_to_do(driver: Driver, table: Bindings) -> None:
     assert table.bind({"b": 0x5000})
     assert table.bind({"b": 0x5000})

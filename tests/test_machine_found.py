@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import re
 import sys
@@ -665,3 +666,41 @@ def test_results_of_another_kind_than_in_the_watched_run(executes: bool, monkeyp
     assert (now.recordings, now.replays) == ((1, CALLS - 2) if executes else (0, 0))
     said = [one.what for one in now.findings if one.code == "CG904"]
     assert executes or any(re.search(r"float64\[4\] \S+ while capturing", text) for text in said)
+
+
+@torch.library.custom_op("capture_tests::at_address", mutates_args=())
+def at_address(x: Tensor, address: int) -> Tensor:
+    """What lies there, where it is the host's memory."""
+    found = torch.empty_like(x)
+    if x.device.type == "cpu":
+        ctypes.memmove(found.data_ptr(), address, found.nbytes)
+    else:
+        found.fill_(address % 1024)
+    return found
+
+
+@pytest.mark.parametrize("which", ["state", "argument"])
+def test_an_address_given_as_a_number(which: str) -> None:
+    """No tensor of the operator's, so nothing could tell that another one lies there in the next call."""
+
+    class Box:
+        weight: Tensor
+
+    box = Box()
+
+    @capture(static=["y"])
+    def body(x: Tensor, y: Tensor) -> Tensor:
+        found: Tensor = at_address(x, (box.weight if which == "state" else y).data_ptr() + 4 * x.numel())
+        return found + x
+
+    kept = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CaptureWarning)
+        for number in range(CALLS):
+            x, y, box.weight = ones(), torch.arange(8.0) + number, torch.arange(8.0) - number
+            kept.append((y, box.weight))
+            read = box.weight if which == "state" else y
+            expected = read[4:] if DEVICE.type == "cpu" else torch.full((4,), float((read.data_ptr() + 16) % 1024))
+            assert torch.equal(body(x, y), expected + x)
+    assert len(caught) == 1
+    assert "CG202 host-work: capture_tests.at_address.default gets the address of a tensor" in str(caught[0].message)

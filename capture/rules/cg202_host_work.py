@@ -2,7 +2,8 @@
 
 ## What it does
 Finds operators on CPU tensors beside an accelerator, copies between the two, and, on any device, operators tagged as
-unsafe for graphs and tensors made of NumPy's arrays.
+unsafe for graphs, tensors made of NumPy's arrays, and operators of other libraries that get the address of a tensor as
+a number.
 
 ## Why it matters
 A graph of device kernels replays device work only. CPU work would be done once, while recording, and its result would
@@ -39,7 +40,7 @@ from capture._findings import Case, Decision, Finding, Severity
 from capture.rules._rule import accelerators, rule
 
 
-@rule("CG202", "host-work", severity=Severity.EAGER, revision=3)
+@rule("CG202", "host-work", severity=Severity.EAGER, revision=4)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     devices = accelerators(case.facts.devices)
     for work in case.facts.host_work:
@@ -60,6 +61,16 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
                 fix=(
                     "pass torch.from_numpy(array) as an argument, whose memory every call reads  (no cost)",
                     "make the tensor once, outside, if the array never changes  (no cost)",
+                ),
+                where=work.where,
+            )
+        elif work.kind == "address":
+            yield RULE.finding(
+                what=f"{work.op} gets the address of a tensor as a number",
+                why="nothing tells when the tensor lies elsewhere: a recording would go on with the memory of now",
+                fix=(
+                    "have the operator take the tensor itself  (no cost)",
+                    "move it before or after the captured function  (splits the work in two)",
                 ),
                 where=work.where,
             )

@@ -50,12 +50,14 @@ class Bindings:
         self._slots: dict[int, _Slot] = {}
         self._by_path: dict[str, list[_Slot]] = {}
         self._at: dict[str, int] = {}
+        self._alone: set[str] = set()
 
     def learn(self, words: Sequence[Word]) -> None:
         """Trust these words: all of their paths that are known."""
         learned = {word.path for word in words}
         kept = [one for slot in self._slots.values() for one in slot.words if one.path not in learned]
-        self._slots, self._by_path = {}, {}
+        self._alone -= learned
+        self._slots, self._by_path = {}, {path: [] for path in self._alone}
         for word in (*kept, *words):
             slot = self._slots.setdefault(word.node, _Slot(self.nodes[word.node], []))
             slot.words.append(word)
@@ -65,6 +67,12 @@ class Bindings:
                 self._by_path.setdefault(path, []).append(slot)
         for path in self._by_path:
             self._at.setdefault(path, self.begins[path])
+
+    def leave_alone(self, paths: Iterable[str]) -> None:
+        """Trust that nothing in the graph follows these tensors, wherever they are."""
+        for path in paths:
+            self._by_path[path], self._at[path] = [], self.begins[path]
+            self._alone.add(path)
 
     def bind(self, addresses: Mapping[str, int]) -> bool:
         """The graph reads these tensors at these addresses from its next launch on.

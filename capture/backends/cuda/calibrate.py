@@ -39,6 +39,8 @@ class Made:
     """Memory of its own outside of the pool, in the order of its making."""
     added: frozenset[int] = frozenset()
     """Handles of nodes that the capture did not make."""
+    unread: frozenset[str] = frozenset()
+    """Paths of inputs that no operator got: nothing need follow them."""
 
 
 def learn(
@@ -65,9 +67,11 @@ def learn(
     if odd:
         return Refusal(f"{odd[0]} is aligned otherwise than when it was recorded", lasting=False)
     refusal = _compare(pool, bindings, made, call, [*moves, *others], generators)
-    if refusal is None and not bindings.knows(move.path for move in moves):
-        unknown = [move.path for move in moves if not bindings.knows([move.path])]
-        refusal = Refusal("no parameter of a kernel holds its address", paths=tuple(unknown))
+    unknown = [move.path for move in moves if not bindings.knows([move.path])] if refusal is None else []
+    bindings.leave_alone(path for path in unknown if path in made.unread)
+    if not bindings.knows(unknown):
+        paths = tuple(path for path in unknown if path not in made.unread)
+        refusal = Refusal("no parameter of a kernel holds its address", paths=paths)
     return refusal or bindings
 
 

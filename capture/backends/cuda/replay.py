@@ -44,7 +44,7 @@ class CudaRecording:
         """It is launched by torch, which hands it seeds and moves generators on."""
         self._was_seen_to_draw = False
         self._unread: frozenset[str] = frozenset()
-        """Paths of inputs at whose addresses the graph looks nowhere."""
+        """Paths of inputs that no operator got."""
         self._inputs = inputs
         self._bindings: Bindings | None = None
         self._bound: Bound | None = None
@@ -63,8 +63,7 @@ class CudaRecording:
         ``static``: positions of arguments that are read where they are. ``counted``: version counters show the first
         replay's writes already, as the capture's own operators moved them.
         """
-        self._first = counted
-        self._unread = described.unread if not described.facts.unseen else frozenset()
+        self._first, self._unread = counted, described.unread
         self.num_ops, self._was_seen_to_draw = described.facts.num_ops, bool(described.facts.draws)
         before, _ = torch.cuda.mem_get_info(self._pool.device)
         self._put_inside(watched.call.leaves)
@@ -205,7 +204,7 @@ class CudaRecording:
         addresses = {
             move.path: address
             for move in moves
-            if self._looks_at(move.path) and (address := move.tensor.data_ptr()) != move.before
+            if move.path not in self.copied_paths and (address := move.tensor.data_ptr()) != move.before
         }
         if addresses and (self._bindings is None or not self._bindings.bind(addresses)):
             return False
@@ -227,8 +226,8 @@ class CudaRecording:
         if reason is not None:
             return Refusal(reason, environment=True)
         added = frozenset(self._inside.nodes() if self._inside is not None else ())
-        made = Made(self._inputs, self.copied_paths, (*self._feed.twins, *self._constants), added)
-        there = [move for move in (*moves, *others) if self._looks_at(move.path)]
+        made = Made(self._inputs, self.copied_paths, (*self._feed.twins, *self._constants), added, self._unread)
+        there = [move for move in (*moves, *others) if move.path not in self.copied_paths]
         elsewhere = [move for move in there if move.tensor.data_ptr() != move.before]
         others = [move for move in there if move not in elsewhere]
         found = learn(self._pool, self._capture, self._bindings, made, call, elsewhere, others, generators)
@@ -238,20 +237,15 @@ class CudaRecording:
         return None
 
     def follow(self, inputs: Sequence[Followed]) -> frozenset[str]:
-        """Those of which the bindings know all words, and those that the graph does not use."""
-        unused = [one.path for one in inputs if not self._looks_at(one.path)]
+        """Those of which the bindings know all words."""
         if self._bindings is None:
-            return frozenset(unused)
+            return frozenset()
         known = [one for one in inputs if self._bindings.knows([one.path])]
         if known:
             earlier = self._bound.inputs if self._bound is not None else ()
             self._bound = Bound(self._pool, self._bindings, (*earlier, *known))
             self.replay = self._make_replay()
-        return frozenset([*unused, *[one.path for one in known]])
-
-    def _looks_at(self, path: str) -> bool:
-        """The graph holds the address of this tensor of the caller's, as far as is known."""
-        return path not in self.copied_paths and path not in self._unread
+        return frozenset(one.path for one in known)
 
     def users(self, paths: Sequence[str]) -> list[str]:
         """Names of the kernels that read or write these tensors, as far as they are known."""
