@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from capture import _torch_private
+from capture._tensors import is_dense
 from capture.backends import Block, Geometry, Pool, views_of
 
 
@@ -55,16 +56,6 @@ class Copier:
 
 def _is_plain(geometry: Geometry) -> bool:
     return not geometry.conj and not geometry.offset and is_dense(geometry.shape, geometry.stride)
-
-
-def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """A tensor of this form covers its memory without gaps or overlaps, in some order of its dimensions."""
-    expected = 1
-    for step, size in sorted(zip(stride, shape, strict=True)):
-        if size > 1 and step != expected:
-            return False
-        expected *= size
-    return True
 
 
 def on_storage(storage: torch.UntypedStorage, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from capture._containers import TENSOR_TYPES
-from capture._copies import is_dense
 from capture._errors import CaptureError
+from capture._tensors import is_dense
 from capture._torch_private_backward import will_execute
 from capture._torch_private_cuda import raw_stream
 from capture._torch_private_distributed import groups_exist

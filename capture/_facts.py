@@ -130,11 +130,14 @@ class HostSync:
 @frozen(kw_only=True)
 class HostWork:
     """Work a recording cannot hold: an operator on CPU tensors beside an accelerator, a copy between the two, an
-    operator tagged as unsafe for graphs; a tensor made of an array; or the address of a tensor, given as a number."""
+    operator tagged as unsafe for graphs; a tensor made of an array; the address of a tensor, given as a number; or a
+    look at memory beside an argument's own."""
 
     op: str
-    kind: Literal["compute", "copy", "unsafe", "array", "address"]
+    kind: Literal["compute", "copy", "unsafe", "array", "address", "beside"]
     where: Where | None = None
+    path: str | None = None
+    """The argument, of a look beside it."""
 
 
 @frozen(kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import evolve, frozen
 
-from capture import _planning, _restore, _watched
+from capture import _planning, _watched
 from capture._call import Call
 from capture._compile import compile_plan
 from capture._entry import RETRIES, Entry
@@ -120,8 +120,7 @@ def undo_run(recorded: Recorded) -> None:
     if watched is not None and recorded.executed:
         _watched.undo(watched)
     elif watched is not None:
-        _watched.empty_scratch(watched)
-        _restore.restore(watched.before, watched.changed)
+        _watched.undo_python(watched)
 
 
 def _leave_pool(tree: Tree, recorded: Recorded) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from capture import _torch_private
-from capture._copies import is_dense, on_storage
+from capture._copies import on_storage
 from capture._liveness import StaleTensor, are_untouched_gradients, make_stale
 from capture._node import Node
 from capture._outputs import OutputPlan
+from capture._tensors import is_dense
 from capture.backends import Pool
 
 Group = tuple[Node, int]

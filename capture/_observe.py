@@ -32,7 +32,7 @@ from capture._operators import (
 )
 from capture._state import Snapshot
 from capture._syncs import device_syncs
-from capture._tensors import storage_of
+from capture._tensors import is_dense, range_of, storage_of
 from capture._torch_private import autocast_inside, generator_id
 from capture._torch_private_operators import is_higher_order, resolving_conjugates
 from capture._torch_private_subclass import is_wrapper, only_shapes
@@ -60,7 +60,7 @@ class Watch(HigherOrderMode):
         self._at: Where | None = None
         self.arguments: set[int] = set()
         """``id`` of the storages of the leaves the body was given."""
-        self._leaves: list[weakref.ref[torch.Tensor]] = []
+        self._leaves: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._devices: set[torch.device] = set()
         self._emptied: list[weakref.ref[torch.UntypedStorage]] = []
         """Storages on the CPU that the body made and gave other memory."""
@@ -74,8 +74,9 @@ class Watch(HigherOrderMode):
 
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
         """The run begins: the state before it is noted, and these are the leaves the body gets."""
-        tensors = [leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor)]
-        self.arguments, self._leaves = {id(storage_of(leaf)) for leaf in tensors}, list(map(weakref.ref, tensors))
+        tensors = [(path, leaf) for path, leaf in arguments if isinstance(leaf, torch.Tensor)]
+        self.arguments = {id(storage_of(leaf)) for _, leaf in tensors}
+        self._leaves = [(path, weakref.ref(leaf)) for path, leaf in tensors]
         generators = [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
         generators += [place.get() for place in self.before.generators.values()]
         for generator in (*default_generators(), *generators):
@@ -160,8 +161,6 @@ class Watch(HigherOrderMode):
         if lifted and self._is_lent(inputs[0]):
             self.notes.work.append(HostWork(op=known.name, kind="array", where=self._line()))
         self._see_host(known, args, kwargs, inputs, devices)
-        if known.foreign and any(map(self._is_address, _operators.numbers_in(args, kwargs))):
-            self.notes.work.append(HostWork(op=known.name, kind="address", where=self._line()))
         if known.collective or (known.base == "wait_tensor" and not self.made(inputs[0])):
             self.notes.add_collective(op, known, (args, kwargs), inputs, self._line())
         given: list[tuple[torch.Tensor, torch.Size]] = []
@@ -182,6 +181,8 @@ class Watch(HigherOrderMode):
         notes.plain = plain and not is_complex  # False stays where an operator raised: no sequence tells of that one
         if states is not None:
             self._see_draws(known, states, kwargs)
+        if known.foreign or known.reaches:
+            self._see_addresses(known, args, kwargs, result)
         made, among = False, set() if lifted else set(map(id, storages))
         for tensor in tensors_out(result):
             made = self._see_output(tensor, known, among) or made
@@ -285,17 +286,40 @@ class Watch(HigherOrderMode):
                 self.notes.reshaped.append(_shape_of(tensor))
 
     def _is_address(self, number: int) -> bool:
-        """It lies in memory that is the caller's: nothing tells the operator when that is elsewhere."""
+        """It lies in memory that is the caller's."""
         if number < _LEAST_ADDRESS:
             return False
-        given = [leaf for one in self._leaves if (leaf := one()) is not None]
+        given = [leaf for _, one in self._leaves if (leaf := one()) is not None]
         storages = [*self.before.storages, *[one.untyped_storage() for one in given if one.layout is torch.strided]]
         return any(one.data_ptr() <= number < one.data_ptr() + one.nbytes() for one in storages)
 
+    def _see_addresses(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Memory that an operator gets by numbers, which nothing tells are others in the next call."""
+        if op.reaches:
+            self._see_reach(op, torch.as_strided(*args, **kwargs) if op.base == "as_strided_copy" else result)
+        elif any(map(self._is_address, _operators.numbers_in(args, kwargs))):
+            self.notes.work.append(HostWork(op=op.name, kind="address", where=self._line()))
+
+    def _see_reach(self, op: Traits, tensor: torch.Tensor) -> None:
+        """A view of an argument's storage may show what lies beside the argument, which a copy of it does not have."""
+        storage = storage_of(tensor)
+        if id(storage) not in self.arguments or not tensor.numel():
+            return
+        begin, end = range_of(tensor)
+        leaves = [(path, leaf) for path, one in self._leaves if (leaf := one()) is not None]
+        given = [(path, leaf) for path, leaf in leaves if storage_of(leaf) is storage]
+        for _, leaf in given:
+            first, last = range_of(leaf)
+            if first <= begin and end <= last and is_dense(leaf.shape, leaf.stride()):
+                return
+        self.notes.work.append(HostWork(op=op.name, kind="beside", where=self._line(), path=given[0][0]))
+
     def _made_constant(self, op: Traits, inputs: list[torch.Tensor]) -> torch.Tensor | None:
         """The CPU tensor whose values the body itself made of Python values: a drift of them must be seen."""
+        if not inputs or inputs[0].device.type != "cpu":  # under vmap torch makes a tensor of a number by ``_to_copy``
+            return None
         made_here = op.base.startswith("lift") or (op.base == "_to_copy" and not self._is_known(inputs[0]))
-        return inputs[0] if made_here and inputs and inputs[0].device.type == "cpu" else None
+        return inputs[0] if made_here else None
 
     def _is_lent(self, tensor: torch.Tensor) -> bool:
         """A CPU tensor on memory of somebody else's, such as an array."""

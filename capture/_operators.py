@@ -75,6 +75,8 @@ class Traits:
     """Ranks of a process group exchange something, so it runs as often as eager runs it."""
     unseen: bool
     """Nothing that tensors have a part in: ranges of a profiler, and what wraps the result of a collective."""
+    reaches: bool
+    """Looks at a storage by numbers, wherever its argument's own elements are."""
     foreign: bool
     """Of another library than torch."""
     opaque: bool
@@ -155,6 +157,7 @@ def _traits_of(op: Operator) -> Traits:
         indexes=base in _BOOLEAN_INDEXING,
         collective=communicates(namespace, base),
         unseen=namespace == "profiler" or base == "_wrap_tensor_autograd",
+        reaches=base in ("as_strided", "as_strided_", "as_strided_copy", "set_"),
         foreign=foreign,
         opaque=full == RUNS_PACKAGE or (foreign and not view and not writes),
         lifts=base.startswith("lift"),

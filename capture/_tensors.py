@@ -105,6 +105,16 @@ def storage_of(tensor: torch.Tensor) -> Any:
         return tensor
 
 
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """A tensor of this form covers its memory without gaps or overlaps, in some order of its dimensions."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
+
+
 def range_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Addresses of a tensor's first byte and of the one after its last."""
     begin = tensor.data_ptr()

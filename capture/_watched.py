@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from capture import _changes, _restore, _state
+from capture import _changes, _host_random, _restore, _state
 from capture._call import Call
 from capture._constants import constants_on_host
 from capture._generators import default_generators
@@ -42,6 +42,8 @@ class Watched:
     gradients_read: list[torch.Tensor] = field(factory=list)
     states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
     """Generators as they were before, where they may have to be put back."""
+    host_random: Any = None
+    """What Python and NumPy draw from, as it was before."""
     values: tuple[Any, ...] = ()
     once: str = ""
     """What the run did that other runs do not, with the host."""
@@ -71,7 +73,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
     arguments = call.paths(values)
     watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
     watch.generators.update({key: place.path for key, place in before.generators.items()})
-    watched = Watched(call, watch, before, arguments, values=values)
+    watched = Watched(call, watch, before, arguments, values=values, host_random=_host_random.state())
     hide_from_compiler()
     watched.versions = list(_versions(arguments, before))
     watch.begin(arguments)
@@ -128,6 +130,14 @@ def empty_scratch(watched: Watched) -> None:
     for storage in watched.watch.notes.scratch.values():
         if storage.nbytes():
             storage.resize_(0)
+
+
+def undo_python(watched: Watched) -> None:
+    """Put back what the body's Python did in a run that only captured. A watched one has its numbers to itself: another
+    run that draws the same would look as if it drew none."""
+    empty_scratch(watched)
+    _restore.restore(watched.before, watched.changed)
+    _host_random.put_back(watched.host_random)
 
 
 def undo(watched: Watched) -> None:

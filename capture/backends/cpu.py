@@ -236,8 +236,8 @@ class Recorder(Watch):
         if known.reads_host or shape_depends_on_data(known, args, kwargs):
             self._fail(f"{known.name} needs values on the host")
         for tensor in tensors_in(args, kwargs):
-            if tensor.layout is not torch.strided or tensor.is_nested or tensor.device.type != "cpu":
-                self._fail(f"{known.name} reads a tensor that is not strided, or not on the CPU")
+            if not _is_plain(tensor):
+                self._fail(f"{known.name} reads a tensor that is quantized, not strided, or not on the CPU")
         if known.metadata != "no" and (known.resizes or not self.made(args[0])):
             self._fail(f"{known.name} changes the shape of a tensor in place")
         if self.failure is not None or known.metadata != "no":
@@ -248,8 +248,8 @@ class Recorder(Watch):
         if known.collective and known.namespace != "c10d":  # moved below, so it has to be there
             result = _collectives.finished(op, known.namespace, result)
         outs = tensors_out(result)
-        if any(out.layout is not torch.strided or out.is_nested or out.device.type != "cpu" for out in outs):
-            self._fail(f"{known.name} makes a tensor that is not strided, or not on the CPU")
+        if not all(map(_is_plain, outs)):
+            self._fail(f"{known.name} makes a tensor that is quantized, not strided, or not on the CPU")
             return result
         fresh = [out for out in outs if id(out.untyped_storage()) not in inputs]
         if len({id(out.untyped_storage()) for out in fresh}) < len(fresh):
@@ -353,6 +353,12 @@ class Recorder(Watch):
         if generator_id(generator) not in self.generators:
             raise LookupError("a generator that nobody is known to own")
         return generator
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Its memory is its values, and the host's."""
+    plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    return plain and tensor.device.type == "cpu"
 
 
 def _below_autograd(function: Callable[..., Any], *, grad: bool) -> Callable[..., Any]:

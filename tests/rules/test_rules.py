@@ -162,6 +162,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             ),
             case(devices=("cpu",), host_work=(HostWork(op="mylib.wait.default", kind="unsafe", where=where()),)),
             case(host_work=(HostWork(op="mylib.peek.default", kind="address", where=where()),)),
+            case(host_work=(HostWork(op="aten.as_strided.default", kind="beside", where=where(), path="x"),)),
         ],
         [case(devices=("cpu",), host_work=(HostWork(op="aten.add.Tensor", kind="compute", where=where()),))],
     ),

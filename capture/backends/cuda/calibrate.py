@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from capture import _restore
 from capture._call import Call
 from capture._generators import default_generator
 from capture._tensors import span_bytes
 from capture._torch_private import generator_id
-from capture._watched import Watched, run_watched
+from capture._watched import Watched, run_watched, undo_python
 from capture.backends import Input, Move, Refusal
 from capture.backends.cuda import params
 from capture.backends.cuda.bindings import ALIGNMENT, Bindings
@@ -99,7 +98,7 @@ def _compare(
         return _explained(pool, bindings, made, graph, recorder, moves)
     finally:
         if watched is not None:
-            _restore.restore(watched.before, watched.changed)
+            undo_python(watched)
             watched.forget()
         pool.abandon()
 
