@@ -285,12 +285,16 @@ class Watch(HigherOrderMode):
                 self.notes.undo.append((external.tensor, external.storage.clone()))
                 self.notes.reshaped.append(_shape_of(tensor))
 
+    def _given(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors that the body got, with their paths."""
+        return [(path, leaf) for path, one in self._leaves if (leaf := one()) is not None]
+
     def _is_address(self, number: int) -> bool:
         """It lies in memory that is the caller's."""
         if number < _LEAST_ADDRESS:
             return False
-        given = [leaf for _, one in self._leaves if (leaf := one()) is not None]
-        storages = [*self.before.storages, *[one.untyped_storage() for one in given if one.layout is torch.strided]]
+        given = [leaf.untyped_storage() for _, leaf in self._given() if leaf.layout is torch.strided]
+        storages = [*self.before.storages, *given]
         return any(one.data_ptr() <= number < one.data_ptr() + one.nbytes() for one in storages)
 
     def _see_addresses(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -306,8 +310,7 @@ class Watch(HigherOrderMode):
         if id(storage) not in self.arguments or not tensor.numel():
             return
         begin, end = range_of(tensor)
-        leaves = [(path, leaf) for path, one in self._leaves if (leaf := one()) is not None]
-        given = [(path, leaf) for path, leaf in leaves if storage_of(leaf) is storage]
+        given = [(path, leaf) for path, leaf in self._given() if storage_of(leaf) is storage]
         for _, leaf in given:
             first, last = range_of(leaf)
             if first <= begin and end <= last and is_dense(leaf.shape, leaf.stride()):

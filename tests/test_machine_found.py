@@ -641,6 +641,12 @@ def test_arguments_that_no_operator_gets_may_move(options: dict[str, Any]) -> No
     assert now.recordings == 1 or not REBINDS
 
 
+def only_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recording runs on the CPU count for nothing, as on CUDA."""
+    record = CpuBackend.record
+    monkeypatch.setattr(CpuBackend, "record", lambda *a, **k: attrs.evolve(record(*a, **k), executed=False))
+
+
 _runs = itertools.count()
 
 
@@ -655,8 +661,7 @@ def test_results_of_another_kind_than_in_the_watched_run(executes: bool, monkeyp
     """As attention's operators give their seed on another device while capturing. What only a capture gives is none of
     eager's results."""
     if executes != EXECUTES:
-        record = CpuBackend.record
-        monkeypatch.setattr(CpuBackend, "record", lambda *a, **k: attrs.evolve(record(*a, **k), executed=False))
+        only_capture(monkeypatch)
     monkeypatch.setattr(sys.modules[__name__], "_runs", itertools.count())
     captured = capture(lambda x: moody(x))
     with warnings.catch_warnings():
@@ -777,8 +782,7 @@ def test_a_view_inside_an_argument_is_recorded() -> None:
 def test_a_run_that_counts_for_nothing_draws_no_host_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Python and NumPy: what only a capture drew is drawn again by the eager run in its place."""
     if EXECUTES:
-        record = CpuBackend.record
-        monkeypatch.setattr(CpuBackend, "record", lambda *a, **k: attrs.evolve(record(*a, **k), executed=False))
+        only_capture(monkeypatch)
 
     def body(x: Tensor) -> Tensor:
         return x * random.random() + float(np.random.rand())

@@ -39,41 +39,37 @@ from capture._facts import HostWork
 from capture._findings import Case, Decision, Finding, Severity
 from capture.rules._rule import accelerators, rule
 
+_SPLIT = "move it before or after the captured function  (splits the work in two)"
+WORDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "unsafe": (
+        "cannot be part of a recording",
+        "it waits for the device or decides on the host, where a replay does nothing",
+        ("use an operator that stays on the device  (no cost)", _SPLIT),
+    ),
+    "array": (
+        "makes a tensor of an array",
+        "arrays are written in place and nothing tells of it: a recording would keep the values of now",
+        (
+            "pass torch.from_numpy(array) as an argument, whose memory every call reads  (no cost)",
+            "make the tensor once, outside, if the array never changes  (no cost)",
+        ),
+    ),
+    "address": (
+        "gets the address of a tensor as a number",
+        "nothing tells when the tensor lies elsewhere: a recording would go on with the memory of now",
+        ("have the operator take the tensor itself  (no cost)", _SPLIT),
+    ),
+}
+"""What the operator does, why it matters and what helps, by kind of work."""
+
 
 @rule("CG202", "host-work", severity=Severity.EAGER, revision=4)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     devices = accelerators(case.facts.devices)
     for work in case.facts.host_work:
-        if work.kind == "unsafe":
-            yield RULE.finding(
-                what=f"{work.op} cannot be part of a recording",
-                why="it waits for the device or decides on the host, where a replay does nothing",
-                fix=(
-                    "use an operator that stays on the device  (no cost)",
-                    "move it before or after the captured function  (splits the work in two)",
-                ),
-                where=work.where,
-            )
-        elif work.kind == "array":
-            yield RULE.finding(
-                what=f"{work.op} makes a tensor of an array",
-                why="arrays are written in place and nothing tells of it: a recording would keep the values of now",
-                fix=(
-                    "pass torch.from_numpy(array) as an argument, whose memory every call reads  (no cost)",
-                    "make the tensor once, outside, if the array never changes  (no cost)",
-                ),
-                where=work.where,
-            )
-        elif work.kind == "address":
-            yield RULE.finding(
-                what=f"{work.op} gets the address of a tensor as a number",
-                why="nothing tells when the tensor lies elsewhere: a recording would go on with the memory of now",
-                fix=(
-                    "have the operator take the tensor itself  (no cost)",
-                    "move it before or after the captured function  (splits the work in two)",
-                ),
-                where=work.where,
-            )
+        if work.kind in WORDS:
+            what, why, fix = WORDS[work.kind]
+            yield RULE.finding(what=f"{work.op} {what}", why=why, fix=fix, where=work.where)
         elif work.kind == "beside":
             if not any(one.static and one.path == work.path for one in case.facts.placeholders):
                 yield RULE.finding(
