@@ -123,6 +123,7 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
         effects=tuple(effect_facts),
         host_syncs=tuple(notes.syncs.values()),
         host_work=tuple(notes.work) + (_once_a_line(notes.cpu_work) if accelerators else ()),
+        unkeyed=tuple(notes.unkeyed),
         runners=tuple(notes.runners),
         collectives=(*notes.collectives.values(), *_handles(outputs)),
         draws=tuple(notes.draws.values()),

@@ -59,7 +59,13 @@ class Entry:
 
     def often_moved(self) -> frozenset[str]:
         """Static tensors, by path, that an engine which cannot bind them anew copies in."""
-        return frozenset(path for path, times in self.moves.items() if times >= MOVES)
+        often = frozenset(path for path, times in self.moves.items() if times >= MOVES)
+        return often - self.looked_beside() if often else often
+
+    def looked_beside(self) -> frozenset[str]:
+        """Tensors, by path, whose storage the body looks at by numbers: another one may begin elsewhere in its own."""
+        found = self.facts.unkeyed if self.facts is not None else ()
+        return frozenset(path for one in found if one.kind != "answer" for path in one.paths)
 
     def release(self) -> None:
         """Drop the recordings."""

@@ -130,14 +130,25 @@ class HostSync:
 @frozen(kw_only=True)
 class HostWork:
     """Work a recording cannot hold: an operator on CPU tensors beside an accelerator, a copy between the two, an
-    operator tagged as unsafe for graphs; a tensor made of an array; the address of a tensor, given as a number; or a
-    look at memory beside an argument's own."""
+    operator tagged as unsafe for graphs; a tensor made of an array; or the address of a tensor, given as a number."""
 
     op: str
-    kind: Literal["compute", "copy", "unsafe", "array", "address", "beside"]
+    kind: Literal["compute", "copy", "unsafe", "array", "address"]
     where: Where | None = None
-    path: str | None = None
-    """The argument, of a look beside it."""
+
+
+@frozen(kw_only=True)
+class Unkeyed:
+    """What the body took from a tensor that is no part of the key, and that no call is checked for."""
+
+    name: str
+    """``Tensor._version``, or an operator."""
+    kind: Literal["answer", "place", "beside"]
+    """What Python asked for; a place that Python code counts from where the storage begins; memory beside the tensor's
+    own, which an operator looks at."""
+    paths: tuple[str, ...]
+    """Whose storage it is."""
+    where: Where | None = None
 
 
 @frozen(kw_only=True)
@@ -328,6 +339,7 @@ class Facts:
     effects: tuple[Effect, ...] = ()
     host_syncs: tuple[HostSync, ...] = ()
     host_work: tuple[HostWork, ...] = ()
+    unkeyed: tuple[Unkeyed, ...] = ()
     runners: tuple[PackageRunner, ...] = ()
     collectives: tuple[Collective, ...] = ()
     dissent: Dissent | None = None

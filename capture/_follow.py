@@ -43,7 +43,7 @@ def expected(watched: Watched, described: Described) -> Expected | None:
     facts, notes = described.facts, watched.watch.notes
     special = (
         facts.host_syncs, facts.host_work, facts.subclasses, facts.opaque, facts.gradients, facts.escapes, facts.drifts,
-        facts.unseen, facts.sequence_change, facts.refused,
+        facts.unseen, facts.sequence_change, facts.refused, facts.unkeyed,
     )  # fmt: skip
     leaves = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
     plain = (

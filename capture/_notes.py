@@ -21,6 +21,7 @@ from capture._facts import (
     Mutation,
     PackageRunner,
     TensorInfo,
+    Unkeyed,
     Where,
 )
 from capture._operators import Traits, is_tensor
@@ -83,6 +84,7 @@ class Notes:
     syncs: dict[tuple[str, int, bool], HostSync] = field(factory=dict)
     work: list[HostWork] = field(factory=list)
     cpu_work: list[HostWork] = field(factory=list)
+    unkeyed: list[Unkeyed] = field(factory=list)
     collectives: dict[tuple[str, str], Collective] = field(factory=dict)
     """By operator and group."""
     draws: dict[tuple[str, str, Where | None], Draw] = field(factory=dict)

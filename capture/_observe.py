@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from typing_extensions import override
 
 from capture import _operators, _where
 from capture._dropped import Dropped, keep
-from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Where
+from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Unkeyed, Where
 from capture._generators import default_generator, default_generators
 from capture._higher_order import HigherOrderMode
 from capture._notes import External, Produced, Reshaped, scalars_of
@@ -32,10 +32,11 @@ from capture._operators import (
 )
 from capture._state import Snapshot
 from capture._syncs import device_syncs
-from capture._tensors import is_dense, range_of, storage_of
+from capture._tensors import is_part_of_one, storage_of
 from capture._torch_private import autocast_inside, generator_id
 from capture._torch_private_operators import is_higher_order, resolving_conjugates
 from capture._torch_private_subclass import is_wrapper, only_shapes
+from capture._unkeyed import COUNTING
 
 _NOTHING = contextlib.nullcontext()
 _LEAST_ADDRESS = 1 << 16
@@ -93,6 +94,22 @@ class Watch(HigherOrderMode):
         """Note what no replay does again, and no operator tells of, once."""
         if not any(one.op == op for one in self.notes.work):
             self.notes.work.append(HostWork(op=op, kind="unsafe", where=_where.here()))
+
+    def note_unkeyed(self, name: str, holder: torch.Tensor | torch.UntypedStorage) -> None:
+        """The body asks a caller's tensor for what the next call may answer otherwise, and nothing checks. State that
+        moves is checked, but for how often it was written, and for the place in its storage, where code counts."""
+        storage = holder if isinstance(holder, torch.UntypedStorage) else storage_of(holder)
+        if id(storage) in self.arguments or (name in ("_version", *COUNTING) and self.before.owners(storage)):
+            kind: Literal["answer", "place"] = "place" if name in COUNTING else "answer"
+            self._note_unkeyed(f"{type(holder).__name__}.{name}", kind, storage)
+
+    def _note_unkeyed(self, name: str, kind: Literal["answer", "place", "beside"], storage: Any) -> None:
+        """Whose storage it is. Nobody else's counts, such as what the body made."""
+        given = [path for path, leaf in self._given() if storage_of(leaf) is storage]
+        if paths := given or [place.path for place, _ in self.before.owners(storage)]:
+            found = Unkeyed(name=name, kind=kind, paths=tuple(paths), where=_where.here())
+            if found not in self.notes.unkeyed:
+                self.notes.unkeyed.append(found)
 
     def note_resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """A storage is about to get other memory. One that is empty before the body and after it, as those in which
@@ -298,24 +315,14 @@ class Watch(HigherOrderMode):
         return any(one.data_ptr() <= number < one.data_ptr() + one.nbytes() for one in storages)
 
     def _see_addresses(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Memory that an operator gets by numbers, which nothing tells are others in the next call."""
+        """Memory that operators get by numbers. A copy of an argument lies elsewhere, with nothing beside it."""
         if op.reaches:
-            self._see_reach(op, torch.as_strided(*args, **kwargs) if op.base == "as_strided_copy" else result)
+            seen = torch.as_strided(*args, **kwargs) if op.base == "as_strided_copy" else result
+            given = [leaf for _, leaf in self._given() if storage_of(leaf) is storage_of(seen)]
+            if given and not is_part_of_one(seen, given):
+                self._note_unkeyed(op.name, "beside", storage_of(seen))
         elif any(map(self._is_address, _operators.numbers_in(args, kwargs))):
             self.notes.work.append(HostWork(op=op.name, kind="address", where=self._line()))
-
-    def _see_reach(self, op: Traits, tensor: torch.Tensor) -> None:
-        """A view of an argument's storage may show what lies beside the argument, which a copy of it does not have."""
-        storage = storage_of(tensor)
-        if id(storage) not in self.arguments or not tensor.numel():
-            return
-        begin, end = range_of(tensor)
-        given = [(path, leaf) for path, leaf in self._given() if storage_of(leaf) is storage]
-        for _, leaf in given:
-            first, last = range_of(leaf)
-            if first <= begin and end <= last and is_dense(leaf.shape, leaf.stride()):
-                return
-        self.notes.work.append(HostWork(op=op.name, kind="beside", where=self._line(), path=given[0][0]))
 
     def _made_constant(self, op: Traits, inputs: list[torch.Tensor]) -> torch.Tensor | None:
         """The CPU tensor whose values the body itself made of Python values: a drift of them must be seen."""

@@ -157,7 +157,7 @@ def _traits_of(op: Operator) -> Traits:
         indexes=base in _BOOLEAN_INDEXING,
         collective=communicates(namespace, base),
         unseen=namespace == "profiler" or base == "_wrap_tensor_autograd",
-        reaches=base in ("as_strided", "as_strided_", "as_strided_copy", "set_"),
+        reaches=base in _REACHING,
         foreign=foreign,
         opaque=full == RUNS_PACKAGE or (foreign and not view and not writes),
         lifts=base.startswith("lift"),
@@ -170,6 +170,9 @@ def _metadata_change(base: str, tags: Any) -> Literal["no", "view", "storage"]:
     if base in ("resize_", "resize_as_", "set_", "set_data", "_resize_output_"):
         return "storage"
     return "view" if torch.Tag.inplace_view in tags else "no"
+
+
+_REACHING = ("as_strided", "as_strided_", "as_strided_copy", "set_")
 
 
 def with_tensor(args: tuple[Any, ...]) -> tuple[Operator, tuple[Any, ...]]:

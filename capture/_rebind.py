@@ -138,6 +138,9 @@ def _bind(
     assert recording is not None
     if not outside:
         return Refusal("it lies in the memory that recordings share", lasting=False), False
+    beside = entry.looked_beside()
+    if beside and (paths := tuple(move.path for move in moves if move.path in beside)):
+        return Refusal("the body counts from where its storage begins", paths=paths), False
     try:
         if recording.rebind(moves):
             return None, False
@@ -201,13 +204,15 @@ def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], r
 
 
 def _gives_up(captured: Captured, entry: Entry, moves: Sequence[Move]) -> bool:
-    """No copy helps against these moves, as kernels that no operator tells of may read the tensor: after as many
-    recordings as there may be, the key runs eagerly."""
+    """No copy helps against these moves, as kernels that no operator tells of may read the tensor, or the body looks at
+    its storage by numbers: after as many recordings as there may be, the key runs eagerly."""
     most = captured.annotation.max_recordings
     path = next((move.path for move in moves if entry.moves[move.path] > most), None)
     if path is None:
         return False
-    difference = f"{path!r} is at another address in every call, and kernels that no operator tells of may read it"
+    beside = path in entry.looked_beside()
+    why = "the body counts from where its storage begins" if beside else "kernels that no operator tells of may read it"
+    difference = f"{path!r} is at another address in every call, and {why}"
     limit = LimitReached(num_recordings=entry.moves[path], difference=difference)
     entry.plan = compile_plan(captured.annotation, captured.bare_facts(limit=limit))
     entry.phase = "eager"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -113,6 +113,15 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
+
+
+def is_part_of_one(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
+    """All of its memory is some other tensor's own, without the gaps."""
+    begin, end = range_of(tensor)
+    return begin == end or any(
+        first <= begin and end <= last and is_dense(one.shape, one.stride())
+        for one, (first, last) in ((one, range_of(one)) for one in others)
+    )
 
 
 def range_of(tensor: torch.Tensor) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from capture._state import Change, Snapshot
 from capture._torch_private import generator_id
 from capture._torch_private_distributed import buckets_to_arrange, handles_followed
 from capture._torch_private_dynamo import graphs_compiled, hide_from_compiler
+from capture._unkeyed import stand_ins, unkeyed_reads
 
 
 @define(eq=False)
@@ -81,11 +82,13 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
         generators = [*default_generators(), *(place.get() for place in before.generators.values())]
         generators += [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
         watched.states = [(generator, generator.get_state()) for generator in generators]
+    theirs = stand_ins(arguments, call.paths())
     arranged, compiled = buckets_to_arrange(before.modules), graphs_compiled()
     _active.append(watch)
     try:
         with contextlib.ExitStack() as around:
             around.enter_context(host_reads(watch.note_sync, watch.note_export, watch.note_resized))
+            around.enter_context(unkeyed_reads(watch.note_unkeyed, arguments, theirs))
             around.enter_context(graph_uses(watch.note_hook))
             around.enter_context(watch.device_syncs())
             around.enter_context(handles_followed(watch.note_unsafe, before.modules))

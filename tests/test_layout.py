@@ -32,7 +32,7 @@ STAGES: tuple[frozenset[str], ...] = tuple(
             "_profile _containers _bind _ambient _named _places _state _changes _skeleton _restore _call _where "
             "_collectives _operators _native_facts"
         ),
-        "_host_reads _host_random _constants _syncs _generators _tensors",
+        "_host_reads _host_random _constants _syncs _generators _tensors _unkeyed",
         "_notes _higher_order _packages _dropped _observe _watched _gradients _untold _describe _leaves",
         "_follow _optimizers",
         "backends",

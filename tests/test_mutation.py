@@ -751,7 +751,7 @@ ALIASES: dict[str, Callable[[Tensor], Any]] = {
     "transposed": lambda x: (x.t(), x + 1),
     "flat": lambda x: x.view(-1)[2:],
     "unbind": lambda x: x.unbind(),
-    "as_strided": lambda x: x.as_strided((2, 2), (4, 1), 1),
+    "as_strided": lambda x: x.as_strided((2, 2), (4, 1)),
     "detached": lambda x: x.detach(),
     "expanded": lambda x: x[:1].expand(5, 4),
     "other-dtype": lambda x: x.view(torch.int32),

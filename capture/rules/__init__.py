@@ -21,6 +21,7 @@ from capture.rules.cg106_unknown_container import RULE as CG106
 from capture.rules.cg107_unsupported_subclass import RULE as CG107
 from capture.rules.cg108_plain_argument import RULE as CG108
 from capture.rules.cg109_binding_refused import RULE as CG109
+from capture.rules.cg110_unkeyed_read import RULE as CG110
 from capture.rules.cg201_host_sync import RULE as CG201
 from capture.rules.cg202_host_work import RULE as CG202
 from capture.rules.cg203_several_devices import RULE as CG203
@@ -63,6 +64,7 @@ RULES: tuple[Rule, ...] = (
     CG107,
     CG108,
     CG109,
+    CG110,
     CG201,
     CG202,
     CG203,

@@ -2,8 +2,8 @@
 
 ## What it does
 Finds operators on CPU tensors beside an accelerator, copies between the two, and, on any device, operators tagged as
-unsafe for graphs, tensors made of NumPy's arrays, operators of other libraries that get the address of a tensor as a
-number, and views that show memory beside an argument.
+unsafe for graphs, tensors made of NumPy's arrays, and operators of other libraries that get the address of a tensor as
+a number.
 
 ## Why it matters
 A graph of device kernels replays device work only. CPU work would be done once, while recording, and its result would
@@ -63,25 +63,13 @@ WORDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 """What the operator does, why it matters and what helps, by kind of work."""
 
 
-@rule("CG202", "host-work", severity=Severity.EAGER, revision=4)
+@rule("CG202", "host-work", severity=Severity.EAGER, revision=5)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     devices = accelerators(case.facts.devices)
     for work in case.facts.host_work:
         if work.kind in WORDS:
             what, why, fix = WORDS[work.kind]
             yield RULE.finding(what=f"{work.op} {what}", why=why, fix=fix, where=work.where)
-        elif work.kind == "beside":
-            if not any(one.static and one.path == work.path for one in case.facts.placeholders):
-                yield RULE.finding(
-                    what=f"{work.op} looks at memory beside {work.path!r}",
-                    why="an argument is copied for a recording; what lies around it in the caller's memory is not",
-                    fix=(
-                        "pass the whole tensor, and take the view in the body  (no cost)",
-                        f"add {work.path!r} to static=  (no cost; promises a fixed address)",
-                    ),
-                    where=work.where,
-                    path=work.path,
-                )
         elif devices:
             yield _beside(work, devices[0])
 

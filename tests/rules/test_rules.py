@@ -34,6 +34,7 @@ from capture._facts import (
     SequenceChange,
     SubclassLeaf,
     Unbound,
+    Unkeyed,
     Verification,
 )
 from capture._findings import Case, Decision, Finding, Policy, Severity
@@ -136,6 +137,28 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(moved=(Moved(path="self.w", before_addr=1, after_addr=2),))],
     ),
+    "CG110": (
+        [
+            case(
+                placeholders=(argument("x"), implicit("self.weight")),
+                unkeyed=(
+                    Unkeyed(name="aten.as_strided.default", kind="beside", paths=("x",), where=where()),
+                    Unkeyed(name="Tensor.as_strided", kind="place", paths=("x",), where=where()),
+                    Unkeyed(name="Tensor.storage_offset", kind="answer", paths=("x",), where=where()),
+                    Unkeyed(name="Parameter._version", kind="answer", paths=("self.weight",)),
+                ),
+            )
+        ],
+        [
+            case(
+                placeholders=(implicit("self.cache"), argument("kv", static=True)),
+                unkeyed=(
+                    Unkeyed(name="Tensor.as_strided", kind="place", paths=("self.cache",)),
+                    Unkeyed(name="aten.as_strided.default", kind="beside", paths=("kv",)),
+                ),
+            )
+        ],
+    ),
     "CG201": (
         [
             case(host_syncs=(HostSync(op=op, where=where(12, code)),))
@@ -162,7 +185,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             ),
             case(devices=("cpu",), host_work=(HostWork(op="mylib.wait.default", kind="unsafe", where=where()),)),
             case(host_work=(HostWork(op="mylib.peek.default", kind="address", where=where()),)),
-            case(host_work=(HostWork(op="aten.as_strided.default", kind="beside", where=where(), path="x"),)),
         ],
         [case(devices=("cpu",), host_work=(HostWork(op="aten.add.Tensor", kind="compute", where=where()),))],
     ),
@@ -493,8 +515,8 @@ def test_missing_heading_fails_at_import(doc: str | None) -> None:
 
 def test_rule_by_code() -> None:
     assert rule_by_code("cg101") is RULES[0]
-    with pytest.raises(LookupError, match=r"no rule 'CG110' \(did you mean 'CG10"):
-        rule_by_code("CG110")
+    with pytest.raises(LookupError, match=r"no rule 'CG111' \(did you mean 'CG1"):
+        rule_by_code("CG111")
 
 
 class FakeEntry:

@@ -1,0 +1,122 @@
+"""Unkeyed: what a tensor tells Python that is no part of a call's key, such as its place in its storage.
+
+No operator tells of these reads, and nothing checks the answers in the next call. As with ``_host_reads``, torch's
+classes get wrappers while a body is watched, which act in the watching thread only.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from capture._replaced import replaced
+
+Holder = torch.Tensor | torch.UntypedStorage
+COUNTING = ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "set_")
+"""Functions that count from where a storage begins if they are given a number. torch's own code, which works one out
+of where the tensor is now, calls the operators."""
+_METHODS = ("storage_offset", "storage", "is_shared", "is_pinned", "_is_view")
+_PROPERTIES = ("_version", "_base")
+_OF_STORAGES = ("nbytes", "size", "__len__", "is_shared", "is_pinned")
+_TRUSTED = ("capture", "torch", "triton")
+"""Whose code asks, too: of what it made itself, or to compare with the next call."""
+
+
+@contextmanager
+def unkeyed_reads(
+    note: Callable[[str, Holder], None], given: Iterable[tuple[str, Any]], theirs: Mapping[int, torch.Tensor]
+) -> Iterator[None]:
+    """Call ``note(name, holder)`` where code in this thread asks a tensor or a storage for one of these.
+
+    ``given``: the leaves that the body got; what the caller's code put on them is no part of the key either.
+    ``theirs``: see `stand_ins`; they answer.
+    """
+    thread = threading.get_ident()
+
+    def asked(name: str, holder: Any) -> Any:
+        if threading.get_ident() != thread or _asking() in _TRUSTED:
+            return holder
+        note(name, holder)
+        return theirs.get(id(holder), holder)
+
+    tensors: dict[str, Any] = {name: _method(name, getattr(torch.Tensor, name), asked) for name in _METHODS}
+    tensors |= {name: _property(name, getattr(torch.Tensor, name), asked) for name in _PROPERTIES}
+    tensors |= {
+        name: _counting(name, found, asked) for name in COUNTING if (found := getattr(torch.Tensor, name, None))
+    }
+    functions = {name: _counting(name, found, asked) for name in COUNTING if (found := getattr(torch, name, None))}
+    named = {id(leaf): leaf for _, leaf in given if isinstance(leaf, torch.Tensor) and leaf.__dict__}
+    if named:
+        tensors["__getattribute__"] = _attributes(named, asked)
+    storages = {name: _method(name, getattr(torch.UntypedStorage, name), asked) for name in _OF_STORAGES}
+    with replaced(torch.Tensor, tensors), replaced(torch.UntypedStorage, storages), replaced(torch, functions):
+        yield
+
+
+def _asking() -> str:
+    """The package whose code asks."""
+    frame: Any = sys._getframe(2)
+    while frame.f_globals is globals():
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _method(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any:
+    def ask(holder: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(asked(name, holder), *args, **kwargs)
+
+    return ask
+
+
+def _property(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any:
+    def ask(holder: Any) -> Any:
+        return original.__get__(asked(name, holder))
+
+    return property(ask)
+
+
+def _counting(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any:
+    """Of these only the place counts. A storage as a whole counts as a place, too."""
+
+    def look(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if name == "set_" and (
+            len(args) + len(kwargs) > 1 or any(isinstance(one, torch.UntypedStorage) for one in args)
+        ):
+            asked(name, args[0] if args else kwargs["source"])
+        elif name != "set_" and (kwargs.get("storage_offset") is not None or _numbers_in(args) > 2):
+            asked(name, tensor)
+        return original(tensor, *args, **kwargs)
+
+    return look
+
+
+def _numbers_in(args: tuple[Any, ...]) -> int:
+    """How many of size, stride and offset are given."""
+    return sum(one is not None and not isinstance(one, torch.Tensor) for one in args)
+
+
+def _attributes(named: Mapping[int, torch.Tensor], asked: Callable[[str, Any], Any]) -> Any:
+    """Reads of what the caller's code has put on these tensors."""
+    original = torch.Tensor.__getattribute__
+
+    def ask(tensor: Any, name: str) -> Any:
+        if id(tensor) in named and name in original(tensor, "__dict__"):
+            asked(name, tensor)
+        return original(tensor, name)
+
+    return ask
+
+
+def stand_ins(given: Iterable[tuple[str, Any]], theirs: Iterable[tuple[str, Any]]) -> dict[int, torch.Tensor]:
+    """The caller's tensors, by ``id`` of what the body got instead, which has the attributes that were put on them."""
+    found = {}
+    for (_, leaf), (_, original) in zip(given, theirs, strict=True):
+        if leaf is not original and isinstance(original, torch.Tensor):
+            found[id(leaf)] = original
+            leaf.__dict__.update(original.__dict__)
+    return found
