@@ -32,7 +32,7 @@ from capture._operators import (
 )
 from capture._state import Snapshot
 from capture._syncs import device_syncs
-from capture._tensors import is_part_of_one, storage_of
+from capture._tensors import is_part_of_one, nbytes_of, storage_of
 from capture._torch_private import autocast_inside, generator_id
 from capture._torch_private_operators import is_higher_order, resolving_conjugates
 from capture._torch_private_subclass import is_wrapper, only_shapes
@@ -219,7 +219,7 @@ class Watch(HigherOrderMode):
         produced = self.notes.produced.get(id(storage))
         if produced is not None and produced.storage() is storage:
             return
-        if isinstance(storage, torch.UntypedStorage) and not storage.nbytes() and tensor.numel():
+        if isinstance(storage, torch.UntypedStorage) and not nbytes_of(storage) and tensor.numel():
             return  # nothing is there to be read yet
         self.notes.objects.add(id(tensor))
         external = self.notes.externals.get(id(storage))

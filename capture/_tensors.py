@@ -12,6 +12,11 @@ import torch
 
 from capture._facts import TensorInfo
 
+address_of = torch.Tensor.data_ptr
+address_of_storage = torch.UntypedStorage.data_ptr
+nbytes_of = torch.UntypedStorage.nbytes
+"""As torch has them, whatever stands there while a body is watched: a wrapper costs as much as what it looks at."""
+
 
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
     """Metadata as plain data."""
@@ -126,7 +131,7 @@ def is_part_of_one(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool
 
 def range_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Addresses of a tensor's first byte and of the one after its last."""
-    begin = tensor.data_ptr()
+    begin = address_of(tensor)
     return begin, begin + span_bytes(tensor)
 
 

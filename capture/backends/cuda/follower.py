@@ -30,6 +30,7 @@ from capture._operators import (
     tensors_in,
     written,
 )
+from capture._tensors import address_of, address_of_storage, nbytes_of
 from capture._torch_private_cuda import is_capturing
 from capture._torch_private_operators import is_higher_order
 from capture._torch_private_subclass import is_wrapper, only_shapes
@@ -37,6 +38,11 @@ from capture._watched import Watched
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.pool import CudaPool
 from capture.backends.cuda.recorder import Recorder
+
+
+def _reach(storage: torch.UntypedStorage) -> tuple[int, int]:
+    begin = address_of_storage(storage)
+    return begin, begin + nbytes_of(storage)
 
 
 @define
@@ -88,9 +94,9 @@ class Follower(Recorder):
         self.implicit = found
         self._inputs = [*arguments, *((one.path, one.external.tensor) for one in found)]
         self._known = {id(tensor): path for path, tensor in self._inputs}
-        self._starts = {tensor.data_ptr(): path for path, tensor in self._inputs}
+        self._starts = {address_of(tensor): path for path, tensor in self._inputs}
         self._now = self._progress()
-        if any(self._pool.found(one.external.tensor.data_ptr()) for one in found):
+        if any(self._pool.found(address_of(one.external.tensor)) for one in found):
             self.difference, self.is_suited = "state lies in the pool", False
         storages = {id(tensor.untyped_storage()) for _, tensor in self._inputs if tensor.numel()}
         if len(storages) != len(self._inputs):
@@ -209,7 +215,7 @@ class Follower(Recorder):
         known, starts, begin, end = self._known, self._starts, self._now.begin, self._now.end
         for tensor in tensors:
             if id(tensor) not in known:
-                address = tensor.data_ptr()
+                address = address_of(tensor)
                 if not begin <= address < end and address not in starts:
                     self._path(tensor)
         if op.writes:
@@ -236,7 +242,7 @@ class Follower(Recorder):
         path = self._known.get(id(tensor))
         if path is not None:
             return path
-        address = tensor.data_ptr()
+        address = address_of(tensor)
         path = self._starts.get(address)
         if path is not None or not address:
             return path
@@ -250,8 +256,7 @@ class Follower(Recorder):
 
     def _among_inputs(self, address: int) -> str | None:
         if not self._ranges:
-            storages = [(path, tensor.untyped_storage()) for path, tensor in self._inputs]
-            self._ranges = sorted((one.data_ptr(), one.data_ptr() + one.nbytes(), path) for path, one in storages)
+            self._ranges = sorted((*_reach(tensor.untyped_storage()), path) for path, tensor in self._inputs)
         at = bisect.bisect_right(self._ranges, (address, 1 << 64, "")) - 1
         if at < 0 or address >= self._ranges[at][1]:
             return None

@@ -127,9 +127,12 @@ class CudaPool:
     def make_room(self) -> bool:
         """Give memory that eager code left unused back to the device, where that is much: the pool has to take its own
         beside it. True if it was. What watched runs needed would stay in torch's cache for good."""
-        pool = self.reserved_bytes()
-        unused = torch.cuda.memory_reserved(self.device) - pool - torch.cuda.memory_allocated(self.device)
-        if unused < _MUCH:
+        pool, held = (
+            self.reserved_bytes(),
+            torch.cuda.memory_stats_as_nested_dict(self.device),
+        )  # a flat one costs 0.1 ms
+        reserved, allocated = (held[f"{kind}_bytes"]["all"]["current"] for kind in ("reserved", "allocated"))
+        if reserved - pool - allocated < _MUCH:
             return False
         try:
             torch.cuda.empty_cache()

@@ -21,6 +21,7 @@ from capture._facts import Where
 from capture._gradients import refuses
 from capture._observe import Watch
 from capture._operators import Operator, Traits, looked_up, shape_depends_on_data, tensors_in, tensors_out, written
+from capture._tensors import nbytes_of
 from capture._torch_private import generator_id, use_count
 from capture._torch_private_cuda import is_capturing
 from capture._torch_private_nodes import moved, node_of
@@ -234,7 +235,7 @@ def _unreadable(known: Traits, tensors: list[torch.Tensor]) -> str | None:
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_nested:
             return "a tensor that is not strided"
-        empty = empty or bool(not known.view and not tensor.untyped_storage().nbytes() and tensor.numel())
+        empty = empty or bool(not known.view and not nbytes_of(tensor.untyped_storage()) and tensor.numel())
     return "memory that was given up" if empty else None
 
 
