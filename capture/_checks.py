@@ -18,8 +18,10 @@ import torch
 from attrs import define, field
 
 from capture import _torch_private
+from capture._attribute_reads import Reads
 from capture._describe import Implicit
 from capture._fast import seen
+from capture._module_checks import Value, conditions, has, module_ids, values_of
 from capture._named import MISSING
 from capture._native_facts import apart_of, facts_of
 from capture._places import Place
@@ -42,7 +44,7 @@ def nothing_to_check(_: Sequence[Any]) -> int:
 class Checker:
     """Writes the check of one recording and follows tensors that move."""
 
-    scope: dict[str, Any] = field(factory=lambda: {"MISSING": MISSING})
+    scope: dict[str, Any] = field(factory=lambda: {"MISSING": MISSING, "has": has})
     structure: list[str] = field(factory=list)
     tensors: list[str] = field(factory=list)
     owners: list[tuple[str, tuple[How, ...], str]] = field(factory=list)
@@ -62,6 +64,8 @@ class Checker:
     guard: Callable[..., bool] | None = None
     """Compares the metadata of tensors in the places of ``owners``; made when one moves first."""
     _gather: Callable[[], list[torch.Tensor] | None] | None = None
+    values: list[Value] = field(factory=list)
+    """Attributes of modules that the body reads, and what they were."""
     modules: tuple[int, ...] = ()
     """``id`` of the attributes of all modules that were found, in order."""
     has_own_functions: bool = False
@@ -221,7 +225,7 @@ class Checker:
         scope = {name: value for name, value in self.scope.items() if name != "check"}
         made = Checker(scope, self.structure, self.tensors, self.owners, self.arguments, code=self.code)
         made.kinds, made.copied, made.watched, made.modules = self.kinds, copied, self.watched, self.modules
-        made.written = self.written
+        made.written, made.values = self.written, self.values
         if copied:
             scope["overlaps"] = functools.partial(overlap_any, copied, *scope["overlaps"].args[1:])
         made.run()
@@ -246,13 +250,15 @@ def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def make_checker(
     before: Snapshot, implicit: Sequence[Implicit], static_arguments: Sequence[tuple[int, str, torch.Tensor]],
-    replaced: set[str], leaves: Sequence[Any], copied: Sequence[int], written: set[str], like: Checker | None = None,
+    replaced: set[str], leaves: Sequence[Any], copied: Sequence[int], written: set[str], reads: Reads,
+    like: Checker | None = None,
 ) -> Checker:  # fmt: skip
-    """``replaced``: places the body itself gives new values, whose identity is not checked. ``copied``: positions of
-    copied arguments. ``written``: paths the body writes, arguments and static tensors. ``like``: the check of another
-    recording of the same function."""
+    """``reads``: attributes of modules that the body reads. ``replaced``: places the body itself gives new values,
+    whose identity is not checked. ``copied``: positions of copied arguments. ``written``: paths the body writes,
+    arguments and static tensors. ``like``: the check of another recording of the same function."""
     paths = {one.path for one in implicit} | {path for _, path, _ in static_arguments}
     checker = Checker(modules=module_ids(before), written=frozenset(written))
+    checker.values = values_of(before, reads)
     checker.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
     if like is not None and not replaced and _is_the_same(like, checker, implicit, static_arguments, leaves):
         return like.copy(checker.copied)
@@ -276,7 +282,7 @@ def make_checker(
     for position, path, tensor in static_arguments:
         if tensor.numel():
             checker.add_argument(position, path, tensor)
-    _add_modules(checker, before)
+    checker.structure += conditions(checker.name, before, reads)
     checker.settle_now({one.path: one.owners[0][1] for one in implicit}, leaves)
     checker.compile()
     return checker
@@ -292,6 +298,7 @@ def _is_the_same(
     """
     return (
         not like.has_own_functions
+        and [(one.module, one.name) for one in like.values] == [(one.module, one.name) for one in checker.values]
         and (like.modules, like.watched, bool(like.copied)) == (checker.modules, checker.watched, bool(checker.copied))
         and [(path, len(places)) for path, places, _ in like.owners] == [(o.path, len(o.owners)) for o in implicit]
         and not any(one.also for one in implicit)
@@ -317,11 +324,6 @@ def _looks_at(getter: Callable[[], Any], scope: dict[str, Any], owner: str, geom
 def _getter(checker: Checker, how: How) -> Callable[[], Any]:
     checker.has_own_functions = True
     return functools.partial(checker.held_by, how)
-
-
-def module_ids(before: Snapshot) -> tuple[int, ...]:
-    """``id`` of the attributes of each module: a check keeps those alive, so that they stay unique."""
-    return tuple([id(module.__dict__) for module in before.modules])
 
 
 def _add_owner(checker: Checker, before: Snapshot, place: Place, replaced: set[str], seen: set[str]) -> How:
@@ -365,36 +367,3 @@ def _expression(checker: Checker, place: Place) -> str:
         holder = own
     key = repr(place.name) if isinstance(place.name, (str, int)) else checker.name(place.name)
     return f"{checker.name(holder)}[{key}]"  # what is gone raises, which the check takes for a change
-
-
-def _add_modules(checker: Checker, before: Snapshot) -> None:
-    forwards = {type(module): type(module).forward for module in before.modules}
-    if forwards:
-        checker.structure.append(
-            " and ".join(f"{checker.name(kind)}.forward is {checker.name(f)}" for kind, f in forwards.items())
-        )
-    without = []  # a tuple of empty dicts is looked at fastest
-    for module in before.modules:
-        terms = []
-        own = module.__dict__
-        if "forward" in own:
-            terms.append(f"{checker.name(weakref.ref(module))}().__dict__.get('forward') is not None")
-        else:
-            terms.append(f"'forward' not in {checker.name(own)}")
-        children = checker.name(module._modules) if module._modules else ""
-        if children:
-            terms.append(f"len({children}) == {len(module._modules)}")
-            terms += [f"{children}[{k!r}] is {checker.name(v)}" for k, v in module._modules.items()]
-        for table in (module._parameters, module._buffers):
-            absent = [key for key, value in table.items() if value is None]
-            if absent:
-                name = checker.name(table)
-                terms += [f"{name}[{key!r}] is None" for key in absent]
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            if hooks:
-                terms.append(f"len({checker.name(hooks)}) == {len(hooks)}")
-            else:
-                without.append(hooks)
-        checker.structure.append(" and ".join(terms))
-    if without:
-        checker.structure.append(f"not any({checker.name(tuple(without))})")

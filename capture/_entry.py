@@ -7,13 +7,16 @@ from typing import Any, Literal
 
 from attrs import define, field
 
+from capture._attribute_reads import Reads
 from capture._bind import Key, deaths, names_the_dead
 from capture._facts import Facts
 from capture._fast import seen
 from capture._findings import SETTLING, Severity
 from capture._follow import Expected
+from capture._module_checks import Value, values_of
 from capture._node import Node
 from capture._plan import CapturePlan
+from capture._watched import Watched
 from capture.backends import Backend, Refusal
 
 Phase = Literal["cold", "warm", "ready", "eager"]
@@ -46,6 +49,10 @@ class Entry:
     """Two arguments lie on the same memory."""
     moves: dict[str, int] = field(factory=dict)
     """How often static tensors, by path, made the engine record again at another address."""
+    reads: Reads = field(factory=Reads)
+    """Attributes of modules that its runs read."""
+    values: list[Value] = field(factory=list)
+    """What they were after the last watched run."""
     unbindable: dict[str, Refusal] = field(factory=dict)
     """Static tensors, by path, to whose address no recording can be bound anew, and why."""
     nodes: list[Node] = field(factory=list)
@@ -56,6 +63,11 @@ class Entry:
     """Ranks that took part when this rank told the others of a run for this key."""
     region: Any = None
     """A ``Region`` if the results need gradients: what is recorded is the forward pass then."""
+
+    def note_reads(self, watched: Watched) -> None:
+        """A run read attributes."""
+        self.reads.note(watched.attributes_read)
+        self.values = values_of(watched.before, self.reads)
 
     def often_moved(self) -> frozenset[str]:
         """Static tensors, by path, that an engine which cannot bind them anew copies in."""

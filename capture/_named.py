@@ -37,6 +37,20 @@ class _Missing:
 MISSING = _Missing()
 
 
+_COMPARED = (int, str, bytes, torch.Size, torch.device)
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """The same object, or a number, text, bytes, size or device of the same type and value, bit for bit."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if type(one) is float:  # two zeros are others, and one NaN is itself
+        return bool(one.hex() == other.hex())
+    return type(one) in _COMPARED and bool(one == other)
+
+
 @frozen
 class Chain:
     """``root`` followed by attribute names: ``self.cfg.scale`` is ``("parameter", "self", ("cfg", "scale"))``."""
@@ -230,6 +244,16 @@ class NamedKey:
             if not isinstance(values[position], _OPENED) and type(values[position]) not in PLAIN_TYPES:
                 found += [".".join((self._parameters[position], *one)) for one in attributes]
         return found
+
+    def tell_apart(self, module: weakref.ref[Any], name: str, path: str) -> None:
+        """An attribute of a module is read from now on, too."""
+
+        def read() -> Any:
+            found = module()
+            return MISSING if found is None else found.__dict__.get(name, MISSING)
+
+        self._fixed.append(Source(read, module, name))
+        self._names[0].append(path)
 
     def add(self, chain: Chain, function: types.FunctionType, receiver: Any, receiver_name: str | None) -> None:
         """Follow one chain that the function names."""

@@ -21,7 +21,9 @@ from capture._fast import native
 from capture._named import MISSING, Source
 from capture._torch_private_layout import layout
 
-ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, CELL, ARGUMENT, APART = range(10)  # as in ``native/facts.c``
+ITEM, ABSENT, SIZE, ITEMS, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, CELL, ARGUMENT, APART = range(
+    11
+)  # as in ``native/facts.c``
 WEAK, TENSOR = 16, 48  # more to a kind: the object that a weak reference refers to is expected, and of its class
 Fact = tuple[int, Any, Any, Any, int]
 Scope = dict[str, Any]
@@ -94,6 +96,8 @@ def _all_of(node: ast.expr, scope: Scope) -> Iterator[Fact]:
             yield from ((SIZE, one, None, None, 0) for one in scope[name])
         case ast.Call(func=ast.Name(name), args=[]):
             yield GIVES, scope[name], None, True, 0
+        case ast.Call(func=ast.Name("has"), args=[ast.Name(own), ast.Name(wanted)]):
+            yield (ITEMS, scope[own], *scope[wanted], 0)
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             yield _compared(left, op, right, scope)
         case _:

@@ -47,6 +47,8 @@ _SEEDING = "seeding a generator, or setting its state,"
 class Watch(HigherOrderMode):
     """Writes down what a body does. ``undo``: keep the first contents of all external memory it writes."""
 
+    looks_at_modules = True
+
     @classmethod
     @override
     def _should_skip_dynamo(cls) -> bool:
@@ -303,16 +305,13 @@ class Watch(HigherOrderMode):
                 self.notes.reshaped.append(_shape_of(tensor))
 
     def _given(self) -> list[tuple[str, torch.Tensor]]:
-        """The tensors that the body got, with their paths."""
         return [(path, leaf) for path, one in self._leaves if (leaf := one()) is not None]
 
     def _is_address(self, number: int) -> bool:
         """It lies in memory that is the caller's."""
-        if number < _LEAST_ADDRESS:
-            return False
         given = [leaf.untyped_storage() for _, leaf in self._given() if leaf.layout is torch.strided]
-        storages = [*self.before.storages, *given]
-        return any(one.data_ptr() <= number < one.data_ptr() + one.nbytes() for one in storages)
+        places = [(one.data_ptr(), one.nbytes()) for one in (*self.before.storages, *given)]
+        return number > _LEAST_ADDRESS and any(begin <= number < begin + nbytes for begin, nbytes in places)
 
     def _see_addresses(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Memory that operators get by numbers. A copy of an argument lies elsewhere, with nothing beside it."""

@@ -14,7 +14,7 @@ from capture._fast import native, seen
 from capture._named import MISSING
 
 PlaceKind = Literal["argument", "attribute", "parameter", "buffer", "module", "item", "closure", "global", "root"]
-_MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"}
+MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"}
 
 
 @seen
@@ -108,7 +108,7 @@ def _members_of_module(module: torch.nn.Module, place: Place) -> tuple[list[Foun
 
 
 members_of_module = _members_of_module if native is None else functools.partial(
-    native.members_of_module, internals=_MODULE_INTERNALS
+    native.members_of_module, internals=MODULE_INTERNALS
 )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def own_places(module: torch.nn.Module, place: Place) -> list[Found]:
     own = module.__dict__
     found += [
         (Place("attribute", module, name, f"{path}.{name}", place), own[name])
-        for name in own if name not in _MODULE_INTERNALS
+        for name in own if name not in MODULE_INTERNALS
     ]  # fmt: skip
     return found
 

@@ -145,6 +145,7 @@ def _shares_with_state(captured: Captured, facts: Facts) -> bool:
 
 def take(captured: Captured, entry: Entry, facts: Facts, watched: Watched, described: Described) -> None:
     """Make and keep the plan of a watched run; warns, or raises as the annotation asks, if it is an eager one."""
+    entry.note_reads(watched)
     if watched.once and entry.settling < RETRIES:
         captured.log.add("plan", f"{watched.once}, which is done once: watched again")
         entry.settling += 1

@@ -20,8 +20,10 @@ from capture._compile import compile_plan
 from capture._entry import MOVES, Entry
 from capture._facts import LimitReached, Moved, Unbound
 from capture._lock import capture_lock
+from capture._module_checks import Value
 from capture._node import SAMPLED, Node
 from capture._tree import Tree
+from capture._trees import tree_for
 from capture.backends import Move, Recording, Refusal
 
 if TYPE_CHECKING:
@@ -37,11 +39,11 @@ def state_moved(
     begin = time.perf_counter()
     found = _moves(node, leaves)
     if found is None or not found[0]:
-        return _changed(captured, entry, values, tree)
+        return _changed(captured, entry, node, values, tree)
     moves, others = found
     outside = _outside(node, tree, moves)
     if outside is None:
-        return _changed(captured, entry, values, tree)
+        return _changed(captured, entry, node, values, tree)
     refusal, learned = _bind(captured, entry, node, values, leaves, tree, moves, others, outside=outside)
     if node.tree is None:  # the pool was given up meanwhile
         return captured.look_again(values)
@@ -253,8 +255,25 @@ def _text(moves: Sequence[Move]) -> str:
     return ", ".join(named) + (f" and {len(moves) - _NAMED} more" if len(moves) > _NAMED else "")
 
 
-def _changed(captured: Captured, entry: Entry, values: tuple[Any, ...], tree: Tree) -> Any:
+def tells_apart(captured: Captured, entry: Entry, known: Sequence[Value]) -> bool:
+    """Attributes of modules that the body reads are other values than those that are known: they are part of the key
+    from now on, and all that was recorded is dropped, as no call has one of the keys so far any more."""
+    others = [one for one in known if one.is_other()]
+    if not others:
+        return False
+    captured.log.add("drop", f"{others[0].path} is another value, and tells calls apart from now on")
+    if entry.backend is not None:
+        captured.forget(entry, tree_for(entry.backend))
+    for one in others:
+        captured.named.tell_apart(one.module, one.name, one.path)
+    captured.retire()
+    return True
+
+
+def _changed(captured: Captured, entry: Entry, node: Node, values: tuple[Any, ...], tree: Tree) -> Any:
     """More than an address: forget what was recorded and look again."""
+    if tells_apart(captured, entry, node.checker.values):
+        return captured.look_again(values)
     captured.log.add("drop", "modules or attributes the recording relies on were replaced")
     captured.forget(entry, tree)
     receiver = captured.receiver

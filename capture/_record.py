@@ -260,6 +260,7 @@ def _node(
     described, watched = recorded.described, recorded.watched
     assert described is not None
     assert watched is not None
+    entry.reads.note(watched.attributes_read)
     paths = [path for path, _ in call.paths()]
     static = [
         (one.position, paths[one.position], call.leaves[one.position])
@@ -273,7 +274,9 @@ def _node(
     followed = [*described.implicit, *described.guarded]
     latest = _latest.get(captured)
     like = latest() if latest is not None else None
-    checker = _checks.make_checker(watched.before, followed, static, replaced, call.leaves, copied, mutated, like)
+    checker = _checks.make_checker(
+        watched.before, followed, static, replaced, call.leaves, copied, mutated, entry.reads, like
+    )
     _latest[captured] = weakref.ref(checker)
     statics = {one.path: one.owners[0][1] for one in followed}
     read = {id(one) for one in statics.values()}

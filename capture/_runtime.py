@@ -1,8 +1,7 @@
 """Runtime: what a captured function does when it is called.
 
-Per key an ``Entry`` goes from ``cold`` (watch one eager run, make a plan) over ``warm`` to ``ready`` (record once
-per place in the tree, then replay), or to ``eager``. The plan decides; a check that fails makes new facts and a new
-plan, never an edited one.
+Per key an ``Entry`` goes from ``cold`` (watch one eager run, make a plan) over ``warm`` to ``ready`` (record once per
+place in the tree, then replay), or to ``eager``. The plan decides; a check that fails makes a new one, of new facts.
 """
 
 from __future__ import annotations
@@ -76,12 +75,12 @@ class Captured(Remarks):
         self._is_function = isinstance(function, types.FunctionType)
         self._defaults = getattr(function, "__defaults__", None)
         self._verifies = annotation.verify != "off"
-        self._names_nothing = receiver is None and named.is_empty() and not annotation.guards
+        self._is_alone = receiver is None and not annotation.guards
 
     @property
     def stateless(self) -> bool:
         """The key is made of modes and arguments alone."""
-        return self._names_nothing and not self.optimizers and not self.optimizers.modules()
+        return self._is_alone and self.named.is_empty() and not self.optimizers and not self.optimizers.modules()
 
     @property
     def receiver(self) -> Any:
@@ -216,6 +215,8 @@ class Captured(Remarks):
             if entry.plan is not None:
                 self.report(entry.plan)  # raises every time where the annotation asks for an error
             return self.run_eagerly(call, "this key cannot be recorded")
+        if entry.values and _rebind.tells_apart(self, entry, entry.values):
+            return self.look_again(values)
         backend = self.backend_of(entry, leaves)
         if backend is None:
             return self.unready(entry, values, leaves)
@@ -384,6 +385,8 @@ class Captured(Remarks):
             return self._limit_reached(entry, call, tree, pattern)
         if _inputs.shares_with_state(call, entry.plan):
             return self._overlapping(entry, call.values, call.leaves)
+        if entry.values and _rebind.tells_apart(self, entry, entry.values):
+            return self.look_again(call.values)
         if entry.nodes:
             self.log.counters.misses += 1
             self.log.add("miss", _difference.difference(self, entry, call, tree, pattern).difference)

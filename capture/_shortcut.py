@@ -25,7 +25,7 @@ from capture._entry import Entry
 from capture._fast import MISS, MOST_VALUES, native, no_way
 from capture._inputs import alias_pattern
 from capture._modules import registrations
-from capture._named import MISSING
+from capture._named import MISSING, same_value
 from capture._native_facts import flags_of, named_fact
 from capture._node import SAMPLED
 from capture._step import marks, steps_begun
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 _KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
 _SAME = (PLAIN_TYPES - {slice}) | {types.BuiltinFunctionType, type, type(MISSING)}
 """The same object of these types has the same key."""
-_COMPARED = (int, str, bytes, torch.Size, torch.device)
 _WATCHED = (types.FunctionType, torch.nn.Module)  # so has one of these, as long as its class is not replaced
 _NAMED = (*_WATCHED, torch.Tensor)  # and of a tensor that the body names, whether it needs a gradient
 _KEPT = 8  # shortcuts of equal shapes: some for each thread and mode
@@ -290,17 +289,6 @@ def _steps(tensors: tuple[bool, ...], stateless: bool, verifies: bool, sampled: 
         *(["    return replay(node, tree, values, leaves)"] if attaches else _REPLAY),
     ]
     return compile("\n".join(lines), "<capture shortcut>", "exec")
-
-
-def same_value(one: Any, other: Any) -> bool:
-    """The same object, or a number, text, bytes, size or device of the same type and value, bit for bit."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if type(one) is float:  # two zeros are others, and one NaN is itself
-        return bool(one.hex() == other.hex())
-    return type(one) in _COMPARED and bool(one == other)
 
 
 def _overlap(spans: Sequence[int], *begins: int) -> bool:

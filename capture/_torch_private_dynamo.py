@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from capture._replaced import replaced
@@ -11,8 +12,38 @@ from capture._replaced import replaced
 _hidden = False
 _WATCHING = (
     "_observe", "_watched", "_operators", "_tensors", "_where", "_state", "_places", "_host_reads", "_constants",
-    "backends",
+    "_attribute_reads", "_unkeyed", "backends",
 )  # fmt: skip
+
+
+def is_loaded() -> bool:
+    """Something else has loaded it."""
+    return "torch._dynamo" in sys.modules
+
+
+def around_compiling(begin: Callable[[], None], end: Callable[[], None]) -> Callable[[], None] | None:
+    """Call these before and after each compilation, until the function that this gives is called. None where torch has
+    no such callbacks: a look at attributes, which Dynamo would compile with the model, is left out then."""
+    handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+
+    def first(_: object) -> None:
+        begin()
+
+    def last(_: object) -> None:
+        end()
+
+    try:
+        handler.register_start_callback(first)
+        handler.register_end_callback(last)
+    except AttributeError:
+        return None
+
+    def remove() -> None:
+        with contextlib.suppress(ValueError):  # somebody cleared them all
+            handler.remove_start_callback(first)
+            handler.remove_end_callback(last)
+
+    return remove
 
 
 def graphs_compiled() -> int:
@@ -27,7 +58,7 @@ def hide_from_compiler() -> None:
     Without its table of skipped files it does compile that: slower at first, the same values.
     """
     global _hidden
-    if _hidden or "torch._dynamo" not in sys.modules:
+    if _hidden or not is_loaded():
         return
     _hidden = True
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")

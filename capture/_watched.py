@@ -13,6 +13,7 @@ import torch
 from attrs import define, field
 
 from capture import _changes, _host_random, _restore, _state
+from capture._attribute_reads import Read, attribute_reads
 from capture._call import Call
 from capture._constants import constants_on_host
 from capture._generators import default_generators
@@ -41,6 +42,7 @@ class Watched:
     changed: list[Change] = field(factory=list)
     versions: list[tuple[torch.Tensor, int]] = field(factory=list)
     gradients_read: list[torch.Tensor] = field(factory=list)
+    attributes_read: list[Read] = field(factory=list)
     states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
     """Generators as they were before, where they may have to be put back."""
     host_random: Any = None
@@ -52,7 +54,7 @@ class Watched:
     def forget(self) -> None:
         """Drop what the run made; frames of an error would keep it alive."""
         self.result = self.error = None
-        self.values, self.arguments, self.changed, self.gradients_read = (), [], [], []
+        self.values, self.arguments, self.changed, self.gradients_read, self.attributes_read = (), [], [], [], []
         self.watch.notes = Notes()
 
 
@@ -96,6 +98,8 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(no_autocast_cache())
             watched.gradients_read = around.enter_context(gradient_reads(watch.dropping(watched.versions)))
+            if watch.looks_at_modules:
+                watched.attributes_read = around.enter_context(attribute_reads(before.modules))
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
             watched.result = call.run(values)

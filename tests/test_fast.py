@@ -38,9 +38,8 @@ from capture import (
 )
 from capture._decorate import captured_states
 from capture._fast import MISS, native
-from capture._named import Source
+from capture._named import Source, same_value
 from capture._native_facts import ABSENT, APART, CELL, ITEM, SIZE, WEAK, named_fact
-from capture._shortcut import same_value
 from capture._tensors import same_bits
 from capture._torch_private_layout import counts_layout
 from capture.backends.cuda.pool import CudaPool

@@ -32,14 +32,14 @@ STAGES: tuple[frozenset[str], ...] = tuple(
             "_profile _containers _bind _ambient _named _places _state _changes _skeleton _restore _call _where "
             "_collectives _operators _native_facts"
         ),
-        "_host_reads _host_random _constants _syncs _generators _tensors _unkeyed",
+        "_attribute_reads _host_reads _host_random _constants _syncs _generators _tensors _unkeyed",
         "_notes _higher_order _packages _dropped _observe _watched _gradients _untold _describe _leaves",
         "_follow _optimizers",
         "backends",
         "_store _key_text",
         (
-            "_copies _deposit _outputs _plan_outputs _liveness _step _modules _node _moving _tree _trees _checks "
-            "_seeds _program _groups"
+            "_copies _deposit _outputs _plan_outputs _liveness _step _modules _node _moving _tree _trees "
+            "_module_checks _checks _seeds _program _groups"
         ),
         (
             "_remarks _entry _parked _inputs _ranks _autograd _shortcut _difference _planning _results _instead "

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { ITEM, ABSENT, SIZE, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, CELL, ARGUMENT, APART };
+enum { ITEM, ABSENT, SIZE, ITEMS, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, CELL, ARGUMENT, APART };
 #define WEAK 16   /* more to a kind: what is expected is what a weak reference refers to, of the class it has */
 #define TENSOR 48 /* and it needs a gradient, or not, as it does */
 
@@ -48,7 +48,7 @@ static int is_dict(PyObject *holder)
 static uint64_t version_of(const Fact *fact)
 {
 #if PY_VERSION_HEX < 0x030D0000
-    if (fact->kind <= SIZE && is_dict(fact->holder))
+    if (fact->kind <= ITEMS && is_dict(fact->holder))
         return ((PyDictObject *)fact->holder)->ma_version_tag;
 #endif
     (void)fact;
@@ -122,6 +122,39 @@ static int is_apart(const Fact *fact, uint64_t address)
     return fact->number == 0 || low == 0 || pieces[2 * low - 1] <= address;
 }
 
+/* A dict has none of the names in ``key``, and the pairs of name and value in ``expected``: 1, 0, -1. */
+static int has_items(const Fact *fact)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(fact->key); i++) {
+        int inside = PyDict_Contains(fact->holder, PyTuple_GET_ITEM(fact->key, i));
+        if (inside)
+            return inside < 0 ? -1 : 0;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(fact->expected); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(fact->expected, i);
+        PyObject *found = Py_XNewRef(PyDict_GetItemWithError(fact->holder, PyTuple_GET_ITEM(pair, 0)));
+        if (found == NULL)
+            return PyErr_Occurred() ? -1 : 0;
+        int same = same_value(found, PyTuple_GET_ITEM(pair, 1));
+        Py_DECREF(found);
+        if (same <= 0)
+            return same;
+    }
+    return 1;
+}
+
+static int are_items(PyObject *holder, PyObject *absent, PyObject *pairs)
+{
+    if (!is_dict(holder) || !PyTuple_Check(absent) || !PyTuple_Check(pairs))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(pairs, i);
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2)
+            return 0;
+    }
+    return 1;
+}
+
 static int holds(const Fact *fact, const uint64_t *addresses, Py_ssize_t count)
 {
     PyObject *found = NULL;
@@ -137,6 +170,8 @@ static int holds(const Fact *fact, const uint64_t *addresses, Py_ssize_t count)
         Py_ssize_t size = PyObject_Size(fact->holder);
         return size < 0 ? -1 : (uint64_t)size == fact->number;
     }
+    case ITEMS:
+        return has_items(fact);
     case ATTRIBUTE:
         found = PyObject_GetAttr(fact->holder, fact->key);
         break;
@@ -246,6 +281,7 @@ static int fact_of(PyObject *given, Fact *fact)
     fact->kind &= ~TENSOR;
     int odd = fact->kind < ITEM || fact->kind > APART || (weak && !PyWeakref_Check(fact->expected)) ||
               (fact->kind == CELL && !PyCell_Check(fact->holder)) || (fact->kind == ABSENT && !PyDict_Check(fact->holder)) ||
+              (fact->kind == ITEMS && !are_items(fact->holder, fact->key, fact->expected)) ||
               (fact->kind >= ARGUMENT && !PyLong_Check(fact->key)) ||
               (fact->kind == APART && !PyBytes_Check(fact->expected));
     if (odd) {

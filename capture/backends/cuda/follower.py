@@ -65,6 +65,8 @@ class _Progress:
 class Follower(Recorder):
     """A recorder that expects to see nothing new."""
 
+    looks_at_modules = False
+
     def __init__(self, pool: CudaPool, expected: Expected) -> None:
         super().__init__(pool, set(), frozenset())
         self.expected = expected

@@ -1,0 +1,119 @@
+"""Module checks: are the modules that a recording relies on as they were, beside their tensors?
+
+Conditions on submodules, hooks, ``forward`` and plain values that the body read of them, as text for the check.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from capture._attribute_reads import Reads
+from capture._named import MISSING, same_value
+from capture._state import Snapshot
+
+Name = Callable[[Any], str]
+"""Gives a value a name in the scope of the check."""
+
+
+def has(own: dict[str, Any], wanted: tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]) -> bool:
+    """A dict has none of some names, and these values."""
+    absent, there = wanted
+    return not any(name in own for name in absent) and all(same_value(own[name], value) for name, value in there)
+
+
+@frozen
+class Value:
+    """An attribute of a module as it was; ``kept``: see there."""
+
+    module: weakref.ref[torch.nn.Module]
+    name: str
+    path: str
+    kept: Any
+
+    def is_other(self) -> bool:
+        """It is another value now."""
+        module = self.module()
+        now = MISSING if module is None else kept(module.__dict__.get(self.name, MISSING))
+        return not (same_value(now, self.kept) or (type(now) is tuple and now == self.kept))
+
+
+def kept(value: Any) -> Any:
+    """A value, or what was in a list or dict then."""
+    return tuple(value.items()) if type(value) is dict else tuple(value) if type(value) is list else value
+
+
+def module_ids(before: Snapshot) -> tuple[int, ...]:
+    """``id`` of the attributes of each module: a check keeps those alive, so that they stay unique."""
+    return tuple([id(module.__dict__) for module in before.modules])
+
+
+def values_of(before: Snapshot, reads: Reads) -> list[Value]:
+    """The values that bodies read of these modules, as they are now."""
+    found = []
+    for module, (place, _) in zip(before.modules, before.tables, strict=True):
+        absent, there = reads.of(module)
+        pairs = [*((name, MISSING) for name in absent), *there]
+        found += [Value(weakref.ref(module), name, f"{place.path}.{name}", kept(one)) for name, one in pairs]
+    return found
+
+
+def _of_values(name_of: Name, module: torch.nn.Module, reads: Reads) -> list[str]:
+    """Conditions on what the body reads of a module beside tensors and submodules, and on its own ``forward``."""
+    own = module.__dict__
+    absent, there = reads.of(module)
+    if "forward" in own:  # a captured instance, which its own __dict__ would keep alive
+        held = f"{name_of(weakref.ref(module))}().__dict__.get"
+        terms = [f"{held}('forward') is not None"]
+        terms += [f"{held}({name!r}, MISSING) is {name_of(value)}" for name, value in there if name != "forward"]
+    elif absent or there:
+        terms = [f"has({name_of(own)}, {name_of((('forward', *absent), tuple(there)))})"]
+        if absent:
+            wanted = name_of((tuple(absent), ()))
+            terms += [
+                f"has({name_of(one)}, {wanted})" for one in (module._parameters, module._buffers, module._modules)
+            ]
+    else:
+        terms = [f"'forward' not in {name_of(own)}"]
+    for _, value in there:
+        if type(value) in (dict, list):
+            table = name_of(value)
+            terms.append(f"len({table}) == {len(value)}")
+            if type(value) is dict:
+                terms.append(f"has({table}, {name_of(((), tuple(value.items())))})")
+            else:
+                terms += [f"{table}[{index}] is {name_of(one)}" for index, one in enumerate(value)]
+    return terms
+
+
+def conditions(name_of: Name, before: Snapshot, reads: Reads) -> list[str]:
+    """One for each module, and a few for all."""
+    found = []
+    forwards = {type(module): type(module).forward for module in before.modules}
+    if forwards:
+        found.append(" and ".join(f"{name_of(kind)}.forward is {name_of(f)}" for kind, f in forwards.items()))
+    without = []  # a tuple of empty dicts is looked at fastest
+    for module in before.modules:
+        terms = _of_values(name_of, module, reads)
+        children = name_of(module._modules) if module._modules else ""
+        if children:
+            terms.append(f"len({children}) == {len(module._modules)}")
+            terms += [f"{children}[{k!r}] is {name_of(v)}" for k, v in module._modules.items()]
+        for table in (module._parameters, module._buffers):
+            absent = [key for key, value in table.items() if value is None]
+            if absent:
+                name = name_of(table)
+                terms += [f"{name}[{key!r}] is None" for key in absent]
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            if hooks:
+                terms.append(f"len({name_of(hooks)}) == {len(hooks)}")
+            else:
+                without.append(hooks)
+        found.append(" and ".join(terms))
+    if without:
+        found.append(f"not any({name_of(tuple(without))})")
+    return found
