@@ -31,16 +31,21 @@ class Reads:
     """The attributes that bodies read so far, without keeping the modules alive."""
 
     def __init__(self) -> None:
-        self._names: dict[weakref.ref[torch.nn.Module], dict[str, None]] = {}
+        self._names: dict[int, tuple[weakref.ref[torch.nn.Module], dict[str, None]]] = {}
+        """By ``id`` of the module: users' modules may compare as they like."""
 
     def note(self, read: Iterable[Read]) -> None:
         """These were read."""
         for module, name in read:
-            self._names.setdefault(weakref.ref(module), {})[name] = None
+            known = self._names.get(id(module))
+            if known is None or known[0]() is not module:
+                known = self._names[id(module)] = weakref.ref(module), {}
+            known[1][name] = None
 
     def of(self, module: torch.nn.Module) -> tuple[list[str], list[tuple[str, Any]]]:
         """Names that a module has not, and those of plain values that it has, with these."""
-        names, own = self._names.get(weakref.ref(module), {}), module.__dict__
+        known, own = self._names.get(id(module)), module.__dict__
+        names = known[1] if known is not None and known[0]() is module else {}
         absent = [name for name in names if name not in own]
         return absent, [(name, own[name]) for name in names if name in own and is_plain(own[name])]
 

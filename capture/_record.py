@@ -260,7 +260,8 @@ def _node(
     described, watched = recorded.described, recorded.watched
     assert described is not None
     assert watched is not None
-    entry.reads.note(watched.attributes_read)
+    if watched.attributes_read:
+        entry.note_reads(watched)
     paths = [path for path, _ in call.paths()]
     static = [
         (one.position, paths[one.position], call.leaves[one.position])

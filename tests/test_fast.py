@@ -38,8 +38,9 @@ from capture import (
 )
 from capture._decorate import captured_states
 from capture._fast import MISS, native
+from capture._module_checks import has
 from capture._named import Source, same_value
-from capture._native_facts import ABSENT, APART, CELL, ITEM, SIZE, WEAK, named_fact
+from capture._native_facts import ABSENT, APART, CELL, ITEM, ITEMS, SIZE, WEAK, named_fact
 from capture._tensors import same_bits
 from capture._torch_private_layout import counts_layout
 from capture.backends.cuda.pool import CudaPool
@@ -992,6 +993,28 @@ def test_facts_of_a_dict_are_looked_at_after_each_change() -> None:
         for change, holds in changes:
             change()
             assert (facts(), facts()) == (holds, holds)
+
+
+def test_items_of_a_dict_are_one_fact() -> None:
+    """As ``has`` says in Python, after each change."""
+    own: dict[str, Any] = {"a": 0.5, "b": "text", "c": None, "f": len}
+    wanted = (("gone", "not there"), tuple(own.items()))
+    facts = native.Facts(((ITEMS, own, *wanted, 0),), None)
+    changes: list[dict[str, Any]] = [
+        {"a": 0.25}, {"a": float("0.5")}, {"a": 0}, {"a": 0.5, "b": "te" + "xt"}, {"c": False}, {"c": None}, {"f": max},
+        {"f": len, "more": 1}, {"gone": None},
+    ]  # fmt: skip
+    assert facts()
+    for change in changes:
+        own.update(change)
+        assert (facts(), facts()) == (has(own, wanted),) * 2
+    del own["gone"]
+    assert facts()
+    del own["b"]
+    assert not facts()
+    for odd in ((own, ["a"], ()), (own, (), ("ab",)), ([], (), ()), (own, (), [("a", 1)])):
+        with pytest.raises(ValueError, match="no such fact"):
+            native.Facts(((ITEMS, *odd, 0),), None)
 
 
 def test_many_recordings_and_many_shapes(way: str) -> None:
