@@ -1012,7 +1012,8 @@ def test_items_of_a_dict_are_one_fact() -> None:
     assert facts()
     del own["b"]
     assert not facts()
-    for odd in ((own, ["a"], ()), (own, (), ("ab",)), ([], (), ()), (own, (), [("a", 1)])):
+    odds: list[tuple[Any, Any, Any]] = [(own, ["a"], ()), (own, (), ("ab",)), ([], (), ()), (own, (), [("a", 1)])]
+    for odd in odds:
         with pytest.raises(ValueError, match="no such fact"):
             native.Facts(((ITEMS, *odd, 0),), None)
 
