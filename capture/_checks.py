@@ -298,7 +298,7 @@ def _is_the_same(
     """
     return (
         not like.has_own_functions
-        and [(id(one.module()), one.name) for one in like.values] == [(id(o.module()), o.name) for o in checker.values]
+        and [(id(one.holder()), one.name) for one in like.values] == [(id(o.holder()), o.name) for o in checker.values]
         and (like.modules, like.watched, bool(like.copied)) == (checker.modules, checker.watched, bool(checker.copied))
         and [(path, len(places)) for path, places, _ in like.owners] == [(o.path, len(o.owners)) for o in implicit]
         and not any(one.also for one in implicit)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from capture._attribute_reads import Reads
+from capture._attribute_reads import Reads, near_objects
 from capture._named import MISSING, same_value
 from capture._state import Snapshot
 
@@ -28,17 +28,17 @@ def has(own: dict[str, Any], wanted: tuple[tuple[str, ...], tuple[tuple[str, Any
 
 @frozen
 class Value:
-    """An attribute of a module as it was; ``kept``: see there."""
+    """An attribute of a module, or of an object, as it was; ``kept``: see there."""
 
-    module: weakref.ref[torch.nn.Module]
+    holder: weakref.ref[Any]
     name: str
     path: str
     kept: Any
 
     def is_other(self) -> bool:
         """It is another value now."""
-        module = self.module()
-        now = MISSING if module is None else kept(module.__dict__.get(self.name, MISSING))
+        holder = self.holder()
+        now = MISSING if holder is None else kept(holder.__dict__.get(self.name, MISSING))
         return not (same_value(now, self.kept) or (type(now) is tuple and now == self.kept))
 
 
@@ -53,12 +53,13 @@ def module_ids(before: Snapshot) -> tuple[int, ...]:
 
 
 def values_of(before: Snapshot, reads: Reads) -> list[Value]:
-    """The values that bodies read of these modules, as they are now."""
+    """The values that bodies read, as they are now."""
     found = []
-    for module, (place, _) in zip(before.modules, before.tables, strict=True):
-        absent, there = reads.of(module)
+    modules = zip(before.modules, [place.path for place, _ in before.tables], strict=True)
+    for holder, path in (*modules, *near_objects(before)):
+        absent, there = reads.of(holder)
         pairs = [*((name, MISSING) for name in absent), *there]
-        found += [Value(weakref.ref(module), name, f"{place.path}.{name}", kept(one)) for name, one in pairs]
+        found += [Value(weakref.ref(holder), name, f"{path}.{name}", kept(one)) for name, one in pairs]
     return found
 
 
@@ -79,6 +80,11 @@ def _of_values(name_of: Name, module: torch.nn.Module, reads: Reads) -> list[str
             ]
     else:
         terms = [f"'forward' not in {name_of(own)}"]
+    return terms + _of_members(name_of, there)
+
+
+def _of_members(name_of: Name, there: list[tuple[str, Any]]) -> list[str]:
+    terms = []
     for _, value in there:
         if type(value) in (dict, list):
             table = name_of(value)
@@ -116,4 +122,9 @@ def conditions(name_of: Name, before: Snapshot, reads: Reads) -> list[str]:
         found.append(" and ".join(terms))
     if without:
         found.append(f"not any({name_of(tuple(without))})")
+    for holder, _ in near_objects(before):
+        absent, there = reads.of(holder)
+        if absent or there:
+            terms = [f"has({name_of(holder.__dict__)}, {name_of((tuple(absent), tuple(there)))})"]
+            found.append(" and ".join(terms + _of_members(name_of, there)))
     return found

@@ -246,14 +246,14 @@ class NamedKey:
                 found += [".".join((self._parameters[position], *one)) for one in attributes]
         return found
 
-    def tell_apart(self, module: weakref.ref[Any], name: str, path: str) -> None:
-        """An attribute of a module is read from now on, too."""
+    def tell_apart(self, holder: weakref.ref[Any], name: str, path: str) -> None:
+        """An attribute of a module or an object is read from now on, too."""
 
         def read() -> Any:
-            found = module()
+            found = holder()
             return MISSING if found is None else found.__dict__.get(name, MISSING)
 
-        self._fixed.append(Source(read, module, name))
+        self._fixed.append(Source(read, holder, name))
         self._names[0].append(path)
 
     def add(self, chain: Chain, function: types.FunctionType, receiver: Any, receiver_name: str | None) -> None:

@@ -265,7 +265,7 @@ def tells_apart(captured: Captured, entry: Entry, known: Sequence[Value]) -> boo
     if entry.backend is not None:
         captured.forget(entry, tree_for(entry.backend))
     for one in others:
-        captured.named.tell_apart(one.module, one.name, one.path)
+        captured.named.tell_apart(one.holder, one.name, one.path)
     captured.retire()
     return True
 

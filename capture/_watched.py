@@ -99,7 +99,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
             around.enter_context(no_autocast_cache())
             watched.gradients_read = around.enter_context(gradient_reads(watch.dropping(watched.versions)))
             if watch.looks_at_modules:
-                watched.attributes_read = around.enter_context(attribute_reads(before.modules))
+                watched.attributes_read = around.enter_context(attribute_reads(before))
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
             watched.result = call.run(values)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import types
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -242,3 +246,91 @@ def test_the_bodys_own_compiler_is_not_in_the_way() -> None:
             x = torch.full((2, 8), float(number))
             assert torch.equal(captured(x), net(x))
     assert "__getattribute__" not in nn.Module.__dict__
+
+
+class Agent:
+    """No module: its methods read what the captured one does not name."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Linear(8, 8)
+        self.epsilon, self.unread, self.scales = 0.5, 0, {"a": 2.0}
+
+    def noisy(self, x: Tensor) -> Tensor:
+        found: Tensor = self.net(x) * self.epsilon + self.scales["a"]
+        return found if not hasattr(self, "greedy") else found.relu()
+
+    def act(self, x: Tensor) -> Tensor:
+        return self.noisy(x)
+
+    @capture
+    def step(self, x: Tensor) -> Tensor:
+        return self.noisy(x)
+
+
+class Odd(Agent):
+    """Has a look-up of its own, and compares as it likes."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @override
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__("scales" if name == "alias" else name)
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+@dataclass(eq=False)
+class Record(Agent):
+    extra: int = 1
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+
+CHANGES: dict[str, Callable[[Agent], Any]] = {
+    "a number": lambda agent: setattr(agent, "epsilon", 0.25),
+    "in a dict": lambda agent: agent.scales.update(a=3.0),
+    "one that was not there": lambda agent: setattr(agent, "greedy", True),
+    "all of them": lambda agent: vars(agent).update(epsilon=0.125, scales={"a": 1.0}, greedy=1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [(Agent, "method"), (Agent, "bound"), (Agent, "closure"), (Odd, "bound"), (Odd, "closure"), (Record, "method")],
+)
+def test_objects_that_a_body_is_bound_to_or_names(change: str, form: str, kind: type[Agent]) -> None:
+    mine, theirs = kind(), kind()
+    if form == "method":
+        function: Any = mine.step
+    else:
+        function = capture(mine.act if form == "bound" else lambda x: mine.act(x))
+    with torch.no_grad():
+        for number in range(12):
+            if number == 4:
+                for one in (mine, theirs):
+                    CHANGES[change](one)
+            for one in (mine, theirs):
+                one.unread = number
+            x = torch.full((2, 8), float(number))
+            assert torch.equal(function(x), theirs.act(x))
+    counted = recordings(function)
+    assert (counted.recordings, counted.eager_calls) == (2, 0)
+    assert "__getattribute__" not in Agent.__dict__
+    assert type(Odd.__dict__["__getattribute__"]) is types.FunctionType
+
+
+def test_nothing_keeps_an_object_alive() -> None:
+    agent = Agent()
+    with torch.no_grad():
+        for number in range(6):
+            agent.epsilon = 1.0 + number // 3
+            agent.step(torch.ones(2, 8))
+    gone = weakref.ref(agent)
+    del agent
+    gc.collect()
+    assert gone() is None
