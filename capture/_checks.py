@@ -65,7 +65,7 @@ class Checker:
     """Compares the metadata of tensors in the places of ``owners``; made when one moves first."""
     _gather: Callable[[], list[torch.Tensor] | None] | None = None
     values: list[Value] = field(factory=list)
-    """Attributes of modules that the body reads, and what they were."""
+    """Attributes that the body reads, and what they were."""
     modules: tuple[int, ...] = ()
     """``id`` of the attributes of all modules that were found, in order."""
     has_own_functions: bool = False
@@ -253,7 +253,7 @@ def make_checker(
     replaced: set[str], leaves: Sequence[Any], copied: Sequence[int], written: set[str], reads: Reads,
     like: Checker | None = None,
 ) -> Checker:  # fmt: skip
-    """``reads``: attributes of modules that the body reads. ``replaced``: places the body itself gives new values,
+    """``reads``: attributes that the body reads. ``replaced``: places the body itself gives new values,
     whose identity is not checked. ``copied``: positions of copied arguments. ``written``: paths the body writes,
     arguments and static tensors. ``like``: the check of another recording of the same function."""
     paths = {one.path for one in implicit} | {path for _, path, _ in static_arguments}

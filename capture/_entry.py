@@ -50,7 +50,7 @@ class Entry:
     moves: dict[str, int] = field(factory=dict)
     """How often static tensors, by path, made the engine record again at another address."""
     reads: Reads = field(factory=Reads)
-    """Attributes of modules that its runs read."""
+    """Attributes that its runs read."""
     values: list[Value] = field(factory=list)
     """What they were after the last watched run."""
     unbindable: dict[str, Refusal] = field(factory=dict)

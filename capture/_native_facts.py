@@ -21,9 +21,8 @@ from capture._fast import native
 from capture._named import MISSING, Source
 from capture._torch_private_layout import layout
 
-ITEM, ABSENT, SIZE, ITEMS, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, CELL, ARGUMENT, APART = range(
-    11
-)  # as in ``native/facts.c``
+# as in ``native/facts.c``
+ITEM, ABSENT, SIZE, ITEMS, ATTRIBUTE, GIVES, BELOW, BELOW_ANY, CELL, ARGUMENT, APART = range(11)
 WEAK, TENSOR = 16, 48  # more to a kind: the object that a weak reference refers to is expected, and of its class
 Fact = tuple[int, Any, Any, Any, int]
 Scope = dict[str, Any]

@@ -256,8 +256,8 @@ def _text(moves: Sequence[Move]) -> str:
 
 
 def tells_apart(captured: Captured, entry: Entry, known: Sequence[Value]) -> bool:
-    """Attributes of modules that the body reads are other values than those that are known: they are part of the key
-    from now on, and all that was recorded is dropped, as no call has one of the keys so far any more."""
+    """Attributes that the body reads are other values than those that are known: they are part of the key from now on,
+    and all that was recorded is dropped, as no call has one of the keys so far any more."""
     others = [one for one in known if one.is_other()]
     if not others:
         return False

@@ -90,6 +90,10 @@ def _quieter(module: nn.Module) -> None:
         module.gain = 0.1
 
 
+def _halved(net: Net) -> dict[str, Tensor]:
+    return {name: tensor.detach() / 2 for name, tensor in net.state_dict().items()}
+
+
 EVENTS: dict[str, Callable[[Net], Any]] = {
     "a flag behind a property": _set("_is_off", True),
     "a number that a function reads": _set("gain", 2.5),
@@ -102,6 +106,8 @@ EVENTS: dict[str, Callable[[Net], Any]] = {
     "a parameter that was not there": lambda net: _layer(net).register_parameter("extra", nn.Parameter(torch.ones(1))),
     "of torch's module": lambda net: setattr(net.drop, "p", 0.25),
     "in all layers": lambda net: net.apply(_quieter),
+    "while parameters move": lambda net: net.apply(_quieter).load_state_dict(net.state_dict(), assign=True),
+    "while parameters are others": lambda net: net.apply(_quieter).load_state_dict(_halved(net), assign=True),
 }
 
 
