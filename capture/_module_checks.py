@@ -23,7 +23,14 @@ Name = Callable[[Any], str]
 def has(own: dict[str, Any], wanted: tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]) -> bool:
     """A dict has none of some names, and these values."""
     absent, there = wanted
-    return not any(name in own for name in absent) and all(same_value(own[name], value) for name, value in there)
+    for name in absent:
+        if name in own:
+            return False
+    for name, value in there:  # loops: generators take three times as long
+        found = own[name]
+        if found is not value and not same_value(found, value):
+            return False
+    return True
 
 
 @frozen
