@@ -6,13 +6,13 @@ values that a body read are looked at before every replay.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -76,10 +76,10 @@ class _Stand:
             if read is not None:
                 read[id(holder), name] = None
                 self._reader.look_for_compiler()
-        if self._kind is torch.nn.Module:
-            return object.__getattribute__(holder, name)
         if self.own is not None:
             return self.own(holder, name)
+        if self._kind is torch.nn.Module:
+            return object.__getattribute__(holder, name)  # in half the time
         return super(self._kind, holder).__getattribute__(name)  # type: ignore[arg-type]
 
 
@@ -147,14 +147,15 @@ class _Reader:
                     kind.__getattribute__ = own  # type: ignore[method-assign]
             for kind in wanted - self._stands.keys():
                 stand = _Stand(self, kind)
-                kind.__getattribute__ = stand  # type: ignore[method-assign, assignment]
-                self._stands[kind] = stand
+                with contextlib.suppress(AttributeError, TypeError):  # a metaclass may let nobody change its classes
+                    kind.__getattribute__ = stand  # type: ignore[method-assign, assignment]
+                    self._stands[kind] = stand
 
 
 _reader = _Reader()
 
 
-@contextmanager
+@contextlib.contextmanager
 def attribute_reads(before: Snapshot) -> Iterator[list[Read]]:
     """The attributes that code in this thread reads in the block, in order, once the block is over."""
     found: list[Read] = []

@@ -330,6 +330,26 @@ def test_objects_that_a_body_is_bound_to_or_names(change: str, form: str, kind: 
     assert type(Odd.__dict__["__getattribute__"]) is types.FunctionType
 
 
+class Sealed(type):
+    @override
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise AttributeError(f"{cls.__name__} is sealed")
+
+
+class SealedAgent(Agent, metaclass=Sealed):
+    pass
+
+
+def test_a_class_that_nobody_may_change() -> None:
+    agent = SealedAgent()
+    captured = capture(lambda x: agent.act(x))
+    with torch.no_grad():
+        for number in range(CALLS):
+            x = torch.full((2, 8), float(number))
+            assert torch.equal(captured(x), agent.act(x))
+    assert recordings(captured).replays > 0
+
+
 def test_nothing_keeps_an_object_alive() -> None:
     agent = Agent()
     with torch.no_grad():
