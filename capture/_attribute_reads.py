@@ -128,11 +128,11 @@ class _Reader:
             if self._remove is None:
                 self._step_aside()
 
-    def _step_aside(self) -> None:
+    def _step_aside(self, _: object = None) -> None:
         self._is_aside = True
         self._arrange()
 
-    def _come_back(self) -> None:
+    def _come_back(self, _: object) -> None:
         self._is_aside = False
         self._arrange()
 
@@ -193,10 +193,9 @@ def _is_own(holder: Any, name: str) -> bool:
     """It is in the ``__dict__``, or nowhere: a method or a property is of the class."""
     if name in holder.__dict__ or name.startswith("__"):
         return name in holder.__dict__
-    if not isinstance(holder, torch.nn.Module):
-        return not hasattr(type(holder), name)
-    there = (holder._parameters, holder._buffers, holder._modules)
-    return not any(name in table for table in there) and not hasattr(type(holder), name)
+    is_module = isinstance(holder, torch.nn.Module)
+    tables = (holder._parameters, holder._buffers, holder._modules) if is_module else ()
+    return not any(name in table for table in tables) and not hasattr(type(holder), name)
 
 
 def is_plain(value: Any) -> bool:

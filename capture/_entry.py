@@ -52,7 +52,7 @@ class Entry:
     reads: Reads = field(factory=Reads)
     """Attributes that its runs read."""
     values: list[Value] = field(factory=list)
-    """What they were after the last watched run."""
+    """What they were after the last of those."""
     unbindable: dict[str, Refusal] = field(factory=dict)
     """Static tensors, by path, to whose address no recording can be bound anew, and why."""
     nodes: list[Node] = field(factory=list)
@@ -65,7 +65,7 @@ class Entry:
     """A ``Region`` if the results need gradients: what is recorded is the forward pass then."""
 
     def note_reads(self, watched: Watched) -> None:
-        """A run read attributes."""
+        """A watched run read attributes."""
         self.reads.note(watched.attributes_read)
         self.values = values_of(watched.before, self.reads)
 

@@ -7,7 +7,6 @@ and are taken off again afterwards.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,14 +16,13 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import get_default_nowrap_functions
 
-from capture._replaced import replaced
+from capture._replaced import is_asked_by_users, replaced
 
 _NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__", "apply_", "map_", "map2_")
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 _GRAD: Any = torch.Tensor.grad
 _looking: list[torch.Tensor] = []
 """Whose ``grad`` this library looks at now."""
-_TRUSTED = ("capture", "torch", "triton")
 _EXPORTS = ("__dlpack__", "__cuda_array_interface__")
 
 get_default_nowrap_functions()  # torch keeps what it finds on its first look, and importing dynamo is one (2.11 raises)
@@ -60,10 +58,8 @@ def _address(original: Any, note: Callable[[str], None], thread: int) -> Any:
 
     @functools.wraps(original)
     def read(holder: Any) -> Any:
-        if threading.get_ident() == thread and holder.device.type == "cpu":
-            caller = sys._getframe(1).f_globals.get("__name__", "")
-            if caller.partition(".")[0] not in _TRUSTED:
-                note("data_ptr")
+        if threading.get_ident() == thread and holder.device.type == "cpu" and is_asked_by_users():
+            note("data_ptr")
         return original(holder)
 
     return read

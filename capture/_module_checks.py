@@ -1,12 +1,13 @@
 """Module checks: are the modules that a recording relies on as they were, beside their tensors?
 
-Conditions on submodules, hooks, ``forward`` and plain values that the body read of them, as text for the check.
+Conditions on submodules, hooks, ``forward`` and plain values that the body read, of objects near it, too, as text for
+the check.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -78,26 +79,28 @@ def _of_values(name_of: Name, module: torch.nn.Module, reads: Reads) -> list[str
         held = f"{name_of(weakref.ref(module))}().__dict__.get"
         terms = [f"{held}('forward') is not None"]
         terms += [f"{held}({name!r}, MISSING) is {name_of(value)}" for name, value in there if name != "forward"]
-    elif absent or there:
-        terms = [f"has({name_of(own)}, {name_of((('forward', *absent), tuple(there)))})"]
-        if absent:
-            wanted = name_of((tuple(absent), ()))
-            terms += [
-                f"has({name_of(one)}, {wanted})" for one in (module._parameters, module._buffers, module._modules)
-            ]
+    elif not (absent or there):
+        terms = [f"'forward' not in {name_of(own)}"]  # in a third of the time, without C
     else:
-        terms = [f"'forward' not in {name_of(own)}"]
+        terms = [_has(name_of, own, ("forward", *absent), there)]
+        tables = (module._parameters, module._buffers, module._modules) if absent else ()
+        terms += [_has(name_of, table, absent, ()) for table in tables]
     return terms + _of_members(name_of, there)
 
 
+def _has(name_of: Name, own: dict[Any, Any], absent: Iterable[str], there: Iterable[tuple[Any, Any]]) -> str:
+    return f"has({name_of(own)}, {name_of((tuple(absent), tuple(there)))})"
+
+
 def _of_members(name_of: Name, there: list[tuple[str, Any]]) -> list[str]:
+    """Conditions on what is in the small lists and dicts among these values."""
     terms = []
     for _, value in there:
         if type(value) in (dict, list):
             table = name_of(value)
             terms.append(f"len({table}) == {len(value)}")
             if type(value) is dict:
-                terms.append(f"has({table}, {name_of(((), tuple(value.items())))})")
+                terms.append(_has(name_of, value, (), value.items()))
             else:
                 terms += [f"{table}[{index}] is {name_of(one)}" for index, one in enumerate(value)]
     return terms
@@ -132,6 +135,6 @@ def conditions(name_of: Name, before: Snapshot, reads: Reads) -> list[str]:
     for holder, _ in near_objects(before):
         absent, there = reads.of(holder)
         if absent or there:
-            terms = [f"has({name_of(holder.__dict__)}, {name_of((tuple(absent), tuple(there)))})"]
-            found.append(" and ".join(terms + _of_members(name_of, there)))
+            terms = [_has(name_of, holder.__dict__, absent, there), *_of_members(name_of, there)]
+            found.append(" and ".join(terms))
     return found

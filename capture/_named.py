@@ -1,7 +1,7 @@
 """Names: the globals, closure cells and attribute chains that a function's own code mentions.
 
-Read from bytecode once per function. What deeper code reads of modules is found while it is watched
-(``_attribute_reads``); what it reads elsewhere is not here: ``guards=`` is the answer to that.
+Read from bytecode once per function. What deeper code reads of modules, and of objects near the body, is found while it
+is watched (``_attribute_reads``); what it reads elsewhere is not here: ``guards=`` is the answer to that.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from capture._operators import (
 )
 from capture._state import Snapshot
 from capture._syncs import device_syncs
-from capture._tensors import is_part_of_one, nbytes_of, storage_of
+from capture._tensors import is_part_of_one, memory_of, nbytes_of, storage_of
 from capture._torch_private import autocast_inside, generator_id
 from capture._torch_private_operators import is_higher_order, resolving_conjugates
 from capture._torch_private_subclass import is_wrapper, only_shapes
@@ -47,7 +47,7 @@ _SEEDING = "seeding a generator, or setting its state,"
 class Watch(HigherOrderMode):
     """Writes down what a body does. ``undo``: keep the first contents of all external memory it writes."""
 
-    looks_at_modules = True
+    notes_attributes = True
 
     @classmethod
     @override
@@ -309,9 +309,10 @@ class Watch(HigherOrderMode):
 
     def _is_address(self, number: int) -> bool:
         """It lies in memory that is the caller's."""
+        if number < _LEAST_ADDRESS:
+            return False
         given = [leaf.untyped_storage() for _, leaf in self._given() if leaf.layout is torch.strided]
-        places = [(one.data_ptr(), one.nbytes()) for one in (*self.before.storages, *given)]
-        return number > _LEAST_ADDRESS and any(begin <= number < begin + nbytes for begin, nbytes in places)
+        return any(begin <= number < end for begin, end in map(memory_of, (*self.before.storages, *given)))
 
     def _see_addresses(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Memory that operators get by numbers. A copy of an argument lies elsewhere, with nothing beside it."""

@@ -260,8 +260,7 @@ def _node(
     described, watched = recorded.described, recorded.watched
     assert described is not None
     assert watched is not None
-    if watched.attributes_read:
-        entry.note_reads(watched)
+    entry.reads.note(watched.attributes_read)
     paths = [path for path, _ in call.paths()]
     static = [
         (one.position, paths[one.position], call.leaves[one.position])
@@ -278,7 +277,7 @@ def _node(
     checker = _checks.make_checker(
         watched.before, followed, static, replaced, call.leaves, copied, mutated, entry.reads, like
     )
-    _latest[captured] = weakref.ref(checker)
+    _latest[captured], entry.values = weakref.ref(checker), checker.values
     statics = {one.path: one.owners[0][1] for one in followed}
     read = {id(one) for one in statics.values()}
     outputs.leave_out_gradients(read)

@@ -13,7 +13,7 @@ import torch
 from capture._facts import TensorInfo
 
 address_of = torch.Tensor.data_ptr
-address_of_storage = torch.UntypedStorage.data_ptr
+_address_of_storage = torch.UntypedStorage.data_ptr
 nbytes_of = torch.UntypedStorage.nbytes
 """As torch has them, whatever stands there while a body is watched: a wrapper costs as much as what it looks at."""
 
@@ -133,6 +133,12 @@ def range_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Addresses of a tensor's first byte and of the one after its last."""
     begin = address_of(tensor)
     return begin, begin + span_bytes(tensor)
+
+
+def memory_of(storage: torch.UntypedStorage) -> tuple[int, int]:
+    """The same of a storage."""
+    begin = _address_of_storage(storage)
+    return begin, begin + nbytes_of(storage)
 
 
 def merged(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

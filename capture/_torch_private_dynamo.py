@@ -21,27 +21,21 @@ def is_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-def around_compiling(begin: Callable[[], None], end: Callable[[], None]) -> Callable[[], None] | None:
-    """Call these before and after each compilation, until the function that this gives is called. None where torch has
-    no such callbacks: a look at attributes, which Dynamo would compile with the model, is left out then."""
+def around_compiling(begin: Callable[[Any], None], end: Callable[[Any], None]) -> Callable[[], None] | None:
+    """Call these, with what torch tells of it, before and after each compilation, until the function that this gives is
+    called. None where torch has no such callbacks: a look at attributes, which Dynamo would compile with the model, is
+    left out then."""
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-
-    def first(_: object) -> None:
-        begin()
-
-    def last(_: object) -> None:
-        end()
-
     try:
-        handler.register_start_callback(first)
-        handler.register_end_callback(last)
+        handler.register_start_callback(begin)
+        handler.register_end_callback(end)
     except AttributeError:
         return None
 
     def remove() -> None:
         with contextlib.suppress(ValueError):  # somebody cleared them all
-            handler.remove_start_callback(first)
-            handler.remove_end_callback(last)
+            handler.remove_start_callback(begin)
+            handler.remove_end_callback(end)
 
     return remove
 

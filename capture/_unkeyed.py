@@ -6,7 +6,6 @@ classes get wrappers while a body is watched, which act in the watching thread o
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from capture._replaced import replaced
+from capture._replaced import is_asked_by_users, replaced
 
 Holder = torch.Tensor | torch.UntypedStorage
 COUNTING = ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "set_")
@@ -23,8 +22,6 @@ of where the tensor is now, calls the operators."""
 _METHODS = ("storage_offset", "storage", "is_shared", "is_pinned", "_is_view")
 _PROPERTIES = ("_version", "_base")
 _OF_STORAGES = ("nbytes", "size", "__len__", "is_shared", "is_pinned")
-_TRUSTED = ("capture", "torch", "triton")
-"""Whose code asks, too: of what it made itself, or to compare with the next call."""
 
 
 @contextmanager
@@ -39,7 +36,7 @@ def unkeyed_reads(
     thread = threading.get_ident()
 
     def asked(name: str, holder: Any) -> Any:
-        if threading.get_ident() != thread or _asking() in _TRUSTED:
+        if threading.get_ident() != thread or not is_asked_by_users():
             return holder
         note(name, holder)
         return theirs.get(id(holder), holder)
@@ -56,14 +53,6 @@ def unkeyed_reads(
     storages = {name: _method(name, getattr(torch.UntypedStorage, name), asked) for name in _OF_STORAGES}
     with replaced(torch.Tensor, tensors), replaced(torch.UntypedStorage, storages), replaced(torch, functions):
         yield
-
-
-def _asking() -> str:
-    """The package whose code asks."""
-    frame: Any = sys._getframe(2)
-    while frame.f_globals is globals():
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _method(name: str, original: Any, asked: Callable[[str, Any], Any]) -> Any:

@@ -84,7 +84,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
         generators = [*default_generators(), *(place.get() for place in before.generators.values())]
         generators += [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
         watched.states = [(generator, generator.get_state()) for generator in generators]
-    theirs = stand_ins(arguments, call.paths())
+    theirs = {} if values is call.values else stand_ins(arguments, call.paths())
     arranged, compiled = buckets_to_arrange(before.modules), graphs_compiled()
     _active.append(watch)
     try:
@@ -98,7 +98,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(no_autocast_cache())
             watched.gradients_read = around.enter_context(gradient_reads(watch.dropping(watched.versions)))
-            if watch.looks_at_modules:
+            if watch.notes_attributes:
                 watched.attributes_read = around.enter_context(attribute_reads(before))
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import capture, recordings
+from capture import Recordings, capture, recordings
 from tests.device import use_device
 
 CALLS = 4
@@ -142,33 +142,29 @@ def test_another_value_is_another_recording(event: str, form: str, grad: bool) -
     assert not counted.eager_calls
 
 
-def test_a_switch_back_and_forth_keeps_both_recordings() -> None:
+def _switched(calls: int, every: int) -> Recordings:
+    """Calls of which the last of ``every`` so many has a flag of all layers on."""
     net, twin = Net(), Net()
     captured = capture(lambda x: net(x))
     with torch.no_grad():
-        for number in range(12):
+        for number in range(calls):
             for one in (net, twin):
                 for layer in one.eval().layers:
-                    setattr(layer, "_is_off", number % 3 == 2)  # noqa: B010 - no parameter or module
+                    setattr(layer, "_is_off", number % every == every - 1)  # noqa: B010 - no parameter or module
             x = torch.full((2, 8), float(number))
             assert torch.equal(captured(x), twin(x))
-    counted = recordings(captured)
+    return recordings(captured)
+
+
+def test_a_switch_back_and_forth_keeps_both_recordings() -> None:
+    counted = _switched(12, 3)
     assert counted.recordings <= 3
     assert counted.replays >= 5
 
 
 def test_a_switch_in_every_call_replays_both_ways() -> None:
     """As where a policy and its reference, which is the same model with its adapters off, take turns."""
-    net, twin = Net(), Net()
-    captured = capture(lambda x: net(x))
-    with torch.no_grad():
-        for number in range(10):
-            for one in (net, twin):
-                for layer in one.eval().layers:
-                    setattr(layer, "_is_off", number % 2 == 1)  # noqa: B010 - no parameter or module
-            x = torch.full((2, 8), float(number))
-            assert torch.equal(captured(x), twin(x))
-    counted = recordings(captured)
+    counted = _switched(10, 2)
     assert (counted.recordings, counted.eager_calls) == (2, 0)
     assert counted.replays >= 4
 

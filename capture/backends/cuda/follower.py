@@ -30,7 +30,7 @@ from capture._operators import (
     tensors_in,
     written,
 )
-from capture._tensors import address_of, address_of_storage, nbytes_of
+from capture._tensors import address_of, memory_of
 from capture._torch_private_cuda import is_capturing
 from capture._torch_private_operators import is_higher_order
 from capture._torch_private_subclass import is_wrapper, only_shapes
@@ -38,11 +38,6 @@ from capture._watched import Watched
 from capture.backends.cuda.graph import RefusedError
 from capture.backends.cuda.pool import CudaPool
 from capture.backends.cuda.recorder import Recorder
-
-
-def _reach(storage: torch.UntypedStorage) -> tuple[int, int]:
-    begin = address_of_storage(storage)
-    return begin, begin + nbytes_of(storage)
 
 
 @define
@@ -65,7 +60,7 @@ class _Progress:
 class Follower(Recorder):
     """A recorder that expects to see nothing new."""
 
-    looks_at_modules = False
+    notes_attributes = False
 
     def __init__(self, pool: CudaPool, expected: Expected) -> None:
         super().__init__(pool, set(), frozenset())
@@ -258,7 +253,7 @@ class Follower(Recorder):
 
     def _among_inputs(self, address: int) -> str | None:
         if not self._ranges:
-            self._ranges = sorted((*_reach(tensor.untyped_storage()), path) for path, tensor in self._inputs)
+            self._ranges = sorted((*memory_of(tensor.untyped_storage()), path) for path, tensor in self._inputs)
         at = bisect.bisect_right(self._ranges, (address, 1 << 64, "")) - 1
         if at < 0 or address >= self._ranges[at][1]:
             return None
