@@ -188,7 +188,7 @@ static PyMethodDef methods[] = {
 
 static PyTypeObject CopiesType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.Copies",
+    .tp_name = "capture.native._native.Copies",
     .tp_doc = "Nodes that copy a call's inputs into the buffers of a graph; called, they are pointed at these leaves.",
     .tp_basicsize = sizeof(Copies),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,

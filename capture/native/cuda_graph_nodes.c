@@ -49,7 +49,7 @@ static PyObject *count_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static PyTypeObject NodeCountType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.NodeCount",
+    .tp_name = "capture.native._native.NodeCount",
     .tp_doc = "Counts the nodes of the capture on a stream; -1 where there is none.",
     .tp_basicsize = sizeof(NodeCount),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,

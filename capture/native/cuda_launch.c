@@ -15,21 +15,10 @@ typedef struct {
 } Launch;
 
 static PyTypeObject LaunchType;
-static PyObject *name_data_ptr;
 
 int is_launch(PyObject *one)
 {
     return Py_TYPE(one) == &LaunchType;
-}
-
-int address_of(PyObject *tensor, uint64_t *address)
-{
-    PyObject *found = PyObject_CallMethodNoArgs(tensor, name_data_ptr);
-    if (found == NULL)
-        return -1;
-    *address = PyLong_AsUnsignedLongLong(found);
-    Py_DECREF(found);
-    return *address == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
 }
 
 static int call_with(PyObject *function, PyObject *const *leaves, Py_ssize_t count)
@@ -178,7 +167,7 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 static PyTypeObject LaunchType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.Launch",
+    .tp_name = "capture.native._native.Launch",
     .tp_doc = "Launches one graph on a call's inputs.",
     .tp_basicsize = sizeof(Launch),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
@@ -192,8 +181,7 @@ static PyTypeObject LaunchType = {
 
 int add_launch(PyObject *module)
 {
-    name_data_ptr = PyUnicode_InternFromString("data_ptr");
-    if (name_data_ptr == NULL || PyType_Ready(&LaunchType) < 0)
+    if (PyType_Ready(&LaunchType) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "Launch", (PyObject *)&LaunchType);
 }

@@ -1,8 +1,8 @@
-/* Way: the straight way through a call, as ``capture/_shortcut.py`` writes it in Python, step by step.
+/* FastPath: the way through a call like an earlier one, step by step, in the order of their cost.
 
-   Whatever is not as it was when the way was made gives ``MISS``, before anything has happened: the caller takes the
-   long way. */
-#include "native.h"
+   Whatever is not as it was when the path was made gives ``MISS``, before anything has happened: the caller takes the
+   general way. So a step must not change anything until the last one that may refuse has been passed. */
+#include "torch_abi.h"
 
 typedef struct {
     PyObject_HEAD
@@ -10,13 +10,10 @@ typedef struct {
     PyObject *defaults_of; /* a Python function, or None */
     PyObject *defaults;    /* its default values then */
     PyObject *in_capture;  /* a function, or None where nothing is ever captured by others */
-    PyObject *alike;       /* Alike, or None: the metadata of the tensors, without torch */
-    PyObject *check_first; /* compares the first one's, and with it the dispatch keys of this thread; or None: modes do */
-    PyObject *check;       /* compares metadata of all tensors */
-    PyObject *receiver;    /* a weak reference, or None where ``world`` looks at it */
+    PyObject *check;       /* compares metadata of all tensors, and with it the dispatch keys of this thread */
+    PyObject *receiver;    /* a weak reference, or None */
     PyObject *kind;        /* its type */
-    PyObject *facts;       /* Facts: other parts of the key are as they were; or None where ``world`` looks at them */
-    PyObject *world;       /* tells whether they are, or None */
+    PyObject *guards;      /* Guards: other parts of the key are as they were; or None */
     PyObject *in_use;      /* InUse: the trees of this thread */
     PyObject *trees;       /* those then, by name of their backend */
     PyObject *backend;     /* such a name */
@@ -28,17 +25,17 @@ typedef struct {
     uint64_t shifts[MOST_VALUES]; /* bytes from where the group begins: tensors that share memory */
     uint16_t leaders[MOST_VALUES]; /* the tensor where its group begins, or itself */
     uint16_t objects[MOST_VALUES]; /* the first that is the same object */
-    uint16_t order[MOST_VALUES]; /* leaders that are not empty, as they lay in memory when the way was made */
+    uint16_t order[MOST_VALUES]; /* leaders that are not empty, as they lay in memory when the path was made */
     Py_ssize_t apart;      /* how many those are */
     int shares;            /* some share memory */
     vectorcallfunc vectorcall;
-} Way;
+} FastPath;
 
-static PyTypeObject WayType;
+static PyTypeObject FastPathType;
 static PyObject *s_ready;
 
 /* No two leaders share memory. Most lie in the order they had. */
-static int are_apart(Way *self, const uint64_t *addresses)
+static int are_apart(FastPath *self, const uint64_t *addresses)
 {
     Py_ssize_t i = 1;
     for (; i < self->apart; i++) {
@@ -59,7 +56,7 @@ static int are_apart(Way *self, const uint64_t *addresses)
 }
 
 /* Those that shared memory share it in the same way, and are the same objects or not as they were. */
-static int share_alike(Way *self, PyObject *const *tensors, const uint64_t *addresses)
+static int share_alike(FastPath *self, PyObject *const *tensors, const uint64_t *addresses)
 {
     for (Py_ssize_t i = 0; i < self->steps.tensors; i++) {
         if (addresses[i] - addresses[self->leaders[i]] != self->shifts[i] || tensors[i] != tensors[self->objects[i]])
@@ -72,7 +69,7 @@ static int share_alike(Way *self, PyObject *const *tensors, const uint64_t *addr
 }
 
 /* Arguments of the same kinds: 1 with the tensors and their addresses, 0, -1. */
-static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t *addresses)
+static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uint64_t *addresses)
 {
     Py_ssize_t count = 0;
     for (Py_ssize_t i = 0; i < self->steps.count; i++) {
@@ -85,13 +82,10 @@ static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t
                 return equal;
         }
     }
-    int alike = self->alike != Py_None && alike_hold(self->alike, tensors, count, addresses), same;
-    if (alike)
-        same = self->check_first == Py_None ? 1 : truth_of(PyObject_Vectorcall(self->check_first, tensors, 1, NULL));
-    else
-        same = truth_of(PyObject_Vectorcall(self->check, tensors, count, NULL));
+    int same = truth_of(PyObject_Vectorcall(self->check, tensors, count, NULL));
     for (Py_ssize_t i = 0; same > 0 && i < count; i++) {
-        if (!alike && address_of(tensors[i], &addresses[i]) < 0)
+        int read = is_plain_tensor(tensors[i]) && read_address(tensors[i], &addresses[i]);
+        if (!read && address_of(tensors[i], &addresses[i]) < 0)
             return -1;
         same = (addresses[i] & 63) == self->alignments[i];
     }
@@ -101,7 +95,7 @@ static int fits(Way *self, PyObject *const *values, PyObject **tensors, uint64_t
 }
 
 /* The world around the call is as it was: 1, 0, -1. Modes and the function are looked at before. */
-static int is_at_hand(Way *self)
+static int is_at_hand(FastPath *self)
 {
     PyObject *phase = SLOT(self->steps.entry, Entry, phase), *trees = SLOT(self->in_use, InUse, trees);
     if (phase == NULL || trees == NULL)
@@ -121,22 +115,31 @@ static int is_at_hand(Way *self)
     return 1;
 }
 
-static PyObject *missed(Way *self, int verdict)
+/* The key's guards hold: 1, 0, -1. What raises is left to the general way, but for what stops a program. */
+static int key_holds(FastPath *self)
+{
+    int verdict = guards_verdict(self->guards, NULL, 0);
+    if (verdict < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+        return 0;
+    }
+    return verdict < 0 ? -1 : verdict == HOLDS;
+}
+
+static PyObject *missed(FastPath *self, int verdict)
 {
     return verdict < 0 ? NULL : Py_NewRef(self->steps.miss);
 }
 
-static PyObject *way_run(Way *self, PyObject *const *values)
+static PyObject *path_run(FastPath *self, PyObject *const *values)
 {
     PyObject *tensors[MOST_VALUES];
     uint64_t addresses[MOST_VALUES];
     int same = is_at_hand(self);
     if (same > 0)
         same = fits(self, values, tensors, addresses);
-    if (same > 0 && self->facts != Py_None)
-        same = facts_hold(self->facts, NULL, 0);
-    if (same > 0 && self->world != Py_None)
-        same = truth_of(PyObject_CallNoArgs(self->world));
+    if (same > 0 && self->guards != Py_None)
+        same = key_holds(self);
     if (same <= 0)
         return missed(self, same);
     PyObject *tree = Py_XNewRef(PyDict_GetItemWithError(self->trees, self->backend));
@@ -147,76 +150,94 @@ static PyObject *way_run(Way *self, PyObject *const *values)
     return result;
 }
 
-PyObject *way_take(PyObject *object, PyObject *const *args, Py_ssize_t given)
+PyObject *path_take(PyObject *object, PyObject *const *args, Py_ssize_t given, int bound)
 {
-    Way *self = (Way *)object;
+    FastPath *self = (FastPath *)object;
     if (self->steps.miss == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the function is being collected");
         return NULL;
     }
-    if (given < self->least || given > self->most)
+    if (bound ? given != self->steps.count : given < self->least || given > self->most)
         return missed(self, 0);
-    if (self->defaults_of != Py_None &&
+    if (!bound && self->defaults_of != Py_None &&
         PyFunction_GetDefaults(self->defaults_of) != (self->defaults == Py_None ? NULL : self->defaults))
         return missed(self, 0);
     if (given == self->steps.count)
-        return way_run(self, args);
+        return path_run(self, args);
     PyObject *values[MOST_VALUES];
     for (Py_ssize_t i = 0; i < self->steps.count; i++)
         values[i] = i < given ? args[i] : PyTuple_GET_ITEM(self->constants, i);
-    return way_run(self, values);
+    return path_run(self, values);
 }
 
-int is_way(PyObject *one)
+int is_path(PyObject *one)
 {
-    return Py_TYPE(one) == &WayType;
+    return Py_TYPE(one) == &FastPathType;
 }
 
-PyObject *modes_of(PyObject *way)
+PyObject *modes_of(PyObject *path)
 {
-    return ((Way *)way)->modes;
+    return ((FastPath *)path)->modes;
 }
 
-static PyObject *way_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
+static PyObject *path_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
 {
-    Way *self = (Way *)object;
+    FastPath *self = (FastPath *)object;
     int same = names != NULL || self->modes == NULL ? 0 : modes_hold(self->modes);
     if (self->steps.miss == NULL)
-        return way_take(object, args, 0);
-    return same <= 0 ? missed(self, same) : way_take(object, args, PyVectorcall_NARGS(nargsf));
+        return path_take(object, args, 0, 0);
+    return same <= 0 ? missed(self, same) : path_take(object, args, PyVectorcall_NARGS(nargsf), 0);
 }
 
+static PyObject *path_bound(PyObject *object, PyObject *values)
+{
+    FastPath *self = (FastPath *)object;
+    if (!PyTuple_Check(values)) {
+        PyErr_SetString(PyExc_TypeError, "bound values are a tuple");
+        return NULL;
+    }
+    int same = self->modes == NULL ? 0 : modes_hold(self->modes);
+    if (same <= 0 && self->steps.miss != NULL)
+        return missed(self, same);
+    return path_take(object, &PyTuple_GET_ITEM(values, 0), PyTuple_GET_SIZE(values), 1);
+}
+
+static PyMethodDef methods[] = {
+    {"bound", path_bound, METH_O, "The result of a call with these values of all parameters, or MISS."},
+    {NULL, NULL, 0, NULL},
+};
+
 #define OBJECTS(X) \
-    X(modes) X(defaults_of) X(defaults) X(in_capture) X(alike) X(check_first) X(check) X(facts) X(receiver) X(kind) \
-    X(world) X(in_use) X(trees) X(backend) \
+    X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(guards) X(receiver) X(kind) \
+    X(in_use) X(trees) X(backend) \
     X(constants) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
     X(steps.counters) X(steps.marks) X(steps.replay) X(steps.ready) X(steps.registrations) X(steps.attach)
 
-static int way_traverse(PyObject *object, visitproc visit, void *arg)
+static int path_traverse(PyObject *object, visitproc visit, void *arg)
 {
-    Way *self = (Way *)object;
+    FastPath *self = (FastPath *)object;
 #define VISIT(name) Py_VISIT(self->name);
     OBJECTS(VISIT)
     return 0;
 }
 
-static int way_clear(PyObject *object)
+static int path_clear(PyObject *object)
 {
-    Way *self = (Way *)object;
+    FastPath *self = (FastPath *)object;
 #define CLEAR(name) Py_CLEAR(self->name);
     OBJECTS(CLEAR)
     return 0;
 }
 
-static void way_dealloc(PyObject *self)
+static void path_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
-    way_clear(self);
+    path_clear(self);
     Py_TYPE(self)->tp_free(self);
 }
 
 /* ``order``: the leaders. ``shared``: a leader, a shift and an object for each tensor, or empty. */
-static int set_tensors(Way *self, PyObject *alignments, PyObject *spans, PyObject *order, PyObject *shared)
+static int set_tensors(FastPath *self, PyObject *alignments, PyObject *spans, PyObject *order, PyObject *shared)
 {
     Py_ssize_t count = self->steps.tensors, leaders = PyTuple_GET_SIZE(order);
     self->shares = PyTuple_GET_SIZE(shared) > 0;
@@ -251,21 +272,21 @@ static int set_tensors(Way *self, PyObject *alignments, PyObject *spans, PyObjec
     return 0;
 }
 
-static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {
-        "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "alike",
-        "check_first", "check", "facts", "receiver", "kind", "world", "in_use", "trees", "backend", "counters", "marks",
+        "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
+        "guards", "receiver", "kind", "in_use", "trees", "backend", "counters", "marks",
         "replay", "ready", "constants", "alignments", "spans", "order", "shared", "least", "most", "verifies", "attach",
         "registrations", "sampled", NULL};
-    Way given = {0};
+    FastPath given = {0};
     Steps *steps = &given.steps;
     PyObject *alignments, *spans, *order, *shared;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!nnpOOl", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!nnpOOl", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
-            &given.in_capture, &given.alike, &given.check_first, &given.check, &given.facts, &given.receiver,
-            &given.kind, &given.world, &given.in_use, &PyDict_Type, &given.trees, &given.backend, &steps->counters,
+            &given.in_capture, &given.check, &given.guards, &given.receiver,
+            &given.kind, &given.in_use, &PyDict_Type, &given.trees, &given.backend, &steps->counters,
             &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &PyTuple_Type, &alignments,
             &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,
             &steps->verifies, &steps->attach, &steps->registrations, &steps->sampled))
@@ -274,8 +295,8 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     given.steps.tensors = PyTuple_GET_SIZE(alignments);
     if (given.steps.count > MOST_VALUES || given.steps.tensors > given.steps.count ||
         given.most > given.steps.count || PyTuple_GET_SIZE(spans) != given.steps.tensors ||
-        !is_modes(given.modes) || (given.alike != Py_None && !is_alike(given.alike)) ||
-        (given.facts != Py_None && !is_facts(given.facts)) ||
+        !is_modes(given.modes) ||
+        (given.guards != Py_None && !is_guards(given.guards)) ||
         (given.receiver != Py_None && !PyWeakref_Check(given.receiver)) ||
         (given.defaults_of != Py_None && !PyFunction_Check(given.defaults_of))) {
         PyErr_SetString(PyExc_ValueError, "too many values, or no function");
@@ -283,13 +304,13 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     if (!is_of(given.in_use, slots.InUse.type) || !are_seen(&given.steps))
         return NULL;
-    Way *self = (Way *)type->tp_alloc(type, 0);
+    FastPath *self = (FastPath *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->steps = given.steps;
 #define TAKE(name) self->name = Py_NewRef(given.name);
     OBJECTS(TAKE)
-    self->vectorcall = way_call;
+    self->vectorcall = path_call;
     self->least = given.least;
     self->most = given.most;
     if (set_tensors(self, alignments, spans, order, shared) < 0)
@@ -297,24 +318,25 @@ static PyObject *way_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static PyTypeObject WayType = {
+static PyTypeObject FastPathType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.Way",
+    .tp_name = "capture.native._native.FastPath",
     .tp_doc = "The result of a call like the one it was made for; its MISS for any other.",
-    .tp_basicsize = sizeof(Way),
+    .tp_basicsize = sizeof(FastPath),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_vectorcall_offset = offsetof(Way, vectorcall),
+    .tp_vectorcall_offset = offsetof(FastPath, vectorcall),
     .tp_call = PyVectorcall_Call,
-    .tp_new = way_new,
-    .tp_dealloc = way_dealloc,
-    .tp_traverse = way_traverse,
-    .tp_clear = way_clear,
+    .tp_methods = methods,
+    .tp_new = path_new,
+    .tp_dealloc = path_dealloc,
+    .tp_traverse = path_traverse,
+    .tp_clear = path_clear,
 };
 
-int add_way(PyObject *module)
+int add_fast_path(PyObject *module)
 {
     s_ready = PyUnicode_InternFromString("ready");
-    if (s_ready == NULL || PyType_Ready(&WayType) < 0)
+    if (s_ready == NULL || PyType_Ready(&FastPathType) < 0)
         return -1;
-    return PyModule_AddObjectRef(module, "Way", (PyObject *)&WayType);
+    return PyModule_AddObjectRef(module, "FastPath", (PyObject *)&FastPathType);
 }

@@ -1,161 +1,180 @@
-/* Ways: those of one captured function. What followed the last one last time is tried first, as loops come round. */
+/* Fast paths: those of one captured function. What followed the last one last time is tried first, as loops come round. */
 #include "native.h"
 
 #include <string.h>
 
-#define MOST_WAYS 32 /* looked at in turn; others are found by the shapes of the call */
+#define MOST_PATHS 32 /* looked at in turn; others are found by the shapes of the call */
 
 typedef struct {
     PyObject_HEAD
     PyObject *miss;
     Py_ssize_t count;
-    PyObject *ways[MOST_WAYS];
+    PyObject *paths[MOST_PATHS];
     Py_ssize_t last;             /* the one that was taken last */
-    Py_ssize_t after[MOST_WAYS]; /* which one was taken after each */
+    Py_ssize_t after[MOST_PATHS]; /* which one was taken after each */
     vectorcallfunc vectorcall;
-} Ways;
+} FastPaths;
 
-static PyTypeObject WaysType;
+static PyTypeObject FastPathsType;
 
 /* The result of a call by one of them; ``*modes``: those looked at last, ``*hold``: whether they do. */
-static PyObject *try_one(Ways *self, Py_ssize_t at, PyObject *const *args, size_t count, PyObject **modes, int *hold)
+static PyObject *try_one(
+    FastPaths *self, Py_ssize_t at, PyObject *const *args, Py_ssize_t count, int bound, PyObject **modes, int *hold)
 {
-    PyObject *way = Py_NewRef(self->ways[at]);
-    if (modes_of(way) != *modes) {
-        Py_XSETREF(*modes, Py_XNewRef(modes_of(way)));
+    PyObject *path = Py_NewRef(self->paths[at]);
+    if (modes_of(path) != *modes) {
+        Py_XSETREF(*modes, Py_XNewRef(modes_of(path)));
         *hold = *modes == NULL ? 0 : modes_hold(*modes);
     }
-    PyObject *result = *hold > 0 ? way_take(way, args, count) : *hold < 0 ? NULL : Py_NewRef(self->miss);
-    if (result != self->miss && at < self->count && self->ways[at] == way) {
+    PyObject *result = *hold > 0 ? path_take(path, args, count, bound) : *hold < 0 ? NULL : Py_NewRef(self->miss);
+    if (result != self->miss && at < self->count && self->paths[at] == path) {
         self->after[self->last] = at;
         self->last = at;
     }
-    Py_DECREF(way);
+    Py_DECREF(path);
     return result;
 }
 
-static PyObject *ways_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
+/* The result of the first one that takes the call, the guess before all others; else MISS. */
+static PyObject *try_all(FastPaths *self, PyObject *const *args, Py_ssize_t count, int bound)
 {
-    Ways *self = (Ways *)object;
-    Py_ssize_t count = PyVectorcall_NARGS(nargsf), guess = self->after[self->last];
     PyObject *modes = NULL, *result = Py_NewRef(self->miss);
+    Py_ssize_t guess = self->after[self->last];
     int hold = 0;
-    for (Py_ssize_t i = -1; names == NULL && result == self->miss && i < self->count; i++) {
+    for (Py_ssize_t i = -1; result == self->miss && i < self->count; i++) {
         Py_ssize_t at = i < 0 ? guess : i;
         if (at >= self->count || i == guess)
             continue;
         Py_DECREF(result);
-        result = try_one(self, at, args, count, &modes, &hold);
+        result = try_one(self, at, args, count, bound, &modes, &hold);
     }
     Py_XDECREF(modes);
     return result;
 }
 
-static PyObject *ways_add(PyObject *object, PyObject *way)
+static PyObject *paths_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
 {
-    Ways *self = (Ways *)object;
-    if (!is_way(way)) {
-        PyErr_SetString(PyExc_TypeError, "this is no way");
+    FastPaths *self = (FastPaths *)object;
+    if (names != NULL)
+        return Py_NewRef(self->miss);
+    return try_all(self, args, PyVectorcall_NARGS(nargsf), 0);
+}
+
+static PyObject *paths_bound(PyObject *object, PyObject *values)
+{
+    if (!PyTuple_Check(values)) {
+        PyErr_SetString(PyExc_TypeError, "bound values are a tuple");
+        return NULL;
+    }
+    return try_all((FastPaths *)object, &PyTuple_GET_ITEM(values, 0), PyTuple_GET_SIZE(values), 1);
+}
+
+static PyObject *paths_add(PyObject *object, PyObject *path)
+{
+    FastPaths *self = (FastPaths *)object;
+    if (!is_path(path)) {
+        PyErr_SetString(PyExc_TypeError, "this is no fast path");
         return NULL;
     }
     Py_ssize_t at = 0;
-    while (at < self->count && self->ways[at] != way)
+    while (at < self->count && self->paths[at] != path)
         at++;
     PyObject *gone = NULL;
-    if (at == self->count && self->count < MOST_WAYS)
+    if (at == self->count && self->count < MOST_PATHS)
         self->count++;
     else
-        gone = self->ways[at < self->count ? at : --at];
+        gone = self->paths[at < self->count ? at : --at];
     for (; at > 0; at--)
-        self->ways[at] = self->ways[at - 1];
-    self->ways[0] = Py_NewRef(way);
+        self->paths[at] = self->paths[at - 1];
+    self->paths[0] = Py_NewRef(path);
     self->last = 0;
     memset(self->after, 0, sizeof(self->after));
     Py_XDECREF(gone);
     Py_RETURN_NONE;
 }
 
-static int ways_forget(PyObject *object)
+static int paths_forget(PyObject *object)
 {
-    Ways *self = (Ways *)object;
+    FastPaths *self = (FastPaths *)object;
     self->last = 0;
     memset(self->after, 0, sizeof(self->after));
     while (self->count) {
-        PyObject *way = self->ways[--self->count];
-        Py_DECREF(way);
+        PyObject *path = self->paths[--self->count];
+        Py_DECREF(path);
     }
     return 0;
 }
 
-static PyObject *ways_clear(PyObject *self, PyObject *Py_UNUSED(ignored))
+static PyObject *paths_clear(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    ways_forget(self);
+    paths_forget(self);
     Py_RETURN_NONE;
 }
 
-static int ways_traverse(PyObject *object, visitproc visit, void *arg)
+static int paths_traverse(PyObject *object, visitproc visit, void *arg)
 {
-    Ways *self = (Ways *)object;
+    FastPaths *self = (FastPaths *)object;
     Py_VISIT(self->miss);
     for (Py_ssize_t i = 0; i < self->count; i++)
-        Py_VISIT(self->ways[i]);
+        Py_VISIT(self->paths[i]);
     return 0;
 }
 
-static void ways_dealloc(PyObject *self)
+static void paths_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
-    ways_forget(self);
-    Py_XDECREF(((Ways *)self)->miss);
+    paths_forget(self);
+    Py_XDECREF(((FastPaths *)self)->miss);
     Py_TYPE(self)->tp_free(self);
 }
 
-static PyObject *ways_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *paths_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *miss;
     static char *names[] = {"miss", NULL};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &miss))
         return NULL;
-    Ways *self = (Ways *)type->tp_alloc(type, 0);
+    FastPaths *self = (FastPaths *)type->tp_alloc(type, 0);
     if (self != NULL) {
-        self->vectorcall = ways_call;
+        self->vectorcall = paths_call;
         self->miss = Py_NewRef(miss);
     }
     return (PyObject *)self;
 }
 
 static PyMethodDef methods[] = {
-    {"add", ways_add, METH_O, "Take this way first from now on."},
-    {"clear", ways_clear, METH_NOARGS, "Forget all."},
+    {"bound", paths_bound, METH_O, "The result of a call with these values of all parameters, or MISS."},
+    {"add", paths_add, METH_O, "Take this path first from now on."},
+    {"clear", paths_clear, METH_NOARGS, "Forget all."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyTypeObject WaysType = {
+static PyTypeObject FastPathsType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.Ways",
-    .tp_doc = "The result of a call that one of the ways is made for; MISS for any other.",
-    .tp_basicsize = sizeof(Ways),
+    .tp_name = "capture.native._native.FastPaths",
+    .tp_doc = "The result of a call that one of the paths is made for; MISS for any other.",
+    .tp_basicsize = sizeof(FastPaths),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_vectorcall_offset = offsetof(Ways, vectorcall),
+    .tp_vectorcall_offset = offsetof(FastPaths, vectorcall),
     .tp_call = PyVectorcall_Call,
-    .tp_new = ways_new,
-    .tp_dealloc = ways_dealloc,
-    .tp_traverse = ways_traverse,
-    .tp_clear = ways_forget,
+    .tp_new = paths_new,
+    .tp_dealloc = paths_dealloc,
+    .tp_traverse = paths_traverse,
+    .tp_clear = paths_forget,
     .tp_methods = methods,
 };
 
-/* Methods: the ways of each instance that has some, as a method's wrapper calls it. */
+/* Instances: the paths of each instance that has some, as a method's wrapper calls it. */
 typedef struct {
     PyObject_HEAD
-    PyObject *instances; /* by ``id``: a weak reference to the instance, its state, its ways */
+    PyObject *instances; /* by ``id``: a weak reference to the instance, its state, its paths */
     PyObject *miss;
     vectorcallfunc vectorcall;
-} Methods;
+} InstancePaths;
 
-static PyObject *methods_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
+static PyObject *instances_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
 {
-    Methods *self = (Methods *)object;
+    InstancePaths *self = (InstancePaths *)object;
     if (PyVectorcall_NARGS(nargsf) != 2 || names != NULL || !PyTuple_Check(args[1])) {
         PyErr_SetString(PyExc_TypeError, "an instance and its arguments, a tuple");
         return NULL;
@@ -169,63 +188,63 @@ static PyObject *methods_call(PyObject *object, PyObject *const *args, size_t na
         PyErr_SetString(PyExc_TypeError, "an instance has three parts");
         return NULL;
     }
-    PyObject *reference = PyTuple_GET_ITEM(known, 0), *ways = PyTuple_GET_ITEM(known, 2);
-    if (!PyWeakref_Check(reference) || referent_of(reference) != args[0] || Py_TYPE(ways) != &WaysType)
+    PyObject *reference = PyTuple_GET_ITEM(known, 0), *paths = PyTuple_GET_ITEM(known, 2);
+    if (!PyWeakref_Check(reference) || referent_of(reference) != args[0] || Py_TYPE(paths) != &FastPathsType)
         return Py_NewRef(self->miss);
-    Py_INCREF(ways);
-    PyObject *result = ways_call(ways, &PyTuple_GET_ITEM(args[1], 0), PyTuple_GET_SIZE(args[1]), NULL);
-    Py_DECREF(ways);
+    Py_INCREF(paths);
+    PyObject *result = paths_call(paths, &PyTuple_GET_ITEM(args[1], 0), PyTuple_GET_SIZE(args[1]), NULL);
+    Py_DECREF(paths);
     return result;
 }
 
-static int methods_traverse(PyObject *object, visitproc visit, void *arg)
+static int instances_traverse(PyObject *object, visitproc visit, void *arg)
 {
-    Py_VISIT(((Methods *)object)->instances);
-    Py_VISIT(((Methods *)object)->miss);
+    Py_VISIT(((InstancePaths *)object)->instances);
+    Py_VISIT(((InstancePaths *)object)->miss);
     return 0;
 }
 
 /* Nothing is cleared to break a cycle: whoever keeps the instances clears them. */
-static void methods_dealloc(PyObject *object)
+static void instances_dealloc(PyObject *object)
 {
     PyObject_GC_UnTrack(object);
-    Py_XDECREF(((Methods *)object)->instances);
-    Py_XDECREF(((Methods *)object)->miss);
+    Py_XDECREF(((InstancePaths *)object)->instances);
+    Py_XDECREF(((InstancePaths *)object)->miss);
     Py_TYPE(object)->tp_free(object);
 }
 
-static PyObject *methods_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *instances_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *instances, *miss;
     static char *names[] = {"instances", "miss", NULL};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", names, &PyDict_Type, &instances, &miss))
         return NULL;
-    Methods *self = (Methods *)type->tp_alloc(type, 0);
+    InstancePaths *self = (InstancePaths *)type->tp_alloc(type, 0);
     if (self != NULL) {
         self->instances = Py_NewRef(instances);
         self->miss = Py_NewRef(miss);
-        self->vectorcall = methods_call;
+        self->vectorcall = instances_call;
     }
     return (PyObject *)self;
 }
 
-static PyTypeObject MethodsType = {
+static PyTypeObject InstancePathsType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.Methods",
+    .tp_name = "capture.native._native.InstancePaths",
     .tp_doc = "A call of one of many instances.",
-    .tp_basicsize = sizeof(Methods),
+    .tp_basicsize = sizeof(InstancePaths),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_vectorcall_offset = offsetof(Methods, vectorcall),
+    .tp_vectorcall_offset = offsetof(InstancePaths, vectorcall),
     .tp_call = PyVectorcall_Call,
-    .tp_new = methods_new,
-    .tp_dealloc = methods_dealloc,
-    .tp_traverse = methods_traverse,
+    .tp_new = instances_new,
+    .tp_dealloc = instances_dealloc,
+    .tp_traverse = instances_traverse,
 };
 
-int add_ways(PyObject *module)
+int add_fast_paths(PyObject *module)
 {
-    if (PyType_Ready(&WaysType) < 0 || PyType_Ready(&MethodsType) < 0 ||
-        PyModule_AddObjectRef(module, "Methods", (PyObject *)&MethodsType) < 0)
+    if (PyType_Ready(&FastPathsType) < 0 || PyType_Ready(&InstancePathsType) < 0 ||
+        PyModule_AddObjectRef(module, "InstancePaths", (PyObject *)&InstancePathsType) < 0)
         return -1;
-    return PyModule_AddObjectRef(module, "Ways", (PyObject *)&WaysType);
+    return PyModule_AddObjectRef(module, "FastPaths", (PyObject *)&FastPathsType);
 }

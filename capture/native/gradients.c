@@ -1,7 +1,5 @@
 /* Gradients: those of the last replay, which may stay where they are if nobody else has got hold of them. */
-#include "native.h"
-
-#include <string.h>
+#include "torch_abi.h"
 
 #define NAMES(X) X(grad) X(untyped_storage) X(_cdata) X(storage) X(alone) X(address) X(__dict__)
 NAMES(DECLARE)
@@ -99,28 +97,48 @@ static PyObject *are_untouched(PyObject *module, PyObject *args)
 }
 
 /* Gradients that were found untouched once, and are so as long as nothing that torch and Python count has moved. They
-   are not kept alive: another object where one was is told by its storage, which the recording holds. */
+   are not kept alive: another object where one was is told by its storage, which its watch holds. */
+typedef struct {
+    const PyObject *object;
+    PyObject *watch; /* StorageWatch */
+    KnownTensor known;
+    long long holders, users; /* torch's counts of the tensor and of its storage */
+    Py_ssize_t references, storage_references; /* Python's */
+} KnownGradient;
+
 typedef struct {
     PyObject_HEAD
-    Layout layout;
     Py_ssize_t count;
-    Seen *known;
-    char *bytes; /* metadata of each */
+    KnownGradient *gradients;
+    PyObject *uses; /* a function: strong holders of a tensor */
     vectorcallfunc vectorcall;
 } Untouched;
 
+/* Nobody hung an attribute on it: 1, 0, -1. */
+static int has_no_attributes(PyObject *gradient)
+{
+    PyObject *own = PyObject_GetAttr(gradient, s___dict__);
+    int bare = own == NULL ? -1 : PyDict_Check(own) && PyDict_GET_SIZE(own) == 0;
+    Py_XDECREF(own);
+    return bare;
+}
+
 /* 1, 0, or -1 with an exception set. */
-static int is_as_known(Untouched *self, Py_ssize_t i, PyObject *parameter)
+static int is_as_found(Untouched *self, const KnownGradient *known, PyObject *parameter)
 {
     PyObject *gradient = parameter == Py_None ? Py_NewRef(Py_None) : PyObject_GetAttr(parameter, s_grad);
     if (gradient == NULL)
         return -1;
-    int same = is_as_seen(&self->layout, gradient, &self->known[i], self->bytes + i * width_of(&self->layout));
-    if (same) {
-        PyObject *own = PyObject_GetAttr(gradient, s___dict__);
-        same = own == NULL ? -1 : PyDict_Check(own) && PyDict_GET_SIZE(own) == 0;
-        Py_XDECREF(own);
+    int same = gradient == known->object && Py_REFCNT(gradient) == known->references && storage_references(known->watch) == known->storage_references;
+    if (same)
+        same = is_as_known(gradient, &known->known);
+    if (same > 0) {
+        long long holders = number_of(PyObject_CallOneArg(self->uses, gradient));
+        long long users = holders < 0 ? -1 : storage_holders(known->watch);
+        same = users < 0 ? -1 : holders == known->holders && users == known->users;
     }
+    if (same > 0)
+        same = has_no_attributes(gradient);
     Py_DECREF(gradient);
     return same;
 }
@@ -134,46 +152,92 @@ static PyObject *untouched_call(PyObject *object, PyObject *const *args, size_t 
     }
     int same = PyTuple_GET_SIZE(args[0]) == self->count;
     for (Py_ssize_t i = 0; same > 0 && i < self->count; i++)
-        same = is_as_known(self, i, PyTuple_GET_ITEM(args[0], i));
+        same = is_as_found(self, &self->gradients[i], PyTuple_GET_ITEM(args[0], i));
     return same < 0 ? NULL : PyBool_FromLong(same);
+}
+
+static int untouched_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Untouched *self = (Untouched *)object;
+    for (Py_ssize_t i = 0; i < self->count; i++)
+        Py_VISIT(self->gradients[i].watch);
+    Py_VISIT(self->uses);
+    return 0;
+}
+
+static int untouched_clear(PyObject *object)
+{
+    Untouched *self = (Untouched *)object;
+    while (self->count) {
+        KnownGradient gone = self->gradients[--self->count];
+        forget_tensor(&gone.known);
+        Py_DECREF(gone.watch);
+    }
+    return 0;
 }
 
 static void untouched_dealloc(PyObject *object)
 {
-    Untouched *self = (Untouched *)object;
-    PyMem_Free(self->known);
-    PyMem_Free(self->bytes);
+    PyObject_GC_UnTrack(object);
+    untouched_clear(object);
+    Py_XDECREF(((Untouched *)object)->uses);
+    PyMem_Free(((Untouched *)object)->gradients);
     Py_TYPE(object)->tp_free(object);
+}
+
+/* 0, or -1 with an exception set. */
+static int know_gradient(Untouched *self, KnownGradient *known, PyObject *parameter, PyObject *watch)
+{
+    PyObject *gradient = PyObject_GetAttr(parameter, s_grad);
+    if (gradient == NULL)
+        return -1;
+    *known = (KnownGradient){.object = gradient, .references = Py_REFCNT(gradient)};
+    int failed = !is_plain_tensor(gradient) || !is_storage_watch(watch);
+    if (failed)
+        PyErr_SetString(PyExc_ValueError, "this is no gradient on a storage that is watched");
+    else
+        failed = know_tensor(gradient, &known->known) < 0;
+    if (!failed) {
+        known->holders = number_of(PyObject_CallOneArg(self->uses, gradient));
+        known->users = storage_holders(watch);
+        known->storage_references = storage_references(watch);
+        failed = PyErr_Occurred() != NULL;
+        if (failed)
+            forget_tensor(&known->known);
+    }
+    Py_DECREF(gradient);
+    if (failed)
+        return -1;
+    known->watch = Py_NewRef(watch);
+    return 0;
 }
 
 static PyObject *untouched_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"parameters", "layout", NULL};
-    PyObject *parameters, *where;
-    Layout layout = {0};
+    static char *names[] = {"parameters", "watches", "uses", NULL};
+    PyObject *parameters, *watches, *uses;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!O!", names, &PyTuple_Type, &parameters, &PyTuple_Type, &where) ||
-        layout_from(where, &layout) < 0)
+            args, kwargs, "O!O!O", names, &PyTuple_Type, &parameters, &PyTuple_Type, &watches, &uses))
         return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(parameters);
+    if (PyTuple_GET_SIZE(watches) != count) {
+        PyErr_SetString(PyExc_ValueError, "each gradient has one storage");
+        return NULL;
+    }
     Untouched *self = (Untouched *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    Py_ssize_t count = PyTuple_GET_SIZE(parameters), width = width_of(&layout);
     self->vectorcall = untouched_call;
-    self->layout = layout;
-    self->known = PyMem_New(Seen, count + 1);
-    self->bytes = PyMem_New(char, count * width + 1);
-    int failed = self->known == NULL || self->bytes == NULL;
+    self->uses = Py_NewRef(uses);
+    self->gradients = PyMem_New(KnownGradient, count + 1);
+    int failed = self->gradients == NULL;
     if (failed)
         PyErr_NoMemory();
-    for (; !failed && self->count < count; self->count++) {
-        PyObject *gradient = PyObject_GetAttr(PyTuple_GET_ITEM(parameters, self->count), s_grad);
-        failed = gradient == NULL || !see(&layout, gradient, &self->known[self->count]);
-        if (!failed)
-            memcpy(self->bytes + self->count * width, self->known[self->count].impl + layout.begin, width);
-        else if (gradient != NULL)
-            PyErr_SetString(PyExc_ValueError, "there is no gradient");
-        Py_XDECREF(gradient);
+    while (!failed && self->count < count) {
+        KnownGradient *known = &self->gradients[self->count];
+        failed = know_gradient(self, known, PyTuple_GET_ITEM(parameters, self->count),
+                               PyTuple_GET_ITEM(watches, self->count)) < 0;
+        self->count += !failed;
     }
     if (failed)
         Py_CLEAR(self);
@@ -182,19 +246,21 @@ static PyObject *untouched_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 
 static PyTypeObject UntouchedType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.Untouched",
+    .tp_name = "capture.native._native.Untouched",
     .tp_doc = "Tells whether the gradients of parameters, given as a tuple, are as they were, and who has them, too.",
     .tp_basicsize = sizeof(Untouched),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(Untouched, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_new = untouched_new,
     .tp_dealloc = untouched_dealloc,
+    .tp_traverse = untouched_traverse,
+    .tp_clear = untouched_clear,
 };
 
 static PyMethodDef functions[] = {
     {"gradient_counts", gradient_counts, METH_VARARGS, "Uses and references of a gradient, as ``are_untouched`` sees."},
-    {"are_untouched", are_untouched, METH_VARARGS, "``_liveness.are_untouched_gradients``."},
+    {"are_untouched", are_untouched, METH_VARARGS, "``tree.liveness.are_untouched_gradients``."},
     {NULL, NULL, 0, NULL},
 };
 

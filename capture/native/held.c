@@ -1,9 +1,7 @@
 /* Held: whether anybody uses the memory of an output; and outputs that are another alias of a tensor made once. */
-#include "native.h"
+#include "torch_abi.h"
 
-#include <string.h>
-
-#define NAMES(X) X(data) X(build_left) X(__dict__)
+#define NAMES(X) X(data) X(build_left) X(__dict__) X(grad) X(_backward_hooks)
 NAMES(DECLARE)
 static PyObject *s_clone;
 
@@ -11,41 +9,55 @@ typedef struct {
     PyObject_HEAD
     PyObject *count;   /* a function: strong holders of the storage at an address */
     PyObject *storage; /* the storage's object */
-    PyObject *address;
-    const char *place;  /* that address, where the count is read there; or NULL */
-    const char *data;   /* the memory, as it was then */
+    PyObject *address; /* of the storage, as ``count`` takes it */
     long long alone;    /* holders while nobody uses it */
     Py_ssize_t objects; /* references to the object then */
     PyObject *first;    /* a tensor, where its alias may be handed out again and again; or NULL */
     PyObject *again;    /* that alias */
-    Layout layout;
-    int shown;   /* users get it, and may hang something on it */
-    Seen seen;   /* the alias while nobody uses it */
-    char *bytes; /* its metadata */
+    PyObject *uses;     /* a function: strong holders of a tensor */
+    int shown;          /* users get it, and may hang something on it */
+    KnownTensor known;  /* the alias while nobody uses it, and torch's and Python's counts of who has it */
+    long long holders;
+    Py_ssize_t references;
     vectorcallfunc vectorcall;
-} Held;
+} StorageWatch;
 
-static PyTypeObject HeldType;
+static PyTypeObject StorageWatchType;
 
-static long long holders(Held *self)
+int is_storage_watch(PyObject *object)
 {
-    if (self->place != NULL)
-        return (uint32_t)count_at(self->place);
+    return Py_TYPE(object) == &StorageWatchType;
+}
+
+long long storage_holders(PyObject *watch)
+{
+    StorageWatch *self = (StorageWatch *)watch;
     return number_of(PyObject_CallOneArg(self->count, self->address));
 }
 
-/* 1, 0, or -1 with an exception set. */
-static int is_held(Held *self)
+Py_ssize_t storage_references(PyObject *watch)
 {
-    if (self->again != NULL) {
-        const Layout *layout = &self->layout;
-        const char *impl = pointer_at((const char *)self->again, layout->impl_in_object);
-        return impl != self->seen.impl || pointer_at(impl, layout->storage_in_impl) != self->seen.storage ||
-               (uint32_t)count_at(impl) != (uint32_t)self->seen.holders || /* whoever has it weakly does not use it */
-               (uint32_t)count_at(self->seen.storage) != (uint32_t)self->seen.users ||
-               Py_REFCNT(self->again) != self->seen.references || Py_REFCNT(self->storage) > self->objects;
-    }
-    long long number = holders(self);
+    return Py_REFCNT(((StorageWatch *)watch)->storage);
+}
+
+/* Somebody got hold of the alias, or put it on other memory: 1, 0, -1. Whoever has it weakly does not use it. */
+static int alias_is_held(StorageWatch *self)
+{
+    if (Py_REFCNT(self->again) != self->references || Py_REFCNT(self->storage) > self->objects)
+        return 1;
+    long long number = number_of(PyObject_CallOneArg(self->uses, self->again));
+    if (number < 0 || number != self->holders)
+        return number < 0 ? -1 : 1;
+    number = storage_holders((PyObject *)self);
+    return number < 0 ? -1 : number != self->alone;
+}
+
+/* 1, 0, or -1 with an exception set. */
+static int is_held(StorageWatch *self)
+{
+    if (self->again != NULL)
+        return alias_is_held(self);
+    long long number = storage_holders((PyObject *)self);
     return number < 0 ? -1 : number > self->alone || Py_REFCNT(self->storage) > self->objects;
 }
 
@@ -53,18 +65,18 @@ int is_used(PyObject *watch)
 {
     if (watch == Py_None)
         return 0;
-    if (Py_TYPE(watch) == &HeldType)
-        return is_held((Held *)watch);
+    if (is_storage_watch(watch))
+        return is_held((StorageWatch *)watch);
     PyObject *storage = PyObject_CallNoArgs(watch);
     int used = storage == NULL ? -1 : storage != Py_None;
     Py_XDECREF(storage);
     return used;
 }
 
-static PyObject *held_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
+static PyObject *watch_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     (void)args;
-    Held *self = (Held *)object;
+    StorageWatch *self = (StorageWatch *)object;
     if (PyVectorcall_NARGS(nargsf) || names != NULL) {
         PyErr_SetString(PyExc_TypeError, "this takes no arguments");
         return NULL;
@@ -73,30 +85,28 @@ static PyObject *held_call(PyObject *object, PyObject *const *args, size_t nargs
     return used < 0 ? NULL : Py_NewRef(used ? self->storage : Py_None);
 }
 
-/* The alias as nobody has it, seen once. */
-static int make_again(Held *self)
+/* The alias as nobody has it. */
+static int make_again(StorageWatch *self)
 {
     Py_CLEAR(self->again);
+    forget_tensor(&self->known);
     PyObject *again = PyObject_GetAttr(self->first, s_data);
-    if (again == NULL || !see(&self->layout, again, &self->seen)) {
+    if (again == NULL || know_tensor(again, &self->known) < 0 ||
+        (self->holders = number_of(PyObject_CallOneArg(self->uses, again))) < 0) {
         Py_XDECREF(again);
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "a tensor without memory");
         return -1;
     }
-    memcpy(self->bytes, self->seen.impl + self->layout.begin, width_of(&self->layout));
+    self->references = Py_REFCNT(again);
     self->again = again;
     return 0;
 }
 
-static PyObject *held_settle(PyObject *object, PyObject *Py_UNUSED(ignored))
+static PyObject *watch_settle(PyObject *object, PyObject *Py_UNUSED(ignored))
 {
-    Held *self = (Held *)object;
+    StorageWatch *self = (StorageWatch *)object;
     if (self->first != NULL && make_again(self) < 0)
         return NULL;
-    if (self->place != NULL)
-        self->data = pointer_at(self->place, self->layout.data_in_storage);
-    self->alone = holders(self);
+    self->alone = storage_holders(object);
     self->objects = Py_REFCNT(self->storage);
     return self->alone < 0 ? NULL : PyLong_FromLongLong(self->alone - (self->again != NULL));
 }
@@ -110,10 +120,20 @@ static int is_unwatched(PyObject *tensor, PyObject *ours)
     return first == NULL || ((PyObject *)first == ours && first->wr_next == NULL && Py_REFCNT(ours) == 1);
 }
 
-/* Users left nothing on a tensor that they had: no gradient or hook, no attribute, no weak reference. */
-static int is_bare(Held *self, PyObject *ours)
+/* An attribute is None; without an exception. */
+static int is_none(PyObject *object, PyObject *name)
 {
-    if (pointer_at(self->seen.impl, self->layout.meta_in_impl) != NULL || !is_unwatched(self->again, ours))
+    PyObject *found = PyObject_GetAttr(object, name);
+    int none = found == Py_None;
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return none;
+}
+
+/* Users left nothing on a tensor that they had: no gradient or hook, no attribute, no weak reference. */
+static int is_bare(StorageWatch *self, PyObject *ours)
+{
+    if (!is_unwatched(self->again, ours) || !is_none(self->again, s_grad) || !is_none(self->again, s__backward_hooks))
         return 0;
     PyObject *own = PyObject_GetAttr(self->again, s___dict__);
     int bare = own != NULL && PyDict_Check(own) && PyDict_GET_SIZE(own) == 0;
@@ -122,9 +142,9 @@ static int is_bare(Held *self, PyObject *ours)
     return bare;
 }
 
-static PyObject *held_part(PyObject *object, PyObject *Py_UNUSED(ignored))
+static PyObject *watch_part(PyObject *object, PyObject *Py_UNUSED(ignored))
 {
-    Held *self = (Held *)object;
+    StorageWatch *self = (StorageWatch *)object;
     if (self->again != NULL) {
         self->alone -= 1;
         Py_CLEAR(self->again);
@@ -136,117 +156,106 @@ static PyObject *held_part(PyObject *object, PyObject *Py_UNUSED(ignored))
    reference to it that is known, or NULL. */
 static PyObject *taken_again(PyObject *watch, PyObject *ours)
 {
-    Held *self = (Held *)watch;
-    if (Py_TYPE(watch) != &HeldType || self->again == NULL || Py_REFCNT(self->storage) > self->objects ||
-        !is_as_seen(&self->layout, self->again, &self->seen, self->bytes))
+    StorageWatch *self = (StorageWatch *)watch;
+    if (!is_storage_watch(watch) || self->again == NULL)
+        return NULL;
+    int free = alias_is_held(self) == 0 && is_as_known(self->again, &self->known) == 1;
+    PyErr_Clear();
+    if (!free)
         return NULL;
     if (self->shown && !is_bare(self, ours)) {
-        Py_DECREF(held_part(watch, NULL)); /* weak references end */
+        Py_DECREF(watch_part(watch, NULL)); /* weak references end */
         return NULL;
     }
     return Py_NewRef(self->again);
 }
 
-static PyObject *held_again(PyObject *object, PyObject *Py_UNUSED(ignored))
+static PyObject *watch_again(PyObject *object, PyObject *Py_UNUSED(ignored))
 {
     PyObject *again = taken_again(object, NULL);
     return again == NULL ? Py_NewRef(Py_None) : again;
 }
 
-static PyObject *held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"count", "storage", "address", "first", "layout", "shown", NULL};
-    PyObject *count, *storage, *address, *first = Py_None, *where = Py_None;
-    Layout layout = {0};
+    static char *names[] = {"count", "storage", "address", "first", "uses", "shown", NULL};
+    PyObject *count, *storage, *address, *first = Py_None, *uses = Py_None;
     int shown = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOO!|OOp", names, &count, &storage, &PyLong_Type, &address, &first, &where, &shown))
+            args, kwargs, "OOO!|OOp", names, &count, &storage, &PyLong_Type, &address, &first, &uses, &shown))
         return NULL;
-    if (where == Py_None ? first != Py_None : !PyTuple_Check(where)) {
-        PyErr_SetString(PyExc_TypeError, "where torch keeps what it knows has to be told");
+    if (first != Py_None && (!is_plain_tensor(first) || !PyCallable_Check(uses))) {
+        PyErr_SetString(PyExc_TypeError, "only a plain tensor whose uses are counted is handed out again");
         return NULL;
     }
-    if (where != Py_None && layout_from(where, &layout) < 0)
-        return NULL;
-    Held *self = (Held *)type->tp_alloc(type, 0);
+    StorageWatch *self = (StorageWatch *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->count = Py_NewRef(count);
     self->storage = Py_NewRef(storage);
     self->address = Py_NewRef(address);
-    self->vectorcall = held_call;
-    self->layout = layout;
+    self->uses = Py_NewRef(uses);
+    self->vectorcall = watch_call;
     self->shown = shown;
-    self->place = where == Py_None ? NULL : PyLong_AsVoidPtr(address);
-    self->bytes = first == Py_None ? NULL : PyMem_New(char, width_of(&layout) + 1);
-    if (first != Py_None && self->bytes == NULL) {
-        Py_DECREF(self);
-        return PyErr_NoMemory();
-    }
     self->first = first == Py_None ? NULL : Py_NewRef(first);
     return (PyObject *)self;
 }
 
-static int held_traverse(PyObject *object, visitproc visit, void *arg)
+static int watch_traverse(PyObject *object, visitproc visit, void *arg)
 {
-    Held *self = (Held *)object;
+    StorageWatch *self = (StorageWatch *)object;
     Py_VISIT(self->count);
     Py_VISIT(self->storage);
     Py_VISIT(self->first);
     Py_VISIT(self->again);
+    Py_VISIT(self->uses);
     return 0;
 }
 
 /* Nothing is cleared to break a cycle: a storage's object and the tensors lead nowhere. */
-static void held_dealloc(PyObject *object)
+static void watch_dealloc(PyObject *object)
 {
-    Held *self = (Held *)object;
+    StorageWatch *self = (StorageWatch *)object;
     PyObject_GC_UnTrack(object);
     Py_XDECREF(self->count);
     Py_XDECREF(self->storage);
     Py_XDECREF(self->address);
     Py_XDECREF(self->first);
     Py_XDECREF(self->again);
-    PyMem_Free(self->bytes);
+    Py_XDECREF(self->uses);
+    forget_tensor(&self->known);
     Py_TYPE(object)->tp_free(object);
 }
 
 /* The first tensor lies where it was made: 1, 0, -1. */
-static int is_in_place(PyObject *watch, PyObject *first, PyObject *source)
+static int is_in_place(PyObject *first, PyObject *shared)
 {
-    Held *held = (Held *)watch;
-    if (Py_TYPE(watch) == &HeldType && held->place != NULL) {
-        const char *impl = pointer_at((const char *)first, held->layout.impl_in_object);
-        return impl != NULL && pointer_at(impl, held->layout.storage_in_impl) == held->place &&
-               pointer_at(held->place, held->layout.data_in_storage) == held->data;
-    }
-    PyObject *known = SLOT(source, Source, address);
+    PyObject *known = SLOT(shared, SharedStorage, address);
     uint64_t address = 0, expected = known == NULL ? 0 : PyLong_AsUnsignedLongLong(known);
-    return PyErr_Occurred() || address_of(first, &address) < 0 ? -1 : address == expected;
+    if (PyErr_Occurred())
+        return -1;
+    if (is_plain_tensor(first))
+        return read_address(first, &address) && address == expected;
+    return address_of(first, &address) < 0 ? -1 : address == expected;
 }
 
 /* ``Source.tensor`` where the first tensor is still what it was, else NULL without an exception. */
 static PyObject *alias_of(PyObject *source, PyObject *watch, PyObject *ours)
 {
-    if (!is_of(source, slots.Source.type))
+    if (!is_of(source, slots.SharedStorage.type))
         return NULL;
-    PyObject *held = SLOT(source, Source, held), *first, *result;
+    PyObject *held = SLOT(source, SharedStorage, held), *first, *result;
     if (held == NULL || watch != held)
         return NULL;
     Py_INCREF(held); /* the end of an alias may run Python */
     result = taken_again(held, ours);
     Py_DECREF(held);
-    if (result != NULL || (first = SLOT(source, Source, first)) == NULL || first == Py_None)
+    if (result != NULL || (first = SLOT(source, SharedStorage, first)) == NULL || first == Py_None)
         return result;
-    watch = SLOT(source, Source, held);
-    if (watch == NULL)
-        return NULL;
-    Py_INCREF(watch);
     Py_INCREF(first);
-    if (is_in_place(watch, first, source) > 0)
+    if (is_in_place(first, source) > 0)
         result = PyObject_GetAttr(first, s_data);
     Py_DECREF(first);
-    Py_DECREF(watch);
     return result;
 }
 
@@ -376,25 +385,25 @@ PyObject *several_outputs(NodeView *view, PyObject *pool)
     return result;
 }
 
-static PyMethodDef held_methods[] = {
-    {"settle", held_settle, METH_NOARGS, "Nobody uses it now: gives the number of its holders."},
-    {"part", held_part, METH_NOARGS, "The alias is handed out no more: who has it has it alone."},
-    {"again", held_again, METH_NOARGS, "The alias that is handed out again, if nobody has it, else None."},
+static PyMethodDef watch_methods[] = {
+    {"settle", watch_settle, METH_NOARGS, "Nobody uses it now: gives the number of its holders."},
+    {"part", watch_part, METH_NOARGS, "The alias is handed out no more: who has it has it alone."},
+    {"again", watch_again, METH_NOARGS, "The alias that is handed out again, if nobody has it, else None."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyTypeObject HeldType = {
+static PyTypeObject StorageWatchType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.Held",
+    .tp_name = "capture.native._native.StorageWatch",
     .tp_doc = "Gives a storage while somebody uses it, else None.",
-    .tp_basicsize = sizeof(Held),
+    .tp_basicsize = sizeof(StorageWatch),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_vectorcall_offset = offsetof(Held, vectorcall),
+    .tp_vectorcall_offset = offsetof(StorageWatch, vectorcall),
     .tp_call = PyVectorcall_Call,
-    .tp_methods = held_methods,
-    .tp_new = held_new,
-    .tp_dealloc = held_dealloc,
-    .tp_traverse = held_traverse,
+    .tp_methods = watch_methods,
+    .tp_new = watch_new,
+    .tp_dealloc = watch_dealloc,
+    .tp_traverse = watch_traverse,
 };
 
 static PyMethodDef functions[] = {
@@ -406,7 +415,7 @@ int add_held(PyObject *module)
 {
     NAMES(INTERN)
     INTERN(clone)
-    if (PyType_Ready(&HeldType) < 0 || PyModule_AddObjectRef(module, "Held", (PyObject *)&HeldType) < 0)
+    if (PyType_Ready(&StorageWatchType) < 0 || PyModule_AddObjectRef(module, "StorageWatch", (PyObject *)&StorageWatchType) < 0)
         return -1;
     return PyModule_AddFunctions(module, functions);
 }

@@ -1,7 +1,7 @@
 /* Modes: functions of no interest but for what they give. They hold while every one gives what it gave.
 
-   Some are Python's; the others are torch's own in C++, of no arguments or numbers alone, which take 3 ns where Python's
-   take 50 to 400. ``_torch_private_modes`` finds those. */
+   Most are torch's own, written in C, of no arguments: those are called without a frame or an argument tuple, which
+   takes 5 ns and more where a call takes 30. */
 #include "native.h"
 
 #include <string.h>
@@ -9,28 +9,22 @@
 typedef struct {
     PyObject *function;  /* or a string: an attribute of the one argument */
     PyObject *arguments; /* a tuple */
+    PyObject *part;      /* a name: what counts is this attribute of what the function gives; or NULL */
     PyObject *expected;
     Py_ssize_t at;       /* where the one argument keeps the attribute, if its class has a slot for it; else -1 */
+    PyCFunction direct;  /* the C function behind a builtin that takes no arguments, or a tuple; else NULL */
+    int by_equality;     /* a list, a tuple or an enumeration, of which torch makes another one in each call */
 } Term;
-
-/* What a function of torch's gives is its value; a pointer to that, less the bytes in the third argument; to two
-   pointers that differ by it; or it is written to where its first argument points, 20 bytes. Or there is no function, and
-   the value lies at the address. */
-enum { VALUE, BEHIND, APART, WRITTEN, THERE };
-#define MOST_WRITTEN 8 /* words */
-
-typedef struct {
-    uint64_t address, kind, first, second, third, mask;
-} Reader;
 
 typedef struct {
     PyObject_HEAD
     uint64_t thread; /* no other one ever has the number */
     Py_ssize_t count;
     Term *terms;
-    Py_ssize_t reader_count;
-    Reader *readers;
-    uint64_t *expected; /* of each */
+    PyObject *slow;    /* Modes that take long to compare; or NULL */
+    PyObject *changes; /* an object that counts what may have changed those */
+    Py_ssize_t at;     /* where it keeps the count */
+    PyObject *seen;    /* the count when they were found to hold */
     vectorcallfunc vectorcall;
 } Modes;
 
@@ -41,37 +35,10 @@ int is_modes(PyObject *one)
     return Py_TYPE(one) == &ModesType;
 }
 
-typedef uint64_t (*Function)(uint64_t, uint64_t, uint64_t);
-
-static inline uint64_t read_one(const Reader *reader)
+static PyObject *whole_of(const Term *term)
 {
-    if (reader->kind == THERE) {
-        uint64_t word;
-        memcpy(&word, (const void *)(uintptr_t)reader->address, 8);
-        return word & reader->mask;
-    }
-    Function function = (Function)(uintptr_t)reader->address;
-    if (reader->kind == WRITTEN) {
-        uint64_t words[MOST_WRITTEN] = {0};
-        function((uint64_t)(uintptr_t)words, reader->first, reader->second);
-        uint64_t mixed = 0;
-        for (int i = 0; i < MOST_WRITTEN; i++)
-            mixed = mixed * 1099511628211u + words[i];
-        return mixed;
-    }
-    uint64_t found = function(reader->first, reader->second, reader->third), words[2];
-    if (reader->kind == BEHIND) {
-        memcpy(words, (const char *)(uintptr_t)found + reader->third, 8);
-        found = words[0];
-    } else if (reader->kind == APART) {
-        memcpy(words, (const void *)(uintptr_t)found, 16);
-        found = words[1] - words[0];
-    }
-    return found & reader->mask;
-}
-
-static PyObject *found_of(const Term *term)
-{
+    if (term->direct != NULL)
+        return term->direct(PyCFunction_GET_SELF(term->function), PyTuple_GET_SIZE(term->arguments) ? term->arguments : NULL);
     if (PyUnicode_CheckExact(term->function)) {
         PyObject *holder = PyTuple_GET_ITEM(term->arguments, 0);
         if (term->at >= 0)
@@ -83,25 +50,55 @@ static PyObject *found_of(const Term *term)
         term->function, ((PyTupleObject *)term->arguments)->ob_item, PyTuple_GET_SIZE(term->arguments), NULL);
 }
 
+static PyObject *found_of(const Term *term)
+{
+    PyObject *whole = whole_of(term);
+    if (whole == NULL || term->part == NULL)
+        return whole;
+    PyObject *part = PyObject_GetAttr(whole, term->part);
+    Py_DECREF(whole);
+    return part;
+}
+
+/* Nothing that could change them happened since they were compared last, or they are as they were all the same. */
+static int slow_modes_hold(Modes *self)
+{
+    PyObject *now = slot_at(self->changes, self->at);
+    if (now == NULL || now == self->seen)
+        return now == NULL ? -1 : 1;
+    Py_INCREF(now); /* read before they are, so that a change meanwhile is looked at next time */
+    int same = PyObject_RichCompareBool(now, self->seen, Py_EQ);
+    if (same == 0) {
+        same = modes_hold(self->slow);
+        if (same > 0)
+            Py_SETREF(self->seen, Py_NewRef(now));
+    }
+    Py_DECREF(now);
+    return same;
+}
+
 int modes_hold(PyObject *object)
 {
     Modes *self = (Modes *)object;
     if (self->thread != PyThreadState_GetID(PyThreadState_Get()))
         return 0;
-    for (Py_ssize_t i = 0; i < self->reader_count; i++)
-        if (read_one(&self->readers[i]) != self->expected[i])
-            return 0;
     for (Py_ssize_t i = 0; i < self->count; i++) {
         Term *term = &self->terms[i];
         PyObject *found = found_of(term);
-        if (found == NULL)
-            return -1;
+        if (found == NULL) { /* a getter that raises says that something is not as it was */
+            if (!PyErr_ExceptionMatches(PyExc_Exception))
+                return -1;
+            PyErr_Clear();
+            return 0;
+        }
         int same = same_value(found, term->expected);
+        if (same == 0 && term->by_equality && Py_TYPE(found) == Py_TYPE(term->expected))
+            same = PyObject_RichCompareBool(found, term->expected, Py_EQ);
         Py_DECREF(found);
         if (same <= 0)
             return same;
     }
-    return 1;
+    return self->slow == NULL ? 1 : slow_modes_hold(self);
 }
 
 static PyObject *modes_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names)
@@ -123,6 +120,8 @@ static int modes_traverse(PyObject *object, visitproc visit, void *arg)
         Py_VISIT(self->terms[i].arguments);
         Py_VISIT(self->terms[i].expected);
     }
+    Py_VISIT(self->slow);
+    Py_VISIT(self->changes);
     return 0;
 }
 
@@ -136,6 +135,7 @@ static int modes_clear(PyObject *object)
     for (Py_ssize_t i = 0; i < count; i++) {
         Py_DECREF(terms[i].function);
         Py_DECREF(terms[i].arguments);
+        Py_XDECREF(terms[i].part);
         Py_DECREF(terms[i].expected);
     }
     PyMem_Free(terms);
@@ -146,63 +146,51 @@ static void modes_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
     modes_clear(self);
-    PyMem_Free(((Modes *)self)->readers);
-    PyMem_Free(((Modes *)self)->expected);
+    Py_XDECREF(((Modes *)self)->slow);
+    Py_XDECREF(((Modes *)self)->changes);
+    Py_XDECREF(((Modes *)self)->seen);
     Py_TYPE(self)->tp_free(self);
 }
 
-static int reader_from(PyObject *given, Reader *reader)
+/* The C function that may be called by itself, as its builtin would. */
+static PyCFunction direct_of(PyObject *function, PyObject *arguments)
 {
-    unsigned long long part[6];
-    if (!PyTuple_Check(given)) {
-        PyErr_SetString(PyExc_TypeError, "a reader is a tuple");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(given, "KKKKKK", &part[0], &part[1], &part[2], &part[3], &part[4], &part[5]))
-        return -1;
-    *reader = (Reader){part[0], part[1], part[2], part[3], part[4], part[5]};
-    if (reader->address == 0 || reader->kind > THERE) {
-        PyErr_SetString(PyExc_ValueError, "no such reader");
-        return -1;
-    }
-    return 0;
+    if (!PyCFunction_CheckExact(function))
+        return NULL;
+    int flags = PyCFunction_GET_FLAGS(function) & ~METH_STATIC, none = PyTuple_GET_SIZE(arguments) == 0;
+    return (none && flags == METH_NOARGS) || (!none && flags == METH_VARARGS) ? PyCFunction_GET_FUNCTION(function) : NULL;
 }
 
-static PyObject *read_mode(PyObject *module, PyObject *given)
+static Term term_of(PyObject *function, PyObject *arguments, PyObject *expected, PyObject *part)
 {
-    (void)module;
-    Reader reader;
-    return reader_from(given, &reader) < 0 ? NULL : PyLong_FromUnsignedLongLong(read_one(&reader));
-}
-
-/* 0, or -1 with an exception set. */
-static int take_readers(Modes *self, PyObject *readers)
-{
-    Py_ssize_t count = PyTuple_GET_SIZE(readers);
-    self->readers = PyMem_New(Reader, count + 1);
-    self->expected = PyMem_New(uint64_t, count + 1);
-    if (self->readers == NULL || self->expected == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (reader_from(PyTuple_GET_ITEM(readers, i), &self->readers[i]) < 0)
-            return -1;
-        self->expected[i] = read_one(&self->readers[i]);
-        self->reader_count = i + 1;
-    }
-    return 0;
+    Py_ssize_t at = -1;
+    if (PyUnicode_CheckExact(function))
+        at = slot_of((PyObject *)Py_TYPE(PyTuple_GET_ITEM(arguments, 0)), function);
+    int by_equality = !PyFloat_CheckExact(expected); /* by bits: two zeros are others, and one NaN is itself */
+    return (Term){
+        Py_NewRef(function), Py_NewRef(arguments), Py_XNewRef(part), Py_NewRef(expected), at,
+        direct_of(function, arguments), by_equality};
 }
 
 static PyObject *modes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *given, *readers = NULL;
-    static char *names[] = {"terms", "readers", NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|O!", names, &PyTuple_Type, &given, &PyTuple_Type, &readers))
+    PyObject *given, *slow = NULL, *changes = NULL, *attribute = NULL, *seen = NULL;
+    static char *names[] = {"terms", "slow", NULL};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O!|(O!OUO)", names, &PyTuple_Type, &given, &ModesType, &slow, &changes, &attribute, &seen))
         return NULL;
+    Py_ssize_t at = slow == NULL ? 0 : slot_of((PyObject *)Py_TYPE(changes), attribute);
+    if (at < 0) {
+        PyErr_SetString(PyExc_ValueError, "the count has to be in a slot");
+        return NULL;
+    }
     Modes *self = (Modes *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
+    self->slow = Py_XNewRef(slow);
+    self->changes = Py_XNewRef(changes);
+    self->at = at;
+    self->seen = Py_XNewRef(seen);
     self->vectorcall = modes_call;
     self->thread = PyThreadState_GetID(PyThreadState_Get());
     self->terms = PyMem_New(Term, PyTuple_GET_SIZE(given) + 1);
@@ -211,8 +199,9 @@ static PyObject *modes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_NoMemory();
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
-        PyObject *function, *arguments, *expected;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OO!O", &function, &PyTuple_Type, &arguments, &expected)) {
+        PyObject *function, *arguments, *expected, *part = NULL;
+        if (!PyArg_ParseTuple(
+                PyTuple_GET_ITEM(given, i), "OO!O|U", &function, &PyTuple_Type, &arguments, &expected, &part)) {
             Py_DECREF(self);
             return NULL;
         }
@@ -221,20 +210,15 @@ static PyObject *modes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
             Py_DECREF(self);
             return NULL;
         }
-        Py_ssize_t at = -1;
-        if (PyUnicode_CheckExact(function))
-            at = slot_of((PyObject *)Py_TYPE(PyTuple_GET_ITEM(arguments, 0)), function);
-        self->terms[i] = (Term){Py_NewRef(function), Py_NewRef(arguments), Py_NewRef(expected), at};
+        self->terms[i] = term_of(function, arguments, expected, part);
         self->count = i + 1;
     }
-    if (readers != NULL && take_readers(self, readers) < 0)
-        Py_CLEAR(self);
     return (PyObject *)self;
 }
 
 static PyTypeObject ModesType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.Modes",
+    .tp_name = "capture.native._native.Modes",
     .tp_doc = "Tells whether functions still give in this thread what they gave.",
     .tp_basicsize = sizeof(Modes),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
@@ -246,14 +230,7 @@ static PyTypeObject ModesType = {
     .tp_clear = modes_clear,
 };
 
-static PyMethodDef functions[] = {
-    {"read_mode", read_mode, METH_O, "What a reader gives now."},
-    {NULL, NULL, 0, NULL},
-};
-
 int add_modes(PyObject *module)
 {
-    if (PyType_Ready(&ModesType) < 0 || PyModule_AddObjectRef(module, "Modes", (PyObject *)&ModesType) < 0)
-        return -1;
-    return PyModule_AddFunctions(module, functions);
+    return PyType_Ready(&ModesType) < 0 ? -1 : PyModule_AddObjectRef(module, "Modes", (PyObject *)&ModesType);
 }

@@ -1,4 +1,4 @@
-/* Places: what modules hold, as ``_places`` notes it before a run that is watched, and compares it afterwards. */
+/* Places: what modules hold, as ``state.source`` notes it before a run that is watched, and compares it afterwards. */
 #include "native.h"
 
 #define NAMES(X) X(parameter) X(buffer) X(module) X(attribute) X(_parameters) X(_buffers) X(_modules)
@@ -37,16 +37,16 @@ static int is_number(PyObject *name)
     return length > 0;
 }
 
-/* ``_places.Place(kind, holder, name, path, parent)``, which takes the path over; NULL with an exception set. */
+/* ``state.source.Source(kind, holder, name, path, parent)``, which takes the path over; NULL with an exception set. */
 static PyObject *place_of(PyObject *kind, PyObject *holder, PyObject *name, PyObject *path, PyObject *parent)
 {
-    PyObject *place = path == NULL ? NULL : slots.Place.type->tp_alloc(slots.Place.type, 0);
+    PyObject *place = path == NULL ? NULL : slots.Source.type->tp_alloc(slots.Source.type, 0);
     if (place != NULL) {
-        PUT(place, Place, kind, kind);
-        PUT(place, Place, holder, holder);
-        PUT(place, Place, name, name);
-        PUT(place, Place, path, path);
-        PUT(place, Place, parent, parent);
+        PUT(place, Source, kind, kind);
+        PUT(place, Source, holder, holder);
+        PUT(place, Source, name, name);
+        PUT(place, Source, path, path);
+        PUT(place, Source, parent, parent);
     }
     Py_XDECREF(path);
     return place;
@@ -94,7 +94,7 @@ static PyObject *members_of_module(PyObject *self, PyObject *args, PyObject *kwa
     Members to = {0};
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "OO$O!", names, &module, &to.place, &PyFrozenSet_Type, &to.internals) ||
-        !is_of(to.place, slots.Place.type) || (to.path = SLOT(to.place, Place, path)) == NULL)
+        !is_of(to.place, slots.Source.type) || (to.path = SLOT(to.place, Source, path)) == NULL)
         return NULL;
     to.found = PyList_New(0);
     to.prefix = PyUnicode_FromFormat("%U.", to.path);

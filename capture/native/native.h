@@ -1,7 +1,7 @@
-/* What the straight way through a call is made of, in C: the same steps as in Python, without its frames.
+/* What the fast path through a call is made of, and the guards that are looked at before every replay.
 
    No header of torch or CUDA is needed: torch is asked through the Python functions that it is given, the driver
-   through its library. Without this module every step runs in Python. */
+   through its library. */
 #ifndef CAPTURE_NATIVE_H
 #define CAPTURE_NATIVE_H
 
@@ -10,38 +10,39 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 19 /* as in ``_fast.py``: another one with each change of what Python and C ask of each other */
-#define MOST_VALUES 512 /* of one call; longer ones go the long way */
+#define NATIVE_VERSION 22 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* 1, 0, or -1 with an exception set. */
 int modes_hold(PyObject *modes);
 int is_modes(PyObject *one);
 
-/* Ways of one mode share the object. */
-PyObject *modes_of(PyObject *way);
+/* Paths of one mode share the object. */
+PyObject *modes_of(PyObject *path);
 
-/* The result of a call whose modes hold; the way's ``MISS`` for one that it is not made for. */
-PyObject *way_take(PyObject *way, PyObject *const *args, Py_ssize_t given);
-int is_way(PyObject *one);
+/* The result of a call whose modes hold; the path's ``MISS`` for one that it is not made for. ``bound``: the arguments
+   are the values of all parameters, else what a caller gave by position. */
+PyObject *path_take(PyObject *path, PyObject *const *args, Py_ssize_t given, int bound);
+int is_path(PyObject *one);
 
-/* Attributes that are read where their class keeps them: each such class says so (``_fast.seen``). Lists, dicts and what
+/* Attributes that are read where their class keeps them: each such class says so (``capture.native.seen``). Lists, dicts and what
    an object is made with are never other ones. */
 #define TREE(X) \
     X(path) X(warm) X(buried) X(lingering) X(kept) X(times) X(current) X(root) X(mark) X(pool_is_at) X(pool)
-#define NODE(X) X(followers) X(view) X(verified) X(check) X(checker) X(unchecked) X(registered) X(recording)
+#define NODE(X) X(latest_children) X(view) X(verified) X(check) X(unchecked) X(registered) X(recording)
 #define ENTRY(X) X(phase)
 #define COUNTERS(X) X(replays)
 #define MARKS(X) X(begun)
 #define IN_USE(X) X(trees)
-#define CHECKER(X) X(facts)
-#define SOURCE(X) X(held) X(first) X(address)
+#define GUARD(X) X(kind) X(source) X(expected) X(verdict)
+#define SHARED_STORAGE(X) X(held) X(first) X(address)
 #define OUTPUT_PLAN(X) X(policy)
 #define POOL(X) X(ran_on) X(beside)
-#define PLACE(X) X(kind) X(holder) X(name) X(path) X(parent)
+#define SOURCE(X) X(kind) X(holder) X(name) X(path) X(parent)
 #define CLASSES(X) \
     X(Tree, TREE) X(Node, NODE) X(Entry, ENTRY) X(Counters, COUNTERS) X(Marks, MARKS) X(InUse, IN_USE) \
-    X(Checker, CHECKER) X(Source, SOURCE) X(OutputPlan, OUTPUT_PLAN) \
-    X(CudaPool, POOL) X(Place, PLACE)
+    X(Guard, GUARD) X(SharedStorage, SHARED_STORAGE) X(OutputPlan, OUTPUT_PLAN) \
+    X(CudaPool, POOL) X(Source, SOURCE)
 #define AT(name) Py_ssize_t name;
 #define OF_CLASS(class, names) \
     struct { \
@@ -98,7 +99,7 @@ int copies_outputs(NodeView *view);
 int add_held(PyObject *module);
 int add_gradients(PyObject *module);
 
-/* The way's steps from the tree on, once the arguments fit. */
+/* The path's steps from the tree on, once the arguments fit. */
 typedef struct {
     PyObject *miss, *ok, *function, *limit, *number, *entry, *counters, *marks, *replay, *ready;
     PyObject *registrations; /* a function: how often modules registered something */
@@ -161,67 +162,29 @@ int copies_point(PyObject *copies, const uint64_t *addresses);
 int copies_read(PyObject *copies, PyObject *const *leaves, Py_ssize_t count, uint64_t *addresses);
 int is_copies(PyObject *one);
 int add_copies(PyObject *module);
+int add_tape(PyObject *module);
 
 PyObject *list_of(PyObject *const *items, Py_ssize_t count);
 
-/* Facts about Python state, and the tensors among it: 1 if they hold, else 0. ``addresses``: of the call's tensors. */
-int facts_hold(PyObject *facts, const uint64_t *addresses, Py_ssize_t count);
-int is_facts(PyObject *one);
+/* What guards on Python state and its tensors say of a replay, as in ``guards/guard.py``. */
+enum { HOLDS, MOVED, CHANGED, OVERLAPS };
+/* A verdict, or -1 with an exception set. ``addresses``: of the call's tensors. */
+int guards_verdict(PyObject *guards, const uint64_t *addresses, Py_ssize_t count);
+int is_guards(PyObject *one);
 /* The same object, or a number, text, bytes, size or device of the same type and value, bit for bit: 1, 0, -1. */
 int same_value(PyObject *one, PyObject *other);
-int add_facts(PyObject *module);
+int add_guards(PyObject *module);
 
-/* Where torch keeps what it knows of a tensor: offsets that ``_torch_private_layout`` found. */
-#define MOST_ZEROS 4
-typedef struct {
-    Py_ssize_t impl_in_object;   /* pointers: object -> TensorImpl */
-    Py_ssize_t storage_in_impl;  /* -> StorageImpl */
-    Py_ssize_t data_in_storage;  /* -> the memory */
-    Py_ssize_t meta_in_impl;     /* -> AutogradMeta, or NULL */
-    Py_ssize_t requires_in_meta; /* a byte: whether it is a leaf that requires a gradient */
-    Py_ssize_t zeros[MOST_ZEROS]; /* words that are 0 unless an operator made the tensor */
-    Py_ssize_t zero_count;
-    Py_ssize_t begin, end;       /* metadata in the TensorImpl */
-    Py_ssize_t sizes;            /* where it begins to say the same of tensors that are alike */
-} Layout;
-int layout_from(PyObject *given, Layout *layout);
-/* The tensor's own gradient mode: 0 or 1; 2 for one that an operator made. */
-unsigned char requires_gradient(const Layout *layout, const char *impl);
-/* Where the memory of its storage begins; NULL where there is none. */
-const char *data_of(const Layout *layout, const char *impl);
-static inline const char *pointer_at(const char *from, Py_ssize_t offset)
-{
-    return *(const char *const *)(from + offset);
-}
+/* Tensors that a recording reads where they are have the metadata and the address that they had: 1, 0, or -1 with an
+   exception set. */
+int static_tensors_hold(PyObject *tensors);
+int is_static_tensors(PyObject *one);
 
-/* A tensor as it is at a moment, with torch's and Python's counts of who has it. The bytes of its metadata go beside. */
-typedef struct {
-    const PyObject *object;
-    const PyTypeObject *type;
-    const char *impl, *storage, *data;
-    uint64_t holders, users; /* torch's counts of the TensorImpl and of its storage */
-    Py_ssize_t references;
-    unsigned char requires;
-} Seen;
-/* Torch's count of the holders of a TensorImpl or a StorageImpl; those that hold it weakly are in the upper half. */
-uint64_t count_at(const char *from);
-/* 0 for what is no tensor with memory. */
-int see(const Layout *layout, PyObject *tensor, Seen *seen);
-/* The same tensor as it was, and nobody came or went. ``bytes``: its metadata then. */
-int is_as_seen(const Layout *layout, PyObject *tensor, const Seen *was, const char *bytes);
-static inline Py_ssize_t width_of(const Layout *layout)
-{
-    return layout->end - layout->begin;
-}
-
-/* Other tensors have the same metadata: 1, and their addresses; 0 where torch has to be asked. */
-int alike_hold(PyObject *alike, PyObject *const *tensors, Py_ssize_t count, uint64_t *addresses);
-int is_alike(PyObject *one);
-int add_alike(PyObject *module);
-
-int tensors_hold(PyObject *tensors);
-int is_tensors(PyObject *one);
-int add_tensors(PyObject *module);
+/* Torch's count of who holds a watched storage; -1 with an exception set. */
+long long storage_holders(PyObject *watch);
+/* References to its Python object. */
+Py_ssize_t storage_references(PyObject *watch);
+int is_storage_watch(PyObject *one);
 
 /* Names of attributes and methods, as objects: declared in a file, and made in the function that adds its part. */
 #define DECLARE(name) static PyObject *s_##name;
@@ -258,9 +221,11 @@ int launch_run(PyObject *launch, PyObject *const *leaves, const uint64_t *addres
 /* The address of a tensor: 0 and ``*address``, or -1 with an exception set. */
 int address_of(PyObject *tensor, uint64_t *address);
 
+int add_util(PyObject *module);
+int add_binder(PyObject *module);
 int add_modes(PyObject *module);
 int add_launch(PyObject *module);
-int add_way(PyObject *module);
-int add_ways(PyObject *module);
+int add_fast_path(PyObject *module);
+int add_fast_paths(PyObject *module);
 
 #endif

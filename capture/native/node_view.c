@@ -63,7 +63,7 @@ static void free_node(PyObject *object)
 
 PyTypeObject NodeViewType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.NodeView",
+    .tp_name = "capture.native._native.NodeView",
     .tp_doc = "What stays as it is once a recording is in its tree.",
     .tp_basicsize = sizeof(NodeView),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,

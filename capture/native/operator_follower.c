@@ -227,7 +227,7 @@ static PyMemberDef members[] = {
 
 static PyTypeObject FollowType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "capture._native.Follow",
+    .tp_name = "capture.native._native.Follow",
     .tp_doc = "Looks at an operator of a run that has to be what a watched run was, and runs it.",
     .tp_basicsize = sizeof(Follow),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,

@@ -1,24 +1,8 @@
-/* Steps: what a call does once its arguments fit, from the tree on: the second half of ``capture/_shortcut.py``. */
+/* What a call does once its arguments fit: from the tree on to the result. */
 #include "native.h"
 
-#define NAMES(X) X(begin_call) X(find) X(state_holds) X(see) X(replay) X(build_single)
+#define NAMES(X) X(begin_call) X(find) X(compare_in_full) X(replay) X(build_single)
 NAMES(DECLARE)
-
-long long number_of(PyObject *found)
-{
-    long long number = found == NULL ? -1 : PyLong_AsLongLong(found);
-    Py_XDECREF(found);
-    return number;
-}
-
-int truth_of(PyObject *result)
-{
-    if (result == NULL)
-        return -1;
-    int truth = PyObject_IsTrue(result);
-    Py_DECREF(result);
-    return truth;
-}
 
 /* The view of a node: borrowed, or NULL with an exception. */
 static NodeView *view_of(PyObject *node)
@@ -44,7 +28,7 @@ static int has_used_outputs(PyObject *node)
     return used;
 }
 
-/* ``Node.may_run``: all that was dead when it was recorded is dead now. */
+/* All that was dead when it was recorded is dead now: 1, 0, -1. */
 static int may_run(NodeView *view)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(view->before); i++) {
@@ -77,53 +61,69 @@ static int lists_of(PyObject *tree, Lists *lists)
     return 0;
 }
 
-/* ``Tree.begin_call`` where the path ends because nothing on it is used any more: 1, else 0 with nothing done. */
-static int ends_by_itself(PyObject *tree, const Lists *at)
+/* Some output of a node on the path is still used: 1, 0, -1. Those of the last nodes are looked at first. */
+static int is_path_used(PyObject *path)
 {
-    PyObject *path = at->path;
-    if (PyList_GET_SIZE(at->kept))
-        return 0;
-    for (Py_ssize_t i = PyList_GET_SIZE(path) - 1; i >= 0; i--) {
+    int used = 0;
+    for (Py_ssize_t i = PyList_GET_SIZE(path) - 1; i >= 0 && !used; i--) {
         if (i >= PyList_GET_SIZE(path)) /* looking at outputs runs Python */
             continue;
         PyObject *node = Py_NewRef(PyList_GET_ITEM(path, i));
-        int used = has_used_outputs(node);
+        used = has_used_outputs(node);
         Py_DECREF(node);
-        if (used)
-            return used < 0 ? -1 : 0;
     }
+    return used;
+}
+
+/* The path ends: what it kept is to be buried. 0, -1. */
+static int end_step(PyObject *tree, const Lists *at)
+{
+    Py_ssize_t end = PyList_GET_SIZE(at->buried);
     PyObject *root = SLOT(tree, Tree, root);
-    if (root == NULL || PyList_SetSlice(path, 0, PyList_GET_SIZE(path), NULL) < 0)
+    if (root == NULL)
+        return -1;
+    if (PyList_GET_SIZE(at->kept) && (PyList_SetSlice(at->buried, end, end, at->kept) < 0 ||
+                                      PyList_SetSlice(at->kept, 0, PyList_GET_SIZE(at->kept), NULL) < 0))
         return -1;
     PUT(tree, Tree, current, root);
     PyDict_Clear(at->times);
-    return 1;
+    if (PyList_SetSlice(at->warm, 0, PyList_GET_SIZE(at->warm), NULL) < 0)
+        return -1;
+    return PyList_SetSlice(at->path, 0, PyList_GET_SIZE(at->path), NULL);
 }
 
 /* Outputs are still used, but the step goes on as it is: it ends by marks alone, and no mark came since. */
-static int goes_on(const Steps *self, PyObject *tree, const Lists *at)
+static int goes_on(PyObject *tree, const Lists *at, PyObject *marks, PyObject *function, PyObject *limit)
 {
-    PyObject *begun = SLOT(self->marks, Marks, begun), *mark = SLOT(tree, Tree, mark);
+    PyObject *begun = SLOT(marks, Marks, begun), *mark = SLOT(tree, Tree, mark);
     int same = begun == NULL || mark == NULL ? -1 : PyObject_IsTrue(begun);
     if (same > 0)
         same = begun == mark ? 1 : PyObject_RichCompareBool(begun, mark, Py_EQ);
     if (same <= 0)
         return same;
-    PyObject *times = PyDict_GetItemWithError(at->times, self->function);
-    return times == NULL ? (PyErr_Occurred() ? -1 : 1) : PyObject_RichCompareBool(times, self->limit, Py_LE);
+    PyObject *times = PyDict_GetItemWithError(at->times, function);
+    return times == NULL ? (PyErr_Occurred() ? -1 : 1) : PyObject_RichCompareBool(times, limit, Py_LE);
+}
+
+/* The step is over because nothing of it is used, or goes on as it is: 1, and all is done; 0: with nothing done; -1. */
+static int begins_simply(PyObject *tree, const Lists *at, PyObject *marks, PyObject *function, PyObject *limit)
+{
+    if (PyList_GET_SIZE(at->warm) || PyList_GET_SIZE(at->buried) || PyList_GET_SIZE(at->lingering))
+        return 0;
+    if (PyList_GET_SIZE(at->path) == 0)
+        return 1;
+    int used = is_path_used(at->path);
+    if (used)
+        return used < 0 ? -1 : goes_on(tree, at, marks, function, limit);
+    return end_step(tree, at) < 0 ? -1 : 1;
 }
 
 /* End the step if it is over. 1: the way goes on; 0: it does not fit. */
 static int begins(const Steps *self, PyObject *tree, const Lists *at)
 {
-    if (!PyList_GET_SIZE(at->warm) && !PyList_GET_SIZE(at->buried) && !PyList_GET_SIZE(at->lingering)) {
-        if (PyList_GET_SIZE(at->path) == 0)
-            return 1;
-        int ended = ends_by_itself(tree, at);
-        ended = ended ? ended : goes_on(self, tree, at);
-        if (ended)
-            return ended;
-    }
+    int simply = begins_simply(tree, at, self->marks, self->function, self->limit);
+    if (simply)
+        return simply;
     PyObject *args[] = {tree, self->function, self->limit, self->number};
     PyObject *done = PyObject_VectorcallMethod(s_begin_call, args, 4, NULL);
     if (done == NULL)
@@ -160,7 +160,7 @@ static PyObject *fitting(
     const Steps *self, PyObject *tree, const Lists *at, const uint64_t *addresses, NodeView **view)
 {
     PyObject *current = SLOT(tree, Tree, current);
-    PyObject *followers = current != NULL && is_of(current, slots.Node.type) ? SLOT(current, Node, followers) : NULL;
+    PyObject *followers = current != NULL && is_of(current, slots.Node.type) ? SLOT(current, Node, latest_children) : NULL;
     PyObject *node = followers == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(followers, self->number));
     if (node == NULL || (*view = view_of(node)) == NULL) {
         Py_XDECREF(node);
@@ -189,34 +189,26 @@ static int count_up(PyObject *object, Py_ssize_t at)
     return 0;
 }
 
-/* ``Tree.stand_on`` and the count of replays. */
-static int stand_on(const Steps *self, PyObject *tree, const Lists *at, PyObject *node)
+/* The node just ran: 0, -1. */
+static int stand_on(PyObject *tree, const Lists *at, PyObject *node, PyObject *marks, PyObject *function)
 {
     if (PyList_GET_SIZE(at->path) == 0 && PyList_GET_SIZE(at->warm) == 0) {
-        PyObject *begun = SLOT(self->marks, Marks, begun);
+        PyObject *begun = SLOT(marks, Marks, begun);
         if (begun == NULL)
             return -1;
         PUT(tree, Tree, mark, begun);
     }
     if (PyList_Append(at->path, node) < 0)
         return -1;
-    PyObject *known = PyDict_GetItemWithError(at->times, self->function);
+    PyObject *known = PyDict_GetItemWithError(at->times, function);
     PyObject *more = PyErr_Occurred() ? NULL : PyLong_FromLong(known == NULL ? 1 : PyLong_AsLong(known) + 1);
-    int failed = more == NULL || PyDict_SetItem(at->times, self->function, more) < 0;
+    int failed = more == NULL || PyDict_SetItem(at->times, function, more) < 0;
     Py_XDECREF(more);
     if (failed)
         return -1;
     PUT(tree, Tree, current, node);
     PUT(tree, Tree, pool_is_at, Py_None);
-    return count_up(self->counters, slots.Counters.replays);
-}
-
-PyObject *list_of(PyObject *const *items, Py_ssize_t count)
-{
-    PyObject *list = PyList_New(count);
-    for (Py_ssize_t i = 0; list != NULL && i < count; i++)
-        PyList_SET_ITEM(list, i, Py_NewRef(items[i]));
-    return list;
+    return 0;
 }
 
 /* ``replay(node, tree, values, leaves)`` or, without a node, ``ready(entry, values, leaves)``, in Python. */
@@ -236,32 +228,7 @@ static PyObject *in_python(const Steps *self, PyObject *node, PyObject *tree, Py
     return result;
 }
 
-/* The facts hold: 1. 0: ask the check. ``*wanted``: facts are to be made once it holds, as there are none or others. */
-static int known_to_hold(PyObject *checker, const uint64_t *addresses, Py_ssize_t count, int *wanted)
-{
-    PyObject *facts = is_of(checker, slots.Checker.type) ? Py_XNewRef(SLOT(checker, Checker, facts)) : NULL;
-    if (facts == NULL)
-        return -1;
-    int holds = is_facts(facts) && facts_hold(facts, addresses, count);
-    *wanted = !holds && facts != Py_False;
-    Py_DECREF(facts);
-    return holds;
-}
-
-/* The check in Python. Facts are made while it holds, never before. */
-static int checked(PyObject *check, PyObject *checker, PyObject *leaves, int wanted)
-{
-    int verdict = truth_of(PyObject_CallOneArg(check, leaves));
-    if (verdict == 0 && wanted) {
-        PyObject *made = PyObject_CallMethodNoArgs(checker, s_see);
-        if (made == NULL)
-            return -1;
-        Py_DECREF(made);
-    }
-    return verdict < 0 ? -1 : !verdict;
-}
-
-/* ``Node.state_holds`` between two full comparisons: 1; 0: it is time for one, or modules changed. */
+/* Between two full comparisons, for ``checks="sampled"``: 1; 0: it is time for one, or modules changed. */
 static int is_between(const Steps *self, PyObject *node)
 {
     PyObject *unchecked = SLOT(node, Node, unchecked);
@@ -275,29 +242,27 @@ static int is_between(const Steps *self, PyObject *node)
     return between > 0 && count_up(node, slots.Node.unchecked) < 0 ? -1 : between;
 }
 
-/* The state is as recorded: 1; it moved: 0; -1. Sets ``*leaves`` where it made the list. */
+/* Its guards hold: 1; they do not: 0; -1. Sets ``*leaves`` where it made the list. */
 static int state_holds(
     const Steps *self, PyObject *node, PyObject *const *tensors, const uint64_t *addresses, PyObject **leaves)
 {
-    PyObject *check = SLOT(node, Node, check), *checker = SLOT(node, Node, checker);
-    if (check == NULL || checker == NULL || check == self->ok)
-        return check == NULL || checker == NULL ? -1 : 1;
-    int wanted = 0;
+    PyObject *check = SLOT(node, Node, check);
+    if (check == NULL || check == self->ok)
+        return check == NULL ? -1 : 1;
+    int between = self->sampled ? is_between(self, node) : 0;
+    if (between)
+        return between;
     Py_INCREF(check);
-    Py_INCREF(checker);
-    int holds = self->sampled ? is_between(self, node) : known_to_hold(checker, addresses, self->tensors, &wanted);
-    if (holds == 0) {
-        *leaves = list_of(tensors, self->tensors);
-        if (*leaves == NULL)
-            holds = -1;
-        else if (self->sampled)
-            holds = truth_of(PyObject_CallMethodOneArg(node, s_state_holds, *leaves));
-        else
-            holds = checked(check, checker, *leaves, wanted);
+    int verdict = -1;
+    if (!self->sampled && is_guards(check))
+        verdict = guards_verdict(check, addresses, self->tensors);
+    else if ((*leaves = list_of(tensors, self->tensors)) != NULL) {
+        PyObject *found = self->sampled ? PyObject_CallMethodOneArg(node, s_compare_in_full, *leaves)
+                                        : PyObject_CallOneArg(check, *leaves);
+        verdict = (int)number_of(found);
     }
-    Py_DECREF(checker);
     Py_DECREF(check);
-    return holds;
+    return verdict < 0 && PyErr_Occurred() ? -1 : verdict == HOLDS;
 }
 
 /* From here on it is the call. */
@@ -310,7 +275,8 @@ static PyObject *run(
     if (holds < 0)
         goto end;
     if (!holds) {
-        result = in_python(self, NULL, NULL, values, leaves);
+        leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
+        result = leaves == NULL ? NULL : in_python(self, NULL, NULL, values, leaves);
         goto end;
     }
     int to_python = PyList_GET_SIZE(at->lingering) || (view->source == Py_None && view->several == Py_None);
@@ -345,7 +311,8 @@ static PyObject *run(
         pool = Py_XNewRef(SLOT(tree, Tree, pool));
         result = pool == NULL ? NULL : several_outputs(view, pool);
     }
-    if (result != NULL && stand_on(self, tree, at, node) < 0)
+    if (result != NULL && (stand_on(tree, at, node, self->marks, self->function) < 0 ||
+                           count_up(self->counters, slots.Counters.replays) < 0))
         Py_CLEAR(result);
     if (result != NULL && self->attach != Py_None) {
         leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
@@ -386,9 +353,73 @@ int are_seen(const Steps *self)
            is_of(self->marks, slots.Marks.type);
 }
 
-int add_steps(PyObject *module)
+/* What the general way in Python does in the same way, on the same lists. */
+static PyObject *py_may_run(PyObject *module, PyObject *node)
 {
     (void)module;
+    NodeView *view = view_of(node);
+    if (view == NULL)
+        return NULL;
+    Py_INCREF(view);
+    int may = may_run(view);
+    Py_DECREF(view);
+    return may < 0 ? NULL : PyBool_FromLong(may);
+}
+
+static PyObject *py_is_path_used(PyObject *module, PyObject *path)
+{
+    (void)module;
+    if (!PyList_Check(path)) {
+        PyErr_SetString(PyExc_TypeError, "a path is a list");
+        return NULL;
+    }
+    int used = is_path_used(path);
+    return used < 0 ? NULL : PyBool_FromLong(used);
+}
+
+static PyObject *py_begins_simply(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *tree, *marks, *function, *limit;
+    Lists at;
+    if (!PyArg_ParseTuple(args, "OOOO", &tree, &marks, &function, &limit) || !is_of(marks, slots.Marks.type) ||
+        lists_of(tree, &at) < 0)
+        return NULL;
+    int simply = begins_simply(tree, &at, marks, function, limit);
+    return simply < 0 ? NULL : PyBool_FromLong(simply);
+}
+
+static PyObject *py_end_step(PyObject *module, PyObject *tree)
+{
+    (void)module;
+    Lists at;
+    if (lists_of(tree, &at) < 0 || end_step(tree, &at) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_stand_on(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *tree, *node, *marks, *function;
+    Lists at;
+    if (!PyArg_ParseTuple(args, "OOOO", &tree, &node, &marks, &function) || !is_of(marks, slots.Marks.type) ||
+        lists_of(tree, &at) < 0 || stand_on(tree, &at, node, marks, function) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"may_run", py_may_run, METH_O, "All that was dead when the node was recorded is dead now."},
+    {"is_path_used", py_is_path_used, METH_O, "Some output of a node on the path is still used."},
+    {"begins_simply", py_begins_simply, METH_VARARGS, "A step that is over was ended, or goes on as it is; else False."},
+    {"end_step", py_end_step, METH_O, "The path of the tree ends."},
+    {"stand_on", py_stand_on, METH_VARARGS, "The node just ran."},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_steps(PyObject *module)
+{
     NAMES(INTERN)
-    return 0;
+    return PyModule_AddFunctions(module, methods);
 }

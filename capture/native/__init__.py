@@ -1,0 +1,44 @@
+"""The C module: the fast path through a call, guards, liveness of outputs, launches, tapes. The library needs it.
+
+Wheels carry it; an installation from sources builds it. Python asks C for nothing that it cannot look up here, and what
+C asks of Python is in ``native.h``. ``_VERSION`` changes with either, so that a module of other sources is not used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, TypeVar
+
+MISS: Any = object()
+"""What a fast path gives for a call that it is not made for: the general way has to be taken."""
+_VERSION = 22
+MOST_VALUES = 512  # of one call that a fast path takes (``native.h``)
+MOST_PATHS = 32  # of one function that C looks at in turn (``fast_paths.c``)
+_BUILD = "`pip install --no-build-isolation --force-reinstall --no-deps torch-capture`"
+
+
+def _load() -> Any:
+    try:
+        found: Any = importlib.import_module("capture.native._native")
+    except ImportError as error:
+        raise ImportError(
+            "torch-capture is here without its C module: install a wheel, or have a C compiler (cc or gcc) and the "
+            f"headers of Python build it with {_BUILD} (`-e .` in a checkout) [{error}]"
+        ) from error
+    if getattr(found, "VERSION", 0) != _VERSION:
+        raise ImportError(
+            f"the C module of torch-capture was built from other sources: build it again with {_BUILD} "
+            "(`-e .` in a checkout)"
+        )
+    return found
+
+
+native: Any = _load()
+Kind = TypeVar("Kind", bound=type)
+
+
+def seen(kind: Kind) -> Kind:
+    """The C module reads attributes of this class where its objects keep them (``native.h`` names them): it has
+    ``__slots__``."""
+    native.tell(kind)
+    return kind

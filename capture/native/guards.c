@@ -1,0 +1,613 @@
+/* Guards: what Python state a recording, or the key of a call, relies on: each guard is one condition on one object.
+
+   Python hands over ``Guard`` records once (``guards/guard.py``). Here they are looked at before every replay, at some
+   15 ns each. Two things keep that low: up to Python 3.12 a dict that nobody wrote to since has the same version, and is
+   not looked into again; and of keys the hash is known. A guard keeps its expected object alive, or a weak reference to
+   it, as the record does. The tests hold an evaluator in Python that has to give the same verdicts. */
+#include "native.h"
+
+#include <string.h>
+
+/* How a guard reaches its object: ``Source.kind``. */
+typedef enum { AT_ITEM, AT_ATTRIBUTE, AT_CELL, AT_WEAK, AT_CALL, AT_ITSELF, AT_ARGUMENT } Reach;
+/* What has to be true of it: ``Guard.kind``. */
+typedef enum { IS_VALUE, IS_OBJECT, IS_PRESENT, IS_ABSENT, HAS_LENGTH, HAS_MEMBERS, ARE_EMPTY, HAS_ADDRESS, IS_APART } Kind;
+
+typedef struct {
+    Reach reach;
+    Kind kind;
+    int verdict;        /* of a replay where this does not hold */
+    PyObject *holder;   /* the container, the object, the function, or a weak reference */
+    PyObject *key;      /* in it; for AT_WEAK in the ``__dict__`` of what it refers to; the position of an argument */
+    PyObject *expected; /* what the record expects */
+    PyObject *type;     /* of what a weak ``expected`` refers to; else NULL */
+    int needs;          /* whether that requires a gradient; -1: it is no tensor */
+    uint64_t number;    /* length, address or bytes; of an item in a dict its key's hash: that of a tensor runs Python */
+    uint64_t version;   /* of the dict that the guard is about when it was found to hold; 0: none */
+} Guard;
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t count, first; /* ``first``: of those that ask for free memory, which come last, behind the tensors */
+    Guard *guards;
+    PyObject *tensors; /* StaticTensors, another function that tells whether they are as they were, or None */
+    vectorcallfunc vectorcall;
+} Guards;
+
+/* The arguments of a call: addresses, where they are known, or else the tensors themselves. */
+typedef struct {
+    const uint64_t *addresses;
+    PyObject *const *leaves;
+    Py_ssize_t count;
+} Arguments;
+
+static PyTypeObject GuardsType;
+static PyObject *s_dict, *s_requires_grad;
+
+int is_guards(PyObject *one)
+{
+    return Py_TYPE(one) == &GuardsType;
+}
+
+/* A dict that is looked into as dicts are, a ``defaultdict`` among them. */
+static int is_dict(PyObject *holder)
+{
+    return PyDict_Check(holder) && Py_TYPE(holder)->tp_as_mapping->mp_subscript == PyDict_Type.tp_as_mapping->mp_subscript;
+}
+
+#ifdef __GNUC__
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* 3.12 says of the version that it will go, as it did */
+#endif
+
+/* A number that no two states of any dict share, as long as Python has it; else 0. */
+static uint64_t version_of(const Guard *guard)
+{
+#if PY_VERSION_HEX < 0x030D0000
+    if ((guard->reach == AT_ITEM || guard->reach == AT_ITSELF) && is_dict(guard->holder))
+        return ((PyDictObject *)guard->holder)->ma_version_tag;
+#endif
+    (void)guard;
+    return 0;
+}
+
+/* What is in a container, a new reference; NULL, with an exception or without one. */
+static PyObject *item_of(const Guard *guard)
+{
+    if (!is_dict(guard->holder))
+        return PyObject_GetItem(guard->holder, guard->key);
+#if PY_VERSION_HEX < 0x030D0000 /* declared up to 3.12 */
+    return Py_XNewRef(_PyDict_GetItem_KnownHash(guard->holder, guard->key, (Py_hash_t)guard->number));
+#else
+    return Py_XNewRef(PyDict_GetItemWithError(guard->holder, guard->key));
+#endif
+}
+
+/* What is in the ``__dict__`` of what a weak reference refers to. */
+static PyObject *below(const Guard *guard)
+{
+    PyObject *referent = PyObject_CallNoArgs(guard->holder);
+    PyObject *own = referent == NULL ? NULL : PyObject_GetAttr(referent, s_dict);
+    PyObject *found = own == NULL || !PyDict_Check(own) ? NULL : Py_XNewRef(PyDict_GetItemWithError(own, guard->key));
+    Py_XDECREF(own);
+    Py_XDECREF(referent);
+    return found;
+}
+
+/* The object that a guard is about, a new reference; NULL where it is gone, with an exception or without one. */
+static PyObject *object_of(const Guard *guard)
+{
+    switch (guard->reach) {
+    case AT_ITEM:
+        return item_of(guard);
+    case AT_ATTRIBUTE:
+        return PyObject_GetAttr(guard->holder, guard->key);
+    case AT_CELL:
+        return Py_XNewRef(PyCell_GET(guard->holder));
+    case AT_WEAK:
+        return below(guard);
+    case AT_CALL:
+        return PyObject_CallNoArgs(guard->holder);
+    default:
+        return Py_NewRef(guard->holder);
+    }
+}
+
+int same_value(PyObject *one, PyObject *other)
+{
+    if (one == other)
+        return 1;
+    if (Py_TYPE(one) != Py_TYPE(other))
+        return 0;
+    if (PyFloat_CheckExact(one)) { /* not by ``==``: two zeros are others, and one NaN is itself */
+        double a = PyFloat_AS_DOUBLE(one), b = PyFloat_AS_DOUBLE(other);
+        return memcmp(&a, &b, sizeof(a)) == 0;
+    }
+    const char *name = Py_TYPE(one)->tp_name;
+    if (PyLong_CheckExact(one) || PyUnicode_CheckExact(one) || PyBytes_CheckExact(one) ||
+        strcmp(name, "torch.Size") == 0 || strcmp(name, "torch.device") == 0)
+        return PyObject_RichCompareBool(one, other, Py_EQ);
+    return 0;
+}
+
+/* The object is what is expected: 1, 0, -1. */
+static int is_expected(const Guard *guard, PyObject *found)
+{
+    if (guard->kind == IS_PRESENT)
+        return found != Py_None;
+    if (guard->type == NULL)
+        return same_value(found, guard->expected);
+    if (found != referent_of(PyTuple_GET_ITEM(guard->expected, 0)) || (PyObject *)Py_TYPE(found) != guard->type)
+        return 0;
+    if (guard->needs < 0)
+        return 1;
+    int needs = truth_of(PyObject_GetAttr(found, s_requires_grad));
+    return needs < 0 ? -1 : needs == guard->needs;
+}
+
+/* An argument shares no memory with any of the pieces that the call reads where they are. */
+static int is_apart(const Guard *guard, uint64_t address)
+{
+    PyObject *bytes = PyTuple_GET_ITEM(guard->expected, 1);
+    const uint64_t *pieces = (const uint64_t *)PyBytes_AS_STRING(bytes);
+    size_t low = 0, high = (size_t)PyBytes_GET_SIZE(bytes) / (2 * sizeof(*pieces));
+    while (low < high) { /* the first piece that begins behind the argument */
+        size_t middle = (low + high) / 2;
+        if (pieces[2 * middle] < address + guard->number)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return guard->number == 0 || low == 0 || pieces[2 * low - 1] <= address;
+}
+
+/* A dict has none of some names, and these pairs of name and value: 1, 0, -1. */
+static int has_members(const Guard *guard)
+{
+    PyObject *absent = PyTuple_GET_ITEM(guard->expected, 0), *pairs = PyTuple_GET_ITEM(guard->expected, 1);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(absent); i++) {
+        int inside = PyDict_Contains(guard->holder, PyTuple_GET_ITEM(absent, i));
+        if (inside)
+            return inside < 0 ? -1 : 0;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(pairs, i);
+        PyObject *found = Py_XNewRef(PyDict_GetItemWithError(guard->holder, PyTuple_GET_ITEM(pair, 0)));
+        if (found == NULL)
+            return PyErr_Occurred() ? -1 : 0;
+        int same = same_value(found, PyTuple_GET_ITEM(pair, 1));
+        Py_DECREF(found);
+        if (same <= 0)
+            return same;
+    }
+    return 1;
+}
+
+/* Nothing is in any of these containers: 1, 0, -1. */
+static int are_empty(const Guard *guard)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(guard->holder); i++) {
+        PyObject *one = PyTuple_GET_ITEM(guard->holder, i);
+        Py_ssize_t length = PyDict_Check(one) ? PyDict_GET_SIZE(one) : PyObject_Size(one);
+        if (length)
+            return length < 0 ? -1 : 0;
+    }
+    return 1;
+}
+
+/* The address of the argument is the one, or lies apart: 1, 0, -1. */
+static int argument_holds(const Guard *guard, const Arguments *arguments)
+{
+    Py_ssize_t position = PyLong_AsSsize_t(guard->key);
+    uint64_t address;
+    if (position < 0 || position >= arguments->count) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_IndexError, "the call has fewer arguments");
+        return -1;
+    }
+    if (arguments->addresses != NULL)
+        address = arguments->addresses[position];
+    else if (address_of(arguments->leaves[position], &address) < 0)
+        return -1;
+    return guard->kind == IS_APART ? is_apart(guard, address) : address == guard->number;
+}
+
+/* 1, 0; -1: with an exception or without one the object is gone. */
+static int holds(const Guard *guard, const Arguments *arguments)
+{
+    switch (guard->kind) {
+    case IS_ABSENT: {
+        int inside = PyDict_Contains(guard->holder, guard->key);
+        return inside < 0 ? -1 : !inside;
+    }
+    case HAS_LENGTH: {
+        Py_ssize_t length = PyObject_Size(guard->holder);
+        return length < 0 ? -1 : (uint64_t)length == guard->number;
+    }
+    case HAS_MEMBERS:
+        return has_members(guard);
+    case ARE_EMPTY:
+        return are_empty(guard);
+    case HAS_ADDRESS:
+    case IS_APART:
+        return argument_holds(guard, arguments);
+    default: {
+        PyObject *found = object_of(guard);
+        int same = found == NULL ? -1 : is_expected(guard, found);
+        Py_XDECREF(found);
+        return same;
+    }
+    }
+}
+
+/* What is gone has changed. Other errors are the caller's: -1. */
+static int gone(void)
+{
+    if (!PyErr_Occurred())
+        return CHANGED;
+    if (PyErr_ExceptionMatches(PyExc_AttributeError) || PyErr_ExceptionMatches(PyExc_KeyError) ||
+        PyErr_ExceptionMatches(PyExc_IndexError) || PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear();
+        return CHANGED;
+    }
+    return -1;
+}
+
+/* The verdict of the guards from one to another. */
+static int verdict_between(Guards *self, Py_ssize_t from, Py_ssize_t to, const Arguments *arguments)
+{
+    for (Py_ssize_t i = from; i < to && i < self->count; i++) { /* a look-up may run Python, and others replace guards */
+        Guard *guard = &self->guards[i];
+        uint64_t version = version_of(guard);
+        int one, known = version != 0 && version == guard->version;
+        if (known && guard->type == NULL)
+            continue;
+        one = known ? is_expected(guard, (PyObject *)referent_of(PyTuple_GET_ITEM(guard->expected, 0)))
+                    : holds(guard, arguments);
+        if (one <= 0)
+            return one < 0 ? gone() : guard->verdict;
+        guard->version = version; /* a look-up may run Python, which changes the dict: then the number is an old one */
+    }
+    return HOLDS;
+}
+
+/* The tensors are as recorded. */
+static int verdict_of_tensors(Guards *self)
+{
+    if (self->tensors == Py_None)
+        return HOLDS;
+    PyObject *tensors = Py_NewRef(self->tensors); /* asking torch runs Python */
+    int same = is_static_tensors(tensors) ? static_tensors_hold(tensors) : truth_of(PyObject_CallNoArgs(tensors));
+    Py_DECREF(tensors);
+    return same < 0 ? gone() : same ? HOLDS : MOVED;
+}
+
+static int verdict_of(Guards *self, const Arguments *arguments)
+{
+    int verdict = verdict_between(self, 0, self->first, arguments);
+    if (verdict == HOLDS)
+        verdict = verdict_of_tensors(self);
+    return verdict == HOLDS ? verdict_between(self, self->first, self->count, arguments) : verdict;
+}
+
+int guards_verdict(PyObject *guards, const uint64_t *addresses, Py_ssize_t count)
+{
+    Arguments arguments = {addresses, NULL, count};
+    return verdict_of((Guards *)guards, &arguments);
+}
+
+static PyObject *guards_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    if (names != NULL || PyVectorcall_NARGS(nargsf) != 1) {
+        PyErr_SetString(PyExc_TypeError, "guards take the tensors of a call, a sequence");
+        return NULL;
+    }
+    PyObject *leaves = PySequence_Fast(args[0], "guards take the tensors of a call, a sequence");
+    if (leaves == NULL)
+        return NULL;
+    Arguments arguments = {NULL, PySequence_Fast_ITEMS(leaves), PySequence_Fast_GET_SIZE(leaves)};
+    int verdict = verdict_of((Guards *)self, &arguments);
+    Py_DECREF(leaves);
+    return verdict < 0 ? NULL : PyLong_FromLong(verdict);
+}
+
+static int guards_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Guards *self = (Guards *)object;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        Py_VISIT(self->guards[i].holder);
+        Py_VISIT(self->guards[i].key);
+        Py_VISIT(self->guards[i].expected);
+        Py_VISIT(self->guards[i].type);
+    }
+    Py_VISIT(self->tensors);
+    return 0;
+}
+
+static int guards_clear(PyObject *object)
+{
+    Guards *self = (Guards *)object;
+    self->first = 0;
+    while (self->count) {
+        Guard guard = self->guards[--self->count];
+        Py_DECREF(guard.holder);
+        Py_DECREF(guard.key);
+        Py_DECREF(guard.expected);
+        Py_XDECREF(guard.type);
+    }
+    return 0;
+}
+
+static void guards_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    guards_clear(self);
+    Py_XDECREF(((Guards *)self)->tensors);
+    PyMem_Free(((Guards *)self)->guards);
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* Which of some names a text is, or -1. */
+static int place_among(PyObject *text, const char *const *names)
+{
+    for (int i = 0; PyUnicode_Check(text) && names[i] != NULL; i++)
+        if (PyUnicode_CompareWithASCIIString(text, names[i]) == 0)
+            return i;
+    return -1;
+}
+
+static int are_members(PyObject *holder, PyObject *expected)
+{
+    if (!is_dict(holder) || !PyTuple_Check(expected) || PyTuple_GET_SIZE(expected) != 2)
+        return 0;
+    PyObject *absent = PyTuple_GET_ITEM(expected, 0), *pairs = PyTuple_GET_ITEM(expected, 1);
+    if (!PyTuple_Check(absent) || !PyTuple_Check(pairs))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(pairs, i);
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2)
+            return 0;
+    }
+    return 1;
+}
+
+/* The guard's parts fit together: what comes later does not have to ask. */
+static int is_sound(const Guard *guard)
+{
+    PyObject *expected = guard->expected;
+    int is_pair = PyTuple_Check(expected) && PyTuple_GET_SIZE(expected) == 2;
+    if (guard->reach == AT_CELL && !PyCell_Check(guard->holder))
+        return 0;
+    switch (guard->kind) {
+    case IS_VALUE:
+    case IS_PRESENT:
+        return guard->reach <= AT_CALL;
+    case IS_OBJECT:
+        return guard->reach <= AT_CALL && PyTuple_Check(expected) && PyTuple_GET_SIZE(expected) == 3 &&
+               PyWeakref_Check(PyTuple_GET_ITEM(expected, 0)) && PyType_Check(PyTuple_GET_ITEM(expected, 1));
+    case IS_ABSENT:
+        return guard->reach == AT_ITEM && PyDict_Check(guard->holder);
+    case HAS_LENGTH:
+        return guard->reach == AT_ITSELF && PyLong_Check(expected);
+    case ARE_EMPTY:
+        return guard->reach == AT_ITSELF && PyTuple_Check(guard->holder);
+    case HAS_MEMBERS:
+        return guard->reach == AT_ITSELF && are_members(guard->holder, expected);
+    case HAS_ADDRESS:
+        return guard->reach == AT_ARGUMENT && PyLong_Check(guard->key) && PyLong_Check(expected);
+    default:
+        return guard->reach == AT_ARGUMENT && PyLong_Check(guard->key) && is_pair &&
+               PyLong_Check(PyTuple_GET_ITEM(expected, 0)) && PyBytes_Check(PyTuple_GET_ITEM(expected, 1));
+    }
+}
+
+/* Numbers and types that are expected: 0, -1. */
+static int take_expected(Guard *guard)
+{
+    PyObject *expected = guard->expected;
+    guard->version = guard->number = 0;
+    guard->needs = -1;
+    guard->type = NULL;
+    if (!is_sound(guard)) {
+        PyErr_SetString(PyExc_ValueError, "no such guard");
+        return -1;
+    }
+    if (guard->kind == HAS_LENGTH || guard->kind == HAS_ADDRESS)
+        guard->number = PyLong_AsUnsignedLongLong(expected);
+    else if (guard->kind == IS_APART)
+        guard->number = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(expected, 0));
+    else if (guard->reach == AT_ITEM && is_dict(guard->holder))
+        guard->number = (uint64_t)PyObject_Hash(guard->key);
+    if (guard->number == (uint64_t)-1 && PyErr_Occurred())
+        return -1;
+    if (guard->kind == IS_OBJECT) {
+        PyObject *needs = PyTuple_GET_ITEM(expected, 2);
+        guard->type = PyTuple_GET_ITEM(expected, 1);
+        guard->needs = needs == Py_None ? -1 : needs == Py_True;
+    }
+    return 0;
+}
+
+/* A guard of a record, with references of its own: 0, -1. */
+static int take_record(PyObject *record, Guard *guard)
+{
+    static const char *const reaches[] = {"item", "attribute", "closure", "weak", "call", "root", "argument", NULL};
+    static const char *const tables[] = {"parameter", "buffer", "module", "global", NULL}; /* items, too */
+    static const char *const kinds[] = {"value", "object", "present", "absent", "length", "members", "empty",
+                                        "address", "apart", NULL};
+    PyObject *source = is_of(record, slots.Guard.type) ? SLOT(record, Guard, source) : NULL;
+    if (source == NULL || !is_of(source, slots.Source.type))
+        return -1;
+    PyObject *reach = SLOT(source, Source, kind), *kind = SLOT(record, Guard, kind);
+    PyObject *verdict = SLOT(record, Guard, verdict);
+    guard->holder = SLOT(source, Source, holder);
+    guard->key = SLOT(source, Source, name);
+    guard->expected = SLOT(record, Guard, expected);
+    if (!reach || !kind || !verdict || !guard->holder || !guard->key || !guard->expected)
+        return -1;
+    int at = place_among(reach, reaches), is = place_among(kind, kinds), number = (int)PyLong_AsLong(verdict);
+    at = at < 0 && place_among(reach, tables) >= 0 ? AT_ITEM : at;
+    if (PyErr_Occurred())
+        return -1;
+    if (at < 0 || is < 0 || number <= HOLDS || number > OVERLAPS) {
+        PyErr_SetString(PyExc_ValueError, "no such guard");
+        return -1;
+    }
+    guard->reach = at;
+    guard->kind = is;
+    guard->verdict = number;
+    if (take_expected(guard) < 0)
+        return -1;
+    Py_INCREF(guard->holder);
+    Py_INCREF(guard->key);
+    Py_INCREF(guard->expected);
+    Py_XINCREF(guard->type);
+    return 0;
+}
+
+/* Adds the guards of some records, which there is room for: 0, -1. */
+static int take_records(Guards *self, PyObject *records)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(records); i++) {
+        Guard *guard = &self->guards[self->count];
+        if (take_record(PyTuple_GET_ITEM(records, i), guard) < 0)
+            return -1;
+        self->count++;
+        if (guard->kind != IS_APART)
+            self->first = self->count;
+    }
+    return 0;
+}
+
+/* 1, or 0 with an exception set. */
+static int are_tensors(PyObject *tensors)
+{
+    if (tensors != NULL && (tensors == Py_None || PyCallable_Check(tensors)))
+        return 1;
+    PyErr_SetString(PyExc_TypeError, "what tells of tensors is a function, or None");
+    return 0;
+}
+
+/* As many guards as ``room``, none yet; NULL with an exception set. */
+static Guards *made(Py_ssize_t room, PyObject *tensors)
+{
+    if (!are_tensors(tensors))
+        return NULL;
+    Guards *self = (Guards *)GuardsType.tp_alloc(&GuardsType, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = guards_call;
+    self->tensors = Py_NewRef(tensors);
+    self->guards = PyMem_New(Guard, room + 1);
+    if (self->guards == NULL) {
+        Py_DECREF(self);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    return self;
+}
+
+static PyObject *guards_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"guards", "tensors", NULL};
+    PyObject *records, *tensors = Py_None;
+    (void)type;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|O", names, &PyTuple_Type, &records, &tensors))
+        return NULL;
+    Guards *self = made(PyTuple_GET_SIZE(records), tensors);
+    if (self != NULL && take_records(self, records) < 0)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyObject *guards_beside(PyObject *object, PyObject *args)
+{
+    Guards *self = (Guards *)object;
+    PyObject *records, *tensors;
+    if (!PyArg_ParseTuple(args, "O!O", &PyTuple_Type, &records, &tensors))
+        return NULL;
+    Guards *other = made(self->first + PyTuple_GET_SIZE(records), tensors);
+    for (Py_ssize_t i = 0; other != NULL && i < self->first; i++) {
+        Guard *guard = &other->guards[other->count++];
+        *guard = self->guards[i];
+        Py_INCREF(guard->holder);
+        Py_INCREF(guard->key);
+        Py_INCREF(guard->expected);
+        Py_XINCREF(guard->type);
+        other->first = other->count;
+    }
+    if (other != NULL && take_records(other, records) < 0)
+        Py_CLEAR(other);
+    return (PyObject *)other;
+}
+
+static PyObject *guards_expect(PyObject *object, PyObject *args)
+{
+    Guards *self = (Guards *)object;
+    Py_ssize_t at;
+    PyObject *expected;
+    if (!PyArg_ParseTuple(args, "nO", &at, &expected))
+        return NULL;
+    if (at < 0 || at >= self->count) {
+        PyErr_SetString(PyExc_IndexError, "there is no such guard");
+        return NULL;
+    }
+    Guard was = self->guards[at], now = was;
+    now.expected = expected;
+    if (take_expected(&now) < 0)
+        return NULL;
+    Py_INCREF(now.expected);
+    Py_XINCREF(now.type);
+    self->guards[at] = now;
+    Py_DECREF(was.expected);
+    Py_XDECREF(was.type);
+    Py_RETURN_NONE;
+}
+
+static PyObject *guards_get_tensors(PyObject *self, void *Py_UNUSED(ignored))
+{
+    return Py_NewRef(((Guards *)self)->tensors);
+}
+
+static int guards_set_tensors(PyObject *self, PyObject *tensors, void *Py_UNUSED(ignored))
+{
+    if (!are_tensors(tensors))
+        return -1;
+    Py_SETREF(((Guards *)self)->tensors, Py_NewRef(tensors));
+    return 0;
+}
+
+static PyMethodDef methods[] = {
+    {"expect", guards_expect, METH_VARARGS, "From now on the guard at this place expects something else."},
+    {"beside", guards_beside, METH_VARARGS, "The same guards, with other records in place of those about free memory."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef attributes[] = {
+    {"tensors", guards_get_tensors, guards_set_tensors, "Tensors that have to be as they were; or None.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject GuardsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture.native._native.Guards",
+    .tp_doc = "Gives the verdict of guards, for a call on these tensors.",
+    .tp_basicsize = sizeof(Guards),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Guards, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_methods = methods,
+    .tp_getset = attributes,
+    .tp_new = guards_new,
+    .tp_dealloc = guards_dealloc,
+    .tp_traverse = guards_traverse,
+    .tp_clear = guards_clear,
+};
+
+int add_guards(PyObject *module)
+{
+    s_dict = PyUnicode_InternFromString("__dict__");
+    s_requires_grad = PyUnicode_InternFromString("requires_grad");
+    if (s_dict == NULL || s_requires_grad == NULL || PyType_Ready(&GuardsType) < 0)
+        return -1;
+    return PyModule_AddObjectRef(module, "Guards", (PyObject *)&GuardsType);
+}

@@ -1,0 +1,406 @@
+/* The tape of the CPU engine: calls that run one after the other, with arguments that were laid out before.
+
+   A step is a function, what it gets, and where its results go. Registers are the members of a Python list, which the
+   engine changes when tensors move; locals are results that nothing needs after the call, and live as long as it. */
+#include "native.h"
+
+#define NAMES(X) X(copy_)
+NAMES(DECLARE)
+
+enum { NOTHING, CONSTANT, REGISTER, LOCAL, LEAF, LEAVES, LIST, TUPLE };
+static const char *const kinds[] = {"nothing", "constant", "register", "local", "leaf", "leaves", "list", "tuple"};
+#define KINDS (int)(sizeof(kinds) / sizeof(*kinds))
+
+typedef struct Template {
+    int kind;
+    Py_ssize_t number; /* of a register, local or leaf; how many members a list or tuple has */
+    PyObject *value;   /* a constant */
+    struct Template *members;
+} Template;
+
+typedef struct {
+    PyObject *function; /* a text: the method of this name of the first argument */
+    PyObject *names;    /* of the arguments by keyword, the last ones; or NULL */
+    Template arguments, results;
+    int is_single; /* else the step returns a sequence, a member for each of ``results`` */
+} Step;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *registers; /* a list */
+    PyObject *grad;      /* a function: sets grad mode; None if it is left as it is */
+    Py_ssize_t count, locals, most; /* ``most``: arguments of one step */
+    Step *steps;
+    vectorcallfunc vectorcall;
+} Tape;
+
+/* What one call of a tape has of its own. */
+typedef struct {
+    PyObject *registers, *leaves;
+    PyObject **locals;
+    PyObject **arguments; /* the place before the first one is for who is called */
+} Run;
+
+static PyTypeObject TapeType;
+
+/* ------------------------------------------------------------------------------------------------------ replays */
+
+static PyObject *value_of(const Template *one, const Run *run);
+
+static PyObject *register_of(Py_ssize_t number, const Run *run)
+{
+    if (number < PyList_GET_SIZE(run->registers)) {
+        PyObject *found = PyList_GET_ITEM(run->registers, number);
+        if (found != Py_None) /* what is called may change the list, so the caller holds what it took from there */
+            return Py_NewRef(found);
+    }
+    PyErr_SetString(PyExc_RuntimeError, "this recording was released");
+    return NULL;
+}
+
+static PyObject *members_of(const Template *one, const Run *run)
+{
+    PyObject *found = one->kind == LIST ? PyList_New(one->number) : PyTuple_New(one->number);
+    for (Py_ssize_t i = 0; found != NULL && i < one->number; i++) {
+        PyObject *member = value_of(&one->members[i], run);
+        if (member == NULL)
+            Py_CLEAR(found);
+        else if (one->kind == LIST)
+            PyList_SET_ITEM(found, i, member);
+        else
+            PyTuple_SET_ITEM(found, i, member);
+    }
+    return found;
+}
+
+/* A new reference, or NULL with an exception set. */
+static PyObject *value_of(const Template *one, const Run *run)
+{
+    switch (one->kind) {
+    case CONSTANT:
+        return Py_NewRef(one->value);
+    case REGISTER:
+        return register_of(one->number, run);
+    case LOCAL:
+        if (run->locals[one->number] == NULL)
+            PyErr_SetString(PyExc_RuntimeError, "a step reads what none before it gave");
+        return Py_XNewRef(run->locals[one->number]);
+    case LEAF:
+        return PySequence_GetItem(run->leaves, one->number);
+    case LEAVES:
+        return Py_NewRef(run->leaves);
+    default:
+        return members_of(one, run);
+    }
+}
+
+/* A result goes where it belongs: 0, or -1 with an exception set. */
+static int receive(const Template *target, PyObject *result, const Run *run)
+{
+    if (target->kind == LOCAL) {
+        Py_XSETREF(run->locals[target->number], Py_NewRef(result));
+        return 0;
+    }
+    if (target->kind != REGISTER)
+        return 0;
+    PyObject *place = register_of(target->number, run);
+    if (place == NULL)
+        return -1;
+    PyObject *both[] = {NULL, place, result};
+    PyObject *done = PyObject_VectorcallMethod(s_copy_, both + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_DECREF(place);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static int receive_several(const Step *step, PyObject *result, const Run *run)
+{
+    PyObject *several = PySequence_Tuple(result); /* of its own: a copy may run code that changes a list */
+    int failed = several == NULL;
+    if (!failed && PyTuple_GET_SIZE(several) != step->results.number) {
+        PyErr_Format(PyExc_ValueError, "an operator gave %zd results where it gave %zd when it was recorded",
+            PyTuple_GET_SIZE(several), step->results.number);
+        failed = 1;
+    }
+    for (Py_ssize_t i = 0; !failed && i < step->results.number; i++)
+        failed = receive(&step->results.members[i], PyTuple_GET_ITEM(several, i), run) < 0;
+    Py_XDECREF(several);
+    return failed ? -1 : 0;
+}
+
+static int run_step(const Step *step, const Run *run)
+{
+    PyObject **arguments = run->arguments, *result = NULL;
+    Py_ssize_t count = step->arguments.number, ready = 0;
+    while (ready < count && (arguments[ready] = value_of(&step->arguments.members[ready], run)) != NULL)
+        ready++;
+    if (ready == count) {
+        size_t given = (size_t)(count - (step->names == NULL ? 0 : PyTuple_GET_SIZE(step->names)));
+        given |= PY_VECTORCALL_ARGUMENTS_OFFSET;
+        if (PyUnicode_Check(step->function))
+            result = PyObject_VectorcallMethod(step->function, arguments, given, step->names);
+        else
+            result = PyObject_Vectorcall(step->function, arguments, given, step->names);
+    }
+    while (ready)
+        Py_DECREF(arguments[--ready]);
+    if (result == NULL)
+        return -1;
+    int failed = 0;
+    if (!step->is_single)
+        failed = receive_several(step, result, run);
+    else if (step->results.number)
+        failed = receive(step->results.members, result, run);
+    Py_DECREF(result);
+    return failed;
+}
+
+static int run_steps(const Tape *self, PyObject *leaves)
+{
+    PyObject **room = PyMem_Calloc(self->locals + self->most + 1, sizeof(PyObject *));
+    if (room == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    Run run = {self->registers, leaves, room, room + self->locals + 1};
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < self->count; i++) /* Ctrl-C ends a long replay, as it ends eager code */
+        failed = run_step(&self->steps[i], &run) < 0 || PyErr_CheckSignals() < 0;
+    for (Py_ssize_t i = 0; i < self->locals; i++)
+        Py_XDECREF(room[i]);
+    PyMem_Free(room);
+    return failed ? -1 : 0;
+}
+
+static int set_grad(const Tape *self, PyObject *mode)
+{
+    PyObject *done = PyObject_CallOneArg(self->grad, mode);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static PyObject *tape_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Tape *self = (Tape *)object;
+    if (PyVectorcall_NARGS(nargsf) != 1 || names != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a tape takes the leaves of a call");
+        return NULL;
+    }
+    if (self->grad != Py_None && set_grad(self, Py_False) < 0)
+        return NULL;
+    int failed = run_steps(self, args[0]) < 0;
+    if (self->grad != Py_None) {
+        PyObject *type, *value, *traceback; /* what a step raised goes on to the caller once the mode is as it was */
+        PyErr_Fetch(&type, &value, &traceback);
+        int kept = set_grad(self, Py_True);
+        if (kept == 0)
+            PyErr_Restore(type, value, traceback);
+        else {
+            Py_XDECREF(type);
+            Py_XDECREF(value);
+            Py_XDECREF(traceback);
+        }
+        failed |= kept < 0;
+    }
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* ------------------------------------------------------------------------------------------------- construction */
+
+static int read_template(Template *one, PyObject *given, Tape *tape);
+
+/* Members that were read so far are counted, so that giving up frees them and no other. */
+static int read_members(Template *one, PyObject *given, Tape *tape)
+{
+    if (!PyTuple_Check(given)) {
+        PyErr_SetString(PyExc_TypeError, "several templates are a tuple");
+        return -1;
+    }
+    Py_ssize_t count = PyTuple_GET_SIZE(given);
+    one->members = PyMem_Calloc(count + 1, sizeof(Template));
+    if (one->members == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        one->number = i + 1;
+        if (read_template(&one->members[i], PyTuple_GET_ITEM(given, i), tape) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int read_number(Template *one, PyObject *given, Tape *tape)
+{
+    one->number = PyLong_AsSsize_t(given);
+    if (one->number < 0) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "places count from zero");
+        return -1;
+    }
+    if (one->kind == LOCAL && one->number >= tape->locals)
+        tape->locals = one->number + 1;
+    return 0;
+}
+
+/* ``(kind, value)``: 0, or -1 with an exception set. */
+static int read_template(Template *one, PyObject *given, Tape *tape)
+{
+    PyObject *name, *value;
+    if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "UO", &name, &value)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "a template is a kind and a value");
+        return -1;
+    }
+    int kind = 0;
+    while (kind < KINDS && PyUnicode_CompareWithASCIIString(name, kinds[kind]) != 0)
+        kind++;
+    if (kind == KINDS) {
+        PyErr_Format(PyExc_ValueError, "no template is a %R", name);
+        return -1;
+    }
+    one->kind = kind;
+    if (kind == LIST || kind == TUPLE)
+        return read_members(one, value, tape);
+    if (kind == REGISTER || kind == LOCAL || kind == LEAF)
+        return read_number(one, value, tape);
+    if (kind == CONSTANT)
+        one->value = Py_NewRef(value);
+    return 0;
+}
+
+static int read_step(Step *step, PyObject *given, Tape *tape)
+{
+    PyObject *function, *arguments, *names, *results;
+    if (!PyTuple_Check(given) ||
+        !PyArg_ParseTuple(given, "OOO!Op", &function, &arguments, &PyTuple_Type, &names, &results, &step->is_single)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "a step is a tuple");
+        return -1;
+    }
+    step->function = Py_NewRef(function);
+    step->names = PyTuple_GET_SIZE(names) ? Py_NewRef(names) : NULL;
+    step->arguments.kind = step->results.kind = TUPLE;
+    if (read_members(&step->arguments, arguments, tape) < 0 || read_members(&step->results, results, tape) < 0)
+        return -1;
+    Py_ssize_t by_position = step->arguments.number - PyTuple_GET_SIZE(names);
+    if (by_position < PyUnicode_Check(function) || (step->is_single && step->results.number > 1)) {
+        PyErr_SetString(PyExc_ValueError, "a step has fewer arguments, or more results, than it needs");
+        return -1;
+    }
+    if (step->arguments.number > tape->most)
+        tape->most = step->arguments.number;
+    return 0;
+}
+
+static int visit_template(const Template *one, visitproc visit, void *arg)
+{
+    Py_VISIT(one->value);
+    for (Py_ssize_t i = 0; one->members != NULL && i < one->number; i++) {
+        int stopped = visit_template(&one->members[i], visit, arg);
+        if (stopped)
+            return stopped;
+    }
+    return 0;
+}
+
+static void forget_template(Template *one)
+{
+    for (Py_ssize_t i = 0; one->members != NULL && i < one->number; i++)
+        forget_template(&one->members[i]);
+    PyMem_Free(one->members);
+    one->members = NULL;
+    Py_CLEAR(one->value);
+}
+
+static int tape_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    const Tape *self = (Tape *)object;
+    Py_VISIT(self->registers);
+    Py_VISIT(self->grad);
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        const Step *step = &self->steps[i];
+        Py_VISIT(step->function);
+        Py_VISIT(step->names);
+        int stopped = visit_template(&step->arguments, visit, arg);
+        if (stopped)
+            return stopped;
+    }
+    return 0;
+}
+
+static int tape_clear(PyObject *object)
+{
+    Tape *self = (Tape *)object;
+    while (self->count) {
+        Step step = self->steps[--self->count];
+        forget_template(&step.arguments);
+        forget_template(&step.results);
+        Py_XDECREF(step.function);
+        Py_XDECREF(step.names);
+    }
+    return 0;
+}
+
+static void tape_dealloc(PyObject *object)
+{
+    Tape *self = (Tape *)object;
+    PyObject_GC_UnTrack(object);
+    tape_clear(object);
+    PyMem_Free(self->steps);
+    Py_XDECREF(self->registers);
+    Py_XDECREF(self->grad);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"registers", "steps", "grad", NULL};
+    PyObject *registers, *steps, *grad = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O!O!|O", names, &PyList_Type, &registers, &PyTuple_Type, &steps, &grad))
+        return NULL;
+    Tape *self = (Tape *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = tape_call;
+    self->registers = Py_NewRef(registers);
+    self->grad = Py_NewRef(grad);
+    self->steps = PyMem_Calloc(PyTuple_GET_SIZE(steps) + 1, sizeof(Step));
+    if (self->steps == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(steps); i++) {
+        self->count = i + 1;
+        if (read_step(&self->steps[i], PyTuple_GET_ITEM(steps, i), self) < 0) {
+            Py_DECREF(self);
+            return NULL;
+        }
+    }
+    return (PyObject *)self;
+}
+
+static PyTypeObject TapeType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture.native._native.Tape",
+    .tp_doc = "Runs the steps of a recording one after the other on its registers and the leaves of a call.",
+    .tp_basicsize = sizeof(Tape),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Tape, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = tape_new,
+    .tp_dealloc = tape_dealloc,
+    .tp_traverse = tape_traverse,
+    .tp_clear = tape_clear,
+};
+
+int add_tape(PyObject *module)
+{
+    NAMES(INTERN)
+    if (PyType_Ready(&TapeType) < 0)
+        return -1;
+    return PyModule_AddObjectRef(module, "Tape", (PyObject *)&TapeType);
+}

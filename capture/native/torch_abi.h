@@ -1,0 +1,49 @@
+/* What torch says of a tensor, read through its stable C ABI and through the properties of its Python class.
+
+   No offset into an object of torch's is used but one: where a Python tensor keeps the pointer that its ``_cdata`` gives.
+   That place is looked for when the module is set up, and read afresh each time, as ``swap_tensors`` and ``.data =``
+   replace what is behind a tensor. Where it is not found, ``_cdata`` itself is asked. */
+#ifndef CAPTURE_TORCH_ABI_H
+#define CAPTURE_TORCH_ABI_H
+
+#include "native.h"
+
+/* Metadata of one tensor. The device is not in it: an address is on one device only. ``sizes`` and ``strides`` are torch's own arrays: valid until the tensor changes. */
+typedef struct {
+    void *data;
+    int64_t dim;
+    const int64_t *sizes, *strides;
+    int32_t dtype;
+} TensorMeta;
+
+/* The functions were found: else nothing below may be called. */
+int abi_is_known(void);
+/* A plain tensor or parameter, whose class overrides nothing. */
+int is_plain_tensor(PyObject *tensor);
+/* 1; 0 where torch gives an error. For plain strided tensors alone: torch prints the errors of others. */
+int read_meta(PyObject *tensor, TensorMeta *meta);
+int read_address(PyObject *tensor, uint64_t *address);
+/* 1, 0, or -1 with an exception set. */
+int requires_gradient(PyObject *tensor);
+/* Bits that change what the elements mean without changing where they lie: 1 conjugate, 2 negative; -1 with an exception.
+   Only asked where ``may_be_lazy`` says that they may be set, as asking takes as long as all the rest. */
+int lazy_bits(PyObject *tensor);
+int may_be_lazy(const TensorMeta *meta);
+
+/* Metadata that is kept: sizes and strides of ``dim`` each. */
+typedef struct {
+    const PyTypeObject *type;
+    TensorMeta meta;
+    int64_t *shape; /* owned: sizes, then strides */
+    char requires, lazy, asks;
+} KnownTensor;
+/* 0, or -1 with an exception set. */
+int know_tensor(PyObject *tensor, KnownTensor *known);
+void forget_tensor(KnownTensor *known);
+/* The tensor has this class and metadata, at this address: 1, 0, -1. */
+int is_as_known(PyObject *tensor, const KnownTensor *known);
+
+int add_torch_abi(PyObject *module);
+int add_static_tensors(PyObject *module);
+
+#endif
