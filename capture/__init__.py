@@ -16,61 +16,61 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from capture._errors import AnnotationError as AnnotationError
-from capture._errors import BorrowedOutputError as BorrowedOutputError
-from capture._errors import CaptureBug as CaptureBug
-from capture._errors import CaptureError as CaptureError
-from capture._errors import CaptureWarning as CaptureWarning
-from capture._errors import UncapturableError as UncapturableError
-from capture._findings import Finding as Finding
-from capture._findings import Severity as Severity
-from capture._plan import CapturePlan as CapturePlan
+from capture.core.errors import AnnotationError as AnnotationError
+from capture.core.errors import BorrowedOutputError as BorrowedOutputError
+from capture.core.errors import CaptureBug as CaptureBug
+from capture.core.errors import CaptureError as CaptureError
+from capture.core.errors import CaptureWarning as CaptureWarning
+from capture.core.errors import UncapturableError as UncapturableError
+from capture.core.findings import Finding as Finding
+from capture.core.findings import Severity as Severity
+from capture.core.plan import CapturePlan as CapturePlan
 
 if TYPE_CHECKING:
-    from capture import _config as config
-    from capture._annotate import CaptureOptions as CaptureOptions
-    from capture._api import Explanation as Explanation
-    from capture._api import Recordings as Recordings
-    from capture._api import Warmup as Warmup
-    from capture._api import explain as explain
-    from capture._api import load_plans as load_plans
-    from capture._api import plans as plans
-    from capture._api import recordings as recordings
-    from capture._api import release as release
-    from capture._api import report as report
-    from capture._api import reset as reset
-    from capture._api import save_plans as save_plans
-    from capture._api import warmup as warmup
-    from capture._cases import WarmedCase as WarmedCase
-    from capture._cases import WarmupReport as WarmupReport
-    from capture._decorate import capture as capture
-    from capture._events import Event as Event
-    from capture._step import mark_step_begin as mark_step_begin
-    from capture._step import step as step
-    from capture._store import LoadReport as LoadReport
+    from capture.api.decorator import capture as capture
+    from capture.api.inspect import Explanation as Explanation
+    from capture.api.inspect import Recordings as Recordings
+    from capture.api.inspect import Warmup as Warmup
+    from capture.api.inspect import explain as explain
+    from capture.api.inspect import load_plans as load_plans
+    from capture.api.inspect import plans as plans
+    from capture.api.inspect import recordings as recordings
+    from capture.api.inspect import release as release
+    from capture.api.inspect import report as report
+    from capture.api.inspect import reset as reset
+    from capture.api.inspect import save_plans as save_plans
+    from capture.api.inspect import warmup as warmup
+    from capture.api.warmup import WarmedCase as WarmedCase
+    from capture.api.warmup import WarmupReport as WarmupReport
+    from capture.core import config as config
+    from capture.core.events import Event as Event
+    from capture.core.options import CaptureOptions as CaptureOptions
+    from capture.plan_cache.store import LoadReport as LoadReport
+    from capture.tree.step import mark_step_begin as mark_step_begin
+    from capture.tree.step import step as step
 
 # Loaded on first use, so that plans and rules can be read where torch is not installed.
 _HOME = {
-    "CaptureOptions": "_annotate",
-    "Event": "_events",
-    "Explanation": "_api",
-    "LoadReport": "_store",
-    "Recordings": "_api",
-    "WarmedCase": "_cases",
-    "Warmup": "_api",
-    "WarmupReport": "_cases",
-    "capture": "_decorate",
-    "explain": "_api",
-    "load_plans": "_api",
-    "mark_step_begin": "_step",
-    "plans": "_api",
-    "recordings": "_api",
-    "release": "_api",
-    "report": "_api",
-    "reset": "_api",
-    "save_plans": "_api",
-    "step": "_step",
-    "warmup": "_api",
+    "CaptureOptions": "core.options",
+    "Event": "core.events",
+    "Explanation": "api.inspect",
+    "LoadReport": "plan_cache.store",
+    "Recordings": "api.inspect",
+    "WarmedCase": "api.warmup",
+    "Warmup": "api.inspect",
+    "WarmupReport": "api.warmup",
+    "capture": "api.decorator",
+    "explain": "api.inspect",
+    "load_plans": "api.inspect",
+    "mark_step_begin": "tree.step",
+    "plans": "api.inspect",
+    "recordings": "api.inspect",
+    "release": "api.inspect",
+    "report": "api.inspect",
+    "reset": "api.inspect",
+    "save_plans": "api.inspect",
+    "step": "tree.step",
+    "warmup": "api.inspect",
 }
 
 __version__ = "0.1.0"
@@ -84,7 +84,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "config":
-        return importlib.import_module("capture._config")
+        return importlib.import_module("capture.core.config")
     if name in _HOME:
         value = getattr(importlib.import_module(f"capture.{_HOME[name]}"), name)
         globals()[name] = value

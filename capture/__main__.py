@@ -1,4 +1,4 @@
-"""The command line: ``python -m capture rules``, ``rule CG101``, ``plan FILE``. No torch."""
+"""The command line: ``python -m capture rules``, ``rule CG101``, ``plan FILE``, ``env``. Only ``env`` needs torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from capture._plan import PlanError, loads
-from capture._report import format_plan, format_rule, format_table
+from capture.core.plan import PlanError, loads
+from capture.reporting.text import format_plan, format_rule, format_table
 from capture.rules import all_rules, rule_by_code
 
 
@@ -21,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.command == "rule":
         return _rule(arguments.code)
+    if arguments.command == "env":
+        return _env()
     return _plan(arguments.file)
 
 
@@ -30,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("rules", help="all rules, one a line")
     commands.add_parser("rule", help="the page of one rule").add_argument("code", help="for example CG101")
     commands.add_parser("plan", help="a saved plan, to be read").add_argument("file", type=Path)
+    commands.add_parser("env", help="versions and what is read of torch on this machine, for bug reports")
     return parser
 
 
@@ -39,6 +42,13 @@ def _rule(code: str) -> int:
     except LookupError as error:
         print(error, file=sys.stderr)
         return 2
+    return 0
+
+
+def _env() -> int:
+    from capture.api.environment import environment_text  # loads torch, which the other commands do without
+
+    print(environment_text(), end="")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Decorate: ``capture`` and the real function it hands back.
+"""``capture`` and the real function it hands back.
 
 A real function, since ``nn.Module.forward`` must stay a ``types.MethodType`` and type checkers accept nothing else
 as an override. Its state lives beside it: one ``Captured`` a function, or one an instance, held weakly.
@@ -15,16 +15,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import torch
+import torch.profiler
 from attrs import define, field
 from torch.compiler import is_dynamo_compiling
 
-from capture import _events, _packages, _profile, _trees, _where
-from capture._annotate import Annotation, CaptureOptions, annotate
-from capture._bind import Binder, make_binder, signature_of
-from capture._errors import AnnotationError
-from capture._fast import MISS, native, no_way
-from capture._named import named_key
-from capture._runtime import Captured
+from capture.core import events
+from capture.core.errors import AnnotationError
+from capture.core.options import Annotation, CaptureOptions, annotate
+from capture.key.code_names import named_key
+from capture.key.signature import Binder, make_binder, signature_of
+from capture.native import MISS, native
+from capture.observe import aoti_packages, source_location
+from capture.runtime import dispatch
+from capture.runtime.captured import Captured, weakly
+from capture.runtime.fast_path import Shortcuts
+from capture.torch_private.capabilities import is_profiling
+from capture.tree import thread_trees
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,7 +56,8 @@ def capture(target: Any = None, /, **options: Any) -> Any:
 
     Args:
         static: names or paths of arguments (``"cache"``, ``"cache.0.k"``, ``"self.table"``) whose tensors keep their
-            address: they are read and written where they are, without a copy. Default: none.
+            address: they are read and written where they are, without a copy. A method's receiver is ``self`` here,
+            whatever it is called. Default: none.
         rng: ``"graphsafe"`` (default): draws advance with every replay and equal eager's; ``"eager"``: a function
             that draws runs eagerly; ``"forbid"``: drawing is an error.
         max_recordings: recordings of this function below one node of the tree, at least 1. Default 5: each costs a
@@ -85,6 +92,10 @@ def capture(target: Any = None, /, **options: Any) -> Any:
     return _capture(target, options)
 
 
+def _always(_: object) -> bool:
+    return True
+
+
 Instances = dict[int, tuple[Callable[[], Any], Captured, Callable[..., Any]]]
 """By ``id`` of the receiver: a weak reference to it, its state, and what takes its calls straight."""
 
@@ -97,9 +108,14 @@ class Handle:
     function: Callable[..., Any]
     binder: Binder
     single: Captured | None = None
+    """The state of all calls that come without an instance."""
     instances: Instances = field(factory=dict)
     make: Callable[[], Captured] | None = None
     """Makes the state of an instance that the function is not a method of."""
+    is_receiver: Callable[[Any], bool] = _always
+    """Tells whether the first argument of a call is the instance."""
+    make_single: Callable[[], Captured] | None = None
+    """Makes ``single`` at the first such call, where only calls tell which kind of function this is."""
 
     def of(self, receiver: Any) -> Captured:
         """The state of one instance, made at its first call."""
@@ -124,9 +140,23 @@ class Handle:
         self.instances[address] = (reference, captured, captured.straight)
         return captured
 
+    def alone(self) -> Captured:
+        """``single``, made where it is not there yet."""
+        if self.single is None:
+            assert self.make_single is not None
+            self.single = self.make_single()
+        return self.single
+
+    def has_own(self, receiver: Any) -> bool:
+        """Calls on this instance have a state of their own. Not so where one function was captured as it is, and put
+        into a class afterwards."""
+        is_fixed = self.single is not None and self.make_single is None
+        return not is_fixed and self.is_receiver(receiver)
+
     def straight(self) -> Callable[..., Any]:
         """Takes an instance and a tuple of its positional arguments; ``MISS`` for other calls than one of its last."""
-        return no_way if native is None else native.Methods(self.instances, MISS)
+        straight: Callable[..., Any] = native.InstancePaths(self.instances, MISS)
+        return straight
 
     def states(self) -> Iterator[Captured]:
         """All states made so far."""
@@ -158,16 +188,18 @@ def _same(value: Any) -> Any:
 
 
 def _new(annotation: Annotation, function: Callable[..., Any], binder: Binder, receiver: Any) -> Captured:
-    captured = Captured(annotation, function, binder, named_key(function, binder.names, receiver), receiver)
+    named = named_key(function, binder.names, receiver)
+    captured = Captured(annotation, function, binder, Shortcuts(), named, weakly(receiver))
     _all.add(captured)
     return captured
 
 
-def _capture(target: Any, options: dict[str, Any]) -> Any:
+def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None) -> Any:
+    """``method``: whether a function is one, where that is known."""
     if isinstance(target, torch.nn.Module):
         return _capture_module(target, options)
     if isinstance(target, (staticmethod, classmethod)):
-        return type(target)(_capture(target.__func__, options))
+        return type(target)(_capture(target.__func__, options, method=isinstance(target, classmethod)))
     if isinstance(target, type):
         raise AnnotationError(
             f"capture takes a function, a method or an instance, not the class {target.__qualname__}; decorate its "
@@ -184,19 +216,45 @@ def _capture(target: Any, options: dict[str, Any]) -> Any:
     if isinstance(target, types.MethodType):
         return _function(target.__func__, options, receiver=target.__self__, keep=target)
     if isinstance(target, types.FunctionType):
-        return _method(target, options) if _is_method(target) else _function(target, options)
+        made_by = _kind_of(target) if method is None else _method if method else _function
+        return made_by(target, options)
     call = type(target).__call__
     if isinstance(call, types.FunctionType):
         return _function(call, options, receiver=target, keep=target)
     return _function(target, options, keep=target)
 
 
-def _is_method(function: types.FunctionType) -> bool:
-    """Defined in a class body with ``self`` (or ``cls``) first, or named as methods are, as far as its names tell."""
+def _kind_of(function: types.FunctionType) -> Callable[[types.FunctionType, dict[str, Any]], Any]:
+    """A method, a function, or one whose calls tell: by its names, and by where it is written."""
     owner, _, name = function.__qualname__.rpartition(".")
-    if not owner or owner.endswith("<locals>") or not function.__code__.co_argcount:
-        return False
-    return function.__code__.co_varnames[0] in ("self", "cls") or name in ("forward", "__call__")
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if not owner or owner.endswith("<locals>") or code is None or not code.co_argcount:
+        return _function
+    is_bare = code is function.__code__  # what wraps another function may take its receiver in ``*args``
+    as_methods_are = code.co_varnames[0] in ("self", "cls") or name in ("forward", "__call__")
+    return _method if is_bare and as_methods_are else _method_or_not
+
+
+def _receivers_of(function: types.FunctionType) -> Callable[[Any], bool]:
+    """Tells whether the first argument of a call is the receiver: an instance of the class in whose body the function
+    was written, or the class itself where it is a class method. Its name, ``self`` elsewhere, tells nothing."""
+    owner, _, name = function.__qualname__.rpartition(".")
+    class_name = owner.rpartition(".")[2].lstrip("_")
+    names, module = (name, f"_{class_name}{name}"), function.__module__
+
+    def stored_in(kinds: tuple[type, ...]) -> Any:
+        for kind in kinds:
+            if kind.__qualname__ == owner and kind.__module__ == module:
+                return next((kind.__dict__[one] for one in names if one in kind.__dict__), function)
+        return None
+
+    def is_receiver(first: Any) -> bool:
+        stored = stored_in(type(first).__mro__)
+        if stored is not None and not isinstance(stored, (staticmethod, classmethod)):
+            return True
+        return isinstance(first, type) and isinstance(stored_in(first.__mro__), classmethod)
+
+    return is_receiver
 
 
 def _name_of(target: Any) -> str:
@@ -208,9 +266,10 @@ def _name_of(target: Any) -> str:
 def _annotated(function: Any, options: dict[str, Any], *, method: bool, name: str) -> Handle:
     binder = make_binder(signature_of(function, method=method))
     code = getattr(inspect.unwrap(function), "__code__", None)
+    receiver = (code.co_varnames[0] if code is not None and code.co_argcount else "self") if method else None
     annotation = annotate(
-        name, binder.names, options, has_self=method, variadic=binder.variadic,
-        defined_at=_where.of_function(code) if code is not None else None,
+        name, binder.names, options, receiver=receiver, variadic=binder.variadic,
+        defined_at=source_location.of_function(code) if code is not None else None,
     )  # fmt: skip
     return Handle(annotation, function, binder)
 
@@ -220,13 +279,13 @@ def _function(function: Any, options: dict[str, Any], *, receiver: Any = None, k
     target = function if keep is None else keep
     handle = _annotated(function, options, method=receiver is not None, name=_name_of(target))
     captured = handle.single = _new(handle.annotation, function, handle.binder, receiver)
-    call, straight = captured.__call__, captured.straight
+    straight = captured.straight
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return target(*args, **kwargs)
         result = MISS if kwargs else straight(*args)
-        return call(*args, **kwargs) if result is MISS else result
+        return dispatch.call(captured, args, kwargs) if result is MISS else result
 
     _dress(wrapper, target, handle)
     weakref.finalize(wrapper, captured.retire).atexit = False
@@ -241,8 +300,42 @@ def _method(function: types.FunctionType, options: dict[str, Any]) -> Any:
         if is_dynamo_compiling():
             return function(self, *args, **kwargs)
         result = MISS if kwargs else straight(self, args)
-        return of(self)(*args, **kwargs) if result is MISS else result
+        return dispatch.call(of(self), args, kwargs) if result is MISS else result
 
+    _dress(wrapper, function, handle)
+    return wrapper
+
+
+def _method_or_not(function: types.FunctionType, options: dict[str, Any]) -> Any:
+    """Written in a class body, and only its calls tell whether it is a method or, by a ``staticmethod`` around it, not.
+    Options that a function cannot have, as names below ``self``, tell at once."""
+    try:
+        as_function = _annotated(function, options, method=False, name=_name_of(function))
+    except AnnotationError:
+        return _method(function, options)
+    handle = _annotated(function, options, method=True, name=_name_of(function))
+    handle.is_receiver = is_receiver = _receivers_of(function)
+    of, alone, straight, instances = handle.of, handle.alone, handle.straight(), handle.instances
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return function(*args, **kwargs)
+        if args and not kwargs:
+            result = straight(args[0], args[1:]) if instances else MISS
+            if result is MISS and handle.single is not None:
+                result = handle.single.straight(*args)
+            if result is not MISS:
+                return result
+        if args and is_receiver(args[0]):
+            return dispatch.call(of(args[0]), args[1:], kwargs)
+        return dispatch.call(alone(), args, kwargs)
+
+    def make_single() -> Captured:
+        captured = _new(as_function.annotation, function, as_function.binder, None)
+        weakref.finalize(wrapper, captured.retire).atexit = False
+        return captured
+
+    handle.make_single = make_single
     _dress(wrapper, function, handle)
     return wrapper
 
@@ -293,8 +386,10 @@ def captured_states(target: Any) -> list[Captured]:
     handle = _handle_of(target)
     if handle is None:
         raise AnnotationError(f"{_name_of(target)} is not a captured function; decorate it with capture first")
-    if isinstance(target, types.MethodType) and handle.single is None:
+    if isinstance(target, types.MethodType) and handle.has_own(target.__self__):
         return [handle.of(target.__self__)]
+    if handle.make_single is not None and not handle.instances:
+        return [handle.alone()]
     return list(handle.states())
 
 
@@ -320,7 +415,7 @@ def _forget_in_child() -> None:
     """A forked child keeps decorated functions but no recordings."""
     for captured in list(_all):
         captured.families.clear()
-    _trees.forget_trees()
+    thread_trees.forget_trees()
 
 
 def _start_over(users: Sequence[Annotation]) -> None:
@@ -330,7 +425,8 @@ def _start_over(users: Sequence[Annotation]) -> None:
             captured.retire()
 
 
-_events.use_trace(_profile.TRACE)
-_packages.when_updated(_start_over)
+# ``record_function`` is public; whether a profiler runs at all, which has to be cheap to know, is not.
+events.use_profiler(events.Profiler(is_running=is_profiling, enter=torch.profiler.record_function))
+aoti_packages.when_updated(_start_over)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)

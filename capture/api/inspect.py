@@ -13,20 +13,27 @@ import torch
 from attrs import frozen
 from typing_extensions import override
 
-from capture import _cases, _observe, _report, _store, _warm, _watched
-from capture._call import Call
-from capture._cases import Case, WarmupReport
-from capture._compile import compile_plan
-from capture._decorate import all_states, captured_state, captured_states
-from capture._describe import describe
-from capture._errors import AnnotationError
-from capture._events import Counters, Event
-from capture._facts import Facts
-from capture._findings import Finding, Severity
-from capture._lock import capture_lock
-from capture._plan import CapturePlan
-from capture._runtime import Captured
-from capture._store import LoadReport
+from capture.api import warmup as _warmup
+from capture.api.decorator import all_states, captured_state, captured_states
+from capture.api.warmup import Case, WarmupReport
+from capture.core.errors import AnnotationError
+from capture.core.events import SHOWN, Counters, Event
+from capture.core.facts import Facts
+from capture.core.findings import Finding, Policy, Severity
+from capture.core.plan import CapturePlan
+from capture.guards.guard import text_of
+from capture.guards.recording_guard import make_recording_guard
+from capture.observe import dispatch_mode, run
+from capture.observe.capture_lock import capture_lock
+from capture.observe.described import DescribedRun
+from capture.observe.facts_builder import describe
+from capture.plan_cache import store
+from capture.plan_cache.store import LoadReport
+from capture.reporting import text
+from capture.rules.compile_plan import compile_plan
+from capture.runtime.captured import Captured
+from capture.state.attribute_reads import Reads
+from capture.state.call import Call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,6 +46,8 @@ class Explanation:
     outcome: Literal["record", "eager"]
     plan: CapturePlan
     facts: Facts
+    guards: tuple[str, ...] = ()
+    """What would be looked at before every replay, one line each: path, kind, what is expected."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -52,26 +61,14 @@ class Explanation:
 
     @override
     def __str__(self) -> str:
-        return _report.format_plan(self.plan)
+        return text.format_plan(self.plan) + text.format_guards(self.guards)
 
 
 @frozen(kw_only=True)
-class Recordings:
+class Recordings(Counters):
     """Totals of one captured function since it was decorated or reset. Times in the events are milliseconds."""
 
     function: str
-    observations: int
-    recordings: int
-    replays: int
-    rebinds: int
-    eager_calls: int
-    checkpoints: int
-    misses: int
-    evacuations: int
-    verifications: int
-    body_runs: int
-    plans_loaded: int
-    plans_stale: int
     findings: tuple[Finding, ...]
     pool_bytes: int
     """High-water mark of the pools this function records into, shared with all functions of the same thread."""
@@ -82,8 +79,7 @@ class Recordings:
 
     @override
     def __str__(self) -> str:
-        counted = ("recordings", "replays", "rebinds", "eager_calls", "observations")
-        return f"{self.function}: " + ", ".join(f"{getattr(self, name)} {name.replace('_', ' ')}" for name in counted)
+        return f"{self.function}: " + ", ".join(f"{getattr(self, name)} {name.replace('_', ' ')}" for name in SHOWN)
 
 
 def explain(function: Callable[P, R]) -> Callable[P, Explanation]:
@@ -92,43 +88,56 @@ def explain(function: Callable[P, R]) -> Callable[P, Explanation]:
     Changes nothing: the caller's tensors, Python state and generators are put back, no recording is made. Works on
     functions that are not captured, too. An exception of the body comes out unchanged.
     """
-    captured = _one_state(function)
+    captured = state_of(function)
 
     @functools.wraps(function)
     def explained(*args: P.args, **kwargs: P.kwargs) -> Explanation:
         call = _bound(captured, function, args, kwargs)
         with capture_lock:
-            watched = _watched.run_watched(call, _observe.Watch(undo=True))
+            watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=True))
             try:
                 if watched.error is not None:
                     raise watched.error
                 described = describe(watched)
             finally:
-                _watched.undo(watched)
-        plan = compile_plan(captured.annotation, described.facts)
-        return Explanation(outcome=plan.outcome, plan=plan, facts=described.facts)
+                run.undo(watched)
+            plan = compile_plan(captured.annotation, described.facts)
+            guards = _guards(call, described, watched, plan) if plan.outcome == "record" else ()
+        return Explanation(outcome=plan.outcome, plan=plan, facts=described.facts, guards=guards)
 
     return explained
 
 
+def _guards(call: Call, described: DescribedRun, watched: run.ObservedRun, plan: CapturePlan) -> tuple[str, ...]:
+    """As a recording of this run would have them."""
+    reads, policies = Reads(), {one.path: one.policy for one in plan.placeholders}
+    reads.note(watched.attributes_read)
+    told = [policies.get(path) for path, _ in call.paths()]
+    static = [at for at, policy in enumerate(told) if policy is Policy.STATIC]
+    copied = [at for at, policy in enumerate(told) if policy in (Policy.COPY, Policy.COPY_BACK)]
+    return tuple(map(text_of, make_recording_guard(described, watched, call, static, copied, reads).guards()))
+
+
 def _bound(captured: Captured, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    values = _values(captured, function, args, kwargs)
-    return captured.call(values, _warm.leaves_of(values))
+    values = values_of_call(captured, function, args, kwargs)
+    return captured.call(values, _warmup.leaves_of(values))
 
 
-def _values(captured: Captured, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def values_of_call(captured: Captured, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The values of all parameters, without the receiver. Raises ``TypeError`` for arguments that do not fit."""
     if isinstance(function, torch.nn.Module):
         function = function.forward
     if isinstance(function, types.MethodType) and captured.receiver is None:
-        args = (function.__self__, *args)  # a method whose first parameter is not called self
+        args = (function.__self__, *args)  # a function that was put into a class after it was captured
     return captured.binder.values(*args, **kwargs)
 
 
-def _one_state(function: Any) -> Captured:
+def state_of(function: Any) -> Captured:
+    """The state behind one function; a new one, unknown to its caller, for what is not captured."""
     try:
         states = captured_states(function)
     except TypeError:
-        from capture._decorate import capture
+        from capture.api.decorator import capture
 
         function = getattr(function, "forward", function) if isinstance(function, torch.nn.Module) else function
         states = captured_states(capture(function))
@@ -147,7 +156,7 @@ class Warmup(Generic[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Warm up one call. Says what a call would say where it cannot be recorded; the body's exceptions come out."""
         captured = captured_state(self._function)
-        _warm.warm_up(captured, _values(captured, self._function, args, kwargs))
+        _warmup.warm_up(captured, values_of_call(captured, self._function, args, kwargs))
 
     def cases(self, cases: Iterable[Case], *, progress: bool | None = None) -> WarmupReport:
         """Warm up many calls, those with the most bytes of tensor arguments first.
@@ -167,10 +176,12 @@ class Warmup(Generic[P]):
             TypeError: a case has another form, or the function does not take its arguments; nothing has run then.
         """
         captured = captured_state(self._function)
-        values = _cases.bound(
-            captured.annotation.function, cases, lambda args, kwargs: _values(captured, self._function, args, kwargs)
+        values = _warmup.bound(
+            captured.annotation.function,
+            cases,
+            lambda args, kwargs: values_of_call(captured, self._function, args, kwargs),
         )
-        return _cases.warm_up_all(captured, values, progress)
+        return _warmup.warm_up_all(captured, values, progress)
 
 
 def warmup(function: Callable[P, R]) -> Warmup[P]:
@@ -195,11 +206,8 @@ def plans(function: Any) -> tuple[CapturePlan, ...]:
 def recordings(function: Any) -> Recordings:
     """Counters, findings and events of a captured function; of all its instances together for a class's method."""
     states = captured_states(function)
-    total = Counters().items()
-    for captured in states:
-        for name, count in captured.log.counters.items().items():
-            total[name] = total.get(name, 0) + count
-    pool_bytes, graph_bytes = _cases.memory_of(states)
+    total = Counters.total(captured.log.counters for captured in states)
+    pool_bytes, graph_bytes = _warmup.memory_of(states)
     findings = {key: finding for captured in states for key, finding in captured.findings.items()}
     return Recordings(
         function=states[0].annotation.function if states else "(no call yet)",
@@ -207,13 +215,13 @@ def recordings(function: Any) -> Recordings:
         pool_bytes=pool_bytes,
         graph_bytes=graph_bytes,
         events=tuple(sorted((e for captured in states for e in captured.log.events), key=lambda e: e.at)),
-        **total,
+        **total.items(),
     )
 
 
 def report() -> str:
     """A table of all captured functions: recordings, replays, eager calls and why."""
-    return _report.format_summary(
+    return text.format_summary(
         [(c.annotation.function, c.log.counters.items(), tuple(c.findings.values())) for c in all_states()]
     )
 
@@ -233,9 +241,9 @@ def release(function: Any = None) -> None:
 def save_plans(directory: str | os.PathLike[str]) -> int:
     """Write the plans of all captured functions to a directory, one JSON file each; gives their number."""
     found = [entry.plan for captured in all_states() for entry in captured.entries() if entry.plan is not None]
-    return _store.save_plans(Path(directory), found)
+    return store.save_plans(Path(directory), found)
 
 
 def load_plans(directory: str | os.PathLike[str]) -> LoadReport:
     """Use the plans in a directory from now on, as if this process had made them. Damaged or stale files are named."""
-    return _store.load_plans(Path(directory))
+    return store.load_plans(Path(directory))

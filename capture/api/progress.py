@@ -1,4 +1,4 @@
-"""Progress: a bar on standard error while many cases are warmed up; one line of text where ``rich`` is missing."""
+"""A bar on standard error while many cases are warmed up; one line of text where ``rich`` is missing."""
 
 from __future__ import annotations
 

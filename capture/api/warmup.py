@@ -1,6 +1,7 @@
-"""Cases: warm up many calls of one captured function in one go.
+"""Warm up: bring captured functions to replay without a trace in the caller's state.
 
-The largest goes first: it grows the pool, and all the others find room in what it leaves.
+``warm_up`` does so for one call: it watches and records the body and undoes both runs. ``warm_up_all`` does so for many
+cases in one go, the largest first: it grows the pool, and all the others find room in what it leaves.
 """
 
 from __future__ import annotations
@@ -8,24 +9,157 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from attrs import define, frozen
 from typing_extensions import override
 
-from capture import _containers, _report, _tensors, _warm, _where
-from capture._containers import PLAIN_TYPES
-from capture._errors import CaptureBug, CaptureWarning, UncapturableError
-from capture._progress import bytes_text, progress
-from capture._runtime import Captured
-from capture._trees import trees_of
-from capture._warm import Outcome, Status
+from capture.api.progress import bytes_text, progress
+from capture.core import config
+from capture.core.errors import CaptureBug, CaptureWarning, UncapturableError
+from capture.core.findings import Severity
+from capture.core.plan import CapturePlan
+from capture.key import pytree, tensor_meta
+from capture.key.pytree import PLAIN_TYPES
+from capture.key.signature import Leaf, Unkeyable, key_of
+from capture.observe import source_location
+from capture.reporting import text as text_module
+from capture.rules.compile_plan import compile_plan
+from capture.runtime import dispatch
+from capture.runtime.captured import Captured
+from capture.runtime.entry import RETRIES, Entry
+from capture.state.call import Call
+from capture.tree.thread_trees import tree_for, trees_of
+from capture.tree.tree import Tree
 
 Case = tuple[Any, ...] | Mapping[str, Any]
 """One call: a tuple of positional arguments, a mapping of keyword arguments, or ``(args, kwargs)``."""
 Bind = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
+Status = Literal["recorded", "known", "skipped"]
+_ONE_RUN = "its collectives need the other ranks, so each warm-up runs the body once: warm up again, or call it"
 _TEXT = 120  # characters of a case in messages and tables
+
+
+# ------------------------------------------------------------------------------------------------------- one call
+
+
+@frozen
+class Outcome:
+    """What became of one call. ``code`` is the rule's where a rule forbids the recording."""
+
+    status: Status
+    reason: str = ""
+    code: str | None = None
+
+
+def leaves_of(values: tuple[Any, ...]) -> list[Leaf]:
+    """Dynamic leaves of bound values, in the order of the key."""
+    leaves: list[Leaf] = []
+    for value in values:
+        try:
+            key_of(value, leaves)
+        except (Unkeyable, TypeError):
+            continue
+    return leaves
+
+
+def warm_up(captured: Captured, values: tuple[Any, ...], *, say_limit: bool = True) -> Outcome:
+    """Observe and record one call at the root of the tree, undoing both runs.
+
+    Says why nothing is recorded as a call would: a warning once a reason, or ``UncapturableError``. An exception of
+    the body comes out. ``say_limit=False``: the limit was said already.
+    """
+    if not config.current().enabled:
+        return Outcome("skipped", "captured functions are switched off (CAPTURE_ENABLED=0)")
+    try:
+        entry, leaves = dispatch.entry_of(captured, values)
+    except (Unkeyable, TypeError) as error:
+        return _unkeyable(captured, values, str(error))
+    call = captured.call(values, leaves)
+    backend = dispatch.engine_of(captured, entry, leaves)
+    if backend is None or entry.phase == "eager":
+        return _eager(captured, entry)
+    tree = tree_for(backend)
+    runs = captured.log.counters.body_runs
+    outcome = _advance(captured, entry, call, tree, say_limit=say_limit)
+    if captured.log.counters.body_runs == runs and any(
+        other.plan and other.plan.collectives for other in captured.entries()
+    ):
+        dispatch.run_undone(captured, call)  # as often as the other ranks do: they wait in its collectives
+    return outcome
+
+
+def _advance(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say_limit: bool) -> Outcome:
+    if _is_recorded(entry, tree):
+        return Outcome("known")
+    if not tree.end_path("warm-up"):
+        return Outcome("skipped", "outputs of the step so far are still held and cannot leave the pool")
+    if tree.root.counts.get(captured.number, 0) >= captured.annotation.max_recordings:
+        return _limit_reached(captured, entry, call, tree, say=say_limit)
+    outcome = _bring_to_replay(captured, entry, call, tree)
+    tree.end_path("warm-up")
+    return outcome
+
+
+def _bring_to_replay(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Outcome:
+    for _ in range(2 * RETRIES + 3):  # each run either brings the entry on or is one that differs from the last
+        call = captured.call(call.values, call.leaves, entry)
+        phase = dispatch.load(captured, entry, call.leaves) if entry.phase == "cold" else entry.phase
+        if phase == "cold":
+            if dispatch.observe_undone(captured, entry, call).collectives:
+                return Outcome("skipped", _ONE_RUN)
+        elif phase == "eager":
+            return _eager(captured, entry)
+        else:
+            dispatch.record_undone(captured, entry, call, tree)
+            together = entry.plan is not None and entry.plan.collectives
+            if together and not tree.backend.executes_recording_runs:  # it was captured, and nothing has run
+                dispatch.run_undone(captured, call)
+            if _is_recorded(entry, tree):
+                return Outcome("recorded")
+            if together:
+                return Outcome("skipped", _ONE_RUN)
+    return _eager(captured, entry) if entry.phase == "eager" else Outcome("skipped", "every run differs from the last")
+
+
+def _is_recorded(entry: Entry, tree: Tree) -> bool:
+    """A recording starts a path; one below another function is of no use to a call that comes first."""
+    return any(number == entry.number and set(pattern) <= {None} for number, pattern in tree.root.children)
+
+
+def _eager(captured: Captured, entry: Entry) -> Outcome:
+    """The plan says eager: said if it was not said yet, raised where the annotation asks for it."""
+    if entry.plan is None:
+        return Outcome("skipped", "this key cannot be recorded")
+    captured.report(entry.plan)
+    return _because(entry.plan)
+
+
+def _because(plan: CapturePlan) -> Outcome:
+    findings = plan.findings_at_least(Severity.EAGER)
+    return Outcome("skipped", findings[0].what, findings[0].code) if findings else Outcome("skipped", "it runs eagerly")
+
+
+def _limit_reached(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say: bool) -> Outcome:
+    """Nothing runs, and a key that nothing is known about is forgotten, as many would count as ever new ones."""
+    _, plan = dispatch.limit_plan(captured, entry, call, tree)
+    family = captured.families.get(entry.key[:-1])
+    if entry.plan is None and family is not None and list(family.entries.values()) == [entry]:
+        del captured.families[entry.key[:-1]]
+    if say:
+        captured.report(plan)
+    return _because(plan)
+
+
+def _unkeyable(captured: Captured, values: tuple[Any, ...], reason: str) -> Outcome:
+    leaf = captured.call(values, []).unkeyable(reason)
+    plan = compile_plan(captured.annotation, captured.bare_facts(opaque=(leaf,)))
+    captured.report(plan)
+    return _because(plan)
+
+
+# ----------------------------------------------------------------------------------------------------- many cases
 
 
 @frozen(kw_only=True)
@@ -86,7 +220,7 @@ class WarmupReport:
         for one in self.cases:
             sizes = (f"{one.ms:.1f}", bytes_text(one.argument_bytes), f"+{bytes_text(one.pool_bytes)}")
             rows.append((one.case, one.status, *sizes, f"{one.code or ''} {one.reason}".strip()))
-        return f"{head}\n{_report.format_table(rows, indent=2)}\n"
+        return f"{head}\n{text_module.format_table(rows, indent=2)}\n"
 
 
 def memory_of(states: Iterable[Captured]) -> tuple[int, int]:
@@ -106,7 +240,7 @@ def bound(function: str, cases: Iterable[Case], bind: Bind) -> list[tuple[Any, .
     """
     found = []
     for number, case in enumerate(cases):
-        args, kwargs = _split(number, case)
+        args, kwargs = split_case(number, case)
         try:
             found.append(bind(args, kwargs))
         except TypeError as error:
@@ -116,7 +250,8 @@ def bound(function: str, cases: Iterable[Case], bind: Bind) -> list[tuple[Any, .
     return found
 
 
-def _split(number: int, case: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split_case(number: int, case: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a case. Raises ``TypeError`` for what is none."""
     args: Any = case
     kwargs: Any = {}
     if isinstance(case, Mapping):
@@ -158,7 +293,7 @@ def warm_up_all(captured: Captured, cases: Sequence[tuple[Any, ...]], shown: boo
         first = swallowed[0]
         text = f"{function}: {len(swallowed)} of {len(cases)} cases were not warmed up; the first, {first.case}: "
         reason = f"{first.code} {first.reason}" if first.code else first.reason
-        warnings.warn(text + reason, CaptureWarning, stacklevel=_where.stack_level())
+        warnings.warn(text + reason, CaptureWarning, stacklevel=source_location.stack_level())
     return result
 
 
@@ -177,7 +312,7 @@ class _Run:
         begin = time.perf_counter()
         silent = False
         try:
-            outcome = _warm.warm_up(self.captured, values, say_limit=not self.limit_said)
+            outcome = warm_up(self.captured, values, say_limit=not self.limit_said)
         except CaptureBug:
             raise
         except UncapturableError as error:  # what fallback="error" makes of a finding
@@ -197,16 +332,16 @@ class _Run:
 
 
 def _size(values: tuple[Any, ...]) -> int:
-    tensors = [leaf for leaf in _warm.leaves_of(values) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in leaves_of(values) if isinstance(leaf, torch.Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _text(captured: Captured, values: tuple[Any, ...]) -> str:
     parts = []
     for name, value in captured.call(values, []).named_values().items():
-        for path, leaf in _containers.leaves(value, name):
+        for path, leaf in pytree.leaves(value, name):
             if isinstance(leaf, torch.Tensor):
-                parts.append(f"{path}={_tensors.tensor_info(leaf)}")
+                parts.append(f"{path}={tensor_meta.tensor_info(leaf)}")
             else:
                 parts.append(f"{path}={leaf!r}" if type(leaf) in PLAIN_TYPES else f"{path}={type(leaf).__name__}")
     text = ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Deposit: gradients of parameters put into ``.grad`` by a backward pass itself, as autograd's accumulation does.
+"""Gradients of parameters put into ``.grad`` by a backward pass itself, as autograd's accumulation does.
 
 For ``gradients="accumulate"``. The parameters are then no part of the caller's graph, which saves their nodes in every
 pass, and what a recording adds to or hands out as ``.grad`` stays where it is from step to step.
@@ -6,18 +6,17 @@ pass, and what a recording adds to or hands out as ``.grad`` stays where it is f
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from capture._containers import TENSOR_TYPES
-from capture._errors import CaptureError
-from capture._tensors import is_dense
-from capture._torch_private_backward import will_execute
-from capture._torch_private_cuda import raw_stream
-from capture._torch_private_distributed import groups_exist
+from capture.core.errors import CaptureError
+from capture.key.pytree import TENSOR_TYPES
+from capture.key.tensor_meta import is_dense
+from capture.torch_private.autograd import will_execute
+from capture.torch_private.devices import stream_reader
+from capture.torch_private.distributed import groups_exist
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -133,11 +132,6 @@ def _own(gradient: torch.Tensor, parameter: torch.Tensor, taken: set[int]) -> to
     return torch.empty_strided(
         parameter.shape, parameter.stride(), dtype=gradient.dtype, device=gradient.device
     ).copy_(gradient)  # fmt: skip
-
-
-def stream_reader(device: torch.device) -> Callable[[], int]:
-    """The one current on a device."""
-    return functools.partial(raw_stream, device.index) if device.type == "cuda" else int
 
 
 def _memory(tensor: torch.Tensor) -> int:

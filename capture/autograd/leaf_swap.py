@@ -1,4 +1,4 @@
-"""Leaves: tensors at which autograd graphs end, lent to a body as if no graph did.
+"""Tensors at which autograd graphs end, lent to a body as if no graph did.
 
 Autograd keeps one node for each leaf as long as any graph ends there, and runs it on the stream that was current when
 it was made: that of some eager call, which a capture must not touch, as the default stream cannot be captured. For the
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from capture._host_reads import gradient_of
-from capture._torch_private import leaf_like, swap_tensors
+from capture.observe.probes.host_reads import gradient_of
+from capture.torch_private.capabilities import leaf_like, swap_tensors
 
 Lent = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Tensors that were lent and whose they are, by ``id``."""

@@ -1,4 +1,4 @@
-"""Seeds: what dropout inside an attention kernel was drawn from, saved for the backward pass.
+"""What dropout inside an attention kernel was drawn from, saved for the backward pass.
 
 Run eagerly the memory-efficient kernel keeps seed and offset on the host and reads them there; captured it keeps them
 on the device. A backward pass that runs eagerly after a recorded forward pass has to bring them to the host, or it
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from capture._gradients import nodes_above
-from capture._syncs import unnoticed
-from capture._torch_private import unseen
-from capture._watched import active_watch
+from capture.observe.gradient_uses import nodes_above
+from capture.observe.probes.device_syncs import unnoticed
+from capture.observe.run import active_watch
+from capture.torch_private.capabilities import unseen
 
 _SEEDS = ("_saved_philox_seed", "_saved_philox_offset")
 

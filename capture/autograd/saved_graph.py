@@ -1,7 +1,16 @@
-"""Program: the autograd graph of a body, kept to compute gradients of calls that only replayed the body.
+"""The autograd graph of a body, kept to compute gradients of calls that only replayed the body.
 
-The graph holds no values. Where autograd saves a tensor, it keeps a note of where that tensor is found in each call:
-made by the body (then it is handed out beside the results), part of an argument, or of a tensor in Python state.
+A backward pass needs the nodes of the forward pass and the tensors they saved. A replay runs no Python and makes no
+nodes; but the nodes are the same in every call, and only the tensors are others. So the graph of the run that was
+recorded is kept without its tensors: where autograd saves one, hooks put a ``SavedTensor`` in its place, which tells
+where that tensor is found in each call. It was made by the body (then it is handed out beside the results), or is part
+of an argument, or of a tensor in Python state. Running the graph later with the tensors of a call gives its gradients,
+and recording that run gives the backward recording.
+
+Invariant: the kept graph keeps no memory alive, and ends at tensors of its own. Parameters are lent to the body under
+other autograd nodes (``leaf_swap``), as the node of a leaf belongs to the stream of its first use, which a capture
+must not touch. A saved tensor that the body wrote afterwards is told (``modified``) and raises as eager does: without
+that a gradient would be computed from values that the forward pass never saw.
 """
 
 from __future__ import annotations
@@ -15,21 +24,21 @@ import torch
 from attrs import define, field
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
-from capture import _containers
-from capture import _torch_private_donated as donated
-from capture._call import Call
-from capture._containers import TENSOR_TYPES, result_leaves
-from capture._gradients import ends_of, hooks_off, nodes_above, refuses
-from capture._leaves import Lent, lent
-from capture._outputs import Alias
-from capture._seeds import may_be_seed, on_host, read_seeds
-from capture._state import Snapshot
-from capture._torch_private_cuda import is_capturing
-from capture._torch_private_nodes import moved
-from capture.backends import Geometry
+from capture.autograd.leaf_swap import Lent, lent
+from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
+from capture.engines.base import Geometry
+from capture.key import pytree
+from capture.key.pytree import TENSOR_TYPES, result_leaves
+from capture.observe.gradient_uses import ends_of, hooks_off, nodes_above, refuses
+from capture.state.call import Call
+from capture.state.snapshot import Snapshot
+from capture.torch_private.autograd import donation_allowed, nodes_on_stream, writes_saved_tensors
+from capture.torch_private.cuda import is_capturing
+from capture.torch_private.devices import captured_stream
+from capture.tree.outputs import Alias
 
 
-class Pair(NamedTuple):
+class ForwardOutputs(NamedTuple):
     """What a body gives whose results need gradients."""
 
     result: Any
@@ -40,7 +49,7 @@ class Pair(NamedTuple):
     """Made by the body and needed by its backward pass."""
 
 
-def lies_apart(pair: Pair) -> bool:
+def lies_apart(pair: ForwardOutputs) -> bool:
     """Nothing that the user gets shares memory with what the backward pass needs: no write of the user's could spoil
     it, which autograd would have to find."""
     tensors = [leaf for _, leaf in result_leaves(pair.result) if isinstance(leaf, torch.Tensor)]
@@ -48,7 +57,7 @@ def lies_apart(pair: Pair) -> bool:
     return not any(one.untyped_storage()._cdata in given for one in pair.saved)
 
 
-class Note:
+class SavedTensor:
     """Stands for a saved tensor in the graph: how to find it among the tensors of a call."""
 
     __slots__ = ("alias", "conj", "index", "is_seed", "neg", "tensor", "version")
@@ -64,47 +73,47 @@ class Note:
         """From what an attention kernel drew, which reads this on the host unless it is captured."""
 
 
-class Current:
+class SavedTensorHooks:
     """The tensors of the call whose gradients are computed now. The graph knows this, and nothing that knows it."""
 
-    __slots__ = ("is_marking", "notes", "tensors")
+    __slots__ = ("is_marking", "saved_tensors", "tensors")
 
     def __init__(self) -> None:
         self.tensors: Sequence[torch.Tensor] = ()
         self.is_marking = False
         """What is looked for are seeds."""
-        self.notes: list[Note] = []
+        self.saved_tensors: list[SavedTensor] = []
         """Of the run of the body."""
 
-    def pack(self, tensor: torch.Tensor) -> Note:
+    def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """What the graph keeps in place of a tensor."""
-        self.notes.append(Note(tensor))
-        return self.notes[-1]
+        self.saved_tensors.append(SavedTensor(tensor))
+        return self.saved_tensors[-1]
 
-    def find(self, note: Note) -> torch.Tensor:
-        """The tensor that a note stands for."""
-        if note.tensor is not None:
-            note.is_seed = self.is_marking and may_be_seed(note.tensor)
-            return note.tensor if self.is_marking else note.tensor.detach()
-        assert note.alias is not None
-        tensor = note.alias.build(self.tensors[note.index].detach())
-        tensor = tensor.conj() if note.conj else tensor
-        tensor = tensor.neg() if note.neg else tensor
-        return on_host(tensor) if note.is_seed and not is_capturing() else tensor
+    def unpack(self, saved_tensor: SavedTensor) -> torch.Tensor:
+        """The tensor of this call that it stands for."""
+        if saved_tensor.tensor is not None:
+            saved_tensor.is_seed = self.is_marking and may_be_seed(saved_tensor.tensor)
+            return saved_tensor.tensor if self.is_marking else saved_tensor.tensor.detach()
+        assert saved_tensor.alias is not None
+        tensor = saved_tensor.alias.build(self.tensors[saved_tensor.index].detach())
+        tensor = tensor.conj() if saved_tensor.conj else tensor
+        tensor = tensor.neg() if saved_tensor.neg else tensor
+        return on_host(tensor) if saved_tensor.is_seed and not is_capturing() else tensor
 
     def mark_seeds(self, ends: Sequence[torch.Tensor]) -> None:
         """Find what was drawn from by attention kernels that were captured: such seeds lie on the device."""
-        if any(may_be_seed(note.tensor) for note in self.notes):
+        if any(may_be_seed(saved_tensor.tensor) for saved_tensor in self.saved_tensors):
             self.is_marking = True
             read_seeds(ends)
             self.is_marking = False
 
 
 @define(eq=False)
-class Program:
+class SavedGraph:
     """Gradients of one body. Tensors it needs, in order: ``saved``, then arguments, then tensors in Python state."""
 
-    current: Current = field(factory=Current)
+    hooks: SavedTensorHooks = field(factory=SavedTensorHooks)
     outputs: tuple[GradientEdge, ...] = ()
     inputs: tuple[GradientEdge, ...] = ()
     """Arguments at ``wanted``, then parameters."""
@@ -181,25 +190,24 @@ class Program:
             return (None,) * len(self.inputs)
         if self.before_eager is not None and not is_capturing():
             self.before_eager()
-        self.current.tensors = tensors
+        self.hooks.tensors = tensors
         try:
             with (
                 hooks_off(self.parameters),
                 self._here(defined),
-                donated.allowed() if self.donates else nullcontext(),
+                donation_allowed() if self.donates else nullcontext(),
             ):
                 return torch.autograd.grad(edges, self.inputs, defined, retain_graph=True, allow_unused=True)
         finally:
-            self.current.tensors = ()
+            self.hooks.tensors = ()
 
     def _here(self, grads: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
         """A capture cannot go to the streams of nodes that others made."""
-        if not (self.foreign and grads[0].is_cuda and is_capturing()):
-            return nullcontext()
-        return moved(self.foreign, torch.cuda.current_stream(grads[0].device))
+        stream = captured_stream(grads[0]) if self.foreign else None
+        return nullcontext() if stream is None else nodes_on_stream(self.foreign, stream)
 
 
-class Saver:
+class GraphSaver:
     """Runs a body and makes its program. ``before``: what the body can reach."""
 
     def __init__(self, call: Call, values: tuple[Any, ...], before: Snapshot, wanted: Sequence[int]) -> None:
@@ -211,32 +219,31 @@ class Saver:
             leaf = self._leaves[position]
             same = next((p for p in self._aliases if self._leaves[p] is leaf), None)
             self._aliases[position] = self._aliases[same] if same is not None else leaf.detach().requires_grad_()
-        self.program = Program()
+        self.program = SavedGraph()
 
-    def run(self, values: tuple[Any, ...], empty: dict[Any, torch.Tensor]) -> Pair:
+    def run(self, values: tuple[Any, ...], empty: dict[Any, torch.Tensor]) -> ForwardOutputs:
         """``empty``: by dtype and device, what aliases become afterwards, so that the graph keeps no memory alive."""
         given = self._call.substitute(self._aliases, values)
         with torch.enable_grad():
-            current = self.program.current
-            hooks = saved_tensors_hooks(current.pack, current.find)
-            with hooks, lent(self._to_lend()) as self._lent:
+            hooks = self.program.hooks
+            with saved_tensors_hooks(hooks.pack, hooks.unpack), lent(self._to_lend()) as self._lent:
                 result = self._call.run_plainly(given)
             attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
             attached = list({id(leaf): leaf for leaf in attached if leaf.requires_grad}.values())
             detached = {id(leaf): leaf.detach() for leaf in attached}
             ends = [_with_metadata(leaf) for leaf in attached]
         with torch.no_grad():
-            current.mark_seeds(attached)
+            hooks.mark_seeds(attached)
             self._note_edges(ends)
             saved = self._find_saved(list(detached.values()))
-        for note in current.notes:
-            note.tensor = None
-        current.notes.clear()
+        for saved_tensor in hooks.saved_tensors:
+            saved_tensor.tensor = None
+        hooks.saved_tensors.clear()
         for alias in (*self._aliases.values(), *(alias for alias, _ in self._lent.values())):
             if (alias.dtype, alias.device) in empty:
                 alias.data = empty[alias.dtype, alias.device]
         result = _replaced(result, detached)
-        return Pair(result, tuple(detached.values()), tuple(saved))
+        return ForwardOutputs(result, tuple(detached.values()), tuple(saved))
 
     def _to_lend(self) -> Iterator[torch.Tensor]:
         """What needs gradients in Python state and is no argument: the program's graph is to end at the run's own. It
@@ -269,7 +276,7 @@ class Saver:
         program.parameters = tuple(tensor for tensor, _ in others)
         program.inputs = tuple(edge for _, edge in (*wanted, *others))
         program.foreign = tuple(edge.node for tensor, edge in rest if id(tensor) not in self._lent)
-        program.donates = any(map(donated.writes_saved, nodes_above(attached)))
+        program.donates = any(map(writes_saved_tensors, nodes_above(attached)))
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Where each saved tensor is found; gives those that the body made."""
@@ -277,32 +284,32 @@ class Saver:
         for position, leaf in enumerate(self._leaves):
             if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                 arguments.setdefault(id(leaf.untyped_storage()), position)
-        given: dict[int, list[tuple[Note, torch.Tensor]]] = {}
-        held: dict[int, tuple[torch.Tensor, list[tuple[Note, torch.Tensor]]]] = {}
-        fresh: dict[int, list[tuple[Note, torch.Tensor]]] = {}
-        for note in self.program.current.notes:
-            tensor = note.tensor
+        given: dict[int, list[tuple[SavedTensor, torch.Tensor]]] = {}
+        held: dict[int, tuple[torch.Tensor, list[tuple[SavedTensor, torch.Tensor]]]] = {}
+        fresh: dict[int, list[tuple[SavedTensor, torch.Tensor]]] = {}
+        for saved_tensor in self.program.hooks.saved_tensors:
+            tensor = saved_tensor.tensor
             assert tensor is not None
-            self.program.modified = self.program.modified or tensor._version != note.version
+            self.program.modified = self.program.modified or tensor._version != saved_tensor.version
             storage = tensor.untyped_storage()
             owners = [owner for _, owner in self._before.owners(storage)]
             if id(storage) in arguments:
-                given.setdefault(arguments[id(storage)], []).append((note, tensor))
+                given.setdefault(arguments[id(storage)], []).append((saved_tensor, tensor))
             elif owners:
                 owner = next((one for one in owners if one is tensor), owners[0])
-                held.setdefault(id(owner), (owner, []))[1].append((note, tensor))
+                held.setdefault(id(owner), (owner, []))[1].append((saved_tensor, tensor))
             else:
-                fresh.setdefault(id(storage), []).append((note, tensor))
+                fresh.setdefault(id(storage), []).append((saved_tensor, tensor))
         saved: list[torch.Tensor] = []
         for members in fresh.values():
-            _save(members, attached, saved)
+            _add_saved(members, attached, saved)
         program, count = self.program, len(saved)
         program.num_saved, program.given = count, tuple(given)
         program.held = tuple(owner for owner, _ in held.values())
         bases = [(self._leaves[position], members) for position, members in given.items()] + list(held.values())
         for index, (base, members) in enumerate(bases, count):
-            _point(members, index, base)
-        whole = [all(_alias_of(note).same for note, _ in members) for _, members in bases]
+            _note_aliases(members, index, base)
+        whole = [all(_alias_of(saved_tensor).same for saved_tensor, _ in members) for _, members in bases]
         program.views = tuple(position for position, is_whole in enumerate(whole) if not is_whole)
         program.follow({})
         return saved
@@ -314,22 +321,22 @@ def _with_metadata(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.view_as(leaf) if users else leaf
 
 
-def _alias_of(note: Note) -> Alias:
-    assert note.alias is not None
-    return note.alias
+def _alias_of(saved_tensor: SavedTensor) -> Alias:
+    assert saved_tensor.alias is not None
+    return saved_tensor.alias
 
 
-def _point(members: Sequence[tuple[Note, torch.Tensor]], index: int, base: torch.Tensor) -> None:
-    for note, tensor in members:
+def _note_aliases(members: Sequence[tuple[SavedTensor, torch.Tensor]], index: int, base: torch.Tensor) -> None:
+    for saved_tensor, tensor in members:
         shift = int(tensor.storage_offset()) * tensor.element_size() - int(base.storage_offset()) * base.element_size()
         same = Geometry.of(tensor) == Geometry.of(base)
-        note.index = index
-        note.conj, note.neg = tensor.is_conj() and not same, tensor.is_neg() and not base.is_neg()
-        note.alias = Alias(index, same, tensor.dtype, shift, tuple(tensor.shape), tuple(tensor.stride()))
+        saved_tensor.index = index
+        saved_tensor.conj, saved_tensor.neg = tensor.is_conj() and not same, tensor.is_neg() and not base.is_neg()
+        saved_tensor.alias = Alias(index, same, tensor.dtype, shift, tuple(tensor.shape), tuple(tensor.stride()))
 
 
-def _save(
-    members: Sequence[tuple[Note, torch.Tensor]], attached: Sequence[torch.Tensor], saved: list[torch.Tensor]
+def _add_saved(
+    members: Sequence[tuple[SavedTensor, torch.Tensor]], attached: Sequence[torch.Tensor], saved: list[torch.Tensor]
 ) -> None:
     """One tensor for all that lie on one storage, so that no two inputs of the backward pass share memory."""
     first = members[0][1]
@@ -344,11 +351,11 @@ def _save(
         base = first.detach().as_strided((max(ends) + 1 - begin,), (1,), begin)
     else:
         for form in forms:
-            _save([one for one in members if Geometry.of(one[1]) == form], attached, saved)
+            _add_saved([one for one in members if Geometry.of(one[1]) == form], attached, saved)
         return
-    _point(members, len(saved), base)
+    _note_aliases(members, len(saved), base)
     saved.append(base)
 
 
 def _replaced(result: Any, detached: dict[int, torch.Tensor]) -> Any:
-    return _containers.replace_leaves(result, lambda leaf: detached.get(id(leaf), leaf))
+    return pytree.replace_leaves(result, lambda leaf: detached.get(id(leaf), leaf))

@@ -19,8 +19,8 @@ import platformdirs
 from attrs import evolve, frozen
 from typing_extensions import override
 
-from capture._annotate import Verify, suggestion
-from capture._errors import AnnotationError
+from capture.core.errors import AnnotationError
+from capture.core.options import Verify, suggestion
 
 
 @frozen(kw_only=True)

@@ -10,12 +10,9 @@ CaptureWarning(UserWarning)          a call runs eagerly, said once
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from capture._findings import Finding
+from capture.core.findings import Finding
 
 
 class CaptureError(Exception):

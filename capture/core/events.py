@@ -3,7 +3,7 @@
 Every warm-up, observation, recording, checkpoint, miss, rebind and fallback is an ``Event``; replays and outputs that
 leave the pool are only counted, since a record of each would cost more than they do. ``CAPTURE_LOGS`` prints events
 as they happen, in the grammar of ``TORCH_LOGS``: ``CAPTURE_LOGS="recordings,+runtime,-plans"``. While a profiler
-runs, what is timed is also a range ``capture::<kind> <function>`` in its trace (``use_trace``).
+runs, what is timed is also a range ``capture::<kind> <function>`` in its trace (``use_profiler``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
-from attrs import asdict, define, field, frozen
+from attrs import define, field, fields, frozen
 
-from capture._fast import seen
+from capture.native import seen
 
 EventKind = Literal[
     "observe", "warm-up", "plan", "plan-loaded", "plan-stale", "record", "create", "instantiate", "checkpoint",
@@ -56,24 +56,46 @@ class Event:
 @seen
 @define
 class Counters:
-    """Totals of one captured function, over all threads."""
+    """Totals of one captured function, over all threads.
 
-    def items(self) -> dict[str, int]:
-        """Totals by name."""
-        return asdict(self)
+    What is counted is said here alone: ``Recordings`` has the same fields, and ``report()`` shows those in ``SHOWN``.
+    """
 
     observations: int = 0
+    """Eager runs that were watched."""
     recordings: int = 0
     replays: int = 0
     rebinds: int = 0
+    """Times that a recording was pointed at a tensor's new address."""
     eager_calls: int = 0
     checkpoints: int = 0
+    """Times that the pool was put back to where a recording was to begin."""
     misses: int = 0
+    """Calls with a known key that no recording fitted."""
     evacuations: int = 0
+    """Outputs that were moved out of the pool, as they were still used when their step was over."""
     verifications: int = 0
+    """Replays that were compared with the body."""
     body_runs: int = 0
+    """Times that the body's Python ran: eagerly, watched, recorded or compared with."""
     plans_loaded: int = 0
+    """Plans of other processes that were used."""
     plans_stale: int = 0
+    """Plans of other processes that did not fit any more."""
+
+    def items(self) -> dict[str, int]:
+        """Totals by name."""
+        return {one.name: getattr(self, one.name) for one in fields(Counters)}
+
+    @classmethod
+    def total(cls, parts: Iterable[Counters]) -> Counters:
+        """The sum of several."""
+        found = [part.items() for part in parts]
+        return Counters(**{one.name: sum(part[one.name] for part in found) for one in fields(Counters)})
+
+
+SHOWN = ("recordings", "replays", "rebinds", "eager_calls", "observations")
+"""Counters that a line of text has room for, in this order."""
 
 
 @define
@@ -85,20 +107,20 @@ class Timed:
 
 
 @frozen(kw_only=True)
-class Trace:
+class Profiler:
     """How to reach a profiler. ``enter(name)`` is called only while ``is_running()``, as a range costs 11 us."""
 
     is_running: Callable[[], bool]
     enter: Callable[[str], AbstractContextManager[object]]
 
 
-_trace = Trace(is_running=bool, enter=nullcontext)  # bool() is False: no profiler is known yet
+_profiler = Profiler(is_running=bool, enter=nullcontext)  # bool() is False: no profiler is known yet
 
 
-def use_trace(trace: Trace) -> None:
+def use_profiler(trace: Profiler) -> None:
     """From now on timed blocks are ranges there, too. Given from outside, as this module works without torch."""
-    global _trace
-    _trace = trace
+    global _profiler
+    _profiler = trace
 
 
 @define
@@ -113,6 +135,8 @@ class Log:
         """Note an event and print it if ``CAPTURE_LOGS`` asks for its kind."""
         event = Event(kind=kind, function=self.function, detail=detail, at=time.perf_counter(), ms=ms, nbytes=nbytes)
         self.events.append(event)
+        for listener in _listeners:
+            listener(self, event)
         level = _levels.get(kind)
         if level is not None:
             size = f", {nbytes} bytes" if nbytes else ""
@@ -134,7 +158,21 @@ class Log:
 
     def range(self, kind: EventKind) -> AbstractContextManager[object]:
         """A range in a profiler's trace alone, for what notes its own event; nothing while no profiler runs."""
-        return _trace.enter(f"capture::{kind} {self.function}") if _trace.is_running() else nullcontext()
+        return _profiler.enter(f"capture::{kind} {self.function}") if _profiler.is_running() else nullcontext()
+
+
+_listeners: tuple[Callable[[Log, Event], None], ...] = ()
+
+
+@contextmanager
+def listening(listener: Callable[[Log, Event], None]) -> Iterator[None]:
+    """Tell ``listener`` of every event in this process, of all functions and threads, while the block runs."""
+    global _listeners
+    _listeners = (*_listeners, listener)
+    try:
+        yield
+    finally:
+        _listeners = tuple(one for one in _listeners if one is not listener)
 
 
 def parse_logs(text: str) -> dict[str, int]:

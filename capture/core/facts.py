@@ -1,12 +1,13 @@
 """Facts: what watched runs of one function, under one key, showed.
 
-Stage: written by ``_observe`` (and by the recording run), read by ``rules/`` and ``_compile``. Plain frozen
+Written by ``observe`` (and by the recording run), read by ``rules``. Plain frozen
 data without torch: dtypes and devices are strings, so that facts dumped from a job replay in a test.
 Paths are the user's words: ``"ids"``, ``"cache.0.k"``, ``"self.layers[3].weight"``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from attrs import field, frozen
@@ -20,7 +21,7 @@ OutputKind = Literal["fresh", "input", "input-view", "static", "static-view", "p
 
 
 @frozen(kw_only=True)
-class Where:
+class CodeLocation:
     """A place in the user's code."""
 
     file: str
@@ -58,7 +59,7 @@ class Mutation:
 
     evidence: MutationEvidence
     op: str
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -77,7 +78,7 @@ class PlaceholderInfo:
     mutation: Mutation | None = None
     replaced: bool = False
     """The body stored another tensor under this very path (see ``Effect``), so its address moves every call."""
-    first_use: Where | None = None
+    first_use: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -92,7 +93,7 @@ class Effect:
     kind: EffectKind
     before: str
     after: str
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -123,7 +124,7 @@ class HostSync:
     """The host read a tensor's values, or an operator's result size depends on them."""
 
     op: str
-    where: Where | None = None
+    where: CodeLocation | None = None
     data_dependent_shape: bool = False
 
 
@@ -134,7 +135,7 @@ class HostWork:
 
     op: str
     kind: Literal["compute", "copy", "unsafe", "array", "address"]
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -148,7 +149,7 @@ class Unkeyed:
     own, which an operator looks at."""
     paths: tuple[str, ...]
     """Whose storage it is."""
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -164,7 +165,7 @@ class Collective:
     """Why the engine does not record it. Reads after the operator's name."""
     registers_segments: bool = False
     """NCCL would register memory of expandable segments with a graph of it."""
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -175,7 +176,7 @@ class Draw:
     device: str
     op: str
     count: int = 1
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -204,7 +205,7 @@ class Escape:
 
     tensor: TensorInfo
     op: str
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -217,7 +218,7 @@ class Drift:
     path: str
     first: str
     second: str
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -227,7 +228,7 @@ class SequenceChange:
     index: int
     first: str
     second: str
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -236,7 +237,7 @@ class GradientUse:
 
     path: str | None
     op: str
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -245,7 +246,7 @@ class GradientObstacle:
 
     path: str | None
     reason: str
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -253,7 +254,7 @@ class Inlined:
     """A captured function called inside the watched body; it runs as part of it."""
 
     function: str
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -263,7 +264,7 @@ class Moved:
     path: str
     before_addr: int
     after_addr: int
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -285,7 +286,7 @@ class LimitReached:
     path: str | None = None
     before: str = ""
     after: str = ""
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -302,7 +303,7 @@ class BorrowedUse:
     """A borrowed output was used after its step. ``where``: the captured function's line."""
 
     function: str
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -323,7 +324,7 @@ class PackageRunner:
     """
 
     entry: Literal["threaded", "missing", "unknown"]
-    where: Where | None = None
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -331,7 +332,7 @@ class Facts:
     """Everything that rules may look at, for one function and one key."""
 
     function: str
-    defined_at: Where | None = None
+    defined_at: CodeLocation | None = None
     runs: int = 1
     """Watched runs behind these facts; 0 for facts of a call that was not watched."""
     placeholders: tuple[PlaceholderInfo, ...] = ()
@@ -368,7 +369,7 @@ class Facts:
     """The device's allocator, where it cannot put a pool's state back, so that every recording has its own pool."""
     around: str | None = None
     """What is around the call that has to see the body's own operators."""
-    unseen: tuple[Where | None, ...] = ()
+    unseen: tuple[CodeLocation | None, ...] = ()
     """Lines near which kernels were launched that no operator told of."""
     refused: str | None = None
     """Why the engine gave a recording run up."""
@@ -380,3 +381,29 @@ class Facts:
     """Operator names in order."""
     scalars: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
     """Per operator, the ``repr`` of its arguments that are no tensors."""
+
+
+def diff_facts(
+    first: Facts, second: Facts, lines: Sequence[CodeLocation | None] = ()
+) -> tuple[tuple[Drift, ...], SequenceChange | None]:
+    """Differences between two runs under one key that a recording would freeze. ``lines``: of the second run."""
+    for index, (one, other) in enumerate(zip(first.sequence, second.sequence, strict=False)):
+        if one != other:
+            where = lines[index] if index < len(lines) else None
+            return (), SequenceChange(index=index, first=one, second=other, where=where)
+    if len(first.sequence) != len(second.sequence):
+        index = min(len(first.sequence), len(second.sequence))
+        longer = first.sequence if len(first.sequence) > index else second.sequence
+        names = (longer[index], "(end)") if longer is first.sequence else ("(end)", longer[index])
+        where = lines[index] if index < len(lines) else None
+        return (), SequenceChange(index=index, first=names[0], second=names[1], where=where)
+    drifts = []
+    for index, (ours, theirs) in enumerate(zip(first.scalars, second.scalars, strict=True)):
+        for a, b in zip(ours, theirs, strict=False):
+            if a != b:
+                where = lines[index] if index < len(lines) else None
+                drifts.append(Drift(path=f"{second.sequence[index]} argument", first=a, second=b, where=where))
+    for mine, yours in zip(first.outputs, second.outputs, strict=False):
+        if mine.value != yours.value:
+            drifts.append(Drift(path=mine.path, first=str(mine.value), second=str(yours.value)))
+    return tuple(drifts), None

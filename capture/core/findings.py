@@ -11,8 +11,7 @@ import enum
 from attrs import frozen
 from typing_extensions import override
 
-from capture._annotate import Annotation
-from capture._facts import Facts, Where
+from capture.core.facts import CodeLocation
 
 SETTLING = frozenset({"CG204", "CG205", "CG206", "CG401"})
 """Codes of what a first call may do once, to set up state, and a second one may not."""
@@ -63,7 +62,7 @@ class Finding:
     why: str
     fix: tuple[str, ...] = ()
     """Cheapest first, each with its cost."""
-    where: Where | None = None
+    where: CodeLocation | None = None
     path: str | None = None
     """The placeholder, output or attribute it is about."""
 
@@ -76,11 +75,3 @@ class Decision:
     value: Policy
     code: str
     reason: str
-
-
-@frozen(kw_only=True)
-class Case:
-    """All that a rule may read."""
-
-    annotation: Annotation
-    facts: Facts

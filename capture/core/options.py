@@ -12,8 +12,8 @@ from typing import Any, Literal, TypedDict, get_args
 
 from attrs import frozen
 
-from capture._errors import AnnotationError
-from capture._facts import Where
+from capture.core.errors import AnnotationError
+from capture.core.facts import CodeLocation
 
 Rng = Literal["graphsafe", "eager", "forbid"]
 Outputs = Literal["preserve", "borrow", "clone"]
@@ -47,7 +47,7 @@ class Annotation:
 
     function: str
     """Name used in messages and reports: ``module.qualname``, or ``name=``."""
-    defined_at: Where | None = None
+    defined_at: CodeLocation | None = None
     parameters: tuple[str, ...] = ()
     static: tuple[str, ...] = ()
     rng: Rng = "graphsafe"
@@ -84,11 +84,12 @@ def annotate(
     parameters: Sequence[str],
     options: dict[str, Any],  # Any: raw user input, checked below
     *,
-    has_self: bool = False,
+    receiver: str | None = None,
     variadic: bool = False,
-    defined_at: Where | None = None,
+    defined_at: CodeLocation | None = None,
 ) -> Annotation:
-    """Check ``options`` for a callable with these parameter names and freeze them.
+    """Check ``options`` for a callable with these parameter names and freeze them. ``receiver``: how a method calls
+    its instance, which is ``self`` in names of tensors, whatever that is.
 
     Raises ``AnnotationError`` for an unknown option, a value of the wrong type, an unknown choice, a number out
     of range, or a name in ``static=`` whose first part is no parameter.
@@ -111,7 +112,7 @@ def annotate(
         function=name,
         defined_at=defined_at,
         parameters=tuple(parameters),
-        static=_static_names(options.get("static", ()), parameters, has_self=has_self, variadic=variadic),
+        static=_static_names(options.get("static", ()), parameters, receiver=receiver, variadic=variadic),
         rng=options.get("rng", "graphsafe"),
         max_recordings=_count("max_recordings", options.get("max_recordings", 5), at_least=1),
         outputs=options.get("outputs", "preserve"),
@@ -133,7 +134,9 @@ def _count(option: str, value: object, *, at_least: int) -> int:
     return value
 
 
-def _static_names(value: object, parameters: Sequence[str], *, has_self: bool, variadic: bool) -> tuple[str, ...]:
+def _static_names(
+    value: object, parameters: Sequence[str], *, receiver: str | None, variadic: bool
+) -> tuple[str, ...]:  # fmt: skip
     if isinstance(value, str):
         raise AnnotationError(f"static= takes a list of names, got the string {value!r}; write static=[{value!r}]")
     if not isinstance(value, Sequence):
@@ -143,12 +146,12 @@ def _static_names(value: object, parameters: Sequence[str], *, has_self: bool, v
         if not isinstance(name, str) or not name:
             raise AnnotationError(f"static= takes names, got {name!r} ({type(name).__name__})")
         root = name.replace("[", ".").split(".")[0]
-        roots = [*parameters, *(["self"] if has_self else [])]
+        roots = [*parameters, *dict.fromkeys(["self", receiver] if receiver else [])]
         if root not in roots and not variadic:
             raise AnnotationError(
                 f"static={name!r} names no parameter{suggestion(root, roots)}; known: {', '.join(roots) or '(none)'}"
             )
-        names.append(name)
+        names.append(f"self{name[len(root) :]}" if root == receiver and root not in parameters else name)
     return tuple(names)
 
 

@@ -1,7 +1,7 @@
 """The plan: frozen decisions for one function and one key, and its form on disk.
 
-Stage: made by ``_compile``, kept by ``_store``, run by ``_runtime``. JSON with sorted keys, the same bytes for equal
-plans. No handles and no objects of the process that made it. No torch.
+Made by ``rules.compile_plan``, kept by ``plan_cache``, run by ``runtime``. JSON with sorted keys, the same bytes for
+equal plans. No handles and no objects of the process that made it. No torch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from attrs import field, frozen
 from cattrs import BaseValidationError, Converter, transform_error
 from cattrs.gen import make_dict_structure_fn
 
-from capture._annotate import Rng
-from capture._errors import CaptureError
-from capture._facts import Effect, OutputInfo, Owner, PlaceholderKind, TensorInfo, Where
-from capture._findings import Finding, Policy, Severity
+from capture.core.errors import CaptureError
+from capture.core.facts import CodeLocation, Effect, OutputInfo, Owner, PlaceholderKind, TensorInfo
+from capture.core.findings import SETTLING, Finding, Policy, Severity
+from capture.core.options import Rng
 
 VERSION = 3
 """Goes up with every change of a field's name, type or meaning."""
@@ -44,8 +44,8 @@ class PlannedPlaceholder:
     reason_code: str
     """The rule whose decision won."""
     reason: str
-    first_use: Where | None = None
-    mutation: Where | None = None
+    first_use: CodeLocation | None = None
+    mutation: CodeLocation | None = None
     """The first write, for logs."""
 
 
@@ -76,6 +76,12 @@ class CapturePlan:
     """Operators by which the body communicates with other ranks, sorted."""
     fingerprint: Mapping[str, str] = field(factory=dict, converter=_sorted_mapping)
     """What the plan depends on besides the facts, such as source and versions; compared by the store."""
+
+    @property
+    def may_settle(self) -> bool:
+        """What keeps it from being recorded, if anything, is only what a second run may clear: state that a first call
+        sets up."""
+        return all(finding.code in SETTLING for finding in self.findings_at_least(Severity.EAGER))
 
     def findings_at_least(self, severity: Severity) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity >= severity)

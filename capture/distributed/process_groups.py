@@ -1,4 +1,4 @@
-"""Groups: recordings that use a process group are gone before the group is.
+"""Recordings that use a process group are gone before the group is.
 
 A graph that holds a collective refers to the group's communicator, which cannot end before it.
 """
@@ -10,9 +10,9 @@ import weakref
 
 import torch
 
-from capture._facts import Facts
-from capture._node import Node
-from capture._torch_private_distributed import before_shutdown
+from capture.core.facts import Facts
+from capture.torch_private.distributed import before_shutdown
+from capture.tree.node import Node
 
 _users: weakref.WeakSet[Node] = weakref.WeakSet()
 _num_worlds = 0
@@ -27,12 +27,12 @@ def note_user(node: Node, facts: Facts) -> None:
     """A recording that communicates ends with the first of its groups."""
     node.groups = frozenset([one.group for one in facts.collectives])
     if node.groups:
-        follow_ends()
+        watch_group_ends()
         _users.add(node)
 
 
 @functools.cache
-def follow_ends() -> bool:
+def watch_group_ends() -> bool:
     """From now on the end of a process group is noticed. False where torch does not let it."""
     return before_shutdown(_ended)
 

@@ -1,4 +1,4 @@
-"""Ranks: processes that run one body together agree on whether to record it.
+"""Processes that run one body together agree on whether to record it.
 
 They agree when a plan or a recording is made, never in other calls. A rank that begins a watched or a recording run
 says so in the store of the default process group, and afterwards what came of it. Who came through a collective for
@@ -13,26 +13,41 @@ import contextlib
 import time
 import weakref
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from attrs import define, evolve, field, frozen
 
-from capture import _groups, _store
-from capture._compile import compile_plan
-from capture._entry import RETRIES, Entry, may_settle
-from capture._facts import Dissent, Facts
-from capture._findings import Severity
-from capture._plan import CapturePlan
-from capture._torch_private_distributed import collectives_so_far, default_store, groups_exist, ranks_of
-from capture.backends import Recorded
-
-if TYPE_CHECKING:
-    from capture._runtime import Captured
+from capture.core.facts import Dissent, Facts
+from capture.core.findings import Severity
+from capture.core.options import Annotation
+from capture.core.plan import CapturePlan
+from capture.distributed import process_groups
+from capture.engines.base import Recorded
+from capture.plan_cache import store as _store
+from capture.rules.compile_plan import compile_plan
+from capture.torch_private.distributed import collectives_so_far, default_store, groups_exist, ranks_of
 
 PATIENCE = 10.0  # seconds that a rank waits for another's answer; what lies between two answers is a recording run
 _LOOK = 0.002  # seconds between two looks
 _PENDING, _RECORD, _EAGER = "pending", "record", "eager "
+
+
+class RankedFunction(Protocol):
+    """What is asked of a captured function."""
+
+    annotation: Annotation
+    is_backward: bool
+
+
+class RankedEntry(Protocol):
+    """What is asked of an entry: one key of the function."""
+
+    partners: frozenset[int]
+
+    @property
+    def may_differ_again(self) -> bool:
+        """Another run may become a recording after all."""
 
 
 @frozen
@@ -47,7 +62,7 @@ class _Turn:
     """Exchanges since the default group sent something."""
 
 
-_turns: weakref.WeakKeyDictionary[Captured, _Turn] = weakref.WeakKeyDictionary()
+_turns: weakref.WeakKeyDictionary[RankedFunction, _Turn] = weakref.WeakKeyDictionary()
 _counts: dict[str, int] = {}
 
 
@@ -98,7 +113,7 @@ class Exchange:
 
 
 @contextlib.contextmanager
-def exchange(captured: Captured, entry: Entry) -> Iterator[Exchange]:
+def exchange(captured: RankedFunction, entry: RankedEntry) -> Iterator[Exchange]:
     """Around a run that a plan or a recording is made of."""
     made = _begin(captured, entry)
     try:
@@ -109,21 +124,21 @@ def exchange(captured: Captured, entry: Entry) -> Iterator[Exchange]:
         entry.partners = made.partners
 
 
-def _begin(captured: Captured, entry: Entry) -> Exchange:
+def _begin(captured: RankedFunction, entry: RankedEntry) -> Exchange:
     if not groups_exist() or torch.distributed.get_world_size() < 2:
         return Exchange()
     store = default_store()
     if store is None:
         return Exchange()
-    _groups.follow_ends()
-    name = f"capture/{_groups.num_worlds()}/{_store.digest(repr(_occasion(captured)))[:32]}"
+    process_groups.watch_group_ends()
+    name = f"capture/{process_groups.num_worlds()}/{_store.digest(repr(_occasion(captured)))[:32]}"
     made = Exchange(store, name, torch.distributed.get_rank(), entry.partners)
     made.answer(_PENDING)
     made.answered = False
     return made
 
 
-def _occasion(captured: Captured) -> tuple[Any, ...]:
+def _occasion(captured: RankedFunction) -> tuple[Any, ...]:
     """The same in all ranks that are in this call. Keys may differ, as a body may name its rank."""
     function = f"{captured.annotation.function} {'backward' if captured.is_backward else ''}"
     known = _turns.get(captured)
@@ -136,7 +151,7 @@ def _occasion(captured: Captured) -> tuple[Any, ...]:
 
 
 def agreed(
-    made: Exchange, captured: Captured, entry: Entry, facts: Facts, *, executed: bool = True,
+    made: Exchange, captured: RankedFunction, entry: RankedEntry, facts: Facts, *, executed: bool = True,
     failure: str | None = None,
 ) -> Facts:  # fmt: skip
     """The facts of a run after all ranks that take part were heard. ``failure``: why it is no recording although its
@@ -162,9 +177,9 @@ def agreed(
     return evolve(facts, dissent=Dissent(rank=rank, reason=reason))
 
 
-def _against(entry: Entry, plan: CapturePlan, failure: str | None) -> str | None:
+def _against(entry: RankedEntry, plan: CapturePlan, failure: str | None) -> str | None:
     """Why this rank runs the key eagerly from now on; None if it does not, or if another run may clear it."""
-    if may_settle(plan) and entry.differing_runs < RETRIES:
+    if plan.may_settle and entry.may_differ_again:
         return None
     findings = plan.findings_at_least(Severity.EAGER)
     if plan.outcome == "eager":

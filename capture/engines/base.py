@@ -1,4 +1,4 @@
-"""Backends: what the tree of recordings asks of an engine.
+"""What the tree of recordings asks of an engine.
 
 An engine owns one ``Pool`` a tree. It runs a body once as a recording, replays it into the same memory, and tells
 where outputs lie. The tree decides what runs when; a backend never does.
@@ -7,16 +7,17 @@ where outputs lie. The tree decides what runs when; a backend never does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 import torch
 from attrs import define, frozen
 
-from capture._call import Call
-from capture._describe import Described
-from capture._facts import Drift, SequenceChange
-from capture._follow import Expected
-from capture._watched import Watched
+from capture.core.facts import Drift, SequenceChange
+from capture.observe.described import DescribedRun
+from capture.observe.expectation import Expectation
+from capture.observe.run import ObservedRun
+from capture.state.call import Call
 
 Address = int
 
@@ -79,14 +80,14 @@ class Input:
     """Leaves of one group share memory and are staged together."""
     managed: Block | None = None
     is_bound: bool = False
-    """A static one that may be elsewhere in every call: see ``Recording.follow``."""
+    """A static one that may be elsewhere in every call: see ``Recording.bind_inputs``."""
     is_apart: bool = False
     """A static one on whose memory Python state holds tensors, too: the body sees it through a storage of its own, so
     that what it reads as the one is told from what it reads as the other. They may part in later calls."""
 
 
 @frozen(kw_only=True)
-class Followed:
+class BoundInput:
     """An argument that a recording reads where each call has it."""
 
     position: int
@@ -151,11 +152,11 @@ class Recording(Protocol):
         did not move.
         """
 
-    def follow(self, inputs: Sequence[Followed]) -> frozenset[str]:
+    def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
         """From now on every replay reads and writes these arguments, static so far, where its call has them. Gives the
         paths of those that the engine knows how to ``rebind``; the others stay as they are."""
 
-    def users(self, paths: Sequence[str]) -> list[str]:
+    def kernels_using(self, paths: Sequence[str]) -> list[str]:
         """Names of the kernels known to use these tensors."""
 
     def release(self) -> None:
@@ -166,9 +167,9 @@ class Recording(Protocol):
 class Recorded:
     """What recording gave: the watched run, its facts, and either a recording or the reason there is none."""
 
-    watched: Watched | None
+    watched: ObservedRun | None
     """None if the body was not reached."""
-    described: Described | None
+    described: DescribedRun | None
     recording: Recording | None
     failure: str | None = None
     blocks: tuple[Block | None, ...] = ()
@@ -219,6 +220,9 @@ class Pool(Protocol):
         """Make exactly these blocks taken, each until its storage dies; all others are free. They were taken in
         ``layout``, what the recording that is followed left; None at the root."""
 
+    def device_guard(self) -> AbstractContextManager[object] | None:
+        """Makes the pool's device the current one for the length of a block; None where nothing has to be done."""
+
     def is_tidy(self) -> bool:
         """No memory is taken that nobody tracks."""
 
@@ -243,6 +247,12 @@ class Backend(Protocol):
 
     name: str
     """``cpu``, ``cuda:0``."""
+    has_own_memory: bool
+    """The device has memory beside the host's."""
+    executes_recording_runs: bool
+    """A recording run of a body that ran before is a call. Else it only captures one, which a replay makes happen."""
+    rebinds_to_pool: bool
+    """``Recording.rebind`` takes any tensor, one that lies in the pool as well."""
 
     @property
     def rebinds_tensors(self) -> bool:
@@ -257,62 +267,15 @@ class Backend(Protocol):
     def record(
         self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
-        expected: Expected | None = None,
+        expected: Expectation | None = None,
     ) -> Recorded:  # fmt: skip
-        """Run the body of ``call`` once, in the pool, as a recording. ``undo``: keep what ``_watched.undo`` needs
+        """Run the body of ``call`` once, in the pool, as a recording. ``undo``: keep what ``observe.run.undo`` needs
         and leave the caller's mutated arguments alone. ``warm``: the body ran eagerly before in this process.
         ``moving``: paths of tensors in Python state that are others in the next call. ``generators``: all that the
         body may draw from, beside the default ones. ``expected``: what a watched run told; an engine may take that for
         known, and stop where the body does anything else (``Recorded.followed``).
 
         If ``executed``, the run is the call: its effects on the caller's tensors, generators and Python state have
-        happened afterwards, once, and its result is in the returned ``Watched``, also where ``recording`` is None.
+        happened afterwards, once, and its result is in the returned ``ObservedRun``, also where ``recording`` is None.
         Else only the body's Python has run.
         """
-
-
-_backends: dict[str, Callable[[torch.device], Backend]] = {}
-_made: dict[str, Backend] = {}
-
-
-def register(device_type: str, factory: Callable[[torch.device], Backend]) -> None:
-    """Provide the engines for a device type; the factory gets the device.
-
-    Raises ``ValueError`` if the type has one, or it is in use already.
-    """
-    if any(name.partition(":")[0] == device_type for name in _made):
-        raise ValueError(f"the backend for {device_type!r} is in use; register before the first captured call")
-    if device_type in _backends:
-        raise ValueError(f"device type {device_type!r} has a backend already")
-    _backends[device_type] = factory
-
-
-def backend_for(device: torch.device) -> Backend | None:
-    """The engine for a device, or None. A device without a number is the current one."""
-    index: int | None = device.index  # whatever the stub says
-    if device.type == "cuda" and index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    name = str(device)
-    if name not in _made:
-        factory = _backends.get(device.type)
-        if factory is None:
-            return None
-        _made[name] = factory(device)
-    return _made[name]
-
-
-def _cpu(_: torch.device) -> Backend:
-    from capture.backends.cpu import CpuBackend
-
-    return CpuBackend()
-
-
-def _cuda(device: torch.device) -> Backend:
-    from capture.backends.cuda import CudaBackend
-
-    return CudaBackend(device)
-
-
-register("cpu", _cpu)
-if torch.backends.cuda.is_built() and torch.version.cuda is not None:
-    register("cuda", _cuda)

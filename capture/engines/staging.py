@@ -1,4 +1,4 @@
-"""Staging: own buffers in the pool for copied inputs, and fresh aliases for managed ones. Every engine uses it.
+"""Own buffers in the pool for copied inputs, and fresh aliases for managed ones. Every engine uses it.
 
 A buffer has its input's strides and its address modulo 64, so that kernels take the same paths as in eager. Inputs
 that share memory, or whose own elements do, are staged as the bytes they span.
@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from attrs import define, evolve, field
 
-from capture._call import Call
-from capture._tensors import same_bits, span_bytes
-from capture.backends import Block, Geometry, Input
+from capture.engines.base import Block, Geometry, Input
+from capture.key.tensor_meta import same_bits, span_bytes
+from capture.state.call import Call
 
 ALIGNMENT = 64  # bytes; what torch's CPU allocator gives, and a divisor of what its CUDA allocator gives
 
@@ -33,7 +33,7 @@ class StagingPool(Protocol):
 
 
 @define
-class Single:
+class SingleInput:
     """One input with a buffer of its own. ``back``: the buffer is copied back after every replay. ``lent``: it is not,
     but code got it that may write it without a word."""
 
@@ -45,7 +45,7 @@ class Single:
 
 
 @define
-class Group:
+class InputGroup:
     """Inputs staged together: ``nbytes`` from the first one's first byte on, ``lead`` bytes into the storage."""
 
     members: list[int]
@@ -81,8 +81,8 @@ class Staging:
     """How the inputs of one recording reach it. ``replacements``: what the body gets instead, by position."""
 
     replacements: dict[int, torch.Tensor] = field(factory=dict)
-    singles: list[Single] = field(factory=list)
-    groups: list[Group] = field(factory=list)
+    singles: list[SingleInput] = field(factory=list)
+    groups: list[InputGroup] = field(factory=list)
     managed: dict[Block, torch.UntypedStorage] = field(factory=dict)
     """The storage through which the body sees each managed block."""
 
@@ -165,7 +165,7 @@ def _stage(pool: StagingPool, staging: Staging, one: Input, leaf: torch.Tensor) 
     block, storage = pool.take(span_bytes(leaf) + lead)
     staged = over(storage, evolve(Geometry.of(leaf), offset=lead // leaf.element_size()))
     staging.replacements[one.position] = staged
-    staging.singles.append(Single(one.position, block, staged, one.how == "copy-back"))
+    staging.singles.append(SingleInput(one.position, block, staged, one.how == "copy-back"))
 
 
 def _stage_group(pool: StagingPool, staging: Staging, members: list[Input], leaves: Sequence[Any]) -> None:
@@ -181,7 +181,7 @@ def _stage_group(pool: StagingPool, staging: Staging, members: list[Input], leav
             shift = (lead + tensor.data_ptr() - begin) // tensor.element_size()
             staged[id(tensor)] = over(storage, evolve(Geometry.of(tensor), offset=shift))
         staging.replacements[one.position] = staged[id(tensor)]
-    staging.groups.append(Group([one.position for one in members], nbytes, lead, block, storage, back))
+    staging.groups.append(InputGroup([one.position for one in members], nbytes, lead, block, storage, back))
 
 
 def dense_enough(tensor: torch.Tensor) -> bool:
@@ -217,7 +217,7 @@ def _put_back(theirs: torch.Tensor, ours: torch.Tensor) -> None:
         theirs.copy_(ours)
 
 
-def _spans(leaves: Sequence[Any], group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+def _spans(leaves: Sequence[Any], group: InputGroup) -> tuple[torch.Tensor, torch.Tensor]:
     """The bytes that a group of tensors spans, gaps included: the caller's and the buffer's."""
     first = min((leaves[position] for position in group.members), key=torch.Tensor.data_ptr)
     offset = int(first.storage_offset()) * first.element_size()

@@ -1,37 +1,22 @@
-"""Module checks: are the modules that a recording relies on as they were, beside their tensors?
+"""Module guards: the modules that a recording relies on are as they were, beside their tensors.
 
-Conditions on submodules, hooks, ``forward`` and plain values that the body read, of objects near it, too, as text for
-the check.
+Submodules, hooks, ``forward`` and plain values that the body read, of objects near it, too.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from attrs import frozen
 
-from capture._attribute_reads import Reads, near_objects
-from capture._named import MISSING, same_value
-from capture._state import Snapshot
-
-Name = Callable[[Any], str]
-"""Gives a value a name in the scope of the check."""
-
-
-def has(own: dict[str, Any], wanted: tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]) -> bool:
-    """A dict has none of some names, and these values."""
-    absent, there = wanted
-    for name in absent:
-        if name in own:
-            return False
-    for name, value in there:  # loops: generators take three times as long
-        found = own[name]
-        if found is not value and not same_value(found, value):
-            return False
-    return True
+from capture.guards.guard import Guard, itself, members
+from capture.key.code_names import MISSING, same_value
+from capture.state.attribute_reads import Reads, near_objects
+from capture.state.snapshot import Snapshot
+from capture.state.source import Source
 
 
 @frozen
@@ -56,85 +41,91 @@ def kept(value: Any) -> Any:
 
 
 def module_ids(before: Snapshot) -> tuple[int, ...]:
-    """``id`` of the attributes of each module: a check keeps those alive, so that they stay unique."""
+    """``id`` of the attributes of each module: guards keep those alive, so that they stay unique."""
     return tuple([id(module.__dict__) for module in before.modules])
+
+
+def _modules(before: Snapshot) -> Iterator[tuple[torch.nn.Module, str]]:
+    """All modules, with their paths."""
+    return zip(before.modules, [source.path for source, _ in before.tables], strict=True)
 
 
 def values_of(before: Snapshot, reads: Reads) -> list[Value]:
     """The values that bodies read, as they are now."""
     found = []
-    modules = zip(before.modules, [place.path for place, _ in before.tables], strict=True)
-    for holder, path in (*modules, *near_objects(before)):
+    for holder, path in (*_modules(before), *near_objects(before)):
         absent, there = reads.of(holder)
         pairs = [*((name, MISSING) for name in absent), *there]
         found += [Value(weakref.ref(holder), name, f"{path}.{name}", kept(one)) for name, one in pairs]
     return found
 
 
-def _of_values(name_of: Name, module: torch.nn.Module, reads: Reads) -> list[str]:
-    """Conditions on what the body reads of a module beside tensors and submodules, and on its own ``forward``."""
+def _of_module(module: torch.nn.Module, path: str, reads: Reads) -> list[Guard]:
+    """What the body reads of a module beside tensors and submodules, and its own ``forward``."""
     own = module.__dict__
     absent, there = reads.of(module)
     if "forward" in own:  # a captured instance, which its own __dict__ would keep alive
-        held = f"{name_of(weakref.ref(module))}().__dict__.get"
-        terms = [f"{held}('forward') is not None"]
-        terms += [f"{held}({name!r}, MISSING) is {name_of(value)}" for name, value in there if name != "forward"]
+        held = weakref.ref(module)
+        found = [Guard("present", Source("weak", held, "forward", f"{path}.forward"))]
+        values = [(name, value) for name, value in there if name != "forward"]
+        found += [Guard("value", Source("weak", held, name, f"{path}.{name}"), value) for name, value in values]
     elif not (absent or there):
-        terms = [f"'forward' not in {name_of(own)}"]  # in a third of the time, without C
+        found = [Guard("absent", Source("item", own, "forward", f"{path}.forward"))]
     else:
-        terms = [_has(name_of, own, ("forward", *absent), there)]
+        found = [members(own, path, ("forward", *absent), there)]
         tables = (module._parameters, module._buffers, module._modules) if absent else ()
-        terms += [_has(name_of, table, absent, ()) for table in tables]
-    return terms + _of_members(name_of, there)
+        found += [members(table, path, absent, ()) for table in tables]
+    return found + _of_members(there, path)
 
 
-def _has(name_of: Name, own: dict[Any, Any], absent: Iterable[str], there: Iterable[tuple[Any, Any]]) -> str:
-    return f"has({name_of(own)}, {name_of((tuple(absent), tuple(there)))})"
-
-
-def _of_members(name_of: Name, there: list[tuple[str, Any]]) -> list[str]:
-    """Conditions on what is in the small lists and dicts among these values."""
-    terms = []
-    for _, value in there:
-        if type(value) in (dict, list):
-            table = name_of(value)
-            terms.append(f"len({table}) == {len(value)}")
-            if type(value) is dict:
-                terms.append(_has(name_of, value, (), value.items()))
-            else:
-                terms += [f"{table}[{index}] is {name_of(one)}" for index, one in enumerate(value)]
-    return terms
-
-
-def conditions(name_of: Name, before: Snapshot, reads: Reads) -> list[str]:
-    """One for each module, and a few for all."""
+def _of_members(there: list[tuple[str, Any]], path: str) -> list[Guard]:
+    """What is in the small lists and dicts among these values."""
     found = []
-    forwards = {type(module): type(module).forward for module in before.modules}
-    if forwards:
-        found.append(" and ".join(f"{name_of(kind)}.forward is {name_of(f)}" for kind, f in forwards.items()))
-    without = []  # a tuple of empty dicts is looked at fastest
-    for module in before.modules:
-        terms = _of_values(name_of, module, reads)
-        children = name_of(module._modules) if module._modules else ""
-        if children:
-            terms.append(f"len({children}) == {len(module._modules)}")
-            terms += [f"{children}[{k!r}] is {name_of(v)}" for k, v in module._modules.items()]
-        for table in (module._parameters, module._buffers):
-            absent = [key for key, value in table.items() if value is None]
-            if absent:
-                name = name_of(table)
-                terms += [f"{name}[{key!r}] is None" for key in absent]
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            if hooks:
-                terms.append(f"len({name_of(hooks)}) == {len(hooks)}")
+    for name, value in there:
+        if type(value) in (dict, list):
+            place = f"{path}.{name}"
+            found.append(Guard("length", itself(value, place), len(value)))
+            if type(value) is dict:
+                found.append(members(value, place, (), value.items()))
             else:
-                without.append(hooks)
-        found.append(" and ".join(terms))
-    if without:
-        found.append(f"not any({name_of(tuple(without))})")
-    for holder, _ in near_objects(before):
+                members_of = enumerate(value)
+                found += [Guard("value", Source("item", value, at, f"{place}[{at}]"), one) for at, one in members_of]
+    return found
+
+
+def _of_tables(module: torch.nn.Module, path: str, empty: list[Any]) -> list[Guard]:
+    """Its submodules, parameters and buffers that are None, and hooks. ``empty``: gets the containers without any."""
+    found = []
+    children = module._modules
+    if children:
+        found.append(Guard("length", itself(children, f"{path}._modules"), len(children)))
+        found.append(members(children, f"{path}._modules", (), children.items()))
+    for table in (module._parameters, module._buffers):
+        absent = [key for key, value in table.items() if value is None]
+        found += [Guard("value", Source("item", table, key, f"{path}.{key}")) for key in absent]
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        if hooks:
+            found.append(Guard("length", itself(hooks, f"forward hooks of {path}"), len(hooks)))
+        else:
+            empty.append(hooks)
+    return found
+
+
+def state_guards(before: Snapshot, reads: Reads) -> list[Guard]:
+    """Guards on all modules and near objects that a body can reach."""
+    forwards = {type(module): type(module).forward for module in before.modules}
+    found = [
+        Guard("value", Source("attribute", kind, "forward", f"{kind.__qualname__}.forward"), forward)
+        for kind, forward in forwards.items()
+    ]
+    empty: list[Any] = []
+    for module, path in _modules(before):
+        found += _of_module(module, path, reads)
+        found += _of_tables(module, path, empty)
+    if empty:  # one guard for all is made and looked at fastest
+        found.append(Guard("empty", itself(tuple(empty), "forward hooks")))
+    for holder, path in near_objects(before):
         absent, there = reads.of(holder)
         if absent or there:
-            terms = [_has(name_of, holder.__dict__, absent, there), *_of_members(name_of, there)]
-            found.append(" and ".join(terms))
+            found += [members(holder.__dict__, path, absent, there), *_of_members(there, path)]
     return found

@@ -1,4 +1,4 @@
-"""Cuts: where a graph of ``torch.fx`` has to be cut, as no recording holds what comes there, and why.
+"""Where a graph of ``torch.fx`` has to be cut, as no recording holds what comes there, and why.
 
 Read from the nodes alone; nothing runs. What is missed here, such as what a submodule does, shows when a piece is
 watched, and the piece then runs eagerly.
@@ -15,9 +15,11 @@ import torch
 from attrs import frozen
 from torch.fx.node import map_arg
 
-from capture import _containers, _higher_order
-from capture._errors import AnnotationError
-from capture._operators import Traits, shape_depends_on_data, tensors_in, tensors_out, traits
+from capture.core.errors import AnnotationError
+from capture.key import pytree
+from capture.observe import higher_order
+from capture.observe.operator_schema import OperatorTraits, shape_depends_on_data, tensors_in, tensors_out, traits
+from capture.torch_private.devices import ACCELERATOR_METHODS
 
 Graph = torch.fx.GraphModule
 Node = torch.fx.Node
@@ -30,7 +32,8 @@ _SIZES = frozenset([
 ])  # fmt: skip
 _READS = frozenset(["tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__len__", "data_ptr"])
 _SHAPES = frozenset(["unique", "unique_consecutive", "masked_select"])
-_COPIES = frozenset(["to", "cpu", "cuda", "_to_copy", "copy_", "type"])
+_TO_DEVICE = ACCELERATOR_METHODS | {"cpu"}
+_COPIES = _TO_DEVICE | {"to", "_to_copy", "copy_", "type"}
 _INDEXES = frozenset(["getitem", "setitem", "index", "index_put", "index_put_"])
 _MASKS = frozenset([
     "gt", "ge", "lt", "le", "eq", "ne", "isnan", "isinf", "isfinite", "isclose", "isin", "logical_not", "logical_and",
@@ -45,20 +48,20 @@ NO_WORK = "it has views and numbers alone: nothing to record"
 
 
 @frozen
-class Look:
+class GraphInfo:
     """What is known of the nodes of one graph before it runs."""
 
     module: Graph
     values: dict[Node, Any]
     """A tensor, fake or real, a number, or what else stands for the node's result."""
-    home: str | None
+    device: str | None
     """The device of the graph; None where nothing tells."""
 
     @classmethod
-    def at(cls, gm: Graph, example_inputs: Sequence[Any], home: str | None = None) -> Look:
-        """Look at a graph, or at one inside another that is at home there."""
+    def at(cls, gm: Graph, example_inputs: Sequence[Any], device: str | None = None) -> GraphInfo:
+        """Read a graph; ``device``: of the graph that it lies in."""
         values: dict[Node, Any] = {}
-        given = iter(leaf for example in example_inputs for _, leaf in _containers.leaves(example))
+        given = iter(leaf for example in example_inputs for _, leaf in pytree.leaves(example))
         for node in gm.graph.nodes:
             value = next(given, None) if node.op == "placeholder" else None
             value = attribute(gm, node.target) if node.op == "get_attr" else value
@@ -66,7 +69,7 @@ class Look:
         tensors = [tensor for value in values.values() for tensor in tensors_out(value)]
         devices = [_device(tensor.device) for tensor in (*tensors, *gm.parameters(), *gm.buffers())]
         accelerator = next((device for device in devices if device not in ("cpu", "meta")), None)
-        return cls(gm, values, home or accelerator or next(iter(devices), None))
+        return cls(gm, values, device or accelerator or next(iter(devices), None))
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What a node is called with, as far as it is known."""
@@ -81,7 +84,7 @@ class Look:
 
 
 @frozen
-class Run:
+class Partition:
     """Consecutive nodes that belong together."""
 
     nodes: tuple[Node, ...]
@@ -94,26 +97,26 @@ class Run:
         return "; ".join(self.reasons) or None
 
 
-def runs(look: Look, never: Never | None) -> list[Run]:
+def partitions(info: GraphInfo, never: Never | None) -> list[Partition]:
     """All nodes that call something, in order, cut where a recording has to end."""
-    nodes = [node for node in look.module.graph.nodes if node.op.startswith("call_")]
-    reasons = {node: _given_reason(never, node) or _reason(node, look) for node in nodes}
+    nodes = [node for node in info.module.graph.nodes if node.op.startswith("call_")]
+    reasons = {node: _given_reason(never, node) or _reason(node, info) for node in nodes}
     cut = []
     for _, group in itertools.groupby(nodes, lambda node: reasons[node] is None):
         part = tuple(group)
         why = tuple(dict.fromkeys(reason for node in part if (reason := reasons[node])))
-        cut.append(Run(part, why or ((NO_WORK,) if all(_is_view(node, look) for node in part) else ())))
-    found: list[Run] = []
-    for recorded, several in itertools.groupby(cut, lambda run: not run.reasons):
+        cut.append(Partition(part, why or ((NO_WORK,) if all(_is_view(node, info) for node in part) else ())))
+    found: list[Partition] = []
+    for recorded, several in itertools.groupby(cut, lambda part: not part.reasons):
         together = list(several)
-        found += together if recorded else [whole(together)]
+        found += together if recorded else [joined(together)]
     return found
 
 
-def whole(several: Sequence[Run]) -> Run:
-    """Runs that go as they are, as one."""
-    reasons = dict.fromkeys(reason for run in several for reason in run.reasons if reason != NO_WORK)
-    return Run(tuple(node for run in several for node in run.nodes), tuple(reasons) or (NO_WORK,))
+def joined(several: Sequence[Partition]) -> Partition:
+    """Partitions that run as they are, as one."""
+    reasons = dict.fromkeys(reason for part in several for reason in part.reasons if reason != NO_WORK)
+    return Partition(tuple(node for part in several for node in part.nodes), tuple(reasons) or (NO_WORK,))
 
 
 def _given_reason(never: Never | None, node: Node) -> str | None:
@@ -125,29 +128,29 @@ def _given_reason(never: Never | None, node: Node) -> str | None:
     return reason
 
 
-def _reason(node: Node, look: Look) -> str | None:
+def _reason(node: Node, info: GraphInfo) -> str | None:
     """Why this node is no part of a recording; None if nothing is known against it."""
     if node.op == "call_module":
-        return _reason_inside(node, look)
+        return _reason_inside(node, info)
     name, target = _function_name(node), node.target
     if name in _LASTING:
         return f"{name} changes a mode for what comes after"
     if getattr(target, "namespace", None) == "higher_order":
-        opened = name == "invoke_subgraph" or name in _higher_order.OPENED
+        opened = name == "invoke_subgraph" or name in higher_order.OPENED
         return None if opened else f"{name} is a higher-order operator, which runs whole"
     if target in _CONVERSIONS:
-        is_number = all(isinstance(look.values.get(one), _NUMBERS) for one in node.all_input_nodes)
+        is_number = all(isinstance(info.values.get(one), _NUMBERS) for one in node.all_input_nodes)
         return None if is_number else f"{name} reads tensor values on the host"
     if node.op == "call_function" and not _is_torchs(target):
         return f"{name} is a Python function, no operator"
-    return _reason_of_values(name, node, look) or _reason_of_devices(name, node, look)
+    return _reason_of_values(name, node, info) or _reason_of_devices(name, node, info)
 
 
-def _reason_inside(node: Node, look: Look) -> str | None:
-    module = look.module.get_submodule(str(node.target))
+def _reason_inside(node: Node, info: GraphInfo) -> str | None:
+    module = info.module.get_submodule(str(node.target))
     if not isinstance(module, Graph):
         return None
-    inner = Look.at(module, map_arg(node.args, look.values.get), look.home)
+    inner = GraphInfo.at(module, map_arg(node.args, info.values.get), info.device)
     reasons = [_reason(one, inner) for one in module.graph.nodes if one.op.startswith("call_")]
     found = next((reason for reason in reasons if reason), None)
     return None if found is None else f"in {node.target}: {found}"
@@ -171,14 +174,14 @@ def _is_torchs(target: Any) -> bool:
 
 
 @functools.cache
-def _overloads(name: str) -> tuple[Traits, ...]:
+def _overloads(name: str) -> tuple[OperatorTraits, ...]:
     """Traits of aten's operators of this name that give new results."""
     packet = getattr(torch.ops.aten, name, None) if name not in _SIZES else None
     found = packet.overloads() if packet is not None else ()
     return tuple(traits(getattr(packet, overload)) for overload in found if "out" not in overload)
 
 
-def _candidates(node: Node) -> tuple[Traits, ...]:
+def _candidates(node: Node) -> tuple[OperatorTraits, ...]:
     """The operator that a node calls, or all those it may call."""
     if isinstance(node.target, _OVERLOAD):
         return (traits(node.target),) if traits(node.target).base not in _SIZES else ()
@@ -187,15 +190,15 @@ def _candidates(node: Node) -> tuple[Traits, ...]:
     return () if getattr(node.target, "__module__", None) == "_operator" else _overloads(_function_name(node))
 
 
-def _reason_of_values(name: str, node: Node, look: Look) -> str | None:
-    known, found = look.arguments(node), _candidates(node)
+def _reason_of_values(name: str, node: Node, info: GraphInfo) -> str | None:
+    known, found = info.arguments(node), _candidates(node)
     shown = found[0].name if isinstance(node.target, _OVERLOAD) and found else name
     if name in _READS or (found and all(one.reads_host for one in found)):
         return f"{shown} reads tensor values on the host"
     if found and all(one.unsafe for one in found):
         return f"{shown} is tagged as unsafe for graphs"
     follows = found and all(shape_depends_on_data(one, *known) for one in found)
-    if name in _INDEXES and any(look.is_mask(one) for one in _indices(node)):
+    if name in _INDEXES and any(info.is_mask(one) for one in _indices(node)):
         return f"the shape of what {shown} works on follows from the values of a mask"
     if follows or name in _SHAPES or (name == "where" and len(node.args) + len(node.kwargs) == 1):
         return f"the shape of {shown}'s result follows from values"
@@ -208,21 +211,21 @@ def _indices(node: Node) -> Iterator[Node]:
     return iter(rest)
 
 
-def _reason_of_devices(name: str, node: Node, look: Look) -> str | None:
-    args, kwargs = look.arguments(node)
-    tensors = [*tensors_in(args, kwargs), *tensors_out(look.values.get(node))]
-    places = {_device(tensor.device) for tensor in tensors} | set(_named_devices(name, node))
-    if len(places) > 1:
+def _reason_of_devices(name: str, node: Node, info: GraphInfo) -> str | None:
+    args, kwargs = info.arguments(node)
+    tensors = [*tensors_in(args, kwargs), *tensors_out(info.values.get(node))]
+    sources = {_device(tensor.device) for tensor in tensors} | set(_named_devices(name, node))
+    if len(sources) > 1:
         verb = "copies between" if name in _COPIES else "works on several devices:"
-        return f"{name} {verb} {', '.join(sorted(places))}"
-    if look.home is not None and places - {look.home}:
+        return f"{name} {verb} {', '.join(sorted(sources))}"
+    if info.device is not None and sources - {info.device}:
         verb = "copies to" if name in _COPIES else "works on"
-        return f"{name} {verb} {places.pop()}, beside {look.home}"
+        return f"{name} {verb} {sources.pop()}, beside {info.device}"
     return None
 
 
 def _named_devices(name: str, node: Node) -> Iterator[str]:
-    if name in ("cpu", "cuda") and node.op == "call_method":
+    if name in _TO_DEVICE and node.op == "call_method":
         yield _device(torch.device(name))
     for value in (*node.args, *node.kwargs.values()):
         if isinstance(value, torch.device):
@@ -235,12 +238,12 @@ def _device(device: torch.device) -> str:
     return device.type if device.type in ("cpu", "meta") else f"{device.type}:{device.index or 0}"
 
 
-def _is_view(node: Node, look: Look) -> bool:
+def _is_view(node: Node, info: GraphInfo) -> bool:
     """Runs nothing on a device, as far as is known without running it."""
     name, found = _function_name(node), _candidates(node)
     if node.op == "call_module":
         return not node.users  # such as the checks of an exported module
-    if isinstance(look.values.get(node), _NUMBERS):
+    if isinstance(info.values.get(node), _NUMBERS):
         return True
     if name == "getitem":
         return not any(True for _ in _indices(node))

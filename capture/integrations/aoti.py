@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from capture import _torch_private_aoti as private
-from capture._errors import AnnotationError
-from capture._torch_private_aoti import EntryPoint
+from capture.core.errors import AnnotationError
+from capture.torch_private import aoti as private
+from capture.torch_private.aoti import EntryPoint
 
 
 def entry_point(model: Callable[..., Any]) -> EntryPoint:

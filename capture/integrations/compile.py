@@ -18,18 +18,19 @@ from typing import Any, Literal
 import torch
 from attrs import define, field, frozen
 
-from capture import _torch_private_compile as private
-from capture import _where
-from capture._annotate import annotate
-from capture._bind import make_binder
-from capture._decorate import Handle, adopted, hand_back
-from capture._errors import AnnotationError
-from capture._facts import Where
-from capture._fast import MISS
-from capture._named import NamedKey
-from capture._runtime import Captured
-from capture._torch_private import CAPABILITIES, dispatch_mode_depth
-from capture._trees import Home, at_home, home
+from capture.api.decorator import Handle, adopted, hand_back
+from capture.core.errors import AnnotationError
+from capture.core.facts import CodeLocation
+from capture.core.options import annotate
+from capture.key.signature import make_binder
+from capture.native import MISS
+from capture.observe import source_location
+from capture.runtime import dispatch
+from capture.runtime.captured import Captured
+from capture.runtime.fast_path import Shortcuts
+from capture.torch_private import compiler_backend as private
+from capture.torch_private.capabilities import CAPABILITIES, dispatch_mode_depth
+from capture.tree.thread_trees import ThreadState, acting_for, thread_state
 
 Graph = torch.fx.GraphModule
 Part = Literal["inference", "forward", "backward"]
@@ -88,12 +89,12 @@ class _Compiled:
     options: dict[str, Any]
     given: dict[str, bool]
     """Dynamo's names of the inputs; True for parameters."""
-    defined_at: Where | None
+    defined_at: CodeLocation | None
     names: dict[str, str] = field(factory=dict)
     """By AOTAutograd's name of an input of the forward pass: Dynamo's."""
     static: dict[str, bool] = field(factory=dict)
     """Nodes of the forward pass on memory that keeps its address; True for inputs, False for views of them."""
-    homes: dict[int, Home] = field(factory=dict)
+    threads: dict[int, ThreadState] = field(factory=dict)
     """Where forward passes ran, by thread."""
 
     @classmethod
@@ -110,7 +111,7 @@ class _Compiled:
             node.name: isinstance(value, torch.nn.Parameter)
             for node, value in zip(_placeholders(graph), inputs, strict=True)
         }
-        where = _where.of_function(code) if code is not None else None
+        where = source_location.of_function(code) if code is not None else None
         name = options.pop("name", None) or _name_of(graph, code)
         return cls(f"{name} [{private.compile_id()}]", options, given, where)
 
@@ -126,7 +127,7 @@ class _Compiled:
         run = _seen_first(graph, self._captured(graph, "forward", self._of_forward(graph)))
 
         def boxed(values: list[Any]) -> Any:
-            self.homes[threading.get_ident()] = home()
+            self.threads[threading.get_ident()] = thread_state()
             return run(*values)
 
         return private.boxed(boxed)
@@ -141,10 +142,10 @@ class _Compiled:
             return private.boxed(lambda values: run(*values))
 
         def boxed(values: list[Any]) -> Any:
-            if len(self.homes) != 1:
+            if len(self.threads) != 1:
                 return run(*values)
-            (there,) = self.homes.values()
-            with at_home(there):
+            (there,) = self.threads.values()
+            with acting_for(there):
                 return run(*values)
 
         return private.boxed(boxed)
@@ -182,10 +183,11 @@ class _Compiled:
         body = _body(graph)
 
         def make() -> Captured:
-            captured = Captured(annotation, body, binder, NamedKey(), None)
-            captured.keeps_plans = False  # a plan is found again by the source of a function
-            captured.is_backward = part == "backward"
-            return captured
+            return Captured(
+                annotation, body, binder, Shortcuts(),
+                keeps_plans=False,  # a plan is found again by the source of a function
+                is_backward=part == "backward",
+            )  # fmt: skip
 
         handle = Handle(annotation, body, binder, make=make)
         run = _alone(handle, make) if inputs.owner is None else _of_owner(handle, inputs.owner, inputs.by_storage)
@@ -215,7 +217,7 @@ def _alone(handle: Handle, make: Callable[[], Captured]) -> Callable[..., Any]:
 
     def run(*inputs: Any) -> Any:
         result = straight(*inputs)
-        return single(*inputs) if result is MISS else result
+        return dispatch.call(single, inputs, {}) if result is MISS else result
 
     return run
 
@@ -226,14 +228,14 @@ def _of_owner(handle: Handle, position: int, by_storage: bool) -> Callable[..., 
     def run(*inputs: Any) -> Any:
         owner = inputs[position].untyped_storage() if by_storage else inputs[position]
         result = straight(owner, inputs)
-        return of(owner)(*inputs) if result is MISS else result
+        return dispatch.call(of(owner), inputs, {}) if result is MISS else result
 
     return run
 
 
 def _name_of(graph: Graph, code: types.CodeType | None) -> str:
     """The compiled function's name; that of the module's class where torch's own forward is compiled."""
-    if code is None or not _where.is_users(code.co_filename):
+    if code is None or not source_location.is_users(code.co_filename):
         return private.outermost_module(graph) or (code.co_qualname if code is not None else "graph")
     return _RESUMED.sub(r"\1:\2", code.co_qualname)
 
@@ -265,6 +267,6 @@ def _body(graph: Graph) -> Callable[..., Any]:
     def body(*inputs: Any) -> Any:
         return forward(constants, *inputs)
 
-    _where.note_generated(file, {line: (one.file, one.line, one.function) for line, one in lines.items()})
-    weakref.finalize(body, _where.forget_generated, file).atexit = False
+    source_location.note_generated(file, {line: (one.file, one.line, one.function) for line, one in lines.items()})
+    weakref.finalize(body, source_location.forget_generated, file).atexit = False
     return body

@@ -19,13 +19,25 @@ from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 from typing_extensions import override
 
-from capture import _api, _report, _where
-from capture._annotate import annotate
-from capture._api import Recordings
-from capture._decorate import capture, captured_state
-from capture._errors import AnnotationError, CaptureWarning, UncapturableError
-from capture._findings import Finding, Severity
-from capture.integrations._cuts import NO_WORK, Graph, Look, Never, Node, Run, attribute, runs, whole
+from capture.api import inspect as _inspect
+from capture.api.decorator import capture, captured_state
+from capture.api.inspect import Recordings
+from capture.core.errors import AnnotationError, CaptureWarning, UncapturableError
+from capture.core.findings import Finding, Severity
+from capture.core.options import annotate
+from capture.integrations._partition import (
+    NO_WORK,
+    Graph,
+    GraphInfo,
+    Never,
+    Node,
+    Partition,
+    attribute,
+    joined,
+    partitions,
+)
+from capture.observe import source_location
+from capture.reporting import text as _text
 
 _INPUT, _TARGET = "capture_input", "capture_target"
 """Where a copy of a node keeps what the node was."""
@@ -66,14 +78,14 @@ class CapturedGraph:
 
     def recordings(self) -> tuple[Recordings, ...]:
         """Counters and findings of the captured pieces, in order."""
-        return tuple(_api.recordings(piece.function) for piece in self.pieces if piece.captured)
+        return tuple(_inspect.recordings(piece.function) for piece in self.pieces if piece.captured)
 
     def release(self) -> None:
         """Destroy all recordings now, as before a process group goes. Later calls run the plain module."""
         self._run = self.module
         for piece in self.pieces:
             if piece.captured:
-                _api.release(piece.function)
+                _inspect.release(piece.function)
 
     def __enter__(self) -> CapturedGraph:
         return self
@@ -109,12 +121,12 @@ def capture_graph_module(
     """
     _check(gm, options)
     title = str(options.pop("name", None) or type(gm).__name__)
-    look = Look.at(gm, example_inputs)
+    info = GraphInfo.at(gm, example_inputs)
     static = _static_inputs(gm, static_input_indices)
-    cut = runs(look, never)
+    cut = partitions(info, never)
     if any(not run.reasons for run in cut):
         return _assembled(gm, title, cut, static, options)
-    rest = whole(cut)
+    rest = joined(cut)
     findings = () if rest.reason == NO_WORK else (_finding(title, rest, options.get("fallback")),)
     return CapturedGraph(gm, (Piece(title, len(rest.nodes), rest.reason),), findings, run=gm)
 
@@ -137,7 +149,7 @@ def _static_inputs(gm: Graph, positions: Sequence[int]) -> frozenset[str]:
     return frozenset(given[position].name for position in positions)
 
 
-def _finding(title: str, rest: Run, fallback: str | None) -> Finding:
+def _finding(title: str, rest: Partition, fallback: str | None) -> Finding:
     """Say that all of a graph runs eagerly, and why."""
     finding = Finding(
         code="CG202",
@@ -148,14 +160,14 @@ def _finding(title: str, rest: Run, fallback: str | None) -> Finding:
         fix=("call the graph module itself  (no cost)", "use operators that stay on the device  (no cost)"),
     )
     if fallback == "error":
-        raise UncapturableError(_report.format_finding(finding, function=title), (finding,))
-    text = _report.format_finding(finding, function=title, now="runs eagerly")
-    warnings.warn(text, CaptureWarning, stacklevel=_where.stack_level())
+        raise UncapturableError(_text.format_finding(finding, function=title), (finding,))
+    text = _text.format_finding(finding, function=title, now="runs eagerly")
+    warnings.warn(text, CaptureWarning, stacklevel=source_location.stack_level())
     return finding
 
 
 def _assembled(
-    gm: Graph, title: str, cut: Sequence[Run], static: frozenset[str], options: dict[str, Any]
+    gm: Graph, title: str, cut: Sequence[Partition], static: frozenset[str], options: dict[str, Any]
 ) -> CapturedGraph:
     """Each run a function, and the module with a ``forward`` that calls them."""
     split, results = _split(gm, {node: number for number, run in enumerate(cut) for node in run.nodes})
@@ -297,11 +309,11 @@ def _name_lines(body: Callable[..., Any], part: Graph) -> None:
     """Have messages about the generated code name the user's lines, where tracing kept them."""
     if not any(node.stack_trace for node in part.graph.nodes):
         return
-    from capture import _torch_private_compile as private  # loads the compiler
+    from capture.torch_private import compiler_backend as private
 
     file, lines = private.lines_of(part)
-    _where.note_generated(file, {line: (one.file, one.line, one.function) for line, one in lines.items()})
-    weakref.finalize(body, _where.forget_generated, file).atexit = False
+    source_location.note_generated(file, {line: (one.file, one.line, one.function) for line, one in lines.items()})
+    weakref.finalize(body, source_location.forget_generated, file).atexit = False
 
 
 def _over(gm: Graph, forward: Any, functions: dict[str, Callable[..., Any]]) -> Callable[..., Any]:

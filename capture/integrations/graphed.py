@@ -15,14 +15,18 @@ from typing import Any, TypeVar, TypeVarTuple, overload
 import torch
 from attrs import define, frozen
 
-from capture import _changes, _containers, _observe, _warm, _watched
-from capture._api import recordings, warmup
-from capture._config import current, patch
-from capture._decorate import capture, captured_state
-from capture._errors import AnnotationError, CaptureError
-from capture._gradients import hooks_off, refuses
-from capture._host_reads import no_autocast_cache
-from capture._lock import capture_lock
+from capture.api.decorator import capture, captured_state
+from capture.api.inspect import recordings, warmup
+from capture.api.warmup import leaves_of
+from capture.core.config import current, patch
+from capture.core.errors import AnnotationError, CaptureError
+from capture.key import pytree
+from capture.observe import dispatch_mode
+from capture.observe import run as _run
+from capture.observe.capture_lock import capture_lock
+from capture.observe.gradient_uses import hooks_off, refuses
+from capture.observe.probes.host_reads import no_autocast_cache
+from capture.state import diff
 
 F = TypeVar("F", bound=Callable[..., Any])
 Ts = TypeVarTuple("Ts")
@@ -100,7 +104,7 @@ def make_graphed_callables(
 class _Given:
     """One callable and its sample arguments, as the caller gave them."""
 
-    place: str
+    source: str
     """``"callables"`` or ``"callables[1]"``, with its name; for messages."""
     target: Any
     args: tuple[Any, ...]
@@ -117,7 +121,7 @@ class _Part:
     """The captured function itself: hooks of a module run around it in real calls, and not here."""
     args: tuple[Any, ...]
     """The samples; those that need gradients stand in by leaves of their own on the same memory."""
-    watched: _watched.Watched | None = None
+    watched: _run.ObservedRun | None = None
     """The first run, which tells what there is to put back."""
 
     @classmethod
@@ -132,7 +136,7 @@ class _Part:
                 return value
             return own.setdefault(id(value), value.detach().requires_grad_())
 
-        return cls(given, made, run, _containers.replace_leaves(given.args, leaf_of))
+        return cls(given, made, run, pytree.replace_leaves(given.args, leaf_of))
 
     def watch(self) -> None:
         """Run it once, eagerly and watched, and undo that."""
@@ -140,22 +144,21 @@ class _Part:
         try:
             values = captured.binder.values(*self.args)
         except TypeError as error:
-            text = str(error).removeprefix("_values() ")
-            raise AnnotationError(f"{_NAME}: the sample arguments of {self.given.place} do not fit: {text}") from None
-        call = captured.call(values, _warm.leaves_of(values))
+            raise AnnotationError(f"{_NAME}: the sample arguments of {self.given.source} do not fit: {error}") from None
+        call = captured.call(values, leaves_of(values))
         with capture_lock:
-            watched = self.watched = _watched.run_watched(call, _observe.Watch(undo=True))
+            watched = self.watched = _run.run_watched(call, dispatch_mode.ObserveMode(undo=True))
         raised, watched.result, watched.error = watched.error, None, None
         self.put_back()
         if raised is not None:
-            raised.add_note(f"{_NAME} ran {self.given.place} with its sample arguments")
+            raised.add_note(f"{_NAME} ran {self.given.source} with its sample arguments")
             raise raised
 
     def put_back(self) -> None:
         """Undo what runs since the first one wrote: tensors, Python state, generators."""
         if self.watched is not None:
-            self.watched.changed = _changes.changes(self.watched.before)
-            _watched.undo(self.watched)
+            self.watched.changed = diff.changes(self.watched.before)
+            _run.undo(self.watched)
             self.watched.changed = []
 
     def differentiable(self) -> dict[int, tuple[str, torch.Tensor]]:
@@ -203,7 +206,7 @@ def _run_eagerly(part: _Part, num_iters: int, allow_unused: bool) -> None:
         unused = [name for key, (name, _) in needed.items() if name and gradients and gradients[key] is None]
         if unused and not allow_unused:
             raise UnusedInputError(
-                f"{_NAME}: no result of {part.given.place} depends on {', '.join(sorted(unused))}, which need "
+                f"{_NAME}: no result of {part.given.source} depends on {', '.join(sorted(unused))}, which need "
                 "gradients: these would be None in every backward pass. Call requires_grad_(False) on "
                 "what is meant to get none, or pass allow_unused_input=True"
             )
@@ -241,18 +244,18 @@ def _step(parts: Sequence[_Part], *, fed: bool) -> None:
 
 def _fed(args: tuple[Any, ...], result: Any) -> tuple[Any, ...] | None:
     """These arguments with a result in place of the first ones; None where its tensors are of another kind."""
-    results = [leaf for _, leaf in _containers.leaves(result)]
-    samples = [leaf for _, leaf in _containers.leaves(args)][: len(results)]
+    results = [leaf for _, leaf in pytree.leaves(result)]
+    samples = [leaf for _, leaf in pytree.leaves(args)][: len(results)]
     if not results or [_kind(one) for one in results] != [_kind(one) for one in samples] or None in map(_kind, results):
         return None
     rest = iter(results)
-    fed: tuple[Any, ...] = _containers.replace_leaves(args, lambda leaf: next(rest, leaf))
+    fed: tuple[Any, ...] = pytree.replace_leaves(args, lambda leaf: next(rest, leaf))
     return fed
 
 
 def _kind(leaf: Any) -> tuple[Any, ...] | None:
     """What a recording has frozen of a tensor; None for what is no plain one."""
-    if type(leaf) not in _containers.TENSOR_TYPES or leaf.layout is not torch.strided:
+    if type(leaf) not in pytree.TENSOR_TYPES or leaf.layout is not torch.strided:
         return None
     return leaf.dtype, leaf.shape, leaf.stride(), leaf.device, leaf.requires_grad
 
@@ -260,7 +263,7 @@ def _kind(leaf: Any) -> tuple[Any, ...] | None:
 def _gradients(results: Sequence[Any], needed: dict[int, tuple[str, torch.Tensor]]) -> dict[int, torch.Tensor | None]:
     """One backward pass from all results to what needs gradients, by ``id``; nothing is accumulated. Empty where no
     result needs gradients."""
-    leaves = [leaf for result in results for _, leaf in _containers.leaves(result) if isinstance(leaf, torch.Tensor)]
+    leaves = [leaf for result in results for _, leaf in pytree.leaves(result) if isinstance(leaf, torch.Tensor)]
     ends = list({id(leaf): leaf for leaf in leaves if leaf.requires_grad}.values())
     wanted = [one for _, one in needed.values()]
     if not ends or not wanted:
@@ -293,24 +296,24 @@ def _given(callables: Any, sample_args: Any) -> list[_Given]:
         )
     found = []
     for index, (target, args) in enumerate(zip(callables, sample_args, strict=True)):
-        place = f"callables[{index}]"
+        source = f"callables[{index}]"
         if not callable(target):
-            raise AnnotationError(f"{_NAME}: {place} is a {_type(target)}; give a module or a function")
+            raise AnnotationError(f"{_NAME}: {source} is a {_type(target)}; give a module or a function")
         same = [n for n, other in enumerate(callables[:index]) if other is target and _is_module(target)]
         if same:
             raise AnnotationError(
-                f"{_NAME}: {place} is callables[{same[0]}] again; name a module once, it may be called as often as you "
-                "like"
+                f"{_NAME}: {source} is callables[{same[0]}] again; name a module once, it may be called as often as "
+                "you like"
             )
-        found.append(_Given(f"{place} ({_title(target)})", target, _sample(f"sample_args[{index}]", args)))
+        found.append(_Given(f"{source} ({_title(target)})", target, _sample(f"sample_args[{index}]", args)))
     return found
 
 
-def _sample(place: str, args: Any) -> tuple[Any, ...]:
+def _sample(source: str, args: Any) -> tuple[Any, ...]:
     if isinstance(args, (tuple, list)):
         return tuple(args)
     raise AnnotationError(
-        f"{_NAME}: {place} is a {_type(args)}; give a tuple of positional arguments, as in (x,); a tensor alone would "
+        f"{_NAME}: {source} is a {_type(args)}; give a tuple of positional arguments, as in (x,); a tensor alone would "
         "be unpacked into its rows"
     )
 

@@ -1,7 +1,7 @@
-"""Names: the globals, closure cells and attribute chains that a function's own code mentions.
+"""The globals, closure cells and attribute chains that a function's own code mentions.
 
 Read from bytecode once per function. What deeper code reads of modules, and of objects near the body, is found while it
-is watched (``_attribute_reads``); what it reads elsewhere is not here: ``guards=`` is the answer to that.
+is watched (``state.attribute_reads``); what it reads elsewhere is not here: ``guards=`` is the answer to that.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from attrs import frozen
 from typing_extensions import override
 
-from capture._arrays import FROZEN, content, is_array_type
-from capture._bind import Unkeyable, identity_token, key_of
-from capture._containers import PLAIN_TYPES
+from capture.key.numpy_arrays import FROZEN, content, is_array_type
+from capture.key.pytree import PLAIN_TYPES
+from capture.key.signature import Unkeyable, identity_token, key_of
 
 RootKind = Literal["parameter", "global", "closure"]
 _OPENED = (torch.Tensor, list, tuple, dict)  # their members are in the key themselves
@@ -156,10 +156,10 @@ def root_value(chain: Chain, function: types.FunctionType) -> Any:
 
 def chain_value(chain: Chain, function: types.FunctionType) -> Any:
     """Current value at the end of a chain, ``MISSING`` where it breaks off."""
-    return _follow(root_value(chain, function), chain.attributes)
+    return _value_along(root_value(chain, function), chain.attributes)
 
 
-def _follow(value: Any, attributes: tuple[str, ...]) -> Any:
+def _value_along(value: Any, attributes: tuple[str, ...]) -> Any:
     for name in attributes:
         if value is MISSING:
             return MISSING
@@ -189,7 +189,7 @@ def part_of(value: Any, *, limit: int | None = _SMALL) -> Any:
 
 
 @frozen(eq=False)
-class Source:
+class NamedSource:
     """What a name's value is read from: item ``name`` of a dict, a cell, or item ``name`` of the ``__dict__`` of what a
     weak reference refers to. Where ``holder`` is None, whatever ``read`` looks at."""
 
@@ -204,7 +204,7 @@ class NamedKey:
 
     def __init__(self, parameters: tuple[str, ...] = ()) -> None:
         self._parameters = parameters
-        self._fixed: list[Source] = []
+        self._fixed: list[NamedSource] = []
         self._of_receiver: list[tuple[Callable[[Any], Any], str]] = []
         """With the name of one that is in the receiver's ``__dict__``, else nothing."""
         self._of_values: dict[int, list[tuple[str, ...]]] = {}
@@ -230,12 +230,12 @@ class NamedKey:
             found += [read(current) for read, _ in self._of_receiver]
         return found
 
-    def sources(self, receiver_of: Callable[[], Any]) -> list[Source]:
+    def sources(self, receiver_of: Callable[[], Any]) -> list[NamedSource]:
         """Where the values are read from, in the order of ``read``."""
         found = list(self._fixed)
         for read, name in self._of_receiver:
             holder = receiver_of if name and isinstance(receiver_of, weakref.ref) else None
-            found.append(Source(lambda read=read: read(receiver_of()), holder, name))  # type: ignore[misc]
+            found.append(NamedSource(lambda read=read: read(receiver_of()), holder, name))  # type: ignore[misc]
         return found
 
     def labels(self, values: tuple[Any, ...]) -> list[str]:
@@ -253,7 +253,7 @@ class NamedKey:
             found = holder()
             return MISSING if found is None else found.__dict__.get(name, MISSING)
 
-        self._fixed.append(Source(read, holder, name))
+        self._fixed.append(NamedSource(read, holder, name))
         self._names[0].append(path)
 
     def add(self, chain: Chain, function: types.FunctionType, receiver: Any, receiver_name: str | None) -> None:
@@ -298,10 +298,10 @@ def _unwrapped(function: Any) -> list[types.FunctionType]:
 def _object_part(value: Any, attributes: tuple[str, ...]) -> Any:
     if isinstance(value, torch.nn.Module) and (attributes[0] == "training" or attributes[0] in value._modules):
         return None
-    return part_of(_follow(value, attributes))
+    return part_of(_value_along(value, attributes))
 
 
-def _source(chain: Chain, function: types.FunctionType) -> Source | None:
+def _source(chain: Chain, function: types.FunctionType) -> NamedSource | None:
     root = root_value(chain, function)
     if chain.kind == "global" and root is MISSING:
         return None
@@ -312,13 +312,13 @@ def _source(chain: Chain, function: types.FunctionType) -> Source | None:
         return None
     if chain.kind == "global":
         scope = function.__globals__
-        source = Source(functools.partial(scope.get, chain.root, MISSING), scope, chain.root)
+        source = NamedSource(functools.partial(scope.get, chain.root, MISSING), scope, chain.root)
     elif chain.root in function.__code__.co_freevars and function.__closure__ is not None:
         cell = function.__closure__[function.__code__.co_freevars.index(chain.root)]
-        source = Source(_cell_reader(cell), cell)
+        source = NamedSource(_cell_reader(cell), cell)
     else:
         return None
-    return Source(lambda: _follow(source.read(), chain.attributes)) if chain.attributes else source
+    return NamedSource(lambda: _value_along(source.read(), chain.attributes)) if chain.attributes else source
 
 
 def _cell_reader(cell: types.CellType) -> Callable[[], Any]:
@@ -340,4 +340,4 @@ def _receiver_reader(attributes: tuple[str, ...], receiver: Any) -> tuple[Callab
             return None  # a method or property
     if len(attributes) == 1 and name in getattr(receiver, "__dict__", {}):
         return lambda current: current.__dict__.get(name, MISSING), name
-    return lambda current: _follow(current, attributes), ""
+    return lambda current: _value_along(current, attributes), ""

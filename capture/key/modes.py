@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from typing_extensions import override
 
-from capture import _torch_private, _torch_private_flags, _torch_private_modes
-from capture._fast import native
+from capture.torch_private import capabilities, switches
 
 
 class Ambient:
@@ -87,14 +86,13 @@ _local = _Local()
 _autocast_types = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
 _is_grad = torch.is_grad_enabled
 _is_inference = torch.is_inference_mode_enabled
-_dispatch_modes = _torch_private.dispatch_mode_depth
-_function_modes = _torch_private.function_mode_depth
-_function_mode = _torch_private.function_mode
-_transforms = _torch_private.functorch_interpreter
-_dual_level = _torch_private.dual_level
-_tracer = _torch_private.is_tracing
-_saved_hooks = _torch_private.saved_hooks
-_flags = _torch_private_flags.unguarded_flags
+_dispatch_modes = capabilities.dispatch_mode_depth
+_function_modes = capabilities.function_mode_depth
+_function_mode = capabilities.function_mode
+_transforms = capabilities.functorch_interpreter
+_dual_level = capabilities.dual_level
+_tracer = capabilities.is_tracing
+_saved_hooks = capabilities.saved_hooks
 
 
 def here() -> Here | None:
@@ -114,38 +112,29 @@ def here() -> Here | None:
     last = thread.readings[grad]
     if depth == last.depth and (not depth or _function_mode(0) is last.mode) and last.same():
         return last.here
-    if depth and not _torch_private.only_default_device_modes():
+    if depth and not capabilities.only_default_device_modes():
         return None
     return _read(thread, last)
 
 
-Term = tuple[Callable[..., object] | str, tuple[Any, ...], object]
-"""A function or the name of an attribute, the arguments or the one object, and what that gives."""
+def modes_like_now(device: str, more: Sequence[switches.Term]) -> Any:
+    """A function in C that tells whether ``more`` and what ``here`` looks at in this thread are as they are now.
 
-
-def terms(device: str) -> tuple[tuple[Term, ...], tuple[_torch_private_modes.Reader, ...]] | None:
-    """What ``here`` looks at in this thread, with what it gives now, but for switches that change nothing on this kind
-    of device; and functions of torch's. None where the modes are not compared by those alone."""
+    Left out are switches that change nothing on this kind of device, and what turns dispatch keys on or off
+    (transforms, tracers, inference mode): the comparison of a call's tensors sees those. It sees dispatch modes too,
+    but for those that Dynamo ignores, as a watch is one. None where the modes are not compared by these alone."""
     thread, grad, depth = _local.thread, _is_grad(), _function_modes()
     last = thread.readings[grad]
     if last.check is _never or depth != last.depth or depth > 1:
         return None
-    found: list[Term] = [("inside", (thread,), 0)]
-    if hasattr(*_torch_private.DUAL_LEVEL):
-        holder, name = _torch_private.DUAL_LEVEL
+    found: list[switches.Term] = [("inside", (thread,), 0), (_dispatch_modes, (), 0)]
+    if hasattr(*capabilities.DUAL_LEVEL):
+        holder, name = capabilities.DUAL_LEVEL
         found.append((name, (holder,), -1))
     found += [(_saved_hooks, (True,), None)] if grad else []
+    found += [(_function_modes, (), depth)]
     found += [(_function_mode, (0,), last.mode)] if depth else []
-    in_c = _torch_private_modes.readers(device)
-    if in_c is not None:
-        return tuple(found), (*in_c, *_torch_private_modes.dispatch_keys(device))
-    found += [
-        (_dispatch_modes, (), 0), (_transforms, (), None), (_tracer, (), None), (_is_grad, (), grad),
-        (_is_inference, (), _is_inference()), (_function_modes, (), depth), (last.check, (), True),
-    ]  # fmt: skip
-    calls = _torch_private_flags.flag_calls(device)
-    found += [(function, arguments, function(*arguments)) for function, arguments in calls]
-    return tuple(found), ()
+    return switches.modes_like_now([*more, *found, *switches.thread_terms(last.check)], device)
 
 
 def foreign() -> str | None:
@@ -180,8 +169,7 @@ NAMES = (
 
 def ambient() -> Ambient:
     """The modes in force now, free of addresses and the same in every process."""
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        _torch_private_flags.settle()
+    switches.settle()
     autocast = tuple(
         (kind, torch.get_autocast_dtype(kind)) for kind in _autocast_types if torch.is_autocast_enabled(kind)
     )
@@ -194,7 +182,9 @@ def ambient() -> Ambient:
         torch.get_default_dtype(),
         torch.get_default_device(),
         torch.get_num_threads(),
-        tuple(["ieee" if flag == "none" else flag for flag in _flags()]),  # what an untouched precision means
+        tuple(
+            ["ieee" if flag == "none" else flag for flag in switches.switch_values()]
+        ),  # what an untouched precision means
     )
     return _known.setdefault(values, Ambient(values))
 
@@ -204,16 +194,14 @@ def _read(thread: _Thread, last: _Reading) -> Here:
     last.here = thread.known.setdefault(now, Here(now))
     depth = _function_modes()
     last.depth, last.mode = (depth, _function_mode(0) if depth else None) if depth < 2 else (-1, None)
-    if _torch_private.CAPABILITIES.global_state_guard:
-        last.check = _torch_private.GlobalStateGuard().check
+    if capabilities.CAPABILITIES.global_state_guard:
+        last.check = capabilities.GlobalStateGuard().check
         last.same = _comparison(last.check)
     return last.here
 
 
 def _comparison(check: Callable[[], bool]) -> Callable[[], bool]:
-    cpu, cuda = _torch_private_modes.readers("cpu"), _torch_private_modes.readers("cuda")
-    if cpu is not None and cuda is not None:
-        modes: Callable[[], bool] = native.Modes((), tuple(dict.fromkeys((*cpu, *cuda))))
-        return modes
-    inference, flags = _is_inference(), _flags()
-    return lambda: check() and _is_inference() is inference and _flags() == flags
+    """Compares what ``check`` does, inference mode, and all switches with what they are now."""
+    others = (check, (), True), (_is_inference, (), _is_inference())
+    same: Callable[[], bool] = switches.modes_like_now(others)
+    return same

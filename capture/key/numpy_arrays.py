@@ -1,5 +1,5 @@
-"""Arrays: what is written in place, as environments do with NumPy arrays of observations, as parts of a key. Nothing
-tells of such writes: what is compared is the content."""
+"""NumPy arrays as parts of a key. They are written in place, as environments do with observations, and nothing tells of
+such writes: what is compared is the content."""
 
 from __future__ import annotations
 

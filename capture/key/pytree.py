@@ -1,4 +1,4 @@
-"""Containers: open the structures that calls take and return, and close them again around other leaves.
+"""Open the structures that calls take and return, and close them again around other leaves.
 
 Opened are tuples, lists, dicts, namedtuples, dataclasses, attrs classes, the types registered with torch's pytree, and
 tensors that hold other tensors, such as a ``DTensor``. ``torch.utils`` treats a plain dataclass as a leaf, so tensors
@@ -16,8 +16,8 @@ from typing import Any
 import attrs
 import torch
 
-from capture import _torch_private
-from capture._torch_private_subclass import is_wrapper, open_wrapper
+from capture.torch_private import capabilities
+from capture.torch_private.subclasses import is_wrapper, open_wrapper
 
 TENSOR_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 PLAIN_TYPES = frozenset({
@@ -82,7 +82,7 @@ def is_container(value: object) -> bool:
         return True
     if kind is torch.Size or isinstance(value, (torch.Tensor, torch.nn.Module, type)):
         return False
-    return field_names(kind) is not None or _torch_private.is_registered_container(kind)
+    return field_names(kind) is not None or capabilities.is_registered_container(kind)
 
 
 def children(value: Any) -> list[Child]:
@@ -97,8 +97,8 @@ def children(value: Any) -> list[Child]:
     if kind is Shell or is_wrapper(kind):
         shell = value if kind is Shell else Shell.of(value)
         return [(f".{name}", member) for name, member in zip(shell.names, shell.members, strict=True)]
-    if _torch_private.is_registered_container(kind):
-        members, _ = _torch_private.open_registered(value)
+    if capabilities.is_registered_container(kind):
+        members, _ = capabilities.open_registered(value)
         names = list(value.keys()) if isinstance(value, dict) else range(len(members))
         return [(f".{name}", member) for name, member in zip(names, members, strict=False)]
     names_of_fields = field_names(kind) or ()
@@ -153,9 +153,9 @@ def close(value: Any, members: list[Any]) -> Any:
         return closed
     if kind is Shell or is_wrapper(kind):
         return (value if kind is Shell else Shell.of(value)).around(members)
-    if _torch_private.is_registered_container(kind):
-        _, spec = _torch_private.open_registered(value)
-        return _torch_private.close_registered(members, spec)
+    if capabilities.is_registered_container(kind):
+        _, spec = capabilities.open_registered(value)
+        return capabilities.close_registered(members, spec)
     closed = copy.copy(value)
     names = [suffix[1:] for suffix, _ in children(value)]
     for name, member in zip(names, members, strict=True):

@@ -1,8 +1,7 @@
-"""Bind: one call -> the values of all parameters, their dynamic leaves and the arguments' part of the key.
+"""One call -> the values of all parameters, their dynamic leaves and the arguments' part of the key.
 
-Binding is a function generated once per signature, so that the interpreter itself matches positional, keyword,
-defaulted and variadic arguments (``inspect.Signature.bind`` takes 5 us, this under 1). The key holds metadata,
-never values, of tensors and generators, and the value of everything else.
+The C module binds, by a signature that is taken apart once: ``inspect.Signature.bind`` takes 5 us, this 0.1. The key
+holds metadata, never values, of tensors and generators, and the value of everything else.
 """
 
 from __future__ import annotations
@@ -19,9 +18,11 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from capture import _arrays, _containers, _torch_private
-from capture._torch_private_distributed import progress_of, sharding_of
-from capture._torch_private_subclass import is_wrapper
+from capture.key import numpy_arrays, pytree
+from capture.native import native
+from capture.torch_private import capabilities
+from capture.torch_private.distributed import progress_of, sharding_of
+from capture.torch_private.subclasses import is_wrapper
 
 Key = tuple[Any, ...]
 Leaf = Any  # a torch.Tensor or a torch.Generator
@@ -33,7 +34,7 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 @frozen(kw_only=True)
 class Binder:
-    """Generated for one signature. ``values(*args, **kwargs)`` gives one value a parameter, in order."""
+    """Made for one signature. ``values(*args, **kwargs)`` gives one value a parameter, in order."""
 
     names: tuple[str, ...]
     values: Callable[..., tuple[Any, ...]]
@@ -47,54 +48,23 @@ class Binder:
 
 
 def make_binder(signature: inspect.Signature) -> Binder:
-    """Generate the binder; the signature of a method without its receiver. Default values are shared, not copied."""
-    declared: list[str] = []
-    passed: list[str] = []
-    returned: list[str] = []
-    scope: dict[str, Any] = {}
-    positional_only = keyword_only = variadic = False
-    for index, parameter in enumerate(signature.parameters.values()):
-        local = parameter.name
-        if positional_only and parameter.kind is not parameter.POSITIONAL_ONLY:
-            declared.append("/")
-            positional_only = False
-        positional_only = positional_only or parameter.kind is parameter.POSITIONAL_ONLY
-        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
-            if not variadic:
-                declared.append("*")
-            keyword_only = True
-        default = ""
-        if parameter.default is not parameter.empty:
-            scope[f"_default_{index}"] = parameter.default
-            default = f"=_default_{index}"
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            variadic = True
-            declared.append(f"*{local}")
-            passed.append(f"*v[{index}]")
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            declared.append(f"**{local}")
-            passed.append(f"**v[{index}]")
-        else:
-            declared.append(local + default)
-            by_name = f"{local}=" if parameter.kind is parameter.KEYWORD_ONLY else ""
-            passed.append(f"{by_name}v[{index}]")
-        returned.append(local)
-    if positional_only:
-        declared.append("/")
-    body = "".join(f"{name}, " for name in returned)
-    source = (
-        f"def _values({', '.join(declared)}):\n    return ({body})\n"
-        f"def _call(_function, v):\n    return _function({', '.join(passed)})\n"
-    )
-    exec(compile(source, "<capture binder>", "exec"), scope)  # noqa: S102 - text made of parameter names only
-    kinds = {parameter.kind: parameter.name for parameter in signature.parameters.values()}
+    """The binder of a signature; of a method's without its receiver. Default values are shared, not copied."""
+    parameters = tuple(signature.parameters.values())
+    kinds = {parameter.kind: parameter.name for parameter in parameters}
     names = tuple(signature.parameters)
+    bound = native.Binder(
+        names,
+        tuple(parameter.kind for parameter in parameters),
+        tuple(parameter.default for parameter in parameters),
+        inspect.Parameter.empty,
+    )
+    variadic = inspect.Parameter.VAR_POSITIONAL in kinds
     return Binder(
         names=names,
-        values=scope["_values"],
-        call=scope["_call"],
-        positional=-1 if variadic else sum(one.kind in _BY_POSITION for one in signature.parameters.values()),
-        variadic=inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.VAR_KEYWORD in kinds,
+        values=bound,
+        call=bound.call,
+        positional=-1 if variadic else sum(parameter.kind in _BY_POSITION for parameter in parameters),
+        variadic=variadic or inspect.Parameter.VAR_KEYWORD in kinds,
         keywords=kinds.get(inspect.Parameter.VAR_KEYWORD),
     )
 
@@ -125,7 +95,7 @@ def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
             tensor.device,
             tensor.requires_grad,
             tensor.is_inference(),
-            "no memory" if _torch_private.is_zero_tensor(tensor) else tensor.is_conj() or tensor.is_neg(),
+            "no memory" if capabilities.is_zero_tensor(tensor) else tensor.is_conj() or tensor.is_neg(),
             tensor.data_ptr() & 63,  # kernels sum in another order on other alignments, so the staged copy keeps it
         )
     except RuntimeError:  # a sparse or nested tensor has no strides or no address
@@ -150,7 +120,7 @@ def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
 def _wrapper_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
     """Of a tensor that holds others: those, and all else it is made of, such as placements and the mesh. What is no
     value, as no hash tells, makes the call one without a key."""
-    shell = _containers.Shell.of(tensor)
+    shell = pytree.Shell.of(tensor)
     own = (shell.kind, shell.context, tuple(shell.others.values()), shell.shape, shell.stride, tensor.requires_grad)
     hash(own)
     return (own, *[key_of(member, leaves) for member in shell.members])
@@ -191,16 +161,16 @@ def _mapping_key(value: dict[Any, Any], leaves: list[Leaf]) -> Any:
 
 
 def _fields_key(value: Any, leaves: list[Leaf]) -> Any:
-    return (type(value), *[(suffix, key_of(member, leaves)) for suffix, member in _containers.children(value)])
+    return (type(value), *[(suffix, key_of(member, leaves)) for suffix, member in pytree.children(value)])
 
 
 def _registered_key(value: Any, leaves: list[Leaf]) -> Any:
-    members, spec = _torch_private.open_registered(value)
-    return (_torch_private.registered_key(spec), *[key_of(member, leaves) for member in members])
+    members, spec = capabilities.open_registered(value)
+    return (capabilities.registered_key(spec), *[key_of(member, leaves) for member in members])
 
 
 def _content_key(value: Any, leaves: list[Leaf]) -> Any:
-    found = _arrays.content(value)
+    found = numpy_arrays.content(value)
     if found is None:
         raise Unkeyable(f"large {type(value).__name__}")
     return found
@@ -324,7 +294,7 @@ def switches_of(module: torch.nn.Module) -> Switches:
     return _module_lists[token]
 
 
-_NAMES_NONE = _containers.PLAIN_TYPES | {types.BuiltinFunctionType, type}
+_NAMES_NONE = pytree.PLAIN_TYPES | {types.BuiltinFunctionType, type}
 
 
 def _names_no_module(module: torch.nn.Module) -> bool:
@@ -366,24 +336,24 @@ _PARTS: dict[type, KeyPart] = {
     OrderedDict: _mapping_key,
     defaultdict: _mapping_key,
     types.MethodType: _method_key,
-    **dict.fromkeys(_arrays.FROZEN, _content_key),
+    **dict.fromkeys(numpy_arrays.FROZEN, _content_key),
 }
 
 
 def _part_for(kind: type) -> KeyPart:
     if issubclass(kind, torch.Tensor):
         return _wrapper_key if is_wrapper(kind) else _odd_tensor_key
-    if issubclass(kind, (enum.Enum, type)) or kind in _containers.PLAIN_TYPES:
+    if issubclass(kind, (enum.Enum, type)) or kind in pytree.PLAIN_TYPES:
         return _typed
-    if _arrays.is_array_type(kind):
+    if numpy_arrays.is_array_type(kind):
         return _content_key
-    if _containers.is_namedtuple(kind):
+    if pytree.is_namedtuple(kind):
         return _sequence_key
     if issubclass(kind, torch.nn.Module):
         return module_key
-    if _torch_private.is_registered_container(kind):
+    if capabilities.is_registered_container(kind):
         return _registered_key
-    if _containers.field_names(kind) is not None:
+    if pytree.field_names(kind) is not None:
         return _fields_key
     hashing: object = kind.__hash__
     if hashing is not None and hashing is not object.__hash__ and not issubclass(kind, frozenset):

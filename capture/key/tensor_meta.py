@@ -1,8 +1,7 @@
-"""Tensors: metadata as plain data, the bytes a tensor spans, and comparing bits."""
+"""Metadata as plain data, the bytes a tensor spans, and comparing bits."""
 
 from __future__ import annotations
 
-import bisect
 import functools
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from capture._facts import TensorInfo
+from capture.core.facts import TensorInfo
 
 address_of = torch.Tensor.data_ptr
 _address_of_storage = torch.UntypedStorage.data_ptr
@@ -68,7 +67,8 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def alias_groups(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """Number of the group of tensors whose memory overlaps, None for a tensor that shares with nobody."""
+    """Number of the group of tensors whose memory overlaps, None for a tensor that shares with nobody. Groups are
+    numbered by their first tensor: which of them lies first in memory is chance, and must not tell two calls apart."""
     spans = []
     for position, tensor in enumerate(tensors):
         if tensor.layout is torch.strided and not tensor.is_nested and tensor.numel():
@@ -88,7 +88,8 @@ def alias_groups(tensors: Sequence[torch.Tensor]) -> list[int | None]:
         else:
             device, end = this, stop
         last = position
-    return groups
+    first: dict[int, int] = {}
+    return [None if group is None else first.setdefault(group, len(first)) for group in groups]
 
 
 def any_overlap(begins: Sequence[int], spans: Sequence[int]) -> bool:
@@ -154,13 +155,3 @@ def merged(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
             begins.append(begin)
             ends.append(end)
     return begins, ends
-
-
-def overlap_any(copied: tuple[tuple[int, int], ...], begins: list[int], ends: list[int], leaves: Sequence[Any]) -> bool:
-    """An argument shares memory with what the ranges cover. ``copied``: position and bytes of each."""
-    for position, nbytes in copied:
-        begin = leaves[position].data_ptr()
-        before = bisect.bisect_left(begins, begin + nbytes)  # ranges that begin before the argument's end
-        if nbytes and before and ends[before - 1] > begin:
-            return True
-    return False

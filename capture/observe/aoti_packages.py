@@ -1,4 +1,4 @@
-"""Packages: a call of a model that AOTInductor compiled, one operator of a watched body.
+"""A call of a model that AOTInductor compiled, one operator of a watched body.
 
 A loaded package is an opaque call: no dispatch mode sees all it runs. While a body is watched, the loader's methods are
 stood in for by ``capture::run_package``, which an engine records as it does any other operator.
@@ -17,16 +17,24 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from capture import _where
-from capture._annotate import Annotation
-from capture._facts import HostWork, Mutation, PackageRunner
-from capture._higher_order import HigherOrderMode
-from capture._operators import RUNS_PACKAGE
-from capture._syncs import unnoticed
-from capture._tensors import bytes_of, same_bits
-from capture._torch_private import unseen
-from capture._torch_private_aoti import UPDATES, Bindings, EntryPoint, Loader, bindings, entry_point, runs_on_device
-from capture._torch_private_cuda import is_capturing
+from capture.core.facts import HostWork, Mutation, PackageRunner
+from capture.core.options import Annotation
+from capture.key.tensor_meta import bytes_of, same_bits
+from capture.observe import source_location
+from capture.observe.higher_order import HigherOrderMode
+from capture.observe.operator_schema import RUNS_PACKAGE
+from capture.observe.probes.device_syncs import unnoticed
+from capture.torch_private.aoti import (
+    UPDATES,
+    EntryPoint,
+    Loader,
+    RunnerMethods,
+    entry_point,
+    runner_methods,
+    runs_on_device,
+)
+from capture.torch_private.capabilities import unseen
+from capture.torch_private.devices import is_capturing_now
 
 
 @define(eq=False)
@@ -95,9 +103,9 @@ def packages(watch: HigherOrderMode, user: Annotation, *, keep_undo: bool) -> It
 
 
 @functools.cache
-def _plain() -> Bindings | None:
+def _plain() -> RunnerMethods | None:
     """The loader's methods, found once, with nothing in their place; the operator that calls them is defined then."""
-    found = bindings()
+    found = runner_methods()
     if found is not None:
         _operator()
     return found
@@ -140,14 +148,14 @@ def _apart(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> l
     found: list[torch.Tensor] = []
     index: dict[int, int] = {}
     _views.last = []
-    for output, place in zip(outputs, at, strict=True):
-        shared = place != 0 and place not in given and at.count(place) > 1
-        if not shared or place not in index:
-            index[place] = len(found)
+    for output, source in zip(outputs, at, strict=True):
+        shared = source != 0 and source not in given and at.count(source) > 1
+        if not shared or source not in index:
+            index[source] = len(found)
             number = output.untyped_storage().nbytes() // output.element_size()
             found.append(output.as_strided((number,), (1,), 0) if shared else output)
         geometry = (output.dtype, output.shape, output.stride(), int(output.storage_offset())) if shared else None
-        _views.last.append((index[place], geometry))
+        _views.last.append((index[source], geometry))
     return found
 
 
@@ -168,33 +176,25 @@ def _see(
     watch: HigherOrderMode, user: Annotation, loader: Any, inputs: list[torch.Tensor], *, keep_undo: bool
 ) -> list[torch.Tensor]:
     package = _of(loader)
-    capturing = package.on_device and _is_capturing()
+    capturing = package.on_device and is_capturing_now()
     package.users[id(user)] = user
     if package.on_device and package.entry != "single-threaded":
-        runner = PackageRunner(entry=package.entry, where=_where.here())
+        runner = PackageRunner(entry=package.entry, where=source_location.user_location())
         if capturing:
             raise RuntimeError("the package cannot be captured")
-        if runner not in watch.notes.runners:
-            watch.notes.runners.append(runner)
+        if runner not in watch.trace.runners:
+            watch.trace.runners.append(runner)
     if capturing and not package.has_run:
         raise RuntimeError("the package did not run since it got its constants")
-    with unseen(), _unnoticed():
+    with unseen(), unnoticed():
         before = [] if capturing else [one.untyped_storage().clone() for one in inputs]
     outputs = _together(_operator()[1](inputs, package.number))
     package.has_run = package.has_run or not capturing
-    with unseen(), _unnoticed():
+    with unseen(), unnoticed():
         changed = [not _same(one, old) for one, old in zip(inputs, before, strict=False)]
     package.written.update(position for position, differs in enumerate(changed) if differs)
     _note_writes(watch, package, inputs, before if keep_undo else [])
     return outputs
-
-
-def _unnoticed() -> contextlib.AbstractContextManager[None]:
-    return unnoticed() if torch.cuda.is_initialized() else contextlib.nullcontext()
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_initialized() and is_capturing()
 
 
 def _same(tensor: torch.Tensor, before: torch.UntypedStorage) -> bool:
@@ -208,21 +208,21 @@ def _note_writes(
     what else the package was given is noted as lent."""
     for position, tensor in enumerate(inputs):
         storage = tensor.untyped_storage()
-        external = watch.notes.externals.get(id(storage))
+        external = watch.trace.externals.get(id(storage))
         if external is None:
             continue
-        watch.notes.lent.add(id(storage))
+        watch.trace.lent.add(id(storage))
         if position not in package.written or external.mutation is not None:
             continue
-        external.mutation = Mutation(evidence="version", op=RUNS_PACKAGE, where=_where.here())
+        external.mutation = Mutation(evidence="version", op=RUNS_PACKAGE, where=source_location.user_location())
         if before:
-            watch.notes.undo.append((external.tensor, before[position]))
+            watch.trace.undo.append((external.tensor, before[position]))
 
 
 def _of(loader: Any) -> Package:
     package = _known.get(loader)
     if package is None:
-        _follow_updates()
+        _watch_updates()
         on_device = runs_on_device(loader)
         entry = entry_point(loader) if on_device else "unknown"
         package = Package(next(_numbers), weakref.ref(loader), on_device, entry)
@@ -231,7 +231,7 @@ def _of(loader: Any) -> Package:
 
 
 @functools.cache
-def _follow_updates() -> None:
+def _watch_updates() -> None:
     """From now on a package that gets other constants is noticed: kernels of a recorded graph know the old ones."""
     for name in UPDATES:
         setattr(Loader, name, _updating(getattr(Loader, name), name))
@@ -242,7 +242,7 @@ def _updating(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     def update(loader: Any, *args: Any, **kwargs: Any) -> Any:
         package, watch = _known.get(loader), _watched.get(threading.get_ident())
         if watch is not None:
-            watch.notes.work.append(HostWork(op=name, kind="unsafe", where=_where.here()))
+            watch.trace.work.append(HostWork(op=name, kind="unsafe", where=source_location.user_location()))
         try:
             return original(loader, *args, **kwargs)
         finally:

@@ -1,4 +1,4 @@
-"""Lock: one body at a time is watched or recorded in a process."""
+"""One body at a time is watched or recorded in a process."""
 
 from __future__ import annotations
 

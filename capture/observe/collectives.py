@@ -1,4 +1,4 @@
-"""Collectives: what operators of ``torch.distributed`` do that their schemas do not say."""
+"""What operators of ``torch.distributed`` do that their schemas do not say."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from capture._containers import result_leaves
-from capture._torch_private_cuda import expandable_segments
-from capture._torch_private_distributed import group_of, groups_exist, wait_for_tensor, wait_for_work
+from capture.key.pytree import result_leaves
+from capture.torch_private.cuda import expandable_segments
+from capture.torch_private.distributed import group_of, groups_exist, wait_for_tensor, wait_for_work
 
 NAMESPACES = frozenset(["c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"])
 _LOCAL = frozenset(["wait_tensor", "_wrap_tensor_autograd", "check_for_nan"])

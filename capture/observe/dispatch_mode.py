@@ -1,7 +1,7 @@
-"""Observe: the operators of a run, as they come -> ``Notes``.
+"""The operators of a run, as they come -> ``RunTrace``.
 
-``Watch`` is a dispatch mode: it sees every operator, backward ones too. The recording run uses the same class with
-``execute`` replaced, so that a recording is checked by the same eyes.
+``ObserveMode`` is a dispatch mode: it sees every operator, backward ones too. The recording run uses the same class
+with ``execute`` replaced, so that a recording is checked by the same eyes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from typing import Any, Literal
 import torch
 from typing_extensions import override
 
-from capture import _operators, _where
-from capture._dropped import Dropped, keep
-from capture._facts import Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Unkeyed, Where
-from capture._generators import default_generator, default_generators
-from capture._higher_order import HigherOrderMode
-from capture._notes import External, Produced, Reshaped, scalars_of
-from capture._operators import (
-    Traits,
+from capture.core.facts import CodeLocation, Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Unkeyed
+from capture.key.tensor_meta import is_part_of_one, memory_of, nbytes_of, storage_of
+from capture.observe import operator_schema, source_location
+from capture.observe.higher_order import HigherOrderMode
+from capture.observe.operator_schema import (
+    OperatorTraits,
     looked_up,
     on_one_device,
     shape_depends_on_data,
@@ -30,13 +28,16 @@ from capture._operators import (
     traits,
     written,
 )
-from capture._state import Snapshot
-from capture._syncs import device_syncs
-from capture._tensors import is_part_of_one, memory_of, nbytes_of, storage_of
-from capture._torch_private import autocast_inside, generator_id
-from capture._torch_private_operators import is_higher_order, resolving_conjugates
-from capture._torch_private_subclass import is_wrapper, only_shapes
-from capture._unkeyed import COUNTING
+from capture.observe.probes.device_syncs import device_syncs
+from capture.observe.probes.metadata_reads import COUNTING
+from capture.observe.released_gradients import ReleasedGradients, keep
+from capture.observe.trace import External, Produced, Reshaped, scalars_of
+from capture.state.snapshot import Snapshot
+from capture.torch_private.capabilities import autocast_inside, generator_id
+from capture.torch_private.devices import captures_kernels
+from capture.torch_private.generators import default_generator, default_generators
+from capture.torch_private.operators import is_higher_order, resolving_conjugates
+from capture.torch_private.subclasses import is_wrapper, only_shapes
 
 _NOTHING = contextlib.nullcontext()
 _LEAST_ADDRESS = 1 << 16
@@ -44,7 +45,7 @@ _RESIZING = "UntypedStorage.resize_"
 _SEEDING = "seeding a generator, or setting its state,"
 
 
-class Watch(HigherOrderMode):
+class ObserveMode(HigherOrderMode):
     """Writes down what a body does. ``undo``: keep the first contents of all external memory it writes."""
 
     notes_attributes = True
@@ -60,7 +61,7 @@ class Watch(HigherOrderMode):
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
         self._operator: str | None = "code outside of operators"
-        self._at: Where | None = None
+        self._at: CodeLocation | None = None
         self.arguments: set[int] = set()
         """``id`` of the storages of the leaves the body was given."""
         self._leaves: list[tuple[str, weakref.ref[torch.Tensor]]] = []
@@ -81,7 +82,7 @@ class Watch(HigherOrderMode):
         self.arguments = {id(storage_of(leaf)) for _, leaf in tensors}
         self._leaves = [(path, weakref.ref(leaf)) for path, leaf in tensors]
         generators = [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
-        generators += [place.get() for place in self.before.generators.values()]
+        generators += [source.get() for source in self.before.generators.values()]
         for generator in (*default_generators(), *generators):
             self._drawn[generator_id(generator)] = (generator, generator.get_state())
 
@@ -94,8 +95,8 @@ class Watch(HigherOrderMode):
 
     def note_unsafe(self, op: str) -> None:
         """Note what no replay does again, and no operator tells of, once."""
-        if not any(one.op == op for one in self.notes.work):
-            self.notes.work.append(HostWork(op=op, kind="unsafe", where=_where.here()))
+        if not any(one.op == op for one in self.trace.work):
+            self.trace.work.append(HostWork(op=op, kind="unsafe", where=source_location.user_location()))
 
     def note_unkeyed(self, name: str, holder: torch.Tensor | torch.UntypedStorage) -> None:
         """The body asks a caller's tensor for what the next call may answer otherwise, and nothing checks. State that
@@ -108,36 +109,38 @@ class Watch(HigherOrderMode):
     def _note_unkeyed(self, name: str, kind: Literal["answer", "place", "beside"], storage: Any) -> None:
         """Whose storage it is. Nobody else's counts, such as what the body made."""
         given = [path for path, leaf in self._given() if storage_of(leaf) is storage]
-        if paths := given or [place.path for place, _ in self.before.owners(storage)]:
-            found = Unkeyed(name=name, kind=kind, paths=tuple(paths), where=_where.here())
-            if found not in self.notes.unkeyed:
-                self.notes.unkeyed.append(found)
+        if paths := given or [source.path for source, _ in self.before.owners(storage)]:
+            found = Unkeyed(name=name, kind=kind, paths=tuple(paths), where=source_location.user_location())
+            if found not in self.trace.unkeyed:
+                self.trace.unkeyed.append(found)
 
     def note_resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """A storage is about to get other memory. One that is empty before the body and after it, as those in which
         ``fully_shard`` gathers parameters, holds memory that the body makes and gives up again."""
-        produced = self.notes.produced.get(id(storage))
+        produced = self.trace.produced.get(id(storage))
         if produced is not None and produced.storage() is storage:
-            if storage.device.type == "cpu" and id(storage) not in self.notes.scratch:
+            if storage.device.type == "cpu" and id(storage) not in self.trace.scratch:
                 self._emptied.append(produced.storage)  # a tape goes on where the memory was
         elif storage.nbytes():
             self.note_unsafe(_RESIZING)
         else:
-            self.notes.scratch[id(storage)] = storage
+            self.trace.scratch[id(storage)] = storage
             metadata = (torch.uint8, (nbytes,), storage.device, False, torch.strided)
-            self.notes.produced[id(storage)] = Produced(weakref.ref(storage), _RESIZING, _where.here(), metadata)
+            self.trace.produced[id(storage)] = Produced(
+                weakref.ref(storage), _RESIZING, source_location.user_location(), metadata
+            )
 
     def dropping(self, versions: list[tuple[torch.Tensor, int]]) -> Callable[[torch.Tensor], object]:
         """What to do where the body drops a gradient; a recorder, which may have to give it back, leaves it alone."""
-        return keep if self.keep_undo else Dropped(self.before, versions).free
+        return keep if self.keep_undo else ReleasedGradients(self.before, versions).free
 
     def settle_scratch(self) -> None:
         """The run is over: storages that were empty before it have to be empty now."""
-        for key, storage in self.notes.scratch.items():
+        for key, storage in self.trace.scratch.items():
             if storage.nbytes():
                 self.note_unsafe(_RESIZING)
             else:
-                self.notes.produced.pop(key, None)
+                self.trace.produced.pop(key, None)
         if any((kept := one()) is None or kept.nbytes() for one in self._emptied):
             self.note_unsafe(_RESIZING)  # else they are kept, and empty: a first call makes them for all that follow
 
@@ -157,12 +160,12 @@ class Watch(HigherOrderMode):
             return NotImplemented  # it opens itself: its operators on plain tensors come next
         if is_higher_order(op):
             return self.higher_order(op, args, kwargs)
-        known, notes = traits(op), self.notes
+        known, trace = traits(op), self.trace
         if known.metadata == "storage" and len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
-            op, args = _operators.with_tensor(args)
+            op, args = operator_schema.with_tensor(args)
             known = traits(op)
         if known.base == "_efficientzerotensor":  # zeros without memory, as in the backward pass of ``sgn``
-            op, notes.plain = torch.ops.aten.zeros.default, False
+            op, trace.plain = torch.ops.aten.zeros.default, False
             known = traits(op)
         if known.unseen or only_shapes():
             return op(*args, **kwargs)
@@ -173,19 +176,19 @@ class Watch(HigherOrderMode):
         inputs = list(tensors_in(args, kwargs))
         storages, devices = list(map(storage_of, inputs)), {tensor.device for tensor in inputs}
         lifted = known.lifts  # torch.tensor(...): a constant, new memory on every run
-        plain, notes.plain = notes.plain and known.plain, False
+        plain, trace.plain = trace.plain and known.plain, False
         for tensor, storage in zip(inputs, storages, strict=True):
             if not lifted or self.before.is_within_reach(storage):
                 self._see_input(tensor, storage, known)
         if lifted and self._is_lent(inputs[0]):
-            self.notes.work.append(HostWork(op=known.name, kind="array", where=self._line()))
+            self.trace.work.append(HostWork(op=known.name, kind="array", where=self._line()))
         self._see_host(known, args, kwargs, inputs, devices)
         if known.collective or (known.base == "wait_tensor" and not self.made(inputs[0])):
-            self.notes.add_collective(op, known, (args, kwargs), inputs, self._line())
+            self.trace.add_collective(op, known, (args, kwargs), inputs, self._line())
         given: list[tuple[torch.Tensor, torch.Size]] = []
         if known.writes or known.norm is not None:
             self._see_writes(known, args, kwargs)
-            given += [(one, one.shape) for one in _operators.given_outs(known, kwargs) if not self.made(one)]
+            given += [(one, one.shape) for one in operator_schema.given_outs(known, kwargs) if not self.made(one)]
         states = self._states(kwargs, inputs) if known.draws else None
         self._operator = known.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         casting = [kind for kind in known.casts_inside if self.autocast.get(kind)] if known.casts_inside else ()
@@ -197,7 +200,7 @@ class Watch(HigherOrderMode):
             result = self.execute(op, args, kwargs)
         if given and any(tensor.shape != shape for tensor, shape in given):
             self.note_unsafe(f"{known.name} with an out= of another shape")
-        notes.plain = plain and not is_complex  # False stays where an operator raised: no sequence tells of that one
+        trace.plain = plain and not is_complex  # False stays where an operator raised: no sequence tells of that one
         if states is not None:
             self._see_draws(known, states, kwargs)
         if known.foreign or known.reaches:
@@ -205,41 +208,41 @@ class Watch(HigherOrderMode):
         made, among = False, set() if lifted else set(map(id, storages))
         for tensor in tensors_out(result):
             made = self._see_output(tensor, known, among) or made
-        notes.num_ops += made or bool(known.writes)
-        notes.sequence.append(known.name)
-        notes.scalars.append(scalars_of(known, args, kwargs, constant=self._made_constant(known, inputs)))
-        notes.lines.append(self._line())
+        trace.num_ops += made or bool(known.writes)
+        trace.sequence.append(known.name)
+        trace.scalars.append(scalars_of(known, args, kwargs, constant=self._made_constant(known, inputs)))
+        trace.lines.append(self._line())
         return result
 
-    def _line(self) -> Where | None:
+    def _line(self) -> CodeLocation | None:
         """The user's line that runs the present operator, looked up once for all that is noted of it."""
         if self._at is None:
-            self._at = _where.here()
+            self._at = source_location.user_location()
         return self._at
 
-    def _see_input(self, tensor: torch.Tensor, storage: Any, op: Traits) -> None:
-        produced = self.notes.produced.get(id(storage))
+    def _see_input(self, tensor: torch.Tensor, storage: Any, op: OperatorTraits) -> None:
+        produced = self.trace.produced.get(id(storage))
         if produced is not None and produced.storage() is storage:
             return
         if isinstance(storage, torch.UntypedStorage) and not nbytes_of(storage) and tensor.numel():
             return  # nothing is there to be read yet
-        self.notes.objects.add(id(tensor))
-        external = self.notes.externals.get(id(storage))
+        self.trace.objects.add(id(tensor))
+        external = self.trace.externals.get(id(storage))
         if external is None and id(storage) not in self.arguments and self.is_temporary(tensor):
             return
         if external is None:
-            self.notes.externals[id(storage)] = External(self._to_keep(tensor), storage, self._line())
-        if torch.is_grad_enabled() and tensor.requires_grad and op.base not in _operators.DETACHING:
+            self.trace.externals[id(storage)] = External(self._to_keep(tensor), storage, self._line())
+        if torch.is_grad_enabled() and tensor.requires_grad and op.base not in operator_schema.DETACHING:
             use = GradientUse(path=None, op=op.name, where=self._line())
-            self.notes.gradients.setdefault((id(storage), ""), use)
+            self.trace.gradients.setdefault((id(storage), ""), use)
 
     def _to_keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """What compiled code made is kept by an alias: autograd takes a gradient that nobody else has as it is."""
-        plain = tensor.device.type == "cuda" and tensor.layout is torch.strided and not tensor.is_nested
+        plain = captures_kernels(tensor.device) and tensor.layout is torch.strided and not tensor.is_nested
         return tensor.detach() if plain and not self.before.owners(tensor.untyped_storage()) else tensor
 
     def _see_host(
-        self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor],
+        self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor],
         there: set[torch.device],
     ) -> None:  # fmt: skip
         if op.reads_host:
@@ -247,12 +250,12 @@ class Watch(HigherOrderMode):
         elif shape_depends_on_data(op, args, kwargs):
             self.note_sync(op.name, data_dependent_shape=True)
         if op.unsafe or (op.metadata != "no" and inputs and not self.made(inputs[0])):
-            self.notes.work.append(HostWork(op=op.name, kind="unsafe", where=self._line()))
+            self.trace.work.append(HostWork(op=op.name, kind="unsafe", where=self._line()))
             if op.metadata != "no":
-                self.notes.reshaped.append(_shape_of(inputs[0]))
+                self.trace.reshaped.append(_shape_of(inputs[0]))
         if not there <= self._devices:
             self._devices |= there
-            self.notes.devices.update(map(str, there))
+            self.trace.devices.update(map(str, there))
         devices = {device.type for device in there}
         target = kwargs.get("device")
         crossing = len(devices) > 1 or (
@@ -262,7 +265,7 @@ class Watch(HigherOrderMode):
             return
         on_cpu = [one for one in inputs if one.device.type == "cpu" and one.dim() and not self._is_constant(one)]
         if on_cpu and not crossing:
-            self.notes.cpu_work.append(HostWork(op=op.name, kind="compute", where=self._line()))
+            self.trace.cpu_work.append(HostWork(op=op.name, kind="compute", where=self._line()))
         elif crossing and op.base in ("_to_copy", "copy_", "copy"):
             onto = torch.device(target) if target is not None else inputs[0].device
             if onto.type == "cpu":  # the other way round the engine keeps a copy on the device up to date
@@ -276,33 +279,33 @@ class Watch(HigherOrderMode):
         return device_syncs(self._note_device_sync, lambda: self._operator)
 
     def _note_device_sync(self, op: str) -> None:
-        where = _where.here()  # an operator that reads values was noted for its line before it ran
-        if where is None or not any(at[:2] == (where.file, where.line) for at in self.notes.syncs):
+        where = source_location.user_location()  # an operator that reads values was noted for its line before it ran
+        if where is None or not any(at[:2] == (where.file, where.line) for at in self.trace.syncs):
             self.note_sync(op)
 
     def note_hook(self, name: str) -> None:
         """Note a use of the autograd graph itself, once."""
-        if not self.notes.hooks:
-            self.notes.hooks.append((name, _where.here()))
+        if not self.trace.hooks:
+            self.trace.hooks.append((name, source_location.user_location()))
 
     def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
         """Note a host read, once a line."""
-        where = _where.here()
+        where = source_location.user_location()
         at = (where.file, where.line, data_dependent_shape) if where else (op, 0, data_dependent_shape)
-        self.notes.syncs.setdefault(at, HostSync(op=op, where=where, data_dependent_shape=data_dependent_shape))
+        self.trace.syncs.setdefault(at, HostSync(op=op, where=where, data_dependent_shape=data_dependent_shape))
 
-    def _see_writes(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _see_writes(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor, from_norm in written(op, args, kwargs):
-            external = self.notes.externals.get(id(storage_of(tensor)))
+            external = self.trace.externals.get(id(storage_of(tensor)))
             if op.base.startswith("_foreach_"):
-                self.notes.lists.add(id(storage_of(tensor)))
+                self.trace.lists.add(id(storage_of(tensor)))
             if external is None or external.mutation is not None:
                 continue
             evidence: MutationEvidence = "norm" if from_norm else "schema"
             external.mutation = Mutation(evidence=evidence, op=op.name, where=self._line())
             if self.keep_undo:
-                self.notes.undo.append((external.tensor, external.storage.clone()))
-                self.notes.reshaped.append(_shape_of(tensor))
+                self.trace.undo.append((external.tensor, external.storage.clone()))
+                self.trace.reshaped.append(_shape_of(tensor))
 
     def _given(self) -> list[tuple[str, torch.Tensor]]:
         return [(path, leaf) for path, one in self._leaves if (leaf := one()) is not None]
@@ -314,17 +317,17 @@ class Watch(HigherOrderMode):
         given = [leaf.untyped_storage() for _, leaf in self._given() if leaf.layout is torch.strided]
         return any(begin <= number < end for begin, end in map(memory_of, (*self.before.storages, *given)))
 
-    def _see_addresses(self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _see_addresses(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Memory that operators get by numbers. A copy of an argument lies elsewhere, with nothing beside it."""
         if op.reaches:
             seen = torch.as_strided(*args, **kwargs) if op.base == "as_strided_copy" else result
             given = [leaf for _, leaf in self._given() if storage_of(leaf) is storage_of(seen)]
             if given and not is_part_of_one(seen, given):
                 self._note_unkeyed(op.name, "beside", storage_of(seen))
-        elif any(map(self._is_address, _operators.numbers_in(args, kwargs))):
-            self.notes.work.append(HostWork(op=op.name, kind="address", where=self._line()))
+        elif any(map(self._is_address, operator_schema.numbers_in(args, kwargs))):
+            self.trace.work.append(HostWork(op=op.name, kind="address", where=self._line()))
 
-    def _made_constant(self, op: Traits, inputs: list[torch.Tensor]) -> torch.Tensor | None:
+    def _made_constant(self, op: OperatorTraits, inputs: list[torch.Tensor]) -> torch.Tensor | None:
         """The CPU tensor whose values the body itself made of Python values: a drift of them must be seen."""
         if not inputs or inputs[0].device.type != "cpu":  # under vmap torch makes a tensor of a number by ``_to_copy``
             return None
@@ -358,7 +361,9 @@ class Watch(HigherOrderMode):
             self.note_unsafe(_SEEDING)
         return generator, state
 
-    def _see_draws(self, op: Traits, before: tuple[torch.Generator, torch.Tensor], kwargs: dict[str, Any]) -> None:
+    def _see_draws(
+        self, op: OperatorTraits, before: tuple[torch.Generator, torch.Tensor], kwargs: dict[str, Any]
+    ) -> None:
         generator, state = before
         now = generator.get_state()
         if torch.equal(state, now):
@@ -367,33 +372,33 @@ class Watch(HigherOrderMode):
         name = "default" if kwargs.get("generator") is None else self.generators.get(generator_id(generator), "unknown")
         where = self._line()
         key = (name, op.name, where)
-        count = self.notes.draws[key].count + 1 if key in self.notes.draws else 1
+        count = self.trace.draws[key].count + 1 if key in self.trace.draws else 1
         device = str(generator.device)
-        self.notes.draws[key] = Draw(generator=name, device=device, op=op.name, count=count, where=where)
+        self.trace.draws[key] = Draw(generator=name, device=device, op=op.name, count=count, where=where)
 
-    def _see_output(self, tensor: torch.Tensor, op: Traits, input_storages: set[int]) -> bool:
+    def _see_output(self, tensor: torch.Tensor, op: OperatorTraits, input_storages: set[int]) -> bool:
         if tensor.device not in self._devices:
             self._devices.add(tensor.device)
-            self.notes.devices.add(str(tensor.device))
+            self.trace.devices.add(str(tensor.device))
         storage = storage_of(tensor)
         if id(storage) in input_storages:
             return False
-        self.notes.produced[id(storage)] = Produced.of(storage, tensor, op.name, self._line())
+        self.trace.produced[id(storage)] = Produced.of(storage, tensor, op.name, self._line())
         return True
 
     def note_made(self, tensor: torch.Tensor) -> None:
         """The tensor was made for the body, unseen."""
         storage = storage_of(tensor)
-        self.notes.produced[id(storage)] = Produced.of(storage, tensor, "capture", None)
+        self.trace.produced[id(storage)] = Produced.of(storage, tensor, "capture", None)
 
     def made(self, tensor: torch.Tensor) -> bool:
         """An operator of the body made this tensor's memory."""
-        produced = self.notes.produced.get(id(storage_of(tensor)))
+        produced = self.trace.produced.get(id(storage_of(tensor)))
         return produced is not None and produced.storage() is not None
 
     def alive(self) -> dict[int, Produced]:
         """Memory made by the body that is still in use."""
-        return {key: produced for key, produced in self.notes.produced.items() if produced.storage() is not None}
+        return {key: produced for key, produced in self.trace.produced.items() if produced.storage() is not None}
 
 
 def _shape_of(tensor: torch.Tensor) -> Reshaped:

@@ -1,4 +1,4 @@
-"""Follow: a recording run of which a watched run told everything already.
+"""A recording run of which a watched run told everything already.
 
 Most recordings come right after a watched run of the same key. Such a run has to be the same again: the same operators
 with the same Python values on memory that is known. Then the facts of the watched run hold for it, and only the
@@ -12,19 +12,20 @@ from collections.abc import Callable, Sequence
 import torch
 from attrs import frozen
 
-from capture import _torch_private
-from capture._call import Call
-from capture._containers import TENSOR_TYPES, result_leaves
-from capture._describe import Classifier, Described, Implicit, effects_of, output_info
-from capture._facts import Facts, Mutation, OutputInfo
-from capture._notes import External
-from capture._state import Snapshot
-from capture._tensors import alias_groups
-from capture._watched import Watched
+from capture.core.facts import Facts, Mutation, OutputInfo
+from capture.key.pytree import TENSOR_TYPES, result_leaves
+from capture.key.tensor_meta import alias_groups
+from capture.observe.described import DescribedRun, ImplicitInput
+from capture.observe.facts_builder import Classifier, effects_of, output_info
+from capture.observe.run import ObservedRun
+from capture.observe.trace import External
+from capture.state.call import Call
+from capture.state.snapshot import Snapshot
+from capture.torch_private import capabilities
 
 
 @frozen(eq=False)
-class Expected:
+class Expectation:
     """What a recording has to do again."""
 
     facts: Facts
@@ -35,20 +36,20 @@ class Expected:
     same_kind: Callable[..., bool]
     """Tells whether other implicit inputs have the metadata of these."""
     unread: frozenset[str]
-    """See `Described`."""
+    """See `DescribedRun`."""
 
 
-def expected(watched: Watched, described: Described) -> Expected | None:
+def expected(watched: ObservedRun, described: DescribedRun) -> Expectation | None:
     """What recordings may follow; None where something about the body asks for a full look."""
-    facts, notes = described.facts, watched.watch.notes
+    facts, trace = described.facts, watched.watch.trace
     special = (
         facts.host_syncs, facts.host_work, facts.subclasses, facts.opaque, facts.gradients, facts.escapes, facts.drifts,
         facts.unseen, facts.sequence_change, facts.refused, facts.unkeyed,
     )  # fmt: skip
     leaves = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
     plain = (
-        notes.plain
-        and not notes.gradients  # a backward pass inside the body is looked at in full
+        trace.plain
+        and not trace.gradients  # a backward pass inside the body is looked at in full
         and not any(special)
         and len(facts.devices) == 1
         and not facts.devices[0].startswith(("cpu", "meta"))
@@ -58,11 +59,11 @@ def expected(watched: Watched, described: Described) -> Expected | None:
         and all(one.owners and not one.also for one in described.implicit)
         and all(leaf.kind in ("fresh", "input", "input-view", "python") for leaf in leaves)
         and all(effect.kind == "tensor" for effect in facts.effects)
-        and _torch_private.HAS_METADATA_GUARD
+        and capabilities.HAS_METADATA_GUARD
     )
     if not plain:
         return None
-    return Expected(
+    return Expectation(
         facts=facts,
         implicit=tuple(one.path for one in described.implicit),
         written={one.path: one.mutation for one in facts.placeholders if one.mutation is not None},
@@ -72,23 +73,23 @@ def expected(watched: Watched, described: Described) -> Expected | None:
 
 
 def _guard(tensors: list[torch.Tensor]) -> Callable[..., bool]:
-    return _torch_private.metadata_guard(tensors) if tensors else lambda: True
+    return capabilities.metadata_guard(tensors) if tensors else lambda: True
 
 
-def find_implicit(before: Snapshot, wanted: Expected) -> list[Implicit] | None:
+def find_implicit(before: Snapshot, wanted: Expectation) -> list[ImplicitInput] | None:
     """The implicit inputs as they are now; None if one is no tensor, of another kind, or shares memory."""
     found = []
     for path in wanted.implicit:
-        place, tensor = before.places.get(path, (None, None))
+        source, tensor = before.sources.get(path, (None, None))
         plain = isinstance(tensor, torch.Tensor) and type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided
-        if place is None or tensor is None or not plain:
+        if source is None or tensor is None or not plain:
             return None
         storage = tensor.untyped_storage()
         owners = before.owners(storage)
         if any(one is not tensor for _, one in owners):
             return None
         external = External(tensor, storage, None, wanted.written.get(path))
-        found.append(Implicit(path, tuple(owners), external))
+        found.append(ImplicitInput(path, tuple(owners), external))
     return found if wanted.same_kind(*[one.external.tensor for one in found]) else None
 
 
@@ -102,7 +103,9 @@ def other_result(expected: Sequence[OutputInfo], found: Sequence[OutputInfo], ca
     return None
 
 
-def confirm(watched: Watched, wanted: Expected, implicit: list[Implicit], wrote: set[str]) -> Described | str:
+def confirm(
+    watched: ObservedRun, wanted: Expectation, implicit: list[ImplicitInput], wrote: set[str]
+) -> DescribedRun | str:
     """The run described by the facts that were known before, or what was not as expected.
 
     ``wrote``: paths of the inputs that were written.
@@ -129,4 +132,4 @@ def confirm(watched: Watched, wanted: Expected, implicit: list[Implicit], wrote:
         return "other state is changed"
     if any(leaf.kind not in ("fresh", "input", "input-view", "python") for one in effects for leaf in one.leaves):
         return "state is set to a tensor from elsewhere"
-    return Described(wanted.facts, implicit, outputs, effects, unread=wanted.unread)
+    return DescribedRun(wanted.facts, implicit, outputs, effects, unread=wanted.unread)

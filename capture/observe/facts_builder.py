@@ -1,4 +1,4 @@
-"""Describe: one watched run -> ``Facts``, and the live objects that a recording needs beside them.
+"""One watched run -> ``Facts``, and the live objects that a recording needs beside them.
 
 The second half of observation. Nothing here runs user code; objects are only compared.
 """
@@ -8,15 +8,11 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from attrs import define, field, frozen
 
-from capture import _containers, _gradients
-from capture._call import is_opaque
-from capture._containers import PLAIN_TYPES, TENSOR_TYPES, result_leaves
-from capture._facts import (
+from capture.core.facts import (
     Collective,
     Effect,
     Escape,
@@ -29,73 +25,29 @@ from capture._facts import (
     PlaceholderInfo,
     SubclassLeaf,
 )  # fmt: skip
-from capture._notes import External, Produced
-from capture._places import Place
-from capture._state import Change
-from capture._tensors import alias_groups, tensor_info
-from capture._torch_private import is_zero_tensor
-from capture._untold import Untold
-from capture._watched import Watched
+from capture.key import pytree
+from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
+from capture.key.tensor_meta import alias_groups, tensor_info
+from capture.observe import gradient_uses
+from capture.observe.described import DescribedRun, ImplicitInput, KeptEffect, KeptLeaf
+from capture.observe.run import ObservedRun
+from capture.observe.trace import External, Produced
+from capture.observe.unattributed_memory import UnattributedMemory
+from capture.state.call import is_opaque
+from capture.state.source import Source
+from capture.torch_private.capabilities import is_zero_tensor
+from capture.torch_private.devices import captures_kernels
 
 _OWNERS: dict[str, Owner] = {
     "parameter": "parameter", "buffer": "buffer", "attribute": "attribute", "closure": "closure", "global": "global",
     "item": "item", "root": "argument",
 }  # fmt: skip
 _LETTING_GO = 0.2  # seconds that threads which communicate may hold what they have sent
-LeafKind = Literal["fresh", "input", "input-view", "static", "static-view", "python", "foreign"]
 
 
-@frozen(eq=False)
-class Implicit:
-    """An implicit input: the places that hold the tensor (empty: nobody known), and its memory.
-
-    ``also``: places that hold other tensors on the same memory.
-    """
-
-    path: str
-    owners: tuple[tuple[Place, torch.Tensor], ...]
-    external: External
-    also: tuple[tuple[Place, torch.Tensor], ...] = ()
-
-
-@frozen(eq=False)
-class KeptLeaf:
-    """One leaf of an output or effect: what it is and where it came from.
-
-    ``source``: position of the argument leaf for inputs, the implicit's path for statics.
-    """
-
-    path: str
-    value: Any
-    kind: LeafKind
-    source: int | str | None = None
-
-
-@frozen(eq=False)
-class KeptEffect:
-    """A place the body gave a new value that holds tensors, with the value's leaves."""
-
-    change: Change
-    leaves: tuple[KeptLeaf, ...]
-
-
-@define
-class Described:
-    """Facts of a watched run, and its live parts."""
-
-    facts: Facts
-    implicit: list[Implicit] = field(factory=list)
-    outputs: list[KeptLeaf] = field(factory=list)
-    effects: list[KeptEffect] = field(factory=list)
-    guarded: list[Implicit] = field(factory=list)
-    """Tensors that the body can reach and that kernels which cannot be seen may use: they must not move either."""
-    unread: frozenset[str] = frozenset()
-    """Paths of inputs that no operator got: they are handed on, or not used at all."""
-
-
-def describe(watched: Watched, *, runs: int = 1) -> Described:
+def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     """Facts of one watched run. The run's own references are dropped: memory it alone held is free afterwards."""
-    call, notes = watched.call, watched.watch.notes
+    call, trace = watched.call, watched.watch.trace
     arguments = [(path, leaf) for path, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
     _note_versions(watched)
     classify = Classifier(watched, watched.arguments)
@@ -106,14 +58,14 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     handed_on = classify.handed_on(kept)
     implicit += handed_on
-    gradients = _gradients.uses(watched, classify.argument, kept)
-    obstacles = _gradients.obstacles(watched, classify.argument, outputs, effects) if gradients else []
-    given = {id(value) for place, value in watched.before.places.values() if place.kind == "root"}
+    gradients = gradient_uses.uses(watched, classify.argument, kept)
+    obstacles = gradient_uses.obstacles(watched, classify.argument, outputs, effects) if gradients else []
+    given = {id(value) for source, value in watched.before.sources.values() if source.kind == "root"}
     opaque = _opaque_outputs([leaf for leaf in outputs if id(leaf.value) not in given])  # those are handed back
     elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # explained by other facts
     left = [] if elsewhere else _escapes(watched, kept_storages)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
-    accelerators = [device for device in notes.devices if not device.startswith(("cpu", "meta"))]
+    accelerators = [device for device in trace.devices if not device.startswith(("cpu", "meta"))]
     facts = Facts(
         function=call.annotation.function,
         defined_at=call.annotation.defined_at,
@@ -121,49 +73,49 @@ def describe(watched: Watched, *, runs: int = 1) -> Described:
         placeholders=tuple(placeholders),
         outputs=tuple(output_info(leaf, watched.arguments) for leaf in outputs),
         effects=tuple(effect_facts),
-        host_syncs=tuple(notes.syncs.values()),
-        host_work=tuple(notes.work) + (_once_a_line(notes.cpu_work) if accelerators else ()),
-        unkeyed=tuple(notes.unkeyed),
-        runners=tuple(notes.runners),
-        collectives=(*notes.collectives.values(), *_handles(outputs)),
-        draws=tuple(notes.draws.values()),
-        devices=tuple(sorted(notes.devices)),
+        host_syncs=tuple(trace.syncs.values()),
+        host_work=tuple(trace.work) + (_once_a_line(trace.cpu_work) if accelerators else ()),
+        unkeyed=tuple(trace.unkeyed),
+        runners=tuple(trace.runners),
+        collectives=(*trace.collectives.values(), *_handles(outputs)),
+        draws=tuple(trace.draws.values()),
+        devices=tuple(sorted(trace.devices)),
         opaque=(*call.opaque_leaves(), *opaque),
         subclasses=tuple(_subclasses(watched)),
         escapes=tuple(Escape(tensor=one.info, op=one.op, where=one.where) for one in left),
         gradients=tuple(gradients),
         gradient_obstacles=tuple(obstacles),
-        inlined=tuple(notes.inlined),
+        inlined=tuple(trace.inlined),
         unmatched_static=tuple(_unmatched(watched)),
         known_paths=tuple(path for path, _ in watched.arguments),
-        num_ops=notes.num_ops,
-        sequence=tuple(notes.sequence),
-        scalars=tuple(notes.scalars),
+        num_ops=trace.num_ops,
+        sequence=tuple(trace.sequence),
+        scalars=tuple(trace.scalars),
     )
-    unread = {one.path for one in handed_on} | {path for path, leaf in arguments if notes.is_unread(leaf)}
-    return Described(facts, implicit, outputs, effects, unread=frozenset(unread))
+    unread = {one.path for one in handed_on} | {path for path, leaf in arguments if trace.is_unread(leaf)}
+    return DescribedRun(facts, implicit, outputs, effects, unread=frozenset(unread))
 
 
-def _escapes(watched: Watched, kept: set[int]) -> list[Produced]:
+def _escapes(watched: ObservedRun, kept: set[int]) -> list[Produced]:
     """Tensors made by the body that outlive it, except those on the storages in ``kept``."""
     left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
     if left:
         gc.collect()  # a reference cycle is no escape
         left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
-    until = time.monotonic() + (_LETTING_GO if watched.watch.notes.collectives else 0)
+    until = time.monotonic() + (_LETTING_GO if watched.watch.trace.collectives else 0)
     while left and time.monotonic() < until:
         time.sleep(0.001)
         left = [produced for key, produced in watched.watch.alive().items() if key not in kept]
     return left
 
 
-def _note_versions(watched: Watched) -> None:
+def _note_versions(watched: ObservedRun) -> None:
     """Writes that no schema announced but the version counter shows."""
     for tensor, version in watched.versions:
         if tensor._version == version or tensor.layout is not torch.strided:  # a sparse one is reported as such
             continue
         storage = tensor.untyped_storage()
-        external = watched.watch.notes.externals.setdefault(id(storage), External(tensor, storage, None))
+        external = watched.watch.trace.externals.setdefault(id(storage), External(tensor, storage, None))
         if external.mutation is None:
             external.mutation = Mutation(evidence="version", op="unknown")
 
@@ -171,22 +123,22 @@ def _note_versions(watched: Watched) -> None:
 class Classifier:
     """Tells whose memory a tensor is on, after the run."""
 
-    def __init__(self, watched: Watched, arguments: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, watched: ObservedRun, arguments: Sequence[tuple[str, Any]]) -> None:
         self._watched = watched
         self._arguments: dict[int, list[tuple[int, torch.Tensor]]] = {}
         for position, (_, leaf) in enumerate(arguments):
             if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested:
                 self._arguments.setdefault(id(leaf.untyped_storage()), []).append((position, leaf))
         self._implicit: dict[int, str] = {}
-        self._replaced = {change.place.path for change in watched.changed}
+        self._replaced = {change.source.path for change in watched.changed}
         left = [watched.result, *(change.after for change in watched.changed if not change.container)]
         tensors = [leaf for value in left for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)]
-        self._untold = Untold(watched.before, tensors)
+        self._untold = UnattributedMemory(watched.before, tensors)
 
-    def implicit(self) -> list[Implicit]:
+    def implicit(self) -> list[ImplicitInput]:
         """External memory that is no argument's."""
-        found: list[Implicit] = []
-        for key, external in self._watched.watch.notes.externals.items():
+        found: list[ImplicitInput] = []
+        for key, external in self._watched.watch.trace.externals.items():
             if external.tensor.layout is not torch.strided or external.tensor.is_nested:
                 continue  # has no memory to own; reported as such
             if key in self._arguments:
@@ -199,39 +151,39 @@ class Classifier:
             self._implicit[key] = found[-1].path
         return found
 
-    def _beside_arguments(self, key: int, external: External) -> list[Implicit]:
+    def _beside_arguments(self, key: int, external: External) -> list[ImplicitInput]:
         """Python state on a written argument's memory that the body used, too, as far as tensor objects tell."""
         paths = {path for path, _ in self._watched.arguments}
-        used = self._watched.watch.notes.objects
+        used = self._watched.watch.trace.objects
         return [
-            Implicit(place.path, ((place, tensor),), external)
-            for place, tensor in self._watched.before.owners(external.storage)
-            if place.path not in paths and id(tensor) in used
+            ImplicitInput(source.path, ((source, tensor),), external)
+            for source, tensor in self._watched.before.owners(external.storage)
+            if source.path not in paths and id(tensor) in used
         ]
 
-    def _owned(self, external: External, unknown: str) -> Implicit:
+    def _owned(self, external: External, unknown: str) -> ImplicitInput:
         owners = self._owners(external.storage)
         if not owners:
-            return Implicit(unknown, (), external)
-        place, tensor = owners[0]
+            return ImplicitInput(unknown, (), external)
+        source, tensor = owners[0]
         same = tuple(one for one in owners if one[1] is tensor)
-        return Implicit(place.path, same, external, tuple(one for one in owners if one[1] is not tensor))
+        return ImplicitInput(source.path, same, external, tuple(one for one in owners if one[1] is not tensor))
 
-    def _owners(self, storage: torch.UntypedStorage) -> list[tuple[Place, torch.Tensor]]:
+    def _owners(self, storage: torch.UntypedStorage) -> list[tuple[Source, torch.Tensor]]:
         """Places that hold a tensor on this memory, those first that the body leaves as they are."""
         return sorted(self._watched.before.owners(storage), key=lambda one: one[0].path in self._replaced)
 
-    def handed_on(self, kept: Sequence[KeptLeaf]) -> list[Implicit]:
+    def handed_on(self, kept: Sequence[KeptLeaf]) -> list[ImplicitInput]:
         """Static tensors among outputs and effects that no operator read."""
         found = []
         for leaf in kept:
             if leaf.kind in ("static", "static-view") and leaf.source not in self._implicit.values():
                 storage = leaf.value.untyped_storage()
                 owners = self._owners(storage)
-                tensor = next(tensor for place, tensor in owners if place.path == leaf.source)
+                tensor = next(tensor for source, tensor in owners if source.path == leaf.source)
                 same = tuple(one for one in owners if one[1] is tensor)  # the body may have it from any of these
                 self._implicit[id(storage)] = str(leaf.source)
-                found.append(Implicit(str(leaf.source), same, External(tensor, storage, None)))
+                found.append(ImplicitInput(str(leaf.source), same, External(tensor, storage, None)))
         return found
 
     def argument(self, storage: torch.UntypedStorage) -> list[tuple[int, torch.Tensor]]:
@@ -255,31 +207,31 @@ class Classifier:
             return KeptLeaf(path, value, "fresh")
         owners = self._owners(storage)
         if owners and any(tensor is value for _, tensor in owners):
-            owner = next(place for place, tensor in owners if tensor is value)
+            owner = next(source for source, tensor in owners if tensor is value)
             known = self._implicit.get(id(storage))
-            same = any(place.path == known and tensor is value for place, tensor in owners)
+            same = any(source.path == known and tensor is value for source, tensor in owners)
             return KeptLeaf(path, value, "static", known if same else owner.path)
         if owners:
             return KeptLeaf(path, value, "static-view", owners[0][0].path)
-        if value.device.type == "cuda":  # made by a kernel no operator tells of, or it is not in the pool when recorded
+        if captures_kernels(value.device):  # made by a kernel no operator tells of, or not in the pool when recorded
             return KeptLeaf(path, value, "fresh")
         return KeptLeaf(path, value, "foreign")
 
 
-def effects_of(watched: Watched, classify: Classifier) -> tuple[list[KeptEffect], list[Effect]]:
+def effects_of(watched: ObservedRun, classify: Classifier) -> tuple[list[KeptEffect], list[Effect]]:
     """What the run left in Python state: places with tensors, and facts of all."""
     kept: list[KeptEffect] = []
     facts: list[Effect] = []
     for change in watched.changed:
-        path = change.place.path
-        leaves = tuple(classify.leaf(p, v) for p, v in _containers.leaves(change.after, path))
+        path = change.source.path
+        leaves = tuple(classify.leaf(p, v) for p, v in pytree.leaves(change.after, path))
         plain = all(leaf.kind != "python" or type(leaf.value) in PLAIN_TYPES for leaf in leaves)
         tensors = any(isinstance(leaf.value, torch.Tensor) for leaf in leaves)
         if change.container:
             facts.append(Effect(path=path, kind="container", before=str(change.before), after=str(change.after)))
         elif tensors and plain and not any(leaf.kind == "foreign" for leaf in leaves):
             kept.append(KeptEffect(change, leaves))
-            produced = [watched.watch.notes.produced.get(id(leaf.value.untyped_storage()))
+            produced = [watched.watch.trace.produced.get(id(leaf.value.untyped_storage()))
                         for leaf in leaves if leaf.kind == "fresh"]  # fmt: skip
             where = next((one.where for one in produced if one is not None), None)
             before, after = _short(change.before), _short(change.after)
@@ -301,10 +253,10 @@ def _short(value: Any) -> str:
 
 
 def _placeholders(
-    watched: Watched, arguments: list[tuple[str, torch.Tensor]], implicit: list[Implicit], replaced: set[str]
+    watched: ObservedRun, arguments: list[tuple[str, torch.Tensor]], implicit: list[ImplicitInput], replaced: set[str]
 ) -> list[PlaceholderInfo]:
-    externals = watched.watch.notes.externals
-    tensors: list[tuple[str, torch.Tensor, External | None, Owner, Implicit | None]] = []
+    externals = watched.watch.trace.externals
+    tensors: list[tuple[str, torch.Tensor, External | None, Owner, ImplicitInput | None]] = []
     for path, tensor in arguments:
         external = externals.get(id(tensor.untyped_storage())) if tensor.layout is torch.strided else None
         tensors.append((path, tensor, external, "argument", None))
@@ -338,7 +290,7 @@ def _opaque_outputs(outputs: list[KeptLeaf]) -> list[OpaqueLeaf]:
     return [
         OpaqueLeaf(path=leaf.path, type=type(leaf.value).__qualname__, role="output", num_tensors=count)
         for leaf in outputs
-        if leaf.kind == "python" and is_opaque(leaf.value) and (count := _containers.count_tensors(leaf.value))
+        if leaf.kind == "python" and is_opaque(leaf.value) and (count := pytree.count_tensors(leaf.value))
     ]
 
 
@@ -363,9 +315,9 @@ def odd_kind(tensor: torch.Tensor) -> str | None:
     return "lazily negated tensor" if tensor.is_neg() else None
 
 
-def _subclasses(watched: Watched) -> list[SubclassLeaf]:
+def _subclasses(watched: ObservedRun) -> list[SubclassLeaf]:
     found: list[SubclassLeaf] = []
-    externals = watched.watch.notes.externals.values()
+    externals = watched.watch.trace.externals.values()
     tensors = [
         *watched.arguments,
         *result_leaves(watched.result),
@@ -377,11 +329,11 @@ def _subclasses(watched: Watched) -> list[SubclassLeaf]:
             kind = "lazily conjugated tensor"
         if kind is not None:
             found.append(SubclassLeaf(path=path, type=kind))
-    return list(dict.fromkeys([*found, *_gradients.of_wrappers(watched)]))
+    return list(dict.fromkeys([*found, *gradient_uses.of_wrappers(watched)]))
 
 
-def _unmatched(watched: Watched) -> list[str]:
-    paths = [path for path, _ in watched.arguments] + list(watched.before.places)
+def _unmatched(watched: ObservedRun) -> list[str]:
+    paths = [path for path, _ in watched.arguments] + list(watched.before.sources)
     return [
         name
         for name in watched.call.annotation.static

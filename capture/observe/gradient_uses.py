@@ -1,4 +1,4 @@
-"""Gradients: who asks for gradients that outlive a run, and what keeps the backward pass from being recorded apart.
+"""Who asks for gradients that outlive a run, and what keeps the backward pass from being recorded apart.
 
 A backward pass inside the body that leaves nothing behind is nobody's business.
 """
@@ -7,35 +7,33 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
-from capture import _containers
-from capture._facts import GradientObstacle, GradientUse, SubclassLeaf
-from capture._notes import External
-from capture._places import Place
-from capture._watched import Watched
-
-if TYPE_CHECKING:
-    from capture._describe import KeptEffect, KeptLeaf
+from capture.core.facts import GradientObstacle, GradientUse, SubclassLeaf
+from capture.key import pytree
+from capture.observe.described import KeptEffect, KeptLeaf
+from capture.observe.run import ObservedRun
+from capture.observe.trace import External
+from capture.state.source import Source
 
 _RECOMPUTES = "CheckpointFunctionBackward"
 Arguments = Callable[[torch.UntypedStorage], Sequence[tuple[int, torch.Tensor]]]
 """Argument leaves on a storage."""
 
 
-def uses(watched: Watched, arguments: Arguments, kept: Sequence[KeptLeaf]) -> list[GradientUse]:
+def uses(watched: ObservedRun, arguments: Arguments, kept: Sequence[KeptLeaf]) -> list[GradientUse]:
     """Who asks for gradients; empty if nothing that is left has an autograd graph."""
     handed_back = ("input", "static")  # the caller's own tensor has its graph from elsewhere
     left = [leaf.value for leaf in kept if isinstance(leaf.value, torch.Tensor) and leaf.kind not in handed_back]
-    left += [one.tensor for one in watched.watch.notes.externals.values() if one.mutation is not None]
+    left += [one.tensor for one in watched.watch.trace.externals.values() if one.mutation is not None]
     if not any(refuses(tensor) or tensor.grad_fn is not None for tensor in left):
         return []
     found = []
-    for (storage, _), use in watched.watch.notes.gradients.items():
-        external = watched.watch.notes.externals.get(storage)
+    for (storage, _), use in watched.watch.trace.gradients.items():
+        external = watched.watch.trace.externals.get(storage)
         path = _path(watched, arguments, external) if external is not None else None
         found.append(GradientUse(path=path, op=use.op, where=use.where))
     return found or [GradientUse(path=None, op="output requires grad")]
@@ -51,34 +49,34 @@ def refuses(tensor: torch.Tensor) -> bool:
 
 
 def obstacles(
-    watched: Watched, arguments: Arguments, outputs: Sequence[KeptLeaf], effects: Sequence[KeptEffect]
+    watched: ObservedRun, arguments: Arguments, outputs: Sequence[KeptLeaf], effects: Sequence[KeptEffect]
 ) -> list[GradientObstacle]:
     """Why forward and backward cannot be a pair of recordings; empty if they can."""
-    tensors = [leaf.value for leaf in outputs] + [one.tensor for one in watched.watch.notes.externals.values()]
+    tensors = [leaf.value for leaf in outputs] + [one.tensor for one in watched.watch.trace.externals.values()]
     if any(isinstance(one, torch.Tensor) and refuses(one) for one in tensors):
         return [GradientObstacle(path=None, reason="autograd refuses to look at a view that was written")]
     found = [*_outputs(outputs), *_effects(effects), *_externals(watched, arguments)]
     if not torch.is_grad_enabled():
         found.append(GradientObstacle(path=None, reason="gradients are switched on inside alone"))
-    notes = watched.watch.notes
-    found += [GradientObstacle(path=None, reason=f"the body uses {name}", where=at) for name, at in notes.hooks]
+    trace = watched.watch.trace
+    found += [GradientObstacle(path=None, reason=f"the body uses {name}", where=at) for name, at in trace.hooks]
     found += _partly_reached(watched, outputs)
     if _recomputes(watched, outputs):
         found.append(GradientObstacle(path=None, reason="the body is recomputed in the backward pass"))
     return found
 
 
-def of_wrappers(watched: Watched) -> Iterator[SubclassLeaf]:
+def of_wrappers(watched: ObservedRun) -> Iterator[SubclassLeaf]:
     """Tensors that hold other tensors and are part of a graph themselves, of which those they hold know nothing."""
     arguments = watched.call.named_values(watched.values) if torch.is_grad_enabled() else {}
-    given = [one for name, value in arguments.items() for one in _containers.wrappers(value, name)]
-    left = [(path, one) for path, one in _containers.wrappers(watched.result, "output") if not one.is_leaf]
+    given = [one for name, value in arguments.items() for one in pytree.wrappers(value, name)]
+    left = [(path, one) for path, one in pytree.wrappers(watched.result, "output") if not one.is_leaf]
     for path, one in (*given, *left):
         if one.requires_grad:
             yield SubclassLeaf(path=path, type=f"{type(one).__qualname__} that needs gradients")
 
 
-def _path(watched: Watched, arguments: Arguments, external: External) -> str | None:
+def _path(watched: ObservedRun, arguments: Arguments, external: External) -> str | None:
     there = arguments(external.storage)
     owners = watched.before.owners(external.storage)
     return watched.arguments[there[0][0]][0] if there else (owners[0][0].path if owners else None)
@@ -97,15 +95,15 @@ def _outputs(outputs: Sequence[KeptLeaf]) -> Iterator[GradientObstacle]:
 
 def _effects(effects: Sequence[KeptEffect]) -> Iterator[GradientObstacle]:
     for effect in effects:
-        place: Place = effect.change.place
-        if place.name == "grad" and isinstance(place.holder, torch.Tensor):
-            yield GradientObstacle(path=place.path, reason="the body runs a backward pass of its own")
+        source: Source = effect.change.source
+        if source.name == "grad" and isinstance(source.holder, torch.Tensor):
+            yield GradientObstacle(path=source.path, reason="the body runs a backward pass of its own")
         elif any(isinstance(leaf.value, torch.Tensor) and leaf.value.requires_grad for leaf in effect.leaves):
-            yield GradientObstacle(path=place.path, reason=f"{place.path} is left with an autograd graph")
+            yield GradientObstacle(path=source.path, reason=f"{source.path} is left with an autograd graph")
 
 
-def _externals(watched: Watched, arguments: Arguments) -> Iterator[GradientObstacle]:
-    for external in watched.watch.notes.externals.values():
+def _externals(watched: ObservedRun, arguments: Arguments) -> Iterator[GradientObstacle]:
+    for external in watched.watch.trace.externals.values():
         tensor = external.tensor
         path = _path(watched, arguments, external)
         if external.mutation is not None and tensor.requires_grad:
@@ -113,7 +111,7 @@ def _externals(watched: Watched, arguments: Arguments) -> Iterator[GradientObsta
             yield GradientObstacle(path=path, reason=reason, where=external.mutation.where)
 
 
-def _partly_reached(watched: Watched, outputs: Sequence[KeptLeaf]) -> Iterator[GradientObstacle]:
+def _partly_reached(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> Iterator[GradientObstacle]:
     """Where only some results are used, the one node of the caller's graph tells inputs that eager would not reach that
     there is no gradient for them. Hooks and functions of users may not expect that."""
     tensors = [
@@ -131,10 +129,10 @@ def _partly_reached(watched: Watched, outputs: Sequence[KeptLeaf]) -> Iterator[G
                 return
 
 
-def _known(watched: Watched) -> dict[tuple[Any, int], torch.Tensor]:
+def _known(watched: ObservedRun) -> dict[tuple[Any, int], torch.Tensor]:
     """Inputs of the body that came with a graph, by their place in it."""
     inputs = [leaf for _, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
-    inputs += [one.tensor for one in watched.watch.notes.externals.values()]
+    inputs += [one.tensor for one in watched.watch.trace.externals.values()]
     return {(tensor.grad_fn, tensor.output_nr): tensor for tensor in inputs if tensor.grad_fn is not None}
 
 
@@ -174,10 +172,10 @@ def saved_above(ends: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
             found: Any = None
             with contextlib.suppress(RuntimeError):  # freed
                 found = getattr(node, name)
-            yield from (one for _, one in _containers.leaves(found) if isinstance(one, torch.Tensor))
+            yield from (one for _, one in pytree.leaves(found) if isinstance(one, torch.Tensor))
 
 
-def _recomputes(watched: Watched, outputs: Sequence[KeptLeaf]) -> bool:
+def _recomputes(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> bool:
     ends = [leaf.value for leaf in outputs if isinstance(leaf.value, torch.Tensor)]
     known = [node for node, _ in _known(watched)]
     return any(node.name() == _RECOMPUTES for node in nodes_above(ends, known))

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from capture import _torch_private_operators, _where
-from capture._facts import HostWork
-from capture._notes import Notes
-from capture._operators import tensors_in
-from capture._torch_private import TorchDispatchMode, generator_id
+from capture.core.facts import HostWork
+from capture.observe import source_location
+from capture.observe.operator_schema import tensors_in
+from capture.observe.trace import RunTrace
+from capture.torch_private import operators
+from capture.torch_private.capabilities import TorchDispatchMode, generator_id
 
 OPENED = frozenset([
     "auto_functionalized", "auto_functionalized_v2", "graphsafe_run_with_rng_state", "run_and_save_rng_state",
@@ -31,7 +32,7 @@ class HigherOrderMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.notes = Notes()
+        self.trace = RunTrace()
         self._drawn: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         """Generators by ``generator_id``, with the state the last draw left."""
 
@@ -39,7 +40,7 @@ class HigherOrderMode(TorchDispatchMode):
         """Run one, its operators seen where that is possible."""
         kernel = _kernel(op, args, kwargs)
         if kernel is None:
-            self.notes.work.append(HostWork(op=op.name(), kind="unsafe", where=_where.here()))
+            self.trace.work.append(HostWork(op=op.name(), kind="unsafe", where=source_location.user_location()))
             return op(*args, **kwargs)
         generator = kwargs.get("rng_state")
         with self, self.lent(generator) if isinstance(generator, torch.Generator) else contextlib.nullcontext():
@@ -67,7 +68,7 @@ def _kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[
     devices = [tensor.device for tensor in tensors_in(args, kwargs)]
     lent = kwargs.get("rng_state")
     devices += [lent.device] if isinstance(lent, torch.Generator) else []
-    return _torch_private_operators.python_kernel(op, devices[0].type if devices else str(kwargs.get("device", "cpu")))
+    return operators.python_kernel(op, devices[0].type if devices else str(kwargs.get("device", "cpu")))
 
 
 def _run_subgraph(graph: Callable[..., Any], identifier: str, *operands: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Operators: what a dispatched operator does beyond its result, read from schema, tags and a few known names."""
+"""What a dispatched operator does beyond its result, read from schema, tags and a few known names."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, Literal
 import torch
 from attrs import frozen
 
-from capture._collectives import NAMESPACES, communicates, writes_first
-from capture._containers import PLAIN_TYPES, TENSOR_TYPES
-from capture._torch_private_operators import composite, fast_operator
+from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
+from capture.observe.collectives import NAMESPACES, communicates, writes_first
+from capture.torch_private.devices import AUTOCAST_TYPES
+from capture.torch_private.operators import composite, fast_operator
 
 TENSORS = frozenset(TENSOR_TYPES)
 Operator = Any  # torch._ops.OpOverload, which has no public name
@@ -34,9 +35,9 @@ _BOOLEAN_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_u
 # Found by comparing torch.nn's modules under a mode with plain eager (torch 2.13).
 _CASTING_INSIDE: dict[str, tuple[str, ...]] = {
     "_trilinear": ("cpu",),  # on CUDA autocast knows bilinear itself
-    "_transformer_encoder_layer_fwd": ("cpu", "cuda"),
-    "_native_multi_head_attention": ("cpu", "cuda"),
-    "run_package": ("cpu", "cuda"),
+    "_transformer_encoder_layer_fwd": AUTOCAST_TYPES,
+    "_native_multi_head_attention": AUTOCAST_TYPES,
+    "run_package": AUTOCAST_TYPES,
 }
 _TRUSTED = frozenset({"aten", "prims", "prim", *NAMESPACES})
 RUNS_PACKAGE = "capture::run_package"
@@ -48,7 +49,7 @@ DETACHING = frozenset(["detach", "alias", "detach_"])
 
 
 @frozen(kw_only=True)
-class Traits:
+class OperatorTraits:
     """Facts about an operator that hold for every call of it."""
 
     name: str
@@ -92,7 +93,7 @@ class Traits:
     """Nothing but what its arguments are decides what it does: no host reads, no copies to or from the CPU."""
 
 
-Known = tuple[Traits, Callable[..., Any], Operator]
+Known = tuple[OperatorTraits, Callable[..., Any], Operator]
 _known: dict[int, Known] = {}
 """By ``id``, as hashing an operator takes longer than all the rest; they are kept, so that ids stay unique."""
 readers: dict[int, tuple[str, Callable[..., Any], bool]] = {}
@@ -111,12 +112,12 @@ def looked_up(op: Operator) -> Known:
     return found
 
 
-def traits(op: Operator) -> Traits:
+def traits(op: Operator) -> OperatorTraits:
     """Traits of an overload."""
     return looked_up(op)[0]
 
 
-def _traits_of(op: Operator) -> Traits:
+def _traits_of(op: Operator) -> OperatorTraits:
     schema = op._schema
     full = schema.name
     namespace, _, base = full.partition("::")
@@ -140,7 +141,7 @@ def _traits_of(op: Operator) -> Traits:
     view = bool(schema.returns) and not writes and all(one.alias_info is not None for one in schema.returns)
     foreign = namespace not in _TRUSTED
     special = full in _NORM_FAMILY or base in _CASTING_INSIDE or base.startswith("lift") or lists
-    return Traits(
+    return OperatorTraits(
         name=str(op),
         base=base,
         namespace=namespace,
@@ -230,7 +231,7 @@ def tensors_out(result: Any) -> list[torch.Tensor]:
     return []
 
 
-def written(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[torch.Tensor, bool]]:
+def written(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[torch.Tensor, bool]]:
     """Tensors this call writes; the flag tells that only the list of norms says so."""
     for position in op.writes:
         value = (
@@ -244,12 +245,12 @@ def written(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
             yield from ((args[index], True) for index in (mean, var) if isinstance(args[index], torch.Tensor))
 
 
-def given_outs(op: Traits, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def given_outs(op: OperatorTraits, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """What is given as ``out=``: kernels give it the shape of the result, and other memory where that is larger."""
     return tensors_in(tuple(kwargs.get(name) for name in op.writes if isinstance(name, str)), {})
 
 
-def shape_depends_on_data(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def shape_depends_on_data(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """This call's result size, or its control flow on the host, follows from tensor values."""
     if not (op.indexes or op.data_dependent_shape):
         return False
@@ -266,7 +267,7 @@ def is_mask(index: object) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
-def _fills(op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _fills(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """``x[mask] = number`` fills, and counts nothing: torch hands it on to ``masked_fill_`` if the mask is the only
     index and lies on the tensor's device (aten/src/ATen/native/TensorAdvancedIndexing.cpp, 2.11)."""
     given = dict(zip(("self", "indices", "values", "accumulate"), args, strict=False)) | kwargs

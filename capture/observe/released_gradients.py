@@ -1,4 +1,4 @@
-"""Dropped: the memory of gradients that a watched body puts others in the place of.
+"""The memory of gradients that a watched body puts others in the place of.
 
 The snapshot made before the run holds them, to see what changed. Eager code would free them there and then, and its
 next gradients would take their memory: so their memory is given up where nobody else has them.
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from capture import _containers
-from capture._containers import TENSOR_TYPES
-from capture._state import Snapshot
-from capture._torch_private import storage_use_count, use_count
+from capture.key import pytree
+from capture.key.pytree import TENSOR_TYPES
+from capture.state.snapshot import Snapshot
+from capture.torch_private.capabilities import storage_use_count, use_count
 
 _resize: Any = torch.UntypedStorage.resize_
 """While a body is watched, another one stands in its place."""
 
 
 @define(eq=False)
-class Dropped:
+class ReleasedGradients:
     """Those of one run."""
 
     _before: Snapshot
@@ -36,15 +36,15 @@ class Dropped:
     def free(self, gradient: torch.Tensor) -> None:
         """The body has dropped it. Its caller has one reference to it."""
         if not self._held:
-            for place, value in self._before.places.values():
-                self._held.update((id(value), id(place.holder)))
+            for source, value in self._before.sources.values():
+                self._held.update((id(value), id(source.holder)))
             self._held.update(id(tensor) for tensor, _ in self._versions)
         if sys.getrefcount(gradient) > _probe_caller() + self._held[id(gradient)]:
             return
         if type(gradient) in TENSOR_TYPES:
             self._free(gradient)
             return
-        members = [one for _, one in _containers.children(gradient)]
+        members = [one for _, one in pytree.children(gradient)]
         for one, references in zip(members, _references(members), strict=True):
             if type(one) in TENSOR_TYPES and references <= _INSIDE + self._held[id(one)]:
                 self._free(one)

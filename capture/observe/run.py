@@ -1,4 +1,4 @@
-"""Watched: one run of a body under a ``Watch`` -> what it returned and left behind, and how that is undone.
+"""One run of a body under an ``ObserveMode`` -> what it returned and left behind, and how that is undone.
 
 Before the run the reachable Python state is noted, afterwards compared.
 """
@@ -12,28 +12,34 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from capture import _changes, _host_random, _restore, _state
-from capture._attribute_reads import Read, attribute_reads
-from capture._call import Call
-from capture._constants import constants_on_host
-from capture._generators import default_generators
-from capture._host_reads import autocast_switches, gradient_reads, graph_uses, host_reads, no_autocast_cache
-from capture._notes import Notes
-from capture._observe import Watch
-from capture._packages import packages
-from capture._state import Change, Snapshot
-from capture._torch_private import generator_id
-from capture._torch_private_distributed import buckets_to_arrange, handles_followed
-from capture._torch_private_dynamo import graphs_compiled, hide_from_compiler
-from capture._unkeyed import stand_ins, unkeyed_reads
+from capture.observe.aoti_packages import packages
+from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.probes.device_constants import constants_on_host
+from capture.observe.probes.host_reads import (
+    autocast_switches,
+    gradient_reads,
+    graph_uses,
+    host_reads,
+    no_autocast_cache,
+)
+from capture.observe.probes.metadata_reads import stand_ins, unkeyed_reads
+from capture.observe.trace import RunTrace
+from capture.state import diff, snapshot
+from capture.state.attribute_reads import Read, attribute_reads
+from capture.state.call import Call
+from capture.state.snapshot import Change, Snapshot
+from capture.torch_private.capabilities import generator_id
+from capture.torch_private.distributed import buckets_to_arrange, handles_watched
+from capture.torch_private.dynamo import graphs_compiled, hide_from_compiler
+from capture.torch_private.generators import default_generators, host_random_state, restore_host_random
 
 
 @define(eq=False)
-class Watched:
+class ObservedRun:
     """One watched run. Exactly one of ``result`` and ``error`` counts."""
 
     call: Call
-    watch: Watch
+    watch: ObserveMode
     before: Snapshot
     arguments: list[tuple[str, Any]]
     """Leaves the body was given, with their paths."""
@@ -51,37 +57,43 @@ class Watched:
     once: str = ""
     """What the run did that other runs do not, with the host."""
 
+    def gradient_uses(self) -> tuple[list[torch.Tensor], list[Change], Snapshot, set[int]]:
+        """What tells which gradients the body depends on: tensors whose ``grad`` it read, changes, the state before,
+        and ``id`` of the tensors that stood for arguments."""
+        static = {id(leaf) for path, leaf in self.call.paths() if self.call.is_static(path)}
+        return self.gradients_read, self.changed, self.before, {id(leaf) for _, leaf in self.arguments} - static
+
     def forget(self) -> None:
         """Drop what the run made; frames of an error would keep it alive."""
         self.result = self.error = None
         self.values, self.arguments, self.changed, self.gradients_read, self.attributes_read = (), [], [], [], []
-        self.watch.notes = Notes()
+        self.watch.trace = RunTrace()
 
 
-_active: list[Watch] = []
+_active: list[ObserveMode] = []
 
 
-def active_watch() -> Watch | None:
+def active_watch() -> ObserveMode | None:
     """The watch that runs now, for a captured function called inside another's body."""
     return _active[-1] if _active else None
 
 
-def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None) -> Watched:
+def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None = None) -> ObservedRun:
     """Run the body under ``watch`` and compare the reachable Python state before and after.
 
     An exception of the body is kept in ``error`` with its traceback.
     """
     values = call.values if values is None else values
-    before = watch.before = _state.snapshot(call.roots(values))
+    before = watch.before = snapshot.snapshot(call.roots(values))
     arguments = call.paths(values)
     watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
-    watch.generators.update({key: place.path for key, place in before.generators.items()})
-    watched = Watched(call, watch, before, arguments, values=values, host_random=_host_random.state())
+    watch.generators.update({key: source.path for key, source in before.generators.items()})
+    watched = ObservedRun(call, watch, before, arguments, values=values, host_random=host_random_state())
     hide_from_compiler()
     watched.versions = list(_versions(arguments, before))
     watch.begin(arguments)
     if watch.keep_undo:
-        generators = [*default_generators(), *(place.get() for place in before.generators.values())]
+        generators = [*default_generators(), *(source.get() for source in before.generators.values())]
         generators += [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
         watched.states = [(generator, generator.get_state()) for generator in generators]
     theirs = {} if values is call.values else stand_ins(arguments, call.paths())
@@ -93,7 +105,7 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
             around.enter_context(unkeyed_reads(watch.note_unkeyed, arguments, theirs))
             around.enter_context(graph_uses(watch.note_hook))
             around.enter_context(watch.device_syncs())
-            around.enter_context(handles_followed(watch.note_unsafe, before.modules))
+            around.enter_context(handles_watched(watch.note_unsafe, before.modules))
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(no_autocast_cache())
@@ -111,15 +123,15 @@ def run_watched(call: Call, watch: Watch, values: tuple[Any, ...] | None = None)
         watch.end()
     watched.once = arranged() or ("it was compiled" if graphs_compiled() > compiled else "")
     _count_writes(watched)
-    watched.changed = _changes.changes(before)
+    watched.changed = diff.changes(before)
     return watched
 
 
-def _count_writes(watched: Watched) -> None:
+def _count_writes(watched: ObservedRun) -> None:
     """Count writes through lists of tensors (``_foreach_*``), which torch leaves out under a dispatch mode."""
     for tensor, version in watched.versions:
         plain = tensor.layout is torch.strided and not tensor.is_nested and tensor._version == version
-        if plain and id(tensor.untyped_storage()) in watched.watch.notes.lists:
+        if plain and id(tensor.untyped_storage()) in watched.watch.trace.lists:
             torch.autograd.graph.increment_version(tensor)
 
 
@@ -132,32 +144,32 @@ def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> Iterator[tu
             yield tensor, tensor._version
 
 
-def empty_scratch(watched: Watched) -> None:
+def empty_scratch(watched: ObservedRun) -> None:
     """Storages that were empty before the run are so again, where it ended before its time."""
-    for storage in watched.watch.notes.scratch.values():
+    for storage in watched.watch.trace.scratch.values():
         if storage.nbytes():
             storage.resize_(0)
 
 
-def undo_python(watched: Watched) -> None:
+def undo_python(watched: ObservedRun) -> None:
     """Put back what the body's Python did in a run that only captured. A watched one has its numbers to itself: another
     run that draws the same would look as if it drew none."""
     empty_scratch(watched)
-    _restore.restore(watched.before, watched.changed)
-    _host_random.put_back(watched.host_random)
+    diff.restore(watched.before, watched.changed)
+    restore_host_random(watched.host_random)
 
 
-def undo(watched: Watched) -> None:
-    """Put back what a run under ``Watch(undo=True)`` changed: tensors, Python state, generators."""
+def undo(watched: ObservedRun) -> None:
+    """Put back what a run under ``ObserveMode(undo=True)`` changed: tensors, Python state, generators."""
     with torch.no_grad():
-        for tensor, storage, offset, shape, stride in reversed(watched.watch.notes.reshaped):
+        for tensor, storage, offset, shape, stride in reversed(watched.watch.trace.reshaped):
             tensor.set_(storage, offset, shape, stride)
-        for tensor, contents in reversed(watched.watch.notes.undo):
+        for tensor, contents in reversed(watched.watch.trace.undo):
             storage = tensor.untyped_storage()
             if storage.nbytes() != contents.nbytes():  # an out= of another shape
                 storage.resize_(contents.nbytes())
             storage.copy_(contents, False)
     empty_scratch(watched)
-    _restore.restore(watched.before, watched.changed)
+    diff.restore(watched.before, watched.changed)
     for generator, state in watched.states:
         generator.set_state(state)

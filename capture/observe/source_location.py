@@ -1,4 +1,4 @@
-"""Where: the line of the user's code that is running, for messages."""
+"""The line of the user's code that is running, for messages."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from collections.abc import Mapping
 import torch
 import typing_extensions
 
-from capture._facts import Where
+from capture.core.facts import CodeLocation
 
 _OWN = (
-    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     os.path.abspath(warnings.__file__),
     os.path.abspath(typing_extensions.__file__),  # wraps what torch calls deprecated
 )
-_cache: dict[tuple[str, int, str], Where] = {}
+_cache: dict[tuple[str, int, str], CodeLocation] = {}
 _users: dict[str, bool] = {}
 """Per file: it is neither torch's nor this library's."""
 _written: dict[str, Mapping[int, tuple[str, int, str]]] = {}
@@ -45,7 +45,7 @@ def forget_generated(file: str) -> None:
     _written.pop(file, None)
 
 
-def here() -> Where | None:
+def user_location() -> CodeLocation | None:
     """The innermost frame that is neither torch's nor this library's."""
     frame: types.FrameType | None = sys._getframe(1)
     users = _users
@@ -58,7 +58,7 @@ def here() -> Where | None:
     return None
 
 
-def of_error(error: BaseException) -> Where | None:
+def of_error(error: BaseException) -> CodeLocation | None:
     """The innermost frame of the user's that an exception passed through."""
     found = None
     trace = error.__traceback__
@@ -79,12 +79,12 @@ def stack_level() -> int:
     return level
 
 
-def of_function(code: types.CodeType) -> Where:
+def of_function(code: types.CodeType) -> CodeLocation:
     """Where a function is defined."""
     return _of(code, code.co_firstlineno)
 
 
-def _of(code: types.CodeType, line: int) -> Where:
+def _of(code: types.CodeType, line: int) -> CodeLocation:
     file, name = code.co_filename, getattr(code, "co_qualname", code.co_name)
     if file in _written:
         file, line, name = _written[file].get(line, (file, line, name))
@@ -93,5 +93,5 @@ def _of(code: types.CodeType, line: int) -> Where:
         if len(_cache) > 10_000:
             _cache.clear()
         text = linecache.getline(file, line).strip()
-        found = _cache[file, line, name] = Where(file=file, line=line, function=name, code=text)
+        found = _cache[file, line, name] = CodeLocation(file=file, line=line, function=name, code=text)
     return found

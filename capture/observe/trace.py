@@ -1,4 +1,4 @@
-"""Notes: what a watch writes down while a body runs."""
+"""What a watch writes down while a body runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from capture import _collectives
-from capture._containers import PLAIN_TYPES
-from capture._facts import (
+from capture.core.facts import (
+    CodeLocation,
     Collective,
     Draw,
     GradientUse,
@@ -22,11 +21,12 @@ from capture._facts import (
     PackageRunner,
     TensorInfo,
     Unkeyed,
-    Where,
 )
-from capture._operators import Traits, is_tensor
-from capture._tensors import digest
-from capture._torch_private_distributed import text_of
+from capture.key.pytree import PLAIN_TYPES
+from capture.key.tensor_meta import digest
+from capture.observe import collectives as _collectives
+from capture.observe.operator_schema import OperatorTraits, is_tensor
+from capture.torch_private.distributed import text_of
 
 PRINTED = PLAIN_TYPES - {torch.Size}
 """Types whose text is their ``repr``; sizes are opened as tuples."""
@@ -40,7 +40,7 @@ class External:
 
     tensor: torch.Tensor
     storage: torch.UntypedStorage
-    first_use: Where | None
+    first_use: CodeLocation | None
     mutation: Mutation | None = None
 
 
@@ -50,11 +50,11 @@ class Produced:
 
     storage: weakref.ref[torch.UntypedStorage]
     op: str
-    where: Where | None
+    where: CodeLocation | None
     metadata: tuple[Any, ...]
 
     @classmethod
-    def of(cls, storage: torch.UntypedStorage, tensor: torch.Tensor, op: str, where: Where | None) -> Produced:
+    def of(cls, storage: torch.UntypedStorage, tensor: torch.Tensor, op: str, where: CodeLocation | None) -> Produced:
         """Note a result; its metadata become text only if they are asked for."""
         shape = () if tensor.is_nested else tuple(tensor.shape)
         metadata = (tensor.dtype, shape, tensor.device, tensor.requires_grad, tensor.layout)
@@ -71,7 +71,7 @@ class Produced:
 
 
 @define(eq=False)
-class Notes:
+class RunTrace:
     """What a watch wrote down, in order of time."""
 
     externals: dict[int, External] = field(factory=dict)
@@ -87,15 +87,15 @@ class Notes:
     unkeyed: list[Unkeyed] = field(factory=list)
     collectives: dict[tuple[str, str], Collective] = field(factory=dict)
     """By operator and group."""
-    draws: dict[tuple[str, str, Where | None], Draw] = field(factory=dict)
+    draws: dict[tuple[str, str, CodeLocation | None], Draw] = field(factory=dict)
     gradients: dict[tuple[int, str], GradientUse] = field(factory=dict)
-    hooks: list[tuple[str, Where | None]] = field(factory=list)
+    hooks: list[tuple[str, CodeLocation | None]] = field(factory=list)
     """Uses of the autograd graph itself: what a replay would not do again."""
     inlined: list[Inlined] = field(factory=list)
     devices: set[str] = field(factory=set)
     sequence: list[str] = field(factory=list)
     scalars: list[tuple[str, ...]] = field(factory=list)
-    lines: list[Where | None] = field(factory=list)
+    lines: list[CodeLocation | None] = field(factory=list)
     num_ops: int = 0
     plain: bool = True
     """No operator so far does more than its arguments tell."""
@@ -115,8 +115,8 @@ class Notes:
         return storage.nbytes() > 0 and id(storage) not in self.externals and id(storage) not in self.scratch
 
     def add_collective(
-        self, op: Any, known: Traits, given: tuple[tuple[Any, ...], dict[str, Any]], inputs: Sequence[torch.Tensor],
-        where: Where | None,
+        self, op: Any, known: OperatorTraits, given: tuple[tuple[Any, ...], dict[str, Any]],
+        inputs: Sequence[torch.Tensor], where: CodeLocation | None,
     ) -> None:  # fmt: skip
         """Note a collective, once a group. ``given``: its arguments."""
         on_host = all(tensor.device.type == "cpu" for tensor in inputs)
@@ -130,7 +130,7 @@ class Notes:
 
 
 def scalars_of(
-    op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], *, constant: torch.Tensor | None
+    op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], *, constant: torch.Tensor | None
 ) -> tuple[str, ...]:
     """Arguments of an operator that are no tensors, as text; ``constant``: a tensor that the body made of numbers."""
     values: list[str] = []

@@ -1,4 +1,4 @@
-"""Untold: memory that a body made although no operator told of it, as compiled functions do. Nobody holds it but our
+"""Memory that a body made although no operator told of it, as compiled functions do. Nobody holds it but our
 notes, the result, and what the result's graph has saved."""
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import torch
 from attrs import define, field
 
-from capture import _gradients
-from capture._notes import External
-from capture._state import Snapshot
-from capture._torch_private import storage_use_count, use_count
+from capture.observe import gradient_uses
+from capture.observe.trace import External
+from capture.state.snapshot import Snapshot
+from capture.torch_private.capabilities import storage_use_count, use_count
 
 
-class Untold:
+class UnattributedMemory:
     """After a run. ``left``: the tensors that it left."""
 
     def __init__(self, before: Snapshot, left: Sequence[torch.Tensor]) -> None:
@@ -31,7 +31,7 @@ class Untold:
             return True
         if storage_use_count(external.storage) <= 2 and use_count(external.tensor) <= 1:
             return True
-        held = self._saved.get(id(external.storage), _Held())
+        held = self._saved.get(id(external.storage), _HeldStorage())
         references, uses = _references(held.tensors), list(map(use_count, held.tensors))
         # What autograd saved of a node's own result is unpacked as another tensor each time, which nobody else has.
         holders = 2 + sum(1 if used > 1 else 2 for used in uses)
@@ -43,13 +43,13 @@ class Untold:
         )
 
     @functools.cached_property
-    def _saved(self) -> dict[int, _Held]:
+    def _saved(self) -> dict[int, _HeldStorage]:
         """What graphs have saved, by ``id`` of the storage."""
-        ends = [one for one in self._left if not _gradients.refuses(one) and one.grad_fn is not None]
-        found: dict[int, _Held] = {}
-        for tensor in _gradients.saved_above(ends):
+        ends = [one for one in self._left if not gradient_uses.refuses(one) and one.grad_fn is not None]
+        found: dict[int, _HeldStorage] = {}
+        for tensor in gradient_uses.saved_above(ends):
             if tensor.layout is torch.strided:
-                found.setdefault(id(tensor.untyped_storage()), _Held()).note(tensor)
+                found.setdefault(id(tensor.untyped_storage()), _HeldStorage()).note(tensor)
         for held in found.values():
             for base in [one._base for one in held.tensors if one._base is not None]:
                 held.note(base)
@@ -57,7 +57,7 @@ class Untold:
 
 
 @define
-class _Held:
+class _HeldStorage:
     """``tensors`` on one storage, each once; ``times``, by ``id``: how often graphs hold it, or views in graphs do."""
 
     tensors: list[torch.Tensor] = field(factory=list)
@@ -77,7 +77,7 @@ def _references(saved: list[torch.Tensor]) -> list[int]:
 def _probe() -> int:
     with torch.inference_mode(False), torch.enable_grad():
         result = torch.ones(1, device="cpu", requires_grad=True) * torch.ones(1, device="cpu")
-    return _references(list(_gradients.saved_above([result])))[0]
+    return _references(list(gradient_uses.saved_above([result])))[0]
 
 
 _SAVED = _probe()

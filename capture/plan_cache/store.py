@@ -1,4 +1,4 @@
-"""Store: plans on disk, and plans loaded from a directory that a user names.
+"""Plans on disk, and plans loaded from a directory that a user names.
 
 Stage: before the first watched run of a key. In: annotation, function, key. Out: a plan whose fingerprint is that of
 here and now, or None. A file is named for function and key alone, so that one made under another body, rule set or
@@ -14,29 +14,31 @@ import inspect
 import json
 import linecache
 import os
-import platform
 import re
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import torch
 from attrs import asdict, evolve, frozen
 
-from capture import _bind, _config
-from capture._ambient import Ambient
-from capture._annotate import Annotation
-from capture._bind import Key
-from capture._containers import PLAIN_TYPES
-from capture._events import Log, logger
-from capture._findings import Severity
-from capture._plan import VERSION, CapturePlan, PlanError, differing_fields, dumps, loads
-from capture.rules import rules_revision
+from capture.core import config
+from capture.core.events import Log, logger
+from capture.core.findings import Severity
+from capture.core.options import Annotation
+from capture.core.plan import VERSION, CapturePlan, PlanError, differing_fields, dumps, loads
+from capture.key import signature
+from capture.key.modes import Ambient
+from capture.key.pytree import PLAIN_TYPES
+from capture.key.signature import Key
+from capture.rules import changed_rules, deciding_rules
+from capture.torch_private import devices
 
 _loaded: dict[str, CapturePlan] = {}  # by file name
 _unwritable: set[Path] = set()  # directories that were complained about
+_DEVICE = re.compile(r"\bdevice\(([a-z]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{8,}")
 
 
@@ -50,7 +52,7 @@ class LoadReport:
 
 def default_dir() -> Path:
     """Where plans are kept: ``CAPTURE_CACHE_DIR``, or what ``config.patch(cache_dir=...)`` says here."""
-    return _config.current().cache_dir
+    return config.current().cache_dir
 
 
 def load(annotation: Annotation, function: Callable[..., Any], key: Key, log: Log) -> CapturePlan | None:
@@ -67,7 +69,7 @@ def load(annotation: Annotation, function: Callable[..., Any], key: Key, log: Lo
 
 def _cached(name: str, log: Log) -> CapturePlan | None:
     try:
-        return _read(default_dir() / name) if _config.current().cache else None
+        return _read(default_dir() / name) if config.current().cache else None
     except PlanError as error:
         log.counters.plans_stale += 1
         log.add("plan-stale", f"{name}: {error}")
@@ -78,7 +80,7 @@ def save(annotation: Annotation, function: Callable[..., Any], key: Key, plan: C
     """Keep a plan on disk, if the cache is on. The plan comes back with its fingerprint."""
     plan = evolve(plan, fingerprint=fingerprint(annotation, function, key))
     _digests.pop(key, None)
-    if not _config.current().cache:
+    if not config.current().cache:
         return plan
     directory = default_dir()
     try:
@@ -115,9 +117,9 @@ def load_plans(directory: str | os.PathLike[str]) -> LoadReport:
             stale.append((path.name, str(error)))
             continue
         made_under = dict(plan.fingerprint) if plan is not None else {}
-        fields = differing_fields(made_under | here, made_under)
-        if plan is None or "key" not in made_under or fields:
-            stale.append((path.name, _differ(fields) if "key" in made_under else "no fingerprint"))
+        reason = _differ(made_under, made_under | here) if "key" in made_under else "no fingerprint"
+        if plan is None or reason:
+            stale.append((path.name, reason))
         else:
             _loaded[_file_name(plan.function, made_under["key"])] = plan
             used.append(plan.function)
@@ -160,16 +162,21 @@ def _file_name(function: str, key: str) -> str:
 
 
 def _holds(plan: CapturePlan, annotation: Annotation, function: Callable[..., Any], key: Key, log: Log) -> bool:
-    fields = differing_fields(plan.fingerprint, fingerprint(annotation, function, key))
-    reason = _differ(fields) if fields else _outdated_line(plan)
+    reason = _differ(plan.fingerprint, fingerprint(annotation, function, key)) or _outdated_line(plan)
     if reason:
         log.counters.plans_stale += 1
         log.add("plan-stale", reason)
     return not reason
 
 
-def _differ(fields: tuple[str, ...]) -> str:
-    return f"{', '.join(fields)} {'differs' if len(fields) == 1 else 'differ'}"
+def _differ(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What differs between two fingerprints, in words; empty if nothing does."""
+    fields = differing_fields(before, now)
+    if not fields:
+        return ""
+    text = f"{', '.join(fields)} {'differs' if len(fields) == 1 else 'differ'}"
+    codes = changed_rules(before.get("rules", ""), now.get("rules", "")) if "rules" in fields else []
+    return f"{text} ({', '.join(codes[:3])}{', ...' if len(codes) > 3 else ''})" if codes else text
 
 
 def _outdated_line(plan: CapturePlan) -> str:
@@ -184,16 +191,12 @@ def _outdated_line(plan: CapturePlan) -> str:
 
 def fingerprint(annotation: Annotation, function: Callable[..., Any], key: Key) -> dict[str, str]:
     """All that a plan depends on besides the facts; the same in every process that runs the same program."""
-    digest, on_cuda = _digest_of_key(key)
+    digest, accelerator = _digest_of_key(key)
     options = asdict(annotation, recurse=False) | {"guards": [_name(guard) for guard in annotation.guards]}
     del options["function"], options["defined_at"]  # an edit further up moves the place
-    if on_cuda and torch.cuda.is_available():  # else not asked: that would start CUDA, and no fork could use it
-        device = "cuda {}.{}".format(*torch.cuda.get_device_capability())
-    else:
-        device = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     return _of_process() | {
         "annotation": json.dumps(options, sort_keys=True),
-        "device": device,
+        "device": devices.model_of(accelerator),
         "function": annotation.function,
         "key": digest,
         "source": _source(function),
@@ -206,7 +209,7 @@ def _of_process() -> dict[str, str]:
         "allocator": " ".join(text for text in allocator if text) or "default",
         "capture": _version(),
         "cuda": torch.version.cuda or "none",
-        "rules": rules_revision(),
+        "rules": deciding_rules(),
         "schema": str(VERSION),
         "torch": str(torch.__version__),
     }
@@ -252,13 +255,13 @@ def digest(text: str) -> str:
 
 
 _DIGESTS = 16  # of keys that were looked up last
-_digests: OrderedDict[Key, tuple[str, bool]] = OrderedDict()
+_digests: OrderedDict[Key, tuple[str, str | None]] = OrderedDict()
 """From ``load`` to ``save``: a key keeps the classes in it alive, and the modules that have one for themselves."""
 
 
-def _digest_of_key(key: Key) -> tuple[str, bool]:
-    """Hash of the key's text, and whether it has a CUDA device. Kept from ``load`` to ``save``, between which the
-    body's first run may give a module its parameters."""
+def _digest_of_key(key: Key) -> tuple[str, str | None]:
+    """Hash of the key's text, and the type of the accelerator in it, if any. Kept from ``load`` to ``save``, between
+    which the body's first run may give a module its parameters."""
     found = _digests.get(key)
     if found is None:
         found = _digests[key] = _new_digest(key)
@@ -268,20 +271,20 @@ def _digest_of_key(key: Key) -> tuple[str, bool]:
     return found
 
 
-def _new_digest(key: Key) -> tuple[str, bool]:
+def _new_digest(key: Key) -> tuple[str, str | None]:
     try:
         text = _text(key, raw=False)
     except Exception:  # noqa: BLE001 - a ``repr`` or a module of others may raise anything
         text = os.urandom(32).hex()  # no file is found
-    return digest(text), "device(cuda" in text
+    accelerators = [one for one in _DEVICE.findall(text) if one not in ("cpu", "meta")]
+    return digest(text), accelerators[0] if accelerators else None
 
 
 def _text(value: Any, *, raw: bool = True) -> str:  # Any: whatever is hashable can be in a key
-    """Text by value, without addresses or process-local numbers; if not ``raw``, of what ``_bind`` made."""
+    """Text by value, without addresses or process-local numbers; if not ``raw``, of what ``key.signature`` made."""
     kind = type(value)
     if kind is torch.device:  # the current GPU has no number: each rank has another one, one file serves all
-        cuda = value.type == "cuda" and torch.cuda.is_initialized() and value.index == torch.cuda.current_device()
-        return f"device({'cuda' if cuda else value})"
+        return f"device({value.type if devices.is_current(value) else value})"
     if isinstance(value, Ambient):
         return _text(value.values)
     if isinstance(value, type):
@@ -301,7 +304,7 @@ def _text(value: Any, *, raw: bool = True) -> str:  # Any: whatever is hashable 
 def _stand_in(part: tuple[Any, ...]) -> str | None:
     """Text of a part with a process-local number, or with a ``repr`` that torch's pytree gave, else None."""
     match part:
-        case (type() as kind, second, *rest) if type(second) in (int, _bind.Token) and kind not in (int, tuple):
+        case (type() as kind, second, *rest) if type(second) in (int, signature.Token) and kind not in (int, tuple):
             return f"<{_identity_text(second, kind)} {rest}>"  # ``rest``: training flags
         case (type() as kind, str() as context, int() as size):
             return f"<{_name(kind)} {_ADDRESS.sub('', context)!r} {size}>"
@@ -312,7 +315,7 @@ def _stand_in(part: tuple[Any, ...]) -> str | None:
 
 def _identity_text(token: int, kind: type = object) -> str:
     """What an object compared by identity looks like from outside: its type, and more for functions and modules."""
-    found = next((reference() for reference, number in list(_bind._tokens.values()) if number == token), None)
+    found = next((reference() for reference, number in list(signature._tokens.values()) if number == token), None)
     if not isinstance(found, kind) or found is None:
         return _name(kind)  # it is gone, or the number is an ``id``
     if isinstance(found, torch.nn.Module):

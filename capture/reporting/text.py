@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from capture._facts import OutputInfo, Where
-from capture._findings import Finding, Severity
-from capture._plan import CapturePlan
+from capture.core.events import SHOWN
+from capture.core.facts import CodeLocation, OutputInfo
+from capture.core.findings import Finding, Severity
+from capture.core.plan import CapturePlan
 from capture.rules import Rule
 
 
@@ -31,13 +32,26 @@ def format_finding(finding: Finding, *, function: str | None = None, now: str | 
     return "\n".join(lines)
 
 
-def _where_text(where: Where | None, function: str | None) -> str:
+def _where_text(where: CodeLocation | None, function: str | None) -> str:
     if where is None:
         return function or ""
     text = f"{where.function} ({where.file}:{where.line})"
     if function and not f".{function}".endswith(f".{where.function}"):
         text += f" in {function}"
     return f"{text}: `{where.code}`" if where.code else text
+
+
+_MOST_GUARDS = 20  # that are printed
+
+
+def format_guards(guards: Sequence[str]) -> str:
+    """The first guards of a recording, a line each, with a newline at the end; empty without any."""
+    if not guards:
+        return ""
+    left = len(guards) - _MOST_GUARDS
+    more = [f"  and {left} more: see `guards` of the explanation"] if left > 0 else []
+    lines = [f"guards looked at before every replay: {len(guards)}", *[f"  {one}" for one in guards[:_MOST_GUARDS]]]
+    return "\n".join([*lines, *more, ""])
 
 
 def format_plan(plan: CapturePlan) -> str:
@@ -79,9 +93,8 @@ def format_table(rows: Sequence[Sequence[str]], *, indent: int = 0) -> str:
 
 def format_summary(functions: Sequence[tuple[str, Mapping[str, int], Sequence[Finding]]]) -> str:
     """The table of ``report``: a row a function with its counters, and below it why it runs eagerly, if it does."""
-    names = ("recordings", "replays", "rebinds", "eager_calls", "observations")
-    rows = [("function", *(name.replace("_", " ") for name in names))]
-    rows += [(function, *(str(counters[name]) for name in names)) for function, counters, _ in functions]
+    rows = [("function", *(name.replace("_", " ") for name in SHOWN))]
+    rows += [(function, *(str(counters[name]) for name in SHOWN)) for function, counters, _ in functions]
     reasons = [
         f"{function}: {finding.code} {finding.name}: {finding.what}"
         for function, _, findings in functions

@@ -1,100 +1,52 @@
-"""The rules, in one literal tuple.
+"""The rules: the files of this folder that are called ``cg<nnn>_<name>.py``, and what installed packages add.
 
 Stage: between facts and the plan. In: ``Case``. Out: findings and decisions. No torch.
+A new rule is a new file and nothing else: no list names it (``scripts/add_rule.py`` makes one with its cases).
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
+import importlib
 import importlib.metadata
+import pkgutil
+import re
 import warnings
+from collections.abc import Iterable
 
-from capture._annotate import suggestion
+from capture.core.errors import CaptureBug
+from capture.core.options import suggestion
 from capture.rules._rule import Rule, rule
-from capture.rules.cg101_static_address_moved import RULE as CG101
-from capture.rules.cg102_input_mutated import RULE as CG102
-from capture.rules.cg103_inputs_alias import RULE as CG103
-from capture.rules.cg104_static_name_unmatched import RULE as CG104
-from capture.rules.cg105_implicit_input import RULE as CG105
-from capture.rules.cg106_unknown_container import RULE as CG106
-from capture.rules.cg107_unsupported_subclass import RULE as CG107
-from capture.rules.cg108_plain_argument import RULE as CG108
-from capture.rules.cg109_binding_refused import RULE as CG109
-from capture.rules.cg110_unkeyed_read import RULE as CG110
-from capture.rules.cg201_host_sync import RULE as CG201
-from capture.rules.cg202_host_work import RULE as CG202
-from capture.rules.cg203_several_devices import RULE as CG203
-from capture.rules.cg204_python_state_changed import RULE as CG204
-from capture.rules.cg205_python_value_drifts import RULE as CG205
-from capture.rules.cg206_operators_differ import RULE as CG206
-from capture.rules.cg207_unseen_kernel import RULE as CG207
-from capture.rules.cg301_random_draws import RULE as CG301
-from capture.rules.cg401_escaped_tensor import RULE as CG401
-from capture.rules.cg402_tensor_effect import RULE as CG402
-from capture.rules.cg403_output_aliases_input import RULE as CG403
-from capture.rules.cg404_borrowed_output_used import RULE as CG404
-from capture.rules.cg501_gradient_needed import RULE as CG501
-from capture.rules.cg502_gradient_of_argument import RULE as CG502
-from capture.rules.cg601_data_dependent_shape import RULE as CG601
-from capture.rules.cg701_ranks_disagree import RULE as CG701
-from capture.rules.cg702_collective_not_recorded import RULE as CG702
-from capture.rules.cg703_collective_not_verified import RULE as CG703
-from capture.rules.cg704_segments_not_registered import RULE as CG704
-from capture.rules.cg801_nested_capture import RULE as CG801
-from capture.rules.cg802_no_backend import RULE as CG802
-from capture.rules.cg803_separate_pools import RULE as CG803
-from capture.rules.cg804_graphs_not_patched import RULE as CG804
-from capture.rules.cg805_foreign_surroundings import RULE as CG805
-from capture.rules.cg806_package_entry_point import RULE as CG806
-from capture.rules.cg901_recording_limit import RULE as CG901
-from capture.rules.cg902_recording_does_not_pay import RULE as CG902
-from capture.rules.cg903_replay_differs import RULE as CG903
-from capture.rules.cg904_recording_refused import RULE as CG904
 
-__all__ = ["RULES", "Rule", "all_rules", "rule", "rule_by_code", "rules_revision"]
+__all__ = ["RULES", "Rule", "all_rules", "changed_rules", "deciding_rules", "rule", "rule_by_code", "rules_in"]
 
-RULES: tuple[Rule, ...] = (
-    CG101,
-    CG102,
-    CG103,
-    CG104,
-    CG105,
-    CG106,
-    CG107,
-    CG108,
-    CG109,
-    CG110,
-    CG201,
-    CG202,
-    CG203,
-    CG204,
-    CG205,
-    CG206,
-    CG207,
-    CG301,
-    CG401,
-    CG402,
-    CG403,
-    CG404,
-    CG501,
-    CG502,
-    CG601,
-    CG701,
-    CG702,
-    CG703,
-    CG704,
-    CG801,
-    CG802,
-    CG803,
-    CG804,
-    CG805,
-    CG806,
-    CG901,
-    CG902,
-    CG903,
-    CG904,
-)
+_FILE = re.compile(r"cg\d{3}_\w+")
+
+
+def rules_in(package: str, folders: Iterable[str]) -> tuple[Rule, ...]:
+    """The rules in a package's folders, by code. ``CaptureBug`` names the file that holds none, or the code of another.
+
+    A broken rule stops the import: a rule that is silently missing could let a call be recorded that must not be.
+    """
+    found: dict[str, tuple[Rule, str]] = {}
+    for module in pkgutil.iter_modules(folders):
+        if not _FILE.fullmatch(module.name):
+            continue
+        file = f"{module.name}.py"
+        each = getattr(importlib.import_module(f"{package}.{module.name}"), "RULE", None)
+        if not isinstance(each, Rule):
+            raise CaptureBug(f"{file} has no RULE: it needs a check under @rule(...)")
+        if each.code in found:
+            raise CaptureBug(f"{file} takes the code {each.code}, which {found[each.code][1]} has")
+        if each.code.lower() != module.name[:5]:
+            raise CaptureBug(f"{file} holds {each.code}: a file is named for its rule")
+        found[each.code] = (each, file)
+    if not found:
+        raise CaptureBug(f"no rule was found in {package}")
+    return tuple(found[code][0] for code in sorted(found))
+
+
+RULES: tuple[Rule, ...] = rules_in(__name__, __path__)
 """The built-in rules, by code."""
 
 ENTRY_POINTS = "capture.rules"
@@ -136,7 +88,18 @@ def rule_by_code(code: str) -> Rule:
     return found
 
 
-def rules_revision() -> str:
-    """A hash (16 hex digits) over code and revision of all rules; plans made under another one are stale."""
-    text = "\n".join(f"{each.code} {each.revision}" for each in all_rules())
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def deciding_rules() -> str:
+    """Code and revision of every rule that can change what a plan does: ``"CG102 2, CG103 2, ..."``.
+
+    A plan keeps this text in its fingerprint, and applies only where it is the same. So a plan is made again when a
+    rule that may decide came, went or decides otherwise now. One that came has to count: the plan keeps no facts that
+    it could be asked about, and it might have made the call eager. Rules with ``decides=False`` are left out: they only
+    remark, which ``compile_plan`` holds them to, so the plan would do the same with them.
+    """
+    return ", ".join(f"{each.code} {each.revision}" for each in all_rules() if each.decides)
+
+
+def changed_rules(before: str, now: str) -> list[str]:
+    """Codes, sorted, in which two texts of ``deciding_rules`` differ."""
+    changed = set(before.split(", ")) ^ set(now.split(", "))
+    return sorted({each.split(" ")[0] for each in changed if each})

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from attrs import frozen
 
-from capture._facts import PlaceholderInfo, Where
-from capture._findings import Case, Decision, Finding, Policy, Severity
+from capture.core.facts import CodeLocation, PlaceholderInfo
+from capture.core.findings import Decision, Finding, Policy, Severity
+from capture.rules.case import Case
 
 HEADINGS = ("What it does", "Why it matters", "Example", "Instead", "Fix safety", "Known gaps")
 """Every rule's page has these, in this order."""
@@ -31,6 +32,9 @@ class Rule:
     since: str
     revision: int
     """Goes up when the rule decides otherwise on the same facts, so that cached plans are made again."""
+    decides: bool
+    """May change what a plan does, by a decision or by a finding of ``EAGER`` or above. If not, it only remarks, and
+    plans that were made without it stay good."""
     summary: str
     doc: str
     """The whole page: summary, then one section a heading."""
@@ -43,7 +47,7 @@ class Rule:
         what: str,
         why: str,
         fix: Iterable[str] = (),
-        where: Where | None = None,
+        where: CodeLocation | None = None,
         path: str | None = None,
         severity: Severity | None = None,
     ) -> Finding:
@@ -64,8 +68,10 @@ class Rule:
         return Decision(field=f"policy:{path}", value=policy, code=self.code, reason=reason)
 
 
-def rule(code: str, name: str, *, severity: Severity, since: str = "0.1", revision: int = 1) -> Callable[[Check], Rule]:
-    """Turn a check and the docstring of its module into a ``Rule``.
+def rule(
+    code: str, name: str, *, severity: Severity, since: str = "0.1", revision: int = 1, decides: bool = True
+) -> Callable[[Check], Rule]:
+    """Turn a check and the docstring of its module into a ``Rule``. The fields of ``Rule`` say what the options mean.
 
     Raises ``TypeError`` if the module's docstring lacks a heading, has one too many, or has them in another order.
     """
@@ -81,6 +87,7 @@ def rule(code: str, name: str, *, severity: Severity, since: str = "0.1", revisi
             severity=severity,
             since=since,
             revision=revision,
+            decides=decides,
             summary=doc.split("\n", 1)[0],
             doc=doc,
             headings=headings,

@@ -37,11 +37,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import bytes_text, rule
+from capture.rules.case import Case
 
 
-@rule("CG101", "static-address-moved", severity=Severity.NOTE)
+@rule("CG101", "static-address-moved", severity=Severity.NOTE, decides=False)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     placeholders = {info.path: info for info in case.facts.placeholders}
     for moved in case.facts.moved:

@@ -39,9 +39,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._facts import PlaceholderInfo
-from capture._findings import Case, Decision, Finding, Policy, Severity
+from capture.core.facts import PlaceholderInfo
+from capture.core.findings import Decision, Finding, Policy, Severity
 from capture.rules._rule import is_bound, names_text, rule
+from capture.rules.case import Case
 
 
 @rule("CG103", "inputs-alias", severity=Severity.EAGER, revision=2)

@@ -31,12 +31,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._annotate import suggestion
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
+from capture.core.options import suggestion
 from capture.rules._rule import names_text, rule
+from capture.rules.case import Case
 
 
-@rule("CG104", "static-name-unmatched", severity=Severity.NOTE)
+@rule("CG104", "static-name-unmatched", severity=Severity.NOTE, decides=False)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     known = case.facts.known_paths
     for name in case.facts.unmatched_static:

@@ -37,9 +37,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._facts import PlaceholderInfo
-from capture._findings import Case, Decision, Finding, Policy, Severity
+from capture.core.facts import PlaceholderInfo
+from capture.core.findings import Decision, Finding, Policy, Severity
 from capture.rules._rule import rule
+from capture.rules.case import Case
 
 NOTED_OWNERS = {"closure": "a closure", "global": "a global variable", "item": "a container's item"}
 

@@ -38,8 +38,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Policy, Severity
+from capture.core.findings import Decision, Finding, Policy, Severity
 from capture.rules._rule import bytes_text, is_bound, rule
+from capture.rules.case import Case
 
 
 @rule("CG108", "plain-argument", severity=Severity.NOTE, revision=4)

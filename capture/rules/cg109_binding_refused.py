@@ -39,11 +39,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import rule
+from capture.rules.case import Case
 
 
-@rule("CG109", "binding-refused", severity=Severity.NOTE)
+@rule("CG109", "binding-refused", severity=Severity.NOTE, decides=False)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for unbound in case.facts.unbound:
         kernel = f" ({unbound.kernel})" if unbound.kernel else ""

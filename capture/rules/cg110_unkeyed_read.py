@@ -35,8 +35,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import rule
+from capture.rules.case import Case
 
 _ASK = "ask before the call and pass the answer  (one recording an answer)"
 _OFFSET = "leave as_strided's offset out, to begin at the tensor's own first element  (no cost)"

@@ -35,8 +35,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import rule, short_op
+from capture.rules.case import Case
 
 SCALAR_FIX = (
     "choose on the device: torch.where(condition, a, b)  (computes both sides)",

@@ -35,9 +35,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._facts import HostWork
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.facts import HostWork
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import accelerators, rule
+from capture.rules.case import Case
 
 _SPLIT = "move it before or after the captured function  (splits the work in two)"
 WORDS: dict[str, tuple[str, str, tuple[str, ...]]] = {

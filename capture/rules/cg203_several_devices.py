@@ -33,8 +33,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import accelerators, rule
+from capture.rules.case import Case
 
 
 @rule("CG203", "several-devices", severity=Severity.EAGER)

@@ -33,10 +33,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._annotate import Rng
-from capture._facts import Draw
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.facts import Draw
+from capture.core.findings import Decision, Finding, Severity
+from capture.core.options import Rng
 from capture.rules._rule import rule
+from capture.rules.case import Case
 
 BY_OPTION: dict[Rng, tuple[Severity, str, tuple[str, ...]]] = {
     "graphsafe": (

@@ -36,11 +36,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import rule
+from capture.rules.case import Case
 
 
-@rule("CG402", "tensor-effect", severity=Severity.NOTE)
+@rule("CG402", "tensor-effect", severity=Severity.NOTE, decides=False)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for effect in case.facts.effects:
         if effect.kind == "tensor":

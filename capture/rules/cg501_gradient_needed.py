@@ -52,8 +52,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import names_text, rule
+from capture.rules.case import Case
 
 
 @rule("CG501", "gradient-needed", severity=Severity.EAGER, revision=2)

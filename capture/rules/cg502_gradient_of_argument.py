@@ -40,18 +40,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import rule
+from capture.rules.case import Case
 
 
 @rule("CG502", "gradient-of-argument", severity=Severity.EAGER)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     arguments = [one for one in case.facts.placeholders if one.kind == "argument" and not one.static]
-    places = {f"{one.path}.grad": one for one in arguments}
+    sources = {f"{one.path}.grad": one for one in arguments}
     left = [effect.path for effect in case.facts.effects if effect.kind != "python"]
     read = [one.path for one in case.facts.placeholders if one.kind == "implicit"]
     for path in dict.fromkeys((*left, *read)):
-        argument = places.get(path)
+        argument = sources.get(path)
         if argument is not None:
             yield RULE.finding(
                 what=f"a backward pass inside the body leaves {path!r} behind",

@@ -37,11 +37,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import rule
+from capture.rules.case import Case
 
 
-@rule("CG703", "collective-not-verified", severity=Severity.NOTE)
+@rule("CG703", "collective-not-verified", severity=Severity.NOTE, decides=False)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     if case.facts.collectives and case.annotation.verify != "off":
         first = case.facts.collectives[0]

@@ -33,11 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import rule
+from capture.rules.case import Case
 
 
-@rule("CG804", "graphs-not-patched", severity=Severity.NOTE)
+@rule("CG804", "graphs-not-patched", severity=Severity.NOTE, decides=False)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     if case.facts.unpatchable is not None:
         yield RULE.finding(

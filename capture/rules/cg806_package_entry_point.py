@@ -32,8 +32,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import rule
+from capture.rules.case import Case
 
 _LOAD = "run_single_threaded=True"
 _ONE = "(no cost, but one thread at a time may call it)"

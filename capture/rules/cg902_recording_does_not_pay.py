@@ -32,11 +32,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from capture._findings import Case, Decision, Finding, Severity
+from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import rule
+from capture.rules.case import Case
 
 
-@rule("CG902", "recording-does-not-pay", severity=Severity.NOTE)
+@rule("CG902", "recording-does-not-pay", severity=Severity.NOTE, decides=False)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     count = case.facts.num_ops
     if count <= 1 and case.facts.runs:

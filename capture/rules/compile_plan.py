@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from capture._annotate import Annotation
-from capture._errors import CaptureBug
-from capture._facts import Facts, PlaceholderInfo
-from capture._findings import Case, Decision, Finding, Policy, Severity
-from capture._plan import CapturePlan, PlannedPlaceholder, sequence_digest
+from capture.core.errors import CaptureBug
+from capture.core.facts import Facts, PlaceholderInfo
+from capture.core.findings import Decision, Finding, Policy, Severity
+from capture.core.options import Annotation
+from capture.core.plan import CapturePlan, PlannedPlaceholder, sequence_digest
 from capture.rules import Rule, all_rules
+from capture.rules.case import Case
 
 
 def compile_plan(
@@ -23,8 +24,8 @@ def compile_plan(
 ) -> CapturePlan:
     """The plan that ``rules`` (all that are installed, if None) make of the facts, in whatever order they come.
 
-    Raises ``CaptureBug`` if a rule raises, decides on a field the plan does not have, or if no rule decided on a
-    placeholder.
+    Raises ``CaptureBug`` if a rule raises, decides although it is declared with ``decides=False``, decides on a field
+    the plan does not have, or if no rule decided on a placeholder.
     """
     findings, decisions = _run(all_rules() if rules is None else rules, Case(annotation=annotation, facts=facts))
     joined = _join(decisions, [f"policy:{info.path}" for info in facts.placeholders])
@@ -58,6 +59,9 @@ def _run(rules: Iterable[Rule], case: Case) -> tuple[list[Finding], list[Decisio
                 f"rule {rule.code} {rule.name} raised {type(error).__name__}: {error} (for {case.annotation.function})"
             ) from error
         for remark in remarks:
+            if not rule.decides and (isinstance(remark, Decision) or remark.severity >= Severity.EAGER):
+                # Plans made without this rule are still in use: they rely on its word that it changes nothing.
+                raise CaptureBug(f"rule {rule.code} {rule.name} decides, but is declared with decides=False")
             if isinstance(remark, Finding):
                 findings.append(remark)
             else:

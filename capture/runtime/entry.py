@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
 
-from attrs import define, field
+from attrs import define, evolve, field
 
-from capture._attribute_reads import Reads
-from capture._bind import Key, deaths, names_the_dead
-from capture._facts import Facts
-from capture._fast import seen
-from capture._findings import SETTLING, Severity
-from capture._follow import Expected
-from capture._module_checks import Value, values_of
-from capture._node import Node
-from capture._plan import CapturePlan
-from capture._watched import Watched
-from capture.backends import Backend, Refusal
+from capture.core.facts import Facts, diff_facts
+from capture.core.plan import CapturePlan
+from capture.engines.base import Backend, Refusal
+from capture.guards.module_guards import Value, values_of
+from capture.key.signature import Key, deaths, names_the_dead
+from capture.native import seen
+from capture.observe.expectation import Expectation
+from capture.observe.run import ObservedRun
+from capture.state.attribute_reads import Reads
+from capture.state.call import Call
+from capture.tree.node import Node
 
 Phase = Literal["cold", "warm", "ready", "eager"]
 _numbers = itertools.count(1)
 MOVES = 2  # times that a static tensor moves until an engine that cannot bind it anew copies it in every call
 RETRIES = 2  # runs that differ from the one before until a function counts as one that always differs
+
+
+class TrainingRegion(Protocol):
+    """Beside an entry whose results need gradients: its forward pass is what is recorded, and here is the rest."""
+
+    def make_call(self, **parts: Any) -> Call:
+        """A call whose body is the forward pass."""
+
+    def begin(self) -> None:
+        """A call of the forward pass begins."""
+
+    def finish(self, result: Any, leaves: Sequence[Any]) -> Any:
+        """The result of the forward pass as part of the caller's graph."""
+
+    def attach(self, result: Any, leaves: list[Any], node: Node) -> Any:
+        """The same for what C replayed, from begin to end."""
+
+    def settle(self, node: Node) -> None:
+        """A recording was made of the last run."""
+
+    def entries(self) -> list[Entry]:
+        """Those of all backward passes."""
+
+    def retire(self) -> None:
+        """The forward pass was forgotten."""
 
 
 @seen
@@ -33,9 +59,10 @@ class Entry:
     key: Key
     number: int = field(factory=lambda: next(_numbers))
     phase: Phase = "cold"
+    """Written by ``advance`` alone."""
     plan: CapturePlan | None = None
     facts: Facts | None = None
-    expected: Expected | None = None
+    expected: Expectation | None = None
     """What recordings have to do again, where a watched run told it all."""
     warmups_left: int = 0
     differing_runs: int = 0
@@ -61,10 +88,26 @@ class Entry:
     backend: Backend | None = None
     partners: frozenset[int] = frozenset()
     """Ranks that took part when this rank told the others of a run for this key."""
-    region: Any = None
-    """A ``Region`` if the results need gradients: what is recorded is the forward pass then."""
+    region: TrainingRegion | None = None
+    """If the results need gradients: what is recorded is the forward pass then."""
 
-    def note_reads(self, watched: Watched) -> None:
+    @property
+    def may_differ_again(self) -> bool:
+        """Another run may clear what kept the last ones from being recorded."""
+        return self.differing_runs < RETRIES
+
+    def advance(self, phase: Phase) -> None:
+        """Come to another phase, or stay. Only dispatch may say so."""
+        self.phase = phase
+
+    def compared(self, facts: Facts, lines: Sequence[Any]) -> Facts:
+        """Facts of a run with the differences to the run before."""
+        if self.facts is None:
+            return facts
+        drifts, change = diff_facts(self.facts, facts, lines)
+        return evolve(facts, drifts=drifts, sequence_change=change, runs=self.facts.runs + 1)
+
+    def note_reads(self, watched: ObservedRun) -> None:
         """A watched run read attributes."""
         self.reads.note(watched.attributes_read)
         self.values = values_of(watched.before, self.reads)
@@ -98,11 +141,6 @@ class Family:
 
     spans: tuple[int, ...]
     entries: dict[tuple[Any, ...], Entry] = field(factory=dict)
-
-
-def may_settle(plan: CapturePlan) -> bool:
-    """Only reasons that a second run may clear: state that a first call sets up."""
-    return all(finding.code in SETTLING for finding in plan.findings_at_least(Severity.EAGER))
 
 
 def drop_dead(families: dict[tuple[Any, ...], Family]) -> int:

@@ -1,4 +1,4 @@
-"""Parked: gradients that a body drops unread wait on the host while it is recorded.
+"""Gradient offload: gradients that a body drops unread wait on the host while it is recorded.
 
 The caller's gradients stay until a recording has come to something, as a failure must leave them, while the recording
 makes the next ones in its pool: without this a whole training step would need their memory twice, for good.
@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from capture import _containers, _state
-from capture._call import Call
-from capture._containers import TENSOR_TYPES
-from capture._entry import Entry
-from capture._liveness import Held, hold, only_gradients
-from capture._tensors import bytes_of
+from capture.key import pytree
+from capture.key.pytree import TENSOR_TYPES
+from capture.key.tensor_meta import bytes_of
+from capture.runtime.entry import Entry
+from capture.state import snapshot
+from capture.state.call import Call
+from capture.tree.liveness import StorageWatch, hold, only_gradients
 
-DEVICE = "cuda"  # elsewhere there is no second memory
 WORTH = 32 << 20  # bytes; a copy to the host and back takes 0.2 ms a MiB, where the recording fails
 
 
 @define
-class Parked:
+class OffloadedGradients:
     """Storages whose memory was given up, each with its values."""
 
-    _kept: list[tuple[Held, torch.Tensor]] = field(factory=list)
+    _kept: list[tuple[StorageWatch, torch.Tensor]] = field(factory=list)
     nbytes: int = 0
 
     def park(self, storages: list[torch.UntypedStorage]) -> None:
@@ -48,14 +48,14 @@ class Parked:
                     bytes_of(storage).copy_(values)
 
 
-def parked(entry: Entry, call: Call) -> Parked:
+def parked(entry: Entry, call: Call) -> OffloadedGradients:
     """Park the gradients that the plan replaces without reading them, and that nobody else has."""
-    found = Parked()
-    paths = _dropped(entry)
-    if not paths:
+    found = OffloadedGradients()
+    engine, paths = entry.backend, _dropped(entry)
+    if engine is None or not engine.has_own_memory or not paths:
         return found
     with torch.no_grad(), torch.inference_mode(False):
-        storages = _alone(call, paths)
+        storages = _alone(call, paths, torch.device(engine.name))
         if sum(one.nbytes() for one in storages) >= WORTH:
             found.park(storages)
     return found
@@ -69,24 +69,24 @@ def _dropped(entry: Entry) -> set[str]:
     return {name for name in names if not any(path == name or path.startswith(f"{name}.") for path in read)}
 
 
-def _alone(call: Call, paths: set[str]) -> list[torch.UntypedStorage]:
-    """Memory of nothing but gradients that a parameter alone holds, or several that were reduced together."""
-    places = _state.snapshot(call.roots()).places
-    holders = [places[path][0].holder for path in sorted(paths) if path in places]
-    del places  # it holds the gradients
+def _alone(call: Call, paths: set[str], device: torch.device) -> list[torch.UntypedStorage]:
+    """Memory on a device of nothing but gradients that one parameter holds, or several that were reduced together."""
+    sources = snapshot.snapshot(call.roots()).sources
+    holders = [sources[path][0].holder for path in sorted(paths) if path in sources]
+    del sources  # it holds the gradients
     users: dict[int, tuple[torch.UntypedStorage, list[torch.Tensor]]] = {}
     for holder in holders:
-        for storage in _storages(holder):
+        for storage in _storages(holder, device):
             users.setdefault(id(storage), (storage, []))[1].append(holder)
     return [storage for storage, several in users.values() if only_gradients(several, storage, 1) is not None]
 
 
-def _storages(holder: Any) -> Iterator[torch.UntypedStorage]:
+def _storages(holder: Any, device: torch.device) -> Iterator[torch.UntypedStorage]:
     gradient = holder.grad if isinstance(holder, torch.Tensor) else None
     if gradient is None or gradient.requires_grad:
         return
-    for _, leaf in _containers.leaves(gradient):
-        if type(leaf) in TENSOR_TYPES and leaf.layout is torch.strided and leaf.device.type == DEVICE:
+    for _, leaf in pytree.leaves(gradient):
+        if type(leaf) in TENSOR_TYPES and leaf.layout is torch.strided and leaf.device == device:
             storage = leaf.untyped_storage()
             if storage.resizable():
                 yield storage

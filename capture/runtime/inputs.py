@@ -8,23 +8,24 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from capture import _state, _tensors
-from capture._call import Call
-from capture._entry import Entry
-from capture._findings import Policy
-from capture._node import Pattern
-from capture._places import Place
-from capture._plan import CapturePlan
-from capture._tensors import alias_groups, any_overlap
-from capture._tree import Tree
-from capture.backends import Input
-from capture.backends.staging import dense_enough
+from capture.core.findings import Policy
+from capture.core.plan import CapturePlan
+from capture.engines.base import Input
+from capture.engines.staging import dense_enough
+from capture.key import tensor_meta
+from capture.key.tensor_meta import alias_groups, any_overlap
+from capture.runtime.entry import Entry
+from capture.state import snapshot
+from capture.state.call import Call
+from capture.state.source import Source
+from capture.tree.node import Pattern
+from capture.tree.tree import Tree
 
 
 def span_of(leaf: Any) -> int:
     """Bytes between a tensor's first element and the end of its last; 0 for what is no strided tensor."""
     strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
-    return _tensors.span_bytes(leaf) if strided else 0
+    return tensor_meta.span_bytes(leaf) if strided else 0
 
 
 def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...]:
@@ -70,9 +71,9 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
     return _apart(call, inputs)
 
 
-def _owners(call: Call) -> Callable[[torch.Tensor], list[tuple[Place, torch.Tensor]]]:
+def _owners(call: Call) -> Callable[[torch.Tensor], list[tuple[Source, torch.Tensor]]]:
     """Tells which places in Python state, arguments left out, hold a tensor on a leaf's memory."""
-    state, arguments = _state.snapshot(call.roots()), {path for path, _ in call.paths()}
+    state, arguments = snapshot.snapshot(call.roots()), {path for path, _ in call.paths()}
     return lambda leaf: [one for one in state.owners(leaf.untyped_storage()) if one[0].path not in arguments]
 
 
@@ -106,6 +107,16 @@ def moving_paths(entry: Entry) -> frozenset[str]:
     )
 
 
+def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
+    """Generators the body may draw from: arguments, and those in Python state unless it is known to use none."""
+    found = [leaf for leaf in call.leaves if isinstance(leaf, torch.Generator)]
+    arguments = {"default", *(path for path, leaf in call.paths() if isinstance(leaf, torch.Generator))}
+    if entry.plan is not None and arguments.issuperset(entry.plan.generators):
+        return found
+    state = snapshot.snapshot(call.roots())
+    return found + [source.get() for source in state.generators.values()]
+
+
 def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
     """An argument shares memory with a tensor in Python state that the body uses, and the body writes something."""
     if plan is not None and not any(one.mutated for one in plan.placeholders):
@@ -114,7 +125,7 @@ def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
     owners = _owners(call)
     used = None if plan is None else {one.path for one in plan.placeholders if one.kind == "implicit"}
     for leaf in tensors:
-        for place, owned in owners(leaf):
-            if (used is None or place.path in used) and alias_groups([leaf, owned])[0] is not None:
+        for source, owned in owners(leaf):
+            if (used is None or source.path in used) and alias_groups([leaf, owned])[0] is not None:
                 return True
     return False

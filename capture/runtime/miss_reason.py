@@ -1,27 +1,26 @@
-"""Difference: what asks for one more recording, in the user's words, for messages and miss events."""
+"""Miss reason: what asks for one more recording, in the user's words, for messages and miss events."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from capture import _ambient, _tensors, _where
-from capture._bind import Key
-from capture._call import Call
-from capture._entry import Entry
-from capture._facts import LimitReached
-from capture._node import Node, Pattern
-from capture._tree import Tree
-
-if TYPE_CHECKING:
-    from capture._runtime import Captured
+from capture.core.facts import LimitReached
+from capture.key import modes, tensor_meta
+from capture.key.signature import Key
+from capture.observe import source_location
+from capture.runtime.captured import Captured
+from capture.runtime.entry import Entry
+from capture.state.call import Call
+from capture.tree.node import Node, Pattern
+from capture.tree.tree import Tree
 
 
 def difference(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern | None) -> LimitReached:
     """Compare a call with the newest recording of its function under the current node."""
     num = tree.current.counts.get(captured.number, 0)
-    where = _where.here()
+    where = source_location.user_location()
     siblings = [node for nodes in tree.current.children.values() for node in nodes if node.function is captured]
     same_key = [node for node in siblings if node.key[0] == entry.number]
     if pattern is not None and same_key:
@@ -40,7 +39,7 @@ def difference(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern
 def _other_place(call: Call, node: Node, pattern: Pattern) -> tuple[str | None, str, str, str]:
     for (path, _), old, new in zip(call.paths(), node.key[1], pattern, strict=True):
         if old != new:
-            before, after = ("outside the pool" if place is None else f"{place:#x}" for place in (old, new))
+            before, after = ("outside the pool" if source is None else f"{source:#x}" for source in (old, new))
             return path, before, after, f"{path!r} is another output of this step"
     return None, "", "", "other outputs of this step are still held"
 
@@ -51,7 +50,7 @@ def _of_keys(captured: Captured, old: Entry, new: Entry, call: Call) -> tuple[st
         if before == after:
             continue
         if index == 0:
-            return _first(_ambient.NAMES, before.values, after.values)
+            return _first(modes.NAMES, before.values, after.values)
         if index == 1:
             return _tensor(old, call) or _first(captured.binder.names, before, after)
         if index == 2:
@@ -84,7 +83,7 @@ def _tensor(old: Entry, call: Call) -> tuple[str, str, str] | None:
     known = {one.path: one.tensor for one in old.plan.placeholders}
     for path, leaf in call.paths():
         if isinstance(leaf, torch.Tensor) and path in known:
-            info, before = _tensors.tensor_info(leaf), known[path]
+            info, before = tensor_meta.tensor_info(leaf), known[path]
             if (info.dtype, info.shape, info.device) != (before.dtype, before.shape, before.device):
                 return path, str(before), str(info)
             if info.stride != before.stride:

@@ -1,4 +1,4 @@
-"""Rebind: a static tensor moved, or the Python state of a recording changed otherwise.
+"""Rebind: a static tensor of a recording moved.
 
 A recording is pointed at the new address. Where its engine has to learn first which of its parameters follow the
 tensor, it does so at the first move, and that call is compared with eager. Where that is impossible, the recording is
@@ -9,49 +9,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from attrs import evolve
 
-from capture import _checks, _config, _record, _verify, _where
-from capture._bind import Leaf, forget_module_structure
-from capture._compile import compile_plan
-from capture._entry import MOVES, Entry
-from capture._facts import LimitReached, Moved, Unbound
-from capture._lock import capture_lock
-from capture._module_checks import Value
-from capture._node import SAMPLED, Node
-from capture._tree import Tree
-from capture._trees import tree_for
-from capture.backends import Move, Recording, Refusal
-
-if TYPE_CHECKING:
-    from capture._runtime import Captured
+from capture.core.facts import LimitReached, Moved, Unbound
+from capture.core.plan import CapturePlan
+from capture.engines.base import Move, Recording, Refusal
+from capture.guards.guard import CHANGED
+from capture.guards.recording_guard import ALIGNMENT, RecordingGuard
+from capture.key.signature import Leaf
+from capture.observe import source_location
+from capture.observe.capture_lock import capture_lock
+from capture.rules.compile_plan import compile_plan
+from capture.runtime.captured import Captured
+from capture.runtime.entry import MOVES, Entry
+from capture.runtime.inputs import generators_of
+from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict
+from capture.tree.node import SAMPLED, Node
+from capture.tree.tree import Tree
 
 _NAMED = 4  # moves that an event names
 
 
 def state_moved(
     captured: Captured, entry: Entry, node: Node, values: tuple[Any, ...], leaves: list[Leaf], tree: Tree
-) -> Any:
-    """Go on with a call whose recording found its state elsewhere."""
+) -> Reply:
+    """How a call goes on whose recording found its state elsewhere. ``OBSERVE``: more than an address is another."""
     begin = time.perf_counter()
     found = _moves(node, leaves)
     if found is None or not found[0]:
-        return _changed(captured, entry, node, values, tree)
+        return Reply(Verdict.OBSERVE)
     moves, others = found
     outside = _outside(node, tree, moves)
     if outside is None:
-        return _changed(captured, entry, node, values, tree)
+        return Reply(Verdict.OBSERVE)
     refusal, learned = _bind(captured, entry, node, values, leaves, tree, moves, others, outside=outside)
     if node.tree is None:  # the pool was given up meanwhile
-        return captured.look_again(values)
+        return START_OVER
     if refusal is not None:
         _drop(captured, entry, node, moves, refusal)
-        if _gives_up(captured, entry, moves):
-            return captured.unready(entry, values, leaves)
-        return captured.ready(entry, values, leaves)
+        given_up = _given_up(captured, entry, moves)
+        return GO_ON if given_up is None else Reply(Verdict.EAGER, plan=given_up)
     _settle(node, moves, leaves)
     bound = _follow(node, leaves)
     captured.log.counters.rebinds += 1
@@ -59,7 +58,12 @@ def state_moved(
     promised = [move for move in moves if move.path not in bound]
     if any(("CG101", move.path) not in captured.findings for move in promised):
         _note_moved(captured, promised)
-    return _go_on(captured, entry, node, values, leaves, tree, moves if learned else [])
+    learned_now = moves if learned else []
+    if not node.check(leaves):
+        return Reply(Verdict.REPLAY, learned=learned_now)
+    if learned_now:
+        _drop(captured, entry, node, learned_now, Refusal("it could not be compared with eager", lasting=False))
+    return GO_ON
 
 
 def _follow(node: Node, leaves: Sequence[Any]) -> frozenset[str]:
@@ -67,58 +71,34 @@ def _follow(node: Node, leaves: Sequence[Any]) -> frozenset[str]:
     paths = frozenset(one.path for one in node.bound)
     if paths:
         assert node.recording is not None
-        taken = node.recording.follow(node.bound)
+        taken = node.recording.bind_inputs(node.bound)
         node.bound = tuple(one for one in node.bound if one.path not in taken)
         if taken:
-            node.checker.leave_out(taken, leaves)
-            node.check = node.checker.function
+            node.guard.leave_out(taken, leaves)
+            node.check = node.guard.check
     return paths
-
-
-def _go_on(
-    captured: Captured, entry: Entry, node: Node, values: tuple[Any, ...], leaves: list[Leaf], tree: Tree,
-    learned: Sequence[Move],
-) -> Any:  # fmt: skip
-    """Replay. What was only just ``learned`` is compared with eager first."""
-    if node.check(leaves):
-        if learned:
-            _drop(captured, entry, node, learned, Refusal("it could not be compared with eager", lasting=False))
-        return captured.ready(entry, values, leaves)
-    config = _config.current()
-    if config.poison:
-        tree.pool.poison([block for block, _ in tree.live_blocks()])
-    if learned:
-        call = captured.call(values, leaves, entry)
-        return _verify.verified(
-            captured, entry, node, tree, call,
-            differs=lambda reason: _distrust(captured, entry, node, learned, reason),
-        )  # fmt: skip
-    if (captured.annotation.verify != "off" or config.verify != "off") and _verify.is_due(captured, node):
-        return _verify.verified(captured, entry, node, tree, captured.call(values, leaves, entry))
-    return captured.replay(node, tree, values, leaves)
 
 
 def _moves(node: Node, leaves: Sequence[Any]) -> tuple[list[Move], list[Move]] | None:
     """Static tensors that moved, and those that did not; None if they are not of the same kind any more."""
-    checker: _checks.Checker = node.checker
-    current = checker.current()
-    if current is None or node.recording is None or node.tree is None:
+    guard: RecordingGuard = node.guard
+    current = guard.current()
+    if current is None or node.recording is None or node.tree is None or not guard.same_kinds(current):
         return None
-    if not (checker.guard is not None and checker.guard(*current)) and not checker.same_kinds(current):
-        return None
-    moves, others, scope = [], [], checker.scope
-    for (path, _, name), tensor in zip(checker.owners, current, strict=True):
-        before, was = scope[f"{name}_at"], scope[name]
+    moves, others = [], []
+    for owner, tensor in zip(guard.owners, current, strict=True):
+        path, before, was = owner.path, owner.address, owner.tensor
         now = tensor.data_ptr()
         if tensor is was and now == before:
             others.append(Move(path, before, tensor, was))
-        elif (now ^ before) & (_checks.ALIGNMENT - 1) or (now != before and path in checker.shared):
+        elif (now ^ before) & (ALIGNMENT - 1) or (now != before and path in guard.shared):
             return None
         else:
             moves.append(Move(path, before, tensor, was))
-    for position, path, name in checker.arguments:
-        move = Move(path, scope[name], leaves[position])
-        (others if leaves[position].data_ptr() == scope[name] else moves).append(move)
+    for argument in guard.arguments:
+        leaf = leaves[argument.position]
+        move = Move(argument.path, argument.address, leaf)
+        (others if leaf.data_ptr() == argument.address else moves).append(move)
     return moves, others
 
 
@@ -128,7 +108,7 @@ def _outside(node: Node, tree: Tree, moves: Sequence[Move]) -> bool | None:
     if not node.recording.rebinds_tensors:
         return True
     found = all(tree.expel(move.tensor) for move in moves if move.path not in node.recording.copied_paths)
-    return True if found else (None if tree.backend.name == "cpu" else False)
+    return True if found else (None if tree.backend.rebinds_to_pool else False)
 
 
 def _bind(
@@ -174,7 +154,7 @@ def _learn(
     try:
         with capture_lock, captured.log.timed("calibrate") as timed:
             tree.before_recording(captured.log)
-            refusal = node.recording.learn(call, moves, others, _record.generators_of(call, entry))
+            refusal = node.recording.learn(call, moves, others, generators_of(call, entry))
             timed.detail = refusal.reason if refusal is not None else ", ".join(move.path for move in moves[:_NAMED])
     finally:
         tree.recording, tree.pool_is_at = False, None
@@ -192,7 +172,7 @@ def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], r
     if node.tree is not None:
         node.tree.forget(node)
     if node.tree is not None:  # an output that cannot leave the pool keeps it: it must not be used either
-        node.check, node.unchecked, node.checker.facts = _never, SAMPLED, False
+        node.check, node.unchecked = _never, SAMPLED
     captured.log.add("miss", f"{_text(moves)}: {refusal.reason}")
     _note_moved(captured, [move for move in moves if move.path not in bound])
     if refusal.environment:
@@ -205,45 +185,42 @@ def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], r
     captured.note_findings(compile_plan(captured.annotation, captured.bare_facts(unbound=unbound)))
 
 
-def _gives_up(captured: Captured, entry: Entry, moves: Sequence[Move]) -> bool:
+def _given_up(captured: Captured, entry: Entry, moves: Sequence[Move]) -> CapturePlan | None:
     """No copy helps against these moves, as kernels that no operator tells of may read the tensor, or the body looks at
-    its storage by numbers: after as many recordings as there may be, the key runs eagerly."""
+    its storage by numbers: after as many recordings as there may be, the key runs eagerly, by the plan given."""
     most = captured.annotation.max_recordings
     path = next((move.path for move in moves if entry.moves[move.path] > most), None)
     if path is None:
-        return False
+        return None
     beside = path in entry.looked_beside()
     why = "the body counts from where its storage begins" if beside else "kernels that no operator tells of may read it"
     difference = f"{path!r} is at another address in every call, and {why}"
     limit = LimitReached(num_recordings=entry.moves[path], difference=difference)
-    entry.plan = compile_plan(captured.annotation, captured.bare_facts(limit=limit))
-    entry.phase = "eager"
-    return True
+    return compile_plan(captured.annotation, captured.bare_facts(limit=limit))
 
 
 def _never(leaves: Sequence[Any]) -> int:
     del leaves
-    return _checks.CHANGED
+    return CHANGED
 
 
-def _distrust(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], reason: str) -> None:
+def distrust(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], reason: str) -> None:
     """A replay at the new addresses was not found to be eager's: this table is not used again."""
     assert node.recording is not None
-    kernels = node.recording.users([move.path for move in moves])
+    kernels = node.recording.kernels_using([move.path for move in moves])
     _drop(captured, entry, node, moves, Refusal(reason, kernel=", ".join(kernels[:_NAMED]) or None))
 
 
 def _settle(node: Node, moves: Sequence[Move], leaves: Sequence[Any]) -> None:
     """From now on these tensors, at these addresses, are the right ones."""
-    checker: _checks.Checker = node.checker
     node.statics.update({move.path: move.tensor for move in moves if move.was is not None})
     if node.program is not None:
         node.program.follow(node.statics)
-    checker.follow({move.path: move.tensor for move in moves if move.was is not None}, leaves)
+    node.guard.follow({move.path: move.tensor for move in moves if move.was is not None}, leaves)
 
 
 def _note_moved(captured: Captured, moves: Sequence[Move]) -> None:
-    where = _where.here()
+    where = source_location.user_location()
     moved = tuple(
         Moved(path=one.path, before_addr=one.before, after_addr=one.tensor.data_ptr(), where=where) for one in moves
     )
@@ -253,31 +230,3 @@ def _note_moved(captured: Captured, moves: Sequence[Move]) -> None:
 def _text(moves: Sequence[Move]) -> str:
     named = [f"{move.path} {move.before:#x} -> {move.tensor.data_ptr():#x}" for move in moves[:_NAMED]]
     return ", ".join(named) + (f" and {len(moves) - _NAMED} more" if len(moves) > _NAMED else "")
-
-
-def tells_apart(captured: Captured, entry: Entry, known: Sequence[Value]) -> bool:
-    """Attributes that the body reads are other values than those that are known: they are part of the key from now on,
-    and all that was recorded is dropped, as no call has one of the keys so far any more."""
-    others = [one for one in known if one.is_other()]
-    if not others:
-        return False
-    captured.log.add("drop", f"{others[0].path} is another value, and tells calls apart from now on")
-    if entry.backend is not None:
-        captured.forget(entry, tree_for(entry.backend))
-    for one in others:
-        captured.named.tell_apart(one.holder, one.name, one.path)
-    captured.retire()
-    return True
-
-
-def _changed(captured: Captured, entry: Entry, node: Node, values: tuple[Any, ...], tree: Tree) -> Any:
-    """More than an address: forget what was recorded and look again."""
-    if tells_apart(captured, entry, node.checker.values):
-        return captured.look_again(values)
-    captured.log.add("drop", "modules or attributes the recording relies on were replaced")
-    captured.forget(entry, tree)
-    receiver = captured.receiver
-    for one in (receiver, *values, *captured.optimizers.modules()):
-        if isinstance(one, torch.nn.Module):
-            forget_module_structure(one)
-    return captured.look_again(values)

@@ -10,72 +10,62 @@ import gc
 import time
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from attrs import evolve
 
-from capture import _checks, _groups, _instead, _parked, _planning, _ranks, _state
-from capture._call import Call
-from capture._compile import compile_plan
-from capture._describe import Described
-from capture._entry import RETRIES, Entry
-from capture._facts import Drift, Facts, SequenceChange
-from capture._follow import Expected, other_result
-from capture._inputs import inputs_for, moving_paths
-from capture._instead import PlainCall
-from capture._lock import capture_lock
-from capture._node import Node, Pattern
-from capture._outputs import OutputPlan
-from capture._plan import CapturePlan, sequence_digest
-from capture._results import named, own_values, plan_recorded
-from capture._tree import Tree
-from capture.backends import Followed, Input, Recorded
+from capture.core.facts import Drift, Facts, SequenceChange
+from capture.core.plan import CapturePlan, sequence_digest
+from capture.distributed import process_groups, rank_agreement
+from capture.engines.base import BoundInput, Input, Recorded
+from capture.guards.recording_guard import RecordingGuard, make_recording_guard
+from capture.observe.capture_lock import capture_lock
+from capture.observe.described import DescribedRun
+from capture.observe.expectation import Expectation, other_result
+from capture.rules.compile_plan import compile_plan
+from capture.runtime import gradient_offload, record_failure
+from capture.runtime.captured import Captured
+from capture.runtime.entry import RETRIES, Entry
+from capture.runtime.inputs import generators_of, inputs_for, moving_paths
+from capture.runtime.record_outputs import own_values, plan_recorded
+from capture.runtime.replay import count_writes
+from capture.runtime.verdict import Reply, Verdict, done
+from capture.state.call import Call
+from capture.tree.node import Node, Pattern
+from capture.tree.outputs import OutputPlan
+from capture.tree.tree import Tree
 
-if TYPE_CHECKING:
-    from capture._runtime import Captured
-
-
-_latest: weakref.WeakKeyDictionary[Captured, weakref.ref[_checks.Checker]] = weakref.WeakKeyDictionary()
-"""The check of each function's latest recording; the next one's is the same in most cases."""
-
-
-def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
-    """Generators the body may draw from: arguments, and those in Python state unless it is known to use none."""
-    found = [leaf for leaf in call.leaves if isinstance(leaf, torch.Generator)]
-    arguments = {"default", *(path for path, leaf in call.paths() if isinstance(leaf, torch.Generator))}
-    if entry.plan is not None and arguments.issuperset(entry.plan.generators):
-        return found
-    state = _state.snapshot(call.roots())
-    return found + [place.get() for place in state.generators.values()]
+_latest: weakref.WeakKeyDictionary[Captured, weakref.ref[RecordingGuard]] = weakref.WeakKeyDictionary()
+"""The guards of each function's latest recording; the next one's are the same in most cases."""
 
 
-def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Any:
-    """Record ``call`` under the current node and return its result.
+def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Reply:
+    """Record ``call`` under the current node. Its result, or what is to give it where nothing of the run stands.
 
     No garbage is collected meanwhile: what a recording notes would be looked through several times, and dies by itself.
     """
     tree.recording, collecting = True, gc.isenabled()
     gc.disable()
-    parked = _parked.parked(entry, call)
+    parked = gradient_offload.parked(entry, call)
     if parked.nbytes or (entry.facts is not None and not entry.nodes):  # after a watched run
         with capture_lock:
             tree.make_room(captured.log)
     try:
-        with _ranks.exchange(captured, entry) as exchange:
-            result = _record(captured, entry, call, tree, pattern, exchange, undo=undo)
+        with rank_agreement.exchange(captured, entry) as exchange:
+            reply = _record(captured, entry, call, tree, pattern, exchange, undo=undo)
     finally:
         tree.recording = False
         parked.settle()
         if collecting:
             gc.enable()
         tree.put_away(captured.log, "a failed recording")
-    return result.run() if isinstance(result, PlainCall) else result
+    return reply
 
 
 def _record(
-    captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, exchange: _ranks.Exchange, *, undo: bool
-) -> Any:
+    captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, exchange: rank_agreement.Exchange, *,
+    undo: bool,
+) -> Reply:  # fmt: skip
     inputs = inputs_for(call, entry, tree, pattern)
     counters = captured.log.counters
     counters.body_runs += 1
@@ -88,13 +78,13 @@ def _record(
         _forget_run(captured, entry, recorded)
         del recorded  # and with it what it has of the pool
         if not tree.put_away(captured.log, "a recording that was not as watched"):
-            return None if undo else PlainCall(lambda: captured.run_eagerly(call, "its pool was given up"))
+            return Reply(Verdict.EAGER, reason="its pool was given up")
         recorded = _run(captured, entry, call, tree, inputs, None, undo=undo)
     for kind, milliseconds, nbytes in recorded.parts:
         captured.log.add(kind, ms=milliseconds, nbytes=nbytes)
     if recorded.described is None:
         exchange.fall_out(recorded)
-        return _instead.without_facts(captured, entry, call, tree, recorded, undo=undo)
+        return record_failure.without_facts(captured, entry, call, tree, recorded, undo=undo)
     if recorded.followed == "yes" and entry.facts is not None and entry.plan is not None:
         facts, plan = entry.facts, entry.plan
     else:
@@ -111,15 +101,13 @@ def _record(
     holds = recorded.recording is not None and as_planned and not facts.gradients
     facts, plan = _heard(exchange, captured, entry, recorded, facts, plan, holds=holds)
     if not holds or plan.outcome != "record":
-        return _instead.refused(captured, entry, call, tree, recorded, facts, plan, undo=undo)
+        return record_failure.refused(captured, entry, call, tree, recorded, facts, plan, undo=undo)
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
     captured.note_findings(plan)
-    if entry.plan_is_new:
-        _planning.save(captured, entry)
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
     node.written = written
-    _groups.note_user(node, facts)
+    process_groups.note_user(node, facts)
     if entry.region is not None:
         entry.region.settle(node)
     result = _result(captured, call, tree, node, recorded, uncounted, undo=undo)
@@ -129,8 +117,8 @@ def _record(
     ms = (time.perf_counter() - begin) * 1e3
     captured.log.add("record", _detail(plan, tree, recorded), ms=ms, nbytes=tree.pool.reserved_bytes())
     if undo:
-        _instead.undo_run(recorded)
-    return result
+        record_failure.undo_run(recorded)
+    return done(result)
 
 
 def _detail(plan: CapturePlan, tree: Tree, recorded: Recorded) -> str:
@@ -139,13 +127,13 @@ def _detail(plan: CapturePlan, tree: Tree, recorded: Recorded) -> str:
 
 
 def _heard(
-    exchange: _ranks.Exchange, captured: Captured, entry: Entry, recorded: Recorded, facts: Facts, plan: CapturePlan, *,
-    holds: bool,
+    exchange: rank_agreement.Exchange, captured: Captured, entry: Entry, recorded: Recorded, facts: Facts,
+    plan: CapturePlan, *, holds: bool,
 ) -> tuple[Facts, CapturePlan]:  # fmt: skip
     """Facts and plan after the other ranks were heard. ``holds``: it is a recording, as far as this rank knows."""
     again = recorded.transient and entry.differing_runs < RETRIES
     failure = None if holds or again else recorded.failure or "its recording run differs from its plan"
-    heard = _ranks.agreed(exchange, captured, entry, facts, executed=recorded.executed, failure=failure)
+    heard = rank_agreement.agreed(exchange, captured, entry, facts, executed=recorded.executed, failure=failure)
     return (facts, plan) if heard is facts else (heard, compile_plan(captured.annotation, heard))
 
 
@@ -153,14 +141,14 @@ def _forget_run(captured: Captured, entry: Entry, recorded: Recorded) -> None:
     """A run that was not what was expected has not happened; the body runs once more."""
     captured.log.add("miss", f"not as in the watched run: {recorded.failure}")
     captured.log.counters.body_runs += 1
-    _instead.undo_run(recorded)
+    record_failure.undo_run(recorded)
     if recorded.watched is not None:
         recorded.watched.forget()
     entry.expected = None
 
 
 def _run(
-    captured: Captured, entry: Entry, call: Call, tree: Tree, inputs: Sequence[Input], expected: Expected | None, *,
+    captured: Captured, entry: Entry, call: Call, tree: Tree, inputs: Sequence[Input], expected: Expectation | None, *,
     undo: bool,
 ) -> Recorded:  # fmt: skip
     """Let the engine record the body."""
@@ -178,11 +166,11 @@ def _run(
                 expected=expected if entry.facts is not None else None,
             )
         if recorded.watched is not None:
-            captured.optimizers.note_gradients(recorded.watched)
+            captured.optimizers.note_gradients(*recorded.watched.gradient_uses())
         return recorded
 
 
-def _expel_state(tree: Tree, described: Described, copied: frozenset[str]) -> bool:
+def _expel_state(tree: Tree, described: DescribedRun, copied: frozenset[str]) -> bool:
     owned = [one for one in described.implicit if one.owners and one.path not in copied]
     return all(tree.expel(one.owners[0][1]) for one in owned)
 
@@ -196,7 +184,7 @@ def _result(
     assert described is not None
     if not recorded.executed:
         return None if undo else _first_replay(captured, node, tree, call, uncounted)
-    return outputs.finish(outputs.adopt(own_values(outputs, call, described)), named(captured, call))
+    return outputs.finish(outputs.adopt(own_values(outputs, call, described)), call.named_roots)
 
 
 def _facts_and_plan(
@@ -204,7 +192,7 @@ def _facts_and_plan(
 ) -> tuple[Facts, CapturePlan]:
     assert recorded.described is not None
     assert recorded.watched is not None
-    facts = _planning.compared(entry, recorded.described.facts, recorded.watched.watch.notes.lines)
+    facts = entry.compared(recorded.described.facts, recorded.watched.watch.trace.lines)
     if facts.sequence_change is None and not facts.drifts:  # the run that was followed first may tell more
         facts = evolve(facts, drifts=(parted,)) if isinstance(parted, Drift) else evolve(facts, sequence_change=parted)
     if not recorded.executed and entry.facts is not None:
@@ -250,7 +238,7 @@ def _first_replay(captured: Captured, node: Node, tree: Tree, call: Call, uncoun
     assert outputs is not None
     recording.replay(call.leaves)
     count_writes(uncounted, call.leaves)
-    return outputs.build(tree.pool, call.leaves, node.statics.__getitem__, named(captured, call))
+    return outputs.build(tree.pool, call.leaves, node.statics.__getitem__, call.named_roots)
 
 
 def _node(
@@ -262,32 +250,24 @@ def _node(
     assert watched is not None
     entry.reads.note(watched.attributes_read)
     paths = [path for path, _ in call.paths()]
-    static = [
-        (one.position, paths[one.position], call.leaves[one.position])
-        for one in inputs
-        if one.how == "static" and isinstance(call.leaves[one.position], torch.Tensor)
-    ]
-    replaced = {effect.change.place.path for effect in described.effects} | watched.before.rebuilt
+    static = [one.position for one in inputs if one.how == "static"]
     mutated = _mutated(described.facts)
     bound = [one.position for one in inputs if one.is_bound]
     copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
-    followed = [*described.implicit, *described.guarded]
     latest = _latest.get(captured)
     like = latest() if latest is not None else None
-    checker = _checks.make_checker(
-        watched.before, followed, static, replaced, call.leaves, copied, mutated, entry.reads, like
-    )
-    _latest[captured], entry.values = weakref.ref(checker), checker.values
-    statics = {one.path: one.owners[0][1] for one in followed}
+    guard = make_recording_guard(described, watched, call, static, copied, entry.reads, like)
+    _latest[captured], entry.values = weakref.ref(guard), guard.values
+    statics = {one.path: one.owners[0][1] for one in (*described.implicit, *described.guarded)}
     read = {id(one) for one in statics.values()}
     outputs.leave_out_gradients(read)
     outputs.deposits = captured.deposits
     return Node(
         function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,
-        outputs=outputs, check=checker.function, checker=checker, statics=statics,
-        generators=tuple(place.get() for place in watched.before.generators.values()),
+        outputs=outputs, check=guard.check, guard=guard, statics=statics,
+        generators=tuple(source.get() for source in watched.before.generators.values()),
         layout=recorded.layout,
-        bound=tuple(Followed(position=at, path=paths[at], is_written=paths[at] in mutated) for at in bound),
+        bound=tuple(BoundInput(position=at, path=paths[at], is_written=paths[at] in mutated) for at in bound),
     )  # fmt: skip
 
 
@@ -299,11 +279,3 @@ def _written(call: Call, inputs: Sequence[Input], facts: Facts) -> tuple[int, ..
     paths = [path for path, _ in call.paths()]
     mutated = _mutated(facts)
     return tuple(one.position for one in inputs if one.how == "managed" and paths[one.position] in mutated)
-
-
-def count_writes(positions: Sequence[int], leaves: Sequence[Any]) -> None:
-    """Managed inputs are written through tensors of the recording's own, as in the recording run are inputs on whose
-    memory Python state lies, too; autograd must see it on the caller's."""
-    for position in positions:
-        if not leaves[position].is_inference():
-            torch.autograd.graph.increment_version(leaves[position])

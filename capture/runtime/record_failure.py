@@ -1,62 +1,50 @@
-"""Instead: what happens where a recording run is no recording.
+"""Record failure: what happens where a recording run is no recording.
 
 A run that executed stands: what lies in the pool is moved out of it. Of a run that only captured nothing has happened
-but the body's Python, which is undone; then the body runs as a plain call, once the recording is put away: the body may
-call other captured functions, which record in the same pool.
+but the body's Python, which is undone; then dispatch has the body run as a plain call, once the recording is put away:
+the body may call other captured functions, which record in the same pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
-from capture import _planning, _watched
-from capture._call import Call
-from capture._compile import compile_plan
-from capture._entry import RETRIES, Entry
-from capture._facts import Facts
-from capture._notes import Reshaped
-from capture._plan import CapturePlan
-from capture._results import named, own_values, plan_recorded
-from capture._tensors import storage_of
-from capture._tree import Tree
-from capture.backends import Recorded
-
-if TYPE_CHECKING:
-    from capture._runtime import Captured
-
-
-@frozen(eq=False)
-class PlainCall:
-    """What gives the call's result where nothing of the recording run stands."""
-
-    run: Callable[[], Any]
+from capture.core.facts import Facts
+from capture.core.plan import CapturePlan
+from capture.engines.base import Recorded
+from capture.key.tensor_meta import storage_of
+from capture.observe import run as _run
+from capture.observe.trace import Reshaped
+from capture.rules.compile_plan import compile_plan
+from capture.runtime.captured import Captured
+from capture.runtime.entry import RETRIES, Entry
+from capture.runtime.record_outputs import own_values, plan_recorded
+from capture.runtime.verdict import Refuted, Reply, Verdict
+from capture.state.call import Call
+from capture.tree.tree import Tree
 
 
 def refused(
     captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, facts: Facts, plan: CapturePlan, *,
     undo: bool,
-) -> Any:  # fmt: skip
-    """The run is no recording, or not the one that was planned. The call's result, or the `PlainCall` that gives it."""
+) -> Reply:  # fmt: skip
+    """The run is no recording, or not the one that was planned."""
     reason = facts.refused or recorded.failure or "the recording run differs from the plan"
     if not recorded.executed:
-        return _run_instead(captured, entry, call, tree, recorded, facts, plan, reason, undo=undo)
+        return _nothing_ran(captured, entry, recorded, Refuted(facts, plan, reason))
     assert recorded.described is not None
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     values = own_values(outputs, call, recorded.described)
     _settle_shapes(call, recorded)
     _leave_pool(tree, recorded)
-    result = outputs.finish(values, named(captured, call))
+    result = outputs.finish(values, call.named_roots)
     if undo:
         undo_run(recorded)
-    _planning.replace(captured, entry, facts, plan, reason)
-    return result
+    return Reply(Verdict.DONE, result, refuted=Refuted(facts, plan, reason))
 
 
-def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, *, undo: bool) -> Any:
+def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, *, undo: bool) -> Reply:
     """The body raised, or was stopped. As `refused`."""
     watched = recorded.watched
     error = watched.error if watched is not None else None
@@ -71,56 +59,40 @@ def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, reco
             undo_run(recorded)
         raise error
     facts = entry.facts or captured.bare_facts()
-    if watched is not None and watched.watch.notes.syncs:
-        facts = evolve(facts, host_syncs=tuple(watched.watch.notes.syncs.values()))
+    if watched is not None and watched.watch.trace.syncs:
+        facts = evolve(facts, host_syncs=tuple(watched.watch.trace.syncs.values()))
     else:
         facts = evolve(facts, refused=recorded.failure)
     plan = compile_plan(captured.annotation, facts)
     reason = recorded.failure or "the capture failed"
-    return _run_instead(captured, entry, call, tree, recorded, facts, plan, reason, undo=undo)
+    return _nothing_ran(captured, entry, recorded, Refuted(facts, plan, reason))
 
 
-def _run_instead(
-    captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, facts: Facts, plan: CapturePlan,
-    reason: str, *, undo: bool,
-) -> PlainCall | None:  # fmt: skip
-    """Only the body's Python has run: undo that, and have the body run as a plain call."""
+def _nothing_ran(captured: Captured, entry: Entry, recorded: Recorded, refuted: Refuted) -> Reply:
+    """Only the body's Python has run: undo that. The body is to run as a plain call."""
     if recorded.recording is not None:
         recorded.recording.release()
     raised = recorded.watched is not None and recorded.watched.error is not None and not recorded.stopped
     undo_run(recorded)
     if recorded.watched is not None:
         recorded.watched.forget()
-
-    def planned_anew() -> Any:
-        if raised:  # eager's own error, if it raises one, comes first
-            result = captured.run_eagerly(call, reason)
-            _planning.replace(captured, entry, facts, plan, reason)
-            return result
-        _planning.replace(captured, entry, facts, plan, reason)
-        return captured.run_eagerly(call, reason)
-
     if recorded.transient and entry.differing_runs < RETRIES:
-        captured.log.add("drop", reason)
+        captured.log.add("drop", refuted.reason)
         entry.differing_runs += 1
-        return None if undo else PlainCall(lambda: captured.run_eagerly(call, reason))
+        return Reply(Verdict.EAGER, reason=refuted.reason)
     if entry.facts is None:  # recorded straight away, without a watched run
-        captured.log.add("drop", reason)
-        _planning.forget_stored(entry)
-        return None if undo else PlainCall(lambda: _planning.observe(captured, entry, call, tree))
-    if undo:
-        _planning.replace(captured, entry, facts, plan, reason)
-        return None
-    return PlainCall(planned_anew)
+        captured.log.add("drop", refuted.reason)
+        return Reply(Verdict.OBSERVE)
+    return Reply(Verdict.EAGER, reason=refuted.reason, refuted=refuted, body_first=raised)
 
 
 def undo_run(recorded: Recorded) -> None:
     """Put back what the run changed: all of it if it executed, else what the body's Python did."""
     watched = recorded.watched
     if watched is not None and recorded.executed:
-        _watched.undo(watched)
+        _run.undo(watched)
     elif watched is not None:
-        _watched.undo_python(watched)
+        _run.undo_python(watched)
 
 
 def _leave_pool(tree: Tree, recorded: Recorded) -> None:
@@ -143,14 +115,14 @@ def _settle_effects(call: Call, recorded: Recorded) -> None:
     staged = {id(leaf): position for position, (_, leaf) in enumerate(recorded.watched.arguments)}
     for change in recorded.watched.changed:
         if not change.container and id(change.after) in staged:
-            change.place.set(call.leaves[staged[id(change.after)]])
+            change.source.set(call.leaves[staged[id(change.after)]])
 
 
 def _settle_shapes(call: Call, recorded: Recorded) -> None:
     """The body may have given a staged input another shape, or other memory: the caller's tensor gets it, too."""
     assert recorded.watched is not None
     watch, before = recorded.watched.watch, dict[int, Reshaped]()
-    for one in watch.notes.reshaped:
+    for one in watch.trace.reshaped:
         before.setdefault(id(one[0]), one)
     for (_, staged), theirs in zip(recorded.watched.arguments, call.leaves, strict=True):
         if not isinstance(staged, torch.Tensor) or staged is theirs or staged.layout is not torch.strided:

@@ -1,35 +1,29 @@
-"""Results: the outputs of a recording run, as its plan builds them."""
+"""Record outputs: what a recording run gave, as the plan of its outputs builds it, then and in each replay."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from capture._call import Call, is_opaque
-from capture._containers import children, is_container
-from capture._describe import Described
-from capture._entry import Entry
-from capture._liveness import Again
-from capture._outputs import OutputPlan
-from capture._plan_outputs import plan_outputs
-from capture._program import Pair
-from capture.backends import Pool, Recorded
-
-if TYPE_CHECKING:
-    from capture._runtime import Captured
+from capture.autograd.saved_graph import ForwardOutputs
+from capture.engines.base import Pool, Recorded
+from capture.key.pytree import children, is_container
+from capture.observe.described import DescribedRun
+from capture.runtime.captured import Captured
+from capture.runtime.entry import Entry
+from capture.state.call import Call, is_opaque
+from capture.tree.liveness import Again
+from capture.tree.output_planner import plan_outputs
+from capture.tree.outputs import OutputPlan
 
 
-def named(captured: Captured, call: Call) -> Callable[[], dict[str, Any]]:
-    return lambda: {**call.named_values(), "self": captured.receiver}
-
-
-def own_values(outputs: OutputPlan, call: Call, described: Described) -> list[Any]:
+def own_values(outputs: OutputPlan, call: Call, described: DescribedRun) -> list[Any]:
+    """The values that the run itself left, with the caller's tensors in place of staged ones."""
     owners = {one.path: one.owners[0][1] for one in described.implicit if one.owners}
     return outputs.own_values(_kept_values(described), call.leaves, owners.__getitem__)
 
 
-def _kept_values(described: Described) -> list[Any]:
+def _kept_values(described: DescribedRun) -> list[Any]:
     return [
         leaf.value for leaf in (*described.outputs, *(one for effect in described.effects for one in effect.leaves))
     ]
@@ -45,7 +39,7 @@ def _again(captured: Captured, result: Any) -> dict[int, Again]:
     """What may be handed out again while nobody has it, by ``id``: what a forward pass has for its backward pass alone,
     and what becomes the ``grad`` of one parameter. Not results: a user's autograd function may make one the end of a
     graph, which it would keep alive."""
-    if type(result) is Pair:
+    if type(result) is ForwardOutputs:
         inner = set(map(id, result.saved)) - set(map(id, result.attached)) - _ids(result.result)
         return dict.fromkeys(inner, "inner")
     if captured.deposits is None:
@@ -62,11 +56,12 @@ def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Po
     described, watched = recorded.described, recorded.watched
     assert described is not None
     assert watched is not None
-    owners = {place.path: tensor for owned in watched.before.tensors.values() for place, tensor in owned}
+    owners = {source.path: tensor for owned in watched.before.tensors.values() for source, tensor in owned}
     left = _ids(watched.result).union(*[_ids(effect.change.after) for effect in described.effects])
-    there = [(place, value) for place, value in watched.before.places.values() if id(value) in left]
-    own = {id(value): place for place, value in there
-           if is_container(value) or (place.kind == "root" and place.path != "self" and is_opaque(value))}  # fmt: skip
+    there = [(source, value) for source, value in watched.before.sources.values() if id(value) in left]
+    own = {id(value): source for source, value in there
+           if is_container(value)
+           or (source.kind == "root" and source.path != "self" and is_opaque(value))}  # fmt: skip
     return plan_outputs(
         policy, watched.result, described.outputs, described.effects, recorded.blocks,
         watched.arguments, owners.__getitem__, pool, own, _again(captured, watched.result),

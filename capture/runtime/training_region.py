@@ -1,42 +1,45 @@
-"""Autograd: a captured function whose results need gradients is two recordings, forward and backward.
+"""Training region: a captured function whose results need gradients is two recordings, forward and backward.
 
 The forward pass is an entry like any other. Its body runs the user's function on aliases of the arguments and hands
 out, beside the results, the tensors that its backward pass needs: they are ordinary outputs, so what is pending is what
 is alive. The backward pass is a captured function of its own, of those tensors and the gradients of the results. The
 caller's graph sees one node, whose inputs are the arguments and parameters that need gradients.
+
+Dispatch asks the region to make the results part of that graph. When autograd comes to the node, much later and perhaps
+in another thread, it comes in by the front door, as any caller of a captured function: the region is handed that door.
 """
 
 from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from attrs import define, evolve
 from typing_extensions import override
 
-from capture import _deposit, _state, _torch_private, _watched
-from capture import _torch_private_donated as donated
-from capture._ambient import inlining
-from capture._bind import Leaf, make_binder
-from capture._call import Call
-from capture._containers import TENSOR_TYPES, replace_leaves
-from capture._entry import Entry
-from capture._errors import CaptureError
-from capture._fast import MISS
-from capture._lock import PATIENCE, capture_lock
-from capture._named import NamedKey
-from capture._node import Node
-from capture._places import Place
-from capture._program import Pair, Program, Saver, lies_apart
-from capture._tree import Tree
-from capture._trees import at_home, home, tree_for
-from capture.backends import Pool
-
-if TYPE_CHECKING:
-    from capture._runtime import Captured
+from capture.autograd import accumulate_grad
+from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
+from capture.core.errors import CaptureError
+from capture.engines.base import Pool
+from capture.key.modes import inlining
+from capture.key.pytree import TENSOR_TYPES, replace_leaves
+from capture.key.signature import Leaf, make_binder
+from capture.native import MISS
+from capture.observe import run as run_module
+from capture.observe.capture_lock import PATIENCE, capture_lock
+from capture.runtime.captured import Captured
+from capture.runtime.entry import Entry
+from capture.runtime.fast_path import Shortcuts
+from capture.state import snapshot
+from capture.state.call import Call
+from capture.state.source import Source
+from capture.torch_private import autograd as torch_autograd
+from capture.torch_private import capabilities
+from capture.tree.node import Node
+from capture.tree.thread_trees import acting_for, thread_state, tree_for
 
 _DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
@@ -51,33 +54,37 @@ class DoubleBackwardError(CaptureError, RuntimeError):
 
 @define(kw_only=True)
 class RegionCall(Call):
-    """A call whose body gives a ``Pair``."""
+    """A call whose body gives a ``ForwardOutputs``."""
 
-    region: Region
+    forward: Callable[[Call, tuple[Any, ...]], ForwardOutputs]
     keeps_program: bool = True
 
     @override
     def run(self, values: tuple[Any, ...] | None = None) -> Any:
-        return self.region.run(self, self.values if values is None else values)
+        return self.forward(self, self.values if values is None else values)
 
 
 class BackwardCall(Call):
     """A call whose body takes tensors for their values alone: their ``.grad`` and hooks are no state of its."""
 
     @override
-    def roots(self, values: tuple[Any, ...] | None = None) -> list[Place]:
+    def roots(self, values: tuple[Any, ...] | None = None) -> list[Source]:
         def bare(leaf: Any) -> Any:
             return leaf.detach() if type(leaf) in TENSOR_TYPES and leaf.requires_grad else leaf
 
         named = {name: replace_leaves(value, bare) for name, value in self.named_values(values).items()}
-        return _state.roots(self.function, self.receiver, named)
+        return snapshot.roots(self.function, self.receiver, named)
+
+
+Calls = Callable[[Captured, tuple[Any, ...], dict[str, Any]], Any]
+"""Calls a captured function: the front door, which autograd comes to when it is time for a backward pass."""
 
 
 class Region:
     """Forward and backward of one entry."""
 
-    def __init__(self, captured: Captured, entry: Entry, leaves: Sequence[Leaf]) -> None:
-        self._captured, self._entry = captured, entry
+    def __init__(self, captured: Captured, entry: Entry, leaves: Sequence[Leaf], calls: Calls) -> None:
+        self._captured, self._entry, self._calls = captured, entry, calls
         tensors = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
         self._wanted = tuple(index for index, leaf in tensors.items() if leaf.requires_grad)
         devices = {leaf.device for leaf in tensors.values()} | {torch.device("cpu")}
@@ -85,40 +92,33 @@ class Region:
         self._empty = {(dtype, device): torch.empty(0, dtype=dtype, device=device)
                        for dtype in _DIFFERENTIABLE for device in devices}  # fmt: skip
         self._accumulates = captured.annotation.gradients == "accumulate"
-        self._anchor: _deposit.Anchor | None = None
-        self._made: Program | None = None
+        self._anchor: accumulate_grad.Anchor | None = None
+        self._made: SavedGraph | None = None
         """Of the body's run in the present call, if there was one."""
-        self._recorded: dict[Any, tuple[Program, weakref.ref[Pool]]] = {}
+        self._recorded: dict[Any, tuple[SavedGraph, weakref.ref[Pool]]] = {}
         """By form, one whose body ran in a recording, and where: autograd runs a node on the stream it was made on."""
         self._backwards: dict[Any, _Backward] = {}
         """By form, and whether it accumulates."""
         self._retired = False
 
-    def run(self, call: Call, values: tuple[Any, ...]) -> Pair:
+    def run(self, call: Call, values: tuple[Any, ...]) -> ForwardOutputs:
         """The user's function in grad mode, and its program."""
-        watch = _watched.active_watch()
-        before = watch.before if watch is not None else _state.snapshot(call.roots())
-        saver = Saver(call, values, before, self._wanted)
+        watch = run_module.active_watch()
+        before = watch.before if watch is not None else snapshot.snapshot(call.roots())
+        saver = GraphSaver(call, values, before, self._wanted)
         pair = saver.run(values, self._empty)
         self._made = saver.program
         return pair
 
-    def unready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
-        """As ``Captured.unready``, with the graph of the caller."""
-        self._made = None
-        return self._attach(self._captured.unready(entry, values, leaves), leaves)
+    def make_call(self, **parts: Any) -> Call:
+        """A call whose body is the forward pass."""
+        return RegionCall(forward=self.run, **parts)
 
-    def ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
-        """As ``Captured.ready``, with the graph of the caller."""
+    def begin(self) -> None:
+        """A call of the forward pass begins: no body has run in it yet."""
         self._made = None
-        return self._attach(self._captured.ready(entry, values, leaves), leaves)
 
-    def replay(self, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
-        """As ``Captured.replay``, with the graph of the caller."""
-        self._made = None
-        return self._attach(self._captured.replay(node, tree, values, leaves), leaves)
-
-    def attach(self, pair: Pair, leaves: list[Leaf], node: Node) -> Any:
+    def attach(self, pair: ForwardOutputs, leaves: list[Leaf], node: Node) -> Any:
         """What the C module replayed, with the graph of the caller."""
         self._made = None
         return self._join(pair, leaves, node.program, is_replay=True) if pair.attached else pair.result
@@ -133,10 +133,10 @@ class Region:
         program.paths = {id(one): paths[id(one)] for one in (*program.parameters, *program.held) if id(one) in paths}
         program.follow(node.statics)
 
-    def _attach(self, result: Any, leaves: Sequence[Leaf]) -> Any:
-        """Make the results part of the caller's graph."""
+    def finish(self, result: Any, leaves: Sequence[Leaf]) -> Any:
+        """Make the results of a call part of the caller's graph."""
         made, self._made = self._made, None
-        if type(result) is not Pair:
+        if type(result) is not ForwardOutputs:
             return result
         if not result.attached:
             return result.result
@@ -146,28 +146,28 @@ class Region:
             program = tree_for(self._entry.backend).current.program
         return self._join(result, leaves, program, is_replay=made is None)
 
-    def _join(self, pair: Pair, leaves: Sequence[Leaf], program: Program, *, is_replay: bool) -> Any:
+    def _join(self, pair: ForwardOutputs, leaves: Sequence[Leaf], program: SavedGraph, *, is_replay: bool) -> Any:
         inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
         frame = Frame(self, program, inner, kept, pair.attached)
         wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
         if self._accumulates and parameters and self._deposits(program):
             anchor = self._anchor
             if anchor is None:
-                anchor = self._anchor = _deposit.Anchor(pair.attached[0].device)
+                anchor = self._anchor = accumulate_grad.Anchor(pair.attached[0].device)
             frame.parameters, frame.anchor, frame.stream = parameters, anchor, anchor.stream_now()
             _apply(frame, *wanted, anchor.tensor)
         else:
             _apply(frame, *wanted, *parameters)
         return pair.result
 
-    def _deposits(self, program: Program) -> bool:
+    def _deposits(self, program: SavedGraph) -> bool:
         if program.deposits is None:
-            program.deposits = _deposit.are_leaves(program.now_parameters)
-        return program.deposits and _deposit.may_deposit()
+            program.deposits = accumulate_grad.are_leaves(program.now_parameters)
+        return program.deposits and accumulate_grad.may_deposit()
 
     def gradients(
-        self, program: Program, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None = None, *,
-        at_home: bool,
+        self, program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any],
+        buffers: Sequence[Any] | None = None, *, at_home: bool,
     ) -> Sequence[Any]:  # fmt: skip
         """The backward pass of one call. ``at_home``: in the thread of the forward pass, or while that waits for it.
         ``buffers``: of the parameters, to which their gradients are added; None: all are given back as they are."""
@@ -176,7 +176,9 @@ class Region:
         key = program.form, buffers is not None
         backward = self._backwards.get(key)
         if backward is None:
-            backward = self._backwards[key] = _Backward(self._captured, program, accumulates=buffers is not None)
+            backward = self._backwards[key] = _Backward(
+                self._captured, program, self._calls, accumulates=buffers is not None
+            )
         recorded, where = self._recorded.get(program.form, (None, _nowhere))
         if recorded is None and not backward.was_called:
             return backward(program, tensors, grads, buffers or ())
@@ -201,19 +203,19 @@ class Region:
 
 
 def _parted(
-    program: Program, pair: Pair, needed: Sequence[Any], *, is_replay: bool
+    program: SavedGraph, pair: ForwardOutputs, needed: Sequence[Any], *, is_replay: bool
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """What the call's node keeps itself, and what goes through autograd, which frees it at the right time; there has to
     be some of that."""
     if program.saves_apart is None and is_replay:
-        program.saves_apart = donated.TELLS and lies_apart(pair)
+        program.saves_apart = torch_autograd.TELLS_KEEP_GRAPH and lies_apart(pair)
     if is_replay and program.saves_apart and needed:
         return pair.saved, needed
     return (), [*pair.saved, *needed]
 
 
 def _run_plainly(
-    program: Program, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None, *, at_home: bool
+    program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None, *, at_home: bool
 ) -> Sequence[torch.Tensor | None]:
     """The thread of the forward pass, unless it waits for this, may be capturing the stream of a recorded program."""
     held = not at_home and capture_lock.acquire(timeout=PATIENCE)
@@ -225,21 +227,22 @@ def _run_plainly(
 
 
 def _computed(
-    program: Program, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None
+    program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None
 ) -> tuple[Any, ...]:
     found = program.gradients(tensors, grads)
     if buffers is None:
         return found
     wanted, mine = found[: len(program.wanted)], found[len(program.wanted) :]
-    made = _deposit.accumulated(program.parameters, mine, buffers, (*tensors, *grads, *wanted))
+    made = accumulate_grad.accumulated(program.parameters, mine, buffers, (*tensors, *grads, *wanted))
     return (*wanted, *made)
 
 
 class _Backward:
     """The backward pass of programs of one form, as a captured function of the tensors it takes."""
 
-    def __init__(self, forward: Captured, program: Program, *, accumulates: bool) -> None:
+    def __init__(self, forward: Captured, program: SavedGraph, calls: Calls, *, accumulates: bool) -> None:
         self._program, self._accumulates, self.was_called = program, accumulates, False
+        self._calls = calls
         names = [f"saved_{index}" for index in range(program.num_saved)]
         names += [f"input_{index}" for index in range(len(program.given))]
         held = [f"held_{index}" for index in range(len(program.held))]
@@ -251,17 +254,19 @@ class _Backward:
             # autograd may use them on any stream, and tells the allocator alone
             outputs="preserve" if accumulates else "clone",
         )  # fmt: skip
-        self.captured = type(forward)(annotation, self._run, make_binder(signature), NamedKey(), None)
-        self.captured.log, self.captured.findings = forward.log, forward.findings
-        self.captured.keeps_plans, self.captured.is_backward = False, True
-        self.captured.deposits = self._receivers if accumulates else None
+        self.captured = Captured(
+            annotation, self._run, make_binder(signature), Shortcuts(), log=forward.log, findings=forward.findings,
+            keeps_plans=False, is_backward=True, deposits=self._receivers if accumulates else None,
+            make_call=BackwardCall,
+        )  # fmt: skip
 
     def __call__(
-        self, program: Program, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any]
+        self, program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any]
     ) -> Sequence[Any]:
         self._program, self.was_called = program, True
-        result = self.captured.straight(*tensors, *grads, *buffers)
-        found: Sequence[Any] = self.captured(*tensors, *grads, *buffers) if result is MISS else result
+        values = (*tensors, *grads, *buffers)
+        result = self.captured.straight(*values)
+        found: Sequence[Any] = self._calls(self.captured, values, {}) if result is MISS else result
         return found
 
     def _receivers(self, positions: Sequence[int]) -> Sequence[torch.Tensor]:
@@ -281,16 +286,26 @@ class _Backward:
 class Frame:
     """One call in the caller's graph."""
 
-    __slots__ = ("_home", "_program", "_region", "anchor", "attached", "inner", "kept", "parameters", "stream")
+    __slots__ = (
+        "_forward_thread",
+        "_program",
+        "_region",
+        "anchor",
+        "attached",
+        "inner",
+        "kept",
+        "parameters",
+        "stream",
+    )
 
     def __init__(
-        self, region: Region, program: Program, inner: Sequence[Any], kept: Sequence[Any], attached: Sequence[Any]
+        self, region: Region, program: SavedGraph, inner: Sequence[Any], kept: Sequence[Any], attached: Sequence[Any]
     ) -> None:
-        self._region, self._program, self._home = region, program, home()
+        self._region, self._program, self._forward_thread = region, program, thread_state()
         self.inner = inner
         """Tensors that no user gets: they stay until a backward pass has run that does not keep the graph."""
         self.kept, self.attached = kept, attached
-        self.anchor: _deposit.Anchor | None = None
+        self.anchor: accumulate_grad.Anchor | None = None
         """Stands for ``parameters``, to whose ``.grad`` the backward pass adds."""
         self.parameters: Sequence[torch.Tensor] = ()
         self.stream: int | None = None
@@ -304,33 +319,37 @@ class Frame:
                 "pass under capture.config.patch(enabled=False), or capture the whole computation with both backward "
                 "passes inside"
             )
-        if self._program.donates and donated.keeps_graph():
-            raise RuntimeError(donated.DONATED)
+        if self._program.donates and torch_autograd.keeps_graph():
+            raise RuntimeError(torch_autograd.DONATED_ERROR)
         if self.anchor is not None:
             return self._accumulate(self.anchor, node, tensors, grads)
-        with at_home(self._home) as is_there:
+        with acting_for(self._forward_thread) as is_there:
             return self._region.gradients(self._program, tensors, grads, at_home=is_there)
 
     def _accumulate(
-        self, anchor: _deposit.Anchor, node: Any, tensors: Sequence[Any], grads: Sequence[Any]
+        self, anchor: accumulate_grad.Anchor, node: Any, tensors: Sequence[Any], grads: Sequence[Any]
     ) -> Sequence[Any]:
         anchor.check()
         parameters, count = self.parameters, len(self._program.wanted)
-        buffers = _deposit.buffers_of(parameters)
-        with at_home(self._home) as is_there:
+        buffers = accumulate_grad.buffers_of(parameters)
+        with acting_for(self._forward_thread) as is_there:
             found = self._region.gradients(self._program, tensors, grads, buffers, at_home=is_there)
         if buffers is None:
-            _deposit.through_autograd(parameters, found[count:])
+            accumulate_grad.through_autograd(parameters, found[count:])
             return (*found[:count], anchor.gradient())
-        _deposit.put(parameters, found[count:])
+        accumulate_grad.put(parameters, found[count:])
         return (*map(self._handed_on, found[:count], node.next_functions), anchor.gradient())
 
     def _handed_on(self, gradient: torch.Tensor | None, receiver: tuple[Any, int]) -> torch.Tensor | None:
         """A copy, as autograd may use it on any stream and tells the allocator alone. But a region that runs on the
         same stream, in the same tree, gets the gradient itself: its replay comes after this one and before the next."""
         other = getattr(receiver[0], "frame", None)
-        near = type(other) is Frame and other.stream == self.stream and other._home.trees is self._home.trees
-        return gradient if gradient is None or near else gradient.clone()
+        is_near = (
+            type(other) is Frame
+            and other.stream == self.stream
+            and other._forward_thread.trees is self._forward_thread.trees
+        )
+        return gradient if gradient is None or is_near else gradient.clone()
 
 
 class _Gradients(torch.autograd.Function):
@@ -352,9 +371,9 @@ class _Gradients(torch.autograd.Function):
         saved = ctx.saved_tensors if ctx.has_saved else ()  # raises what eager raises
         frame: Frame = ctx.frame
         found = frame.gradients(ctx, (*frame.inner, *saved), grads)
-        if frame.inner and not donated.keeps_graph():
+        if frame.inner and not torch_autograd.keeps_graph():
             frame.inner = ()
         return (None, *found)
 
 
-_apply = _torch_private.function_apply(_Gradients)
+_apply = capabilities.function_apply(_Gradients)

@@ -7,34 +7,34 @@ happen once. What a body computes differently from itself is told apart by runni
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 
-from capture import _config, _containers, _tensors
-from capture._call import Call
-from capture._compile import compile_plan
-from capture._entry import Entry
-from capture._facts import Verification
-from capture._generators import default_generators
-from capture._node import Node
-from capture._seeds import may_be_seed
-from capture._skeleton import EffectSlot
-from capture._tree import Tree
-
-if TYPE_CHECKING:
-    from capture._runtime import Captured
+from capture.autograd.philox_seeds import may_be_seed
+from capture.core import config
+from capture.key import pytree, tensor_meta
+from capture.key.modes import inlining
+from capture.runtime.captured import Captured
+from capture.runtime.entry import Entry
+from capture.runtime.replay import replay
+from capture.state.call import Call
+from capture.torch_private.generators import default_generators
+from capture.tree.node import Node
+from capture.tree.output_structure import EffectSlot
+from capture.tree.tree import Tree
 
 Results = list[tuple[str, torch.Tensor | str]]
 """Values by path."""
+NO_MEMORY = "memory does not suffice to compare it with eager"
 _NOISE = 8
 """Times what two runs of a body differ by: a third is no further off. What was read at a wrong address is."""
 
 
 def is_due(captured: Captured, node: Node) -> bool:
     """The annotation or the settings ask for this replay to be verified."""
-    modes = (captured.annotation.verify, _config.current().verify)
+    modes = (captured.annotation.verify, config.current().verify)
     asked = "always" in modes or ("first" in modes and not node.verified)
     return asked and not node.groups  # a rank that communicates twice for one call would do so alone
 
@@ -44,7 +44,7 @@ class State:
     """Everything a call may change: tensors it writes, places it sets, generators it draws from."""
 
     tensors: list[tuple[str, torch.Tensor, torch.UntypedStorage]] = field(factory=list)
-    places: list[tuple[EffectSlot, Any]] = field(factory=list)
+    sources: list[tuple[EffectSlot, Any]] = field(factory=list)
     generators: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
 
     def put_back(self, named: Callable[[], dict[str, Any]]) -> None:
@@ -52,7 +52,7 @@ class State:
         with torch.no_grad():
             for _, tensor, contents in self.tensors:
                 tensor.untyped_storage().copy_(contents, False)
-        for slot, value in self.places:
+        for slot, value in self.sources:
             slot.at(named).set(value)
         for generator, state in self.generators:
             generator.set_state(state)
@@ -66,7 +66,7 @@ def _state(entry: Entry, node: Node, call: Call, named: Callable[[], dict[str, A
         if id(storage) not in seen:
             seen.add(id(storage))
             found.tensors.append((path, tensor, storage.clone()))
-    found.places = [(slot, slot.at(named).get()) for slot in node.outputs.effects]
+    found.sources = [(slot, slot.at(named).get()) for slot in node.outputs.effects]
     generators = [*default_generators(), *(leaf for leaf in call.leaves if isinstance(leaf, torch.Generator))]
     found.generators = [(generator, generator.get_state()) for generator in (*generators, *node.generators)]
     return found
@@ -88,16 +88,14 @@ def _written(entry: Entry, node: Node, call: Call) -> Iterator[tuple[str, torch.
 def _results(result: Any, state: State) -> Results:
     """Copies of all values a call gave: results, written memory, effects, generator states."""
     found: Results = []
-    values = [*_containers.result_leaves(result)]
-    for slot, value in state.places:
-        values += [
-            (f"{slot.path}{path.removeprefix('output')}", leaf) for path, leaf in _containers.result_leaves(value)
-        ]
+    values = [*pytree.result_leaves(result)]
+    for slot, value in state.sources:
+        values += [(f"{slot.path}{path.removeprefix('output')}", leaf) for path, leaf in pytree.result_leaves(value)]
     for path, leaf in values:
         found.append((path, leaf.detach().clone() if isinstance(leaf, torch.Tensor) else repr(leaf)))
     for path, tensor, contents in state.tensors:
         whole = contents.nbytes() // tensor.element_size()
-        found.append((path, _tensors.bytes_of(contents)[: whole * tensor.element_size()].view(tensor.dtype)))
+        found.append((path, tensor_meta.bytes_of(contents)[: whole * tensor.element_size()].view(tensor.dtype)))
     found += [(f"generator {index}", value.clone()) for index, (_, value) in enumerate(state.generators)]
     return found
 
@@ -114,7 +112,7 @@ def _is_same(a: torch.Tensor | str, b: torch.Tensor | str) -> bool:
         return type(a) is type(b) and a == b
     if a.device != b.device and (may_be_seed(a) or may_be_seed(b)):
         return True  # only a captured kernel leaves it on the device; the results tell what was drawn
-    return _tensors.same_bits(a, b)
+    return tensor_meta.same_bits(a, b)
 
 
 def _first_wrong(different: list[int], ours: Results, theirs: Results, again: Results) -> str | None:
@@ -153,6 +151,22 @@ class _NoMemoryError(Exception):
     """There is none for copies to compare."""
 
 
+@frozen(eq=False)
+class Verified:
+    """What a verification found."""
+
+    result: Any = None
+    """The replay's where nothing differs, else the body's own."""
+    has_result: bool = True
+    """False: memory did not even suffice for the replay, and the body has not run."""
+    differs: str | None = None
+    """The path of the first value that differs from the body's."""
+    is_wrong: bool = False
+    """It is further off than the body is from itself."""
+    lacks_memory: bool = False
+    """Nothing is known, as memory did not suffice to compare."""
+
+
 @define(eq=False)
 class Comparison:
     """One verification. ``eager``: the body's own result, once it ``has_run`` and its effects are there."""
@@ -162,85 +176,57 @@ class Comparison:
     node: Node
     tree: Tree
     call: Call
-    differs: Callable[[str], None] | None
     eager: Any = None
     has_run: bool = False
-
-    def named(self) -> dict[str, Any]:
-        """What places are found by."""
-        return {**self.call.named_values(), "self": self.captured.receiver}
 
     def taken(self, result: Any = None) -> tuple[State, Results]:
         """Everything as it is after this result."""
         try:
-            state = _state(self.entry, self.node, self.call, self.named)
+            state = _state(self.entry, self.node, self.call, self.call.named_roots)
             return state, _results(result, state)
         except torch.OutOfMemoryError as error:
             raise _NoMemoryError from error
 
-    def run(self) -> Any:
+    def run(self) -> Verified:
         """Replay, put back, run the body, compare."""
         captured, (before, _) = self.captured, self.taken()
-        replayed = captured.replay(self.node, self.tree, self.call.values, self.call.leaves)
+        replayed = replay(captured, self.node, self.tree, self.call.values, self.call.leaves)
         try:
             left, ours = self.taken(replayed)
         finally:
-            before.put_back(self.named)
-        self.eager = captured.run_body(self.call)
+            before.put_back(self.call.named_roots)
+        self.eager = run_body(captured, self.call)
         self.has_run = True
         after, theirs = self.taken(self.eager)
         different = _different(ours, theirs)
         captured.log.add("verify", f"{_names(ours, different)} differs" if different else "equal")
         if not different:
             self.node.verified = True
-            for slot, value in left.places:  # the result may be what an effect kept
-                slot.at(self.named).set(value)
-            return replayed
-        before.put_back(self.named)
+            for slot, value in left.sources:  # the result may be what an effect kept
+                slot.at(self.call.named_roots).set(value)
+            return Verified(replayed)
+        before.put_back(self.call.named_roots)
         try:
-            _, again = self.taken(captured.run_body(self.call))
+            _, again = self.taken(run_body(captured, self.call))
         finally:
-            after.put_back(self.named)
+            after.put_back(self.call.named_roots)
         wrong = _first_wrong(different, ours, theirs, again)
-        if self.differs is None:
-            self.note(wrong or _names(ours, different), deterministic=wrong is not None)
-        elif wrong is not None:
-            replayed, left = None, State()  # what lies in the pool is not held here
-            self.differs(f"{wrong} differs from eager at the new address")
-        return self.eager
-
-    def note(self, path: str, *, deterministic: bool) -> None:
-        """A recording that differs is forgotten; of a body that differs from itself it is said."""
-        captured, entry = self.captured, self.entry
-        facts = captured.bare_facts(verification=Verification(path=path, deterministic=deterministic))
-        plan = compile_plan(captured.annotation, facts)
-        if deterministic:
-            captured.forget(entry, self.tree)
-            entry.phase, entry.plan = "eager", plan
-            captured.report(plan)
-        else:
-            captured.note_findings(plan)
-
-    def without(self) -> Any:
-        """The body's own result, where memory does not suffice to compare."""
-        reason = "memory does not suffice to compare it with eager"
-        self.captured.log.add("verify", reason)
-        if self.differs is not None:
-            self.differs(reason)
-        return self.eager if self.has_run else self.captured.run_body(self.call)
+        return Verified(self.eager, differs=wrong or _names(ours, different), is_wrong=wrong is not None)
 
 
-def verified(
-    captured: Captured, entry: Entry, node: Node, tree: Tree, call: Call, *,
-    differs: Callable[[str], None] | None = None,
-) -> Any:  # fmt: skip
-    """Replay, put back, run the body, compare. Gives the replay's result, or the body's where they differ.
-
-    ``differs`` is told what speaks against the recording, whatever the reason, instead of its end.
-    """
+def verified(captured: Captured, entry: Entry, node: Node, tree: Tree, call: Call) -> Verified:
+    """Replay, put back, run the body, compare."""
     captured.log.counters.verifications += 1
-    comparison = Comparison(captured, entry, node, tree, call, differs)
+    comparison = Comparison(captured, entry, node, tree, call)
     try:
         return comparison.run()
     except _NoMemoryError:
-        return comparison.without()
+        captured.log.add("verify", NO_MEMORY)
+        return Verified(comparison.eager, has_result=comparison.has_run, lacks_memory=True)
+
+
+def run_body(captured: Captured, call: Call) -> Any:
+    """What a replay is compared with: the body, with captured functions inside it inlined."""
+    captured.log.counters.body_runs += 1
+    with inlining():
+        return call.run()

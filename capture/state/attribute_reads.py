@@ -1,4 +1,4 @@
-"""Attribute reads: which attributes a body reads, wherever its code is: ``self.p`` in ``Dropout.forward``.
+"""Which attributes a body reads, wherever its code is: ``self.p`` in ``Dropout.forward``.
 
 Of modules, and of objects that the body is bound to or names. Tensors and submodules have checks of their own. Plain
 values that a body read are looked at before every replay.
@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from capture._containers import PLAIN_TYPES
-from capture._places import MODULE_INTERNALS
-from capture._state import Snapshot, closed_package
-from capture._torch_private import is_registered_container
-from capture._torch_private_dynamo import around_compiling, is_loaded
+from capture.key.pytree import PLAIN_TYPES
+from capture.state.snapshot import Snapshot, closed_package
+from capture.state.source import MODULE_INTERNALS
+from capture.torch_private.capabilities import is_registered_container
+from capture.torch_private.dynamo import around_compiling, is_loaded
 
 Read = tuple[Any, str]
 """A module or an object, and the attribute's name."""
@@ -32,7 +32,7 @@ _NO_OBJECTS = (
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and not to be changed
 _LEFT_OUT = MODULE_INTERNALS | {"training", "forward", "__dict__", "__class__"}
 _STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed")
-"""Whose modules count their steps in attributes, and have switches of their own (``_bind``)."""
+"""Whose modules count their steps in attributes, and have switches of their own (``key.signature``)."""
 _FIXED = (types.FunctionType, types.BuiltinFunctionType, type)
 _SMALL = 16  # members of a dict or list that are compared
 
@@ -60,11 +60,11 @@ class Reads:
         return absent, [(name, own[name]) for name in names if name in own and is_plain(own[name])]
 
 
-class _Stand:
+class _NotingGetattribute:
     """Stands for the ``__getattribute__`` of a class. No function, which compilers take for the user's."""
 
-    def __init__(self, reader: _Reader, kind: type) -> None:
-        self._notes, self._reader, self._kind = reader.notes, reader, kind
+    def __init__(self, reader: _ReadNotes, kind: type) -> None:
+        self._reads, self._read_notes, self._kind = reader.trace, reader, kind
         self.own = kind.__dict__.get("__getattribute__")
 
     def __get__(self, holder: Any, kind: Any = None) -> Any:
@@ -72,10 +72,10 @@ class _Stand:
 
     def __call__(self, holder: Any, name: str) -> Any:
         if name not in _LEFT_OUT:
-            read = self._notes.get(threading.get_ident())
+            read = self._reads.get(threading.get_ident())
             if read is not None:
                 read[id(holder), name] = None
-                self._reader.look_for_compiler()
+                self._read_notes.look_for_compiler()
         if self.own is not None:
             return self.own(holder, name)
         if self._kind is torch.nn.Module:
@@ -83,28 +83,28 @@ class _Stand:
         return super(self._kind, holder).__getattribute__(name)  # type: ignore[arg-type]
 
 
-class _Reader:
-    """Notes reads of threads, by classes that stand-ins were put on. They step aside while Dynamo compiles, which would
-    compile them, too."""
+class _ReadNotes:
+    """Notes reads of threads, by replacing ``__getattribute__`` of their classes. The replacements are taken off
+    while Dynamo compiles, which would compile them, too."""
 
     def __init__(self) -> None:
-        self.notes: dict[int, dict[tuple[int, str], None]] = {}
+        self.trace: dict[int, dict[tuple[int, str], None]] = {}
         self._kinds: dict[int, frozenset[type]] = {}
         """By thread, the classes it wants to know of."""
-        self._stands: dict[type, _Stand] = {}
+        self._installed: dict[type, _NotingGetattribute] = {}
         self._lock = threading.RLock()
         self._remove: Callable[[], None] | None = None
-        self._is_told = self._is_aside = False
+        self._is_told = self._is_suspended = False
 
     def begin(self, kinds: Iterable[type]) -> bool:
         """Read in this thread from now on. False where something around this does already."""
         thread = threading.get_ident()
         with self._lock:
-            if thread in self.notes:
+            if thread in self.trace:
                 return False
-            self.notes[thread], self._kinds[thread] = {}, frozenset(kinds)
+            self.trace[thread], self._kinds[thread] = {}, frozenset(kinds)
             self.look_for_compiler()
-            self._arrange()
+            self._install_wanted()
         return True
 
     def end(self) -> dict[tuple[int, str], None]:
@@ -112,47 +112,47 @@ class _Reader:
         thread = threading.get_ident()
         with self._lock:
             del self._kinds[thread]
-            found = self.notes.pop(thread)
-            if not self.notes and self._remove is not None:
+            found = self.trace.pop(thread)
+            if not self.trace and self._remove is not None:
                 self._remove()
-            if not self.notes:
-                self._remove, self._is_told, self._is_aside = None, False, False
-            self._arrange()
+            if not self.trace:
+                self._remove, self._is_told, self._is_suspended = None, False, False
+            self._install_wanted()
         return found
 
     def look_for_compiler(self) -> None:
         """It may be loaded by now."""
         if not self._is_told and is_loaded():
             self._is_told = True
-            self._remove = around_compiling(self._step_aside, self._come_back)
+            self._remove = around_compiling(self._suspend, self._resume)
             if self._remove is None:
-                self._step_aside()
+                self._suspend()
 
-    def _step_aside(self, _: object = None) -> None:
-        self._is_aside = True
-        self._arrange()
+    def _suspend(self, _: object = None) -> None:
+        self._is_suspended = True
+        self._install_wanted()
 
-    def _come_back(self, _: object) -> None:
-        self._is_aside = False
-        self._arrange()
+    def _resume(self, _: object) -> None:
+        self._is_suspended = False
+        self._install_wanted()
 
-    def _arrange(self) -> None:
+    def _install_wanted(self) -> None:
         with self._lock:
-            wanted = frozenset[type]() if self._is_aside else frozenset[type]().union(*self._kinds.values())
-            for kind in [kind for kind in self._stands if kind not in wanted]:
-                own = self._stands.pop(kind).own
+            wanted = frozenset[type]() if self._is_suspended else frozenset[type]().union(*self._kinds.values())
+            for kind in [kind for kind in self._installed if kind not in wanted]:
+                own = self._installed.pop(kind).own
                 if own is None:
                     del kind.__getattribute__
                 else:
                     kind.__getattribute__ = own  # type: ignore[method-assign]
-            for kind in wanted - self._stands.keys():
-                stand = _Stand(self, kind)
+            for kind in wanted - self._installed.keys():
+                noting = _NotingGetattribute(self, kind)
                 with contextlib.suppress(AttributeError, TypeError):  # a metaclass may let nobody change its classes
-                    kind.__getattribute__ = stand  # type: ignore[method-assign, assignment]
-                    self._stands[kind] = stand
+                    kind.__getattribute__ = noting  # type: ignore[method-assign, assignment]
+                    self._installed[kind] = noting
 
 
-_reader = _Reader()
+_read_notes = _ReadNotes()
 
 
 @contextlib.contextmanager
@@ -161,14 +161,14 @@ def attribute_reads(before: Snapshot) -> Iterator[list[Read]]:
     found: list[Read] = []
     modules, objects = before.modules, [one for one, _ in near_objects(before)]
     kinds = [type(one) for one in objects] + ([torch.nn.Module] if modules else [])
-    if not kinds or not _reader.begin(kinds):
+    if not kinds or not _read_notes.begin(kinds):
         yield found
         return
     read: dict[tuple[int, str], None] = {}
     try:
         yield found
     finally:
-        read = _reader.end()
+        read = _read_notes.end()
     holders = [one for one in modules if not type(one).__module__.startswith(_STEPS_ASIDE)]
     known = {id(one): one for one in (*holders, *objects)}
     found += [(known[key], name) for key, name in read if key in known and _is_own(known[key], name)]
@@ -177,8 +177,10 @@ def attribute_reads(before: Snapshot) -> Iterator[list[Read]]:
 def near_objects(before: Snapshot) -> list[tuple[Any, str]]:
     """Objects of users' classes that the body is bound to, or names, with their paths: the key tells which they are."""
     starts = itertools.takewhile(lambda one: one[0].parent is None, before.entered)
-    near = [(value, place) for place, value in starts if place.kind in ("closure", "global") or place.path == "self"]
-    return [(value, place.path) for value, place in near if _is_users(value)]
+    near = [
+        (value, source) for source, value in starts if source.kind in ("closure", "global") or source.path == "self"
+    ]
+    return [(value, source.path) for value, source in near if _is_users(value)]
 
 
 def _is_users(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Call: one call of one captured function, with its arguments bound and its dynamic leaves named."""
+"""One call of one captured function, with its arguments bound and its dynamic leaves named."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from attrs import define, evolve
 
-from capture import _containers, _state
-from capture._annotate import Annotation
-from capture._bind import Binder, Leaf
-from capture._containers import PLAIN_TYPES
-from capture._facts import OpaqueLeaf
-from capture._places import Place
+from capture.core.facts import OpaqueLeaf
+from capture.core.options import Annotation
+from capture.key import pytree
+from capture.key.pytree import PLAIN_TYPES
+from capture.key.signature import Binder, Leaf
+from capture.state import snapshot
+from capture.state.source import Source
 
 
 @define(kw_only=True)
@@ -51,11 +52,15 @@ class Call:
                 named[name] = value
         return named
 
+    def named_roots(self) -> dict[str, Any]:
+        """What sources of this call begin at, by name: the values, and the receiver."""
+        return {**self.named_values(), "self": self.receiver}
+
     def paths(self, values: tuple[Any, ...] | None = None) -> list[tuple[str, Leaf]]:
         """Paths of the dynamic leaves, in the order of ``leaves``."""
         found = []
         for name, value in zip(self.binder.names, self.values if values is None else values, strict=True):
-            for path, leaf in _containers.leaves(value, "" if name == self.binder.keywords else name):
+            for path, leaf in pytree.leaves(value, "" if name == self.binder.keywords else name):
                 if isinstance(leaf, (torch.Tensor, torch.Generator)):
                     found.append((path.removeprefix("."), leaf))
         return found
@@ -70,25 +75,23 @@ class Call:
                 return replacements.get(next(position), leaf)
             return leaf
 
-        return tuple(
-            _containers.replace_leaves(value, replace) for value in (self.values if values is None else values)
-        )
+        return tuple(pytree.replace_leaves(value, replace) for value in (self.values if values is None else values))
 
     def is_static(self, path: str) -> bool:
         """A name in ``static=`` covers this path."""
         return any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in self.annotation.static)
 
-    def roots(self, values: tuple[Any, ...] | None = None) -> list[Place]:
+    def roots(self, values: tuple[Any, ...] | None = None) -> list[Source]:
         """Where the Python state begins that the body can reach, called with these values or with the caller's own."""
-        return _state.roots(self.function, self.receiver, self.named_values(values))
+        return snapshot.roots(self.function, self.receiver, self.named_values(values))
 
     def opaque_leaves(self) -> list[OpaqueLeaf]:
         """Leaves that are no plain value, tensor or module and whose tensors, if any, are not declared static."""
         found = []
         for name, value in self.named_values().items():
-            for path, leaf in _containers.leaves(value, name):
+            for path, leaf in pytree.leaves(value, name):
                 if is_opaque(leaf) and not self.is_static(path):
-                    num_tensors = _containers.count_tensors(leaf)
+                    num_tensors = pytree.count_tensors(leaf)
                     kind = type(leaf).__qualname__
                     found.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=num_tensors))
         return found

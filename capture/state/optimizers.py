@@ -1,4 +1,4 @@
-"""Optimizers: settings such as the learning rate are Python values that only the optimizer's own code reads.
+"""Settings such as the learning rate are Python values that only the optimizer's own code reads.
 
 A recording freezes them, so those of every optimizer that a body can reach are part of its key. A setting kept in a
 tensor is read where it lives. Whether a parameter has a gradient is such a value too: it decides what an optimizer
@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from capture._bind import training_reader
-from capture._named import part_of
-from capture._state import Snapshot
-
-if TYPE_CHECKING:
-    from capture._watched import Watched
+from capture.key.code_names import part_of
+from capture.key.signature import training_reader
+from capture.state.snapshot import Change, Snapshot
 
 
 class Optimizers:
@@ -72,18 +69,21 @@ class Optimizers:
         finally:
             hook.remove()
 
-    def note_gradients(self, watched: Watched) -> None:
+    def note_gradients(
+        self, read: Iterable[Any], changed: Iterable[Change], before: Snapshot, stand_ins: Collection[int]
+    ) -> None:
         """After a run: whether a tensor has a gradient is part of the key from now on, if the body looked at it, or if
-        it came or went, and the tensor was there before: in Python state, or as an argument that is always the same."""
-        changed = [one.place.holder for one in watched.changed if one.place.name == "grad" and not one.container]
-        tensors = [one for one in (*watched.gradients_read, *changed) if isinstance(one, torch.Tensor)]
+        it came or went, and the tensor was there before: in Python state, or as an argument that is always the same.
+
+        ``read``: tensors whose ``grad`` was looked at; ``stand_ins``: ``id`` of tensors that stood for arguments."""
+        came = [one.source.holder for one in changed if one.source.name == "grad" and not one.container]
+        tensors = [one for one in (*read, *came) if isinstance(one, torch.Tensor)]
         candidates = {id(one): one for one in tensors if one.is_leaf or one.retains_grad}
         if not candidates:
             return
-        there = {id(tensor) for owners in watched.before.tensors.values() for _, tensor in owners}
+        there = {id(tensor) for owners in before.tensors.values() for _, tensor in owners}
         there |= {id(p) for one in self._alive() for group in one.param_groups for p in group["params"]}
-        own = {id(leaf) for path, leaf in watched.call.paths() if watched.call.is_static(path)}
-        there -= {id(leaf) for _, leaf in watched.arguments} - own  # stand-ins are nobody's
+        there.difference_update(stand_ins)
         there -= {id(one()) for one in self._parameters}
         self._parameters += [weakref.ref(one) for key, one in candidates.items() if key in there]
 
@@ -111,5 +111,5 @@ class Optimizers:
         for one in self._alive():
             several = len(one.param_groups) > 1
             for number, group in enumerate(one.param_groups):
-                place = f"param_groups[{number}]" if several else type(one).__name__
-                yield from ((f"{name} of {place}", value) for name, value in group.items() if name != "params")
+                source = f"param_groups[{number}]" if several else type(one).__name__
+                yield from ((f"{name} of {source}", value) for name, value in group.items() if name != "params")

@@ -1,4 +1,4 @@
-"""State: the Python objects a function can reach.
+"""The Python objects a function can reach.
 
 ``snapshot`` walks from the receiver, the arguments' objects, and the closure cells and globals the code names. It
 tells who owns an implicit input (``self.layers[3].weight``).
@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
-from capture import _containers
-from capture._containers import PLAIN_TYPES, TENSOR_TYPES
-from capture._named import MISSING, chain_value, chains, globals_in
-from capture._places import Found, Place, Tables, members_of_module, own_places
-from capture._torch_private import generator_id
-from capture._torch_private_subclass import is_wrapper
+from capture.key import pytree
+from capture.key.code_names import MISSING, chain_value, chains, globals_in
+from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
+from capture.state.source import Found, Source, Tables, members_of_module
+from capture.torch_private.capabilities import generator_id
+from capture.torch_private.subclasses import is_wrapper
 
-_PLACES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
+_SOURCES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
 _MEMBERS_LIMIT = 10_000  # of one container
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TENSORS = frozenset(TENSOR_TYPES)
@@ -35,87 +35,87 @@ _OPEN_OF_TORCH = ("torch.optim", _SHARDING)
 
 @define
 class Snapshot:
-    """Values at all places, the tensors among them by storage, and the members of containers."""
+    """Values of all sources, the tensors among them by storage, and the members of containers."""
 
-    places: dict[str, tuple[Place, Any]] = field(factory=dict)
-    tensors: dict[int, list[tuple[Place, torch.Tensor]]] = field(factory=dict)
+    sources: dict[str, tuple[Source, Any]] = field(factory=dict)
+    tensors: dict[int, list[tuple[Source, torch.Tensor]]] = field(factory=dict)
     """``id`` of the storage object -> its owners. The snapshot keeps the storages alive, so ids stay unique."""
     storages: list[torch.UntypedStorage] = field(factory=list)
-    members: list[tuple[Place, Any, tuple[Any, ...]]] = field(factory=list)
-    entered: list[tuple[Place, Any]] = field(factory=list)
+    members: list[tuple[Source, Any, tuple[Any, ...]]] = field(factory=list)
+    entered: list[tuple[Source, Any]] = field(factory=list)
     """Objects whose attributes were walked, each under the path it was found by first."""
     modules: list[torch.nn.Module] = field(factory=list)
-    tables: list[tuple[Place, Tables]] = field(factory=list)
-    """The dicts behind each module, with the place it was found at."""
+    tables: list[tuple[Source, Tables]] = field(factory=list)
+    """The dicts behind each module, with the source it was found at."""
     forwards: dict[types.FunctionType, int] = field(factory=dict)
-    """``forward`` functions of users' modules, and how many places each names."""
-    generators: dict[int, Place] = field(factory=dict)
+    """``forward`` functions of users' modules, and how many sources each names."""
+    generators: dict[int, Source] = field(factory=dict)
     rebuilt: set[str] = field(factory=set)
     """Paths where the body put an equal container, or value, once ``changes`` has looked."""
 
-    def owners(self, storage: torch.UntypedStorage) -> list[tuple[Place, torch.Tensor]]:
+    def owners(self, storage: torch.UntypedStorage) -> list[tuple[Source, torch.Tensor]]:
         """Places that hold a tensor on this storage."""
         return self.tensors.get(id(storage), [])
 
     def is_within_reach(self, storage: torch.UntypedStorage) -> bool:
         """Python code may write the storage, or put another one in its place. What a plain module holds nobody reaches:
         only compiled graphs (``integrations.compile``) keep their constants in one."""
-        return any(type(place.holder) is not torch.nn.Module for place, _ in self.owners(storage))
+        return any(type(source.holder) is not torch.nn.Module for source, _ in self.owners(storage))
 
 
 @frozen
 class Change:
-    """A place whose value differs. ``container`` means the members of a list, dict or set changed."""
+    """A source whose value differs. ``container`` means the members of a list, dict or set changed."""
 
-    place: Place
+    source: Source
     before: Any
     after: Any
     container: bool = False
 
 
-def roots(function: Any, receiver: Any, arguments: dict[str, Any]) -> list[Place]:
+def roots(function: Any, receiver: Any, arguments: dict[str, Any]) -> list[Source]:
     """Where a walk starts. ``arguments`` are bound values by parameter name, the receiver left out."""
-    found: list[Place] = []
+    found: list[Source] = []
     if receiver is not None:
-        found.append(Place("root", receiver, None, "self"))
+        found.append(Source("root", receiver, None, "self"))
     for name, value in arguments.items():
-        found.append(Place("root", value, None, name))
+        found.append(Source("root", value, None, name))
     if isinstance(function, types.FunctionType):
-        found.extend(function_places(function, None))
+        found.extend(function_sources(function, None))
     elif receiver is None:
-        found.append(Place("root", function, None, "function"))
+        found.append(Source("root", function, None, "function"))
     return found
 
 
-def function_places(function: types.FunctionType, parent: Place | None) -> list[Place]:
+def function_sources(function: types.FunctionType, parent: Source | None) -> list[Source]:
     found = []
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=False):
-        found.append(Place("closure", cell, None, name, parent))
+        found.append(Source("closure", cell, None, name, parent))
     scope = function.__globals__
     for name in globals_in(function.__code__):
         value = scope.get(name, MISSING)
         if isinstance(value, types.ModuleType):
             found += _module_globals(function, name, parent)
         elif value is not MISSING:
-            found.append(Place("global", scope, name, name, parent))
+            found.append(Source("global", scope, name, name, parent))
     return found
 
 
-def _module_globals(function: types.FunctionType, name: str, parent: Place | None) -> list[Place]:
+def _module_globals(function: types.FunctionType, name: str, parent: Source | None) -> list[Source]:
     """Tensors and containers that the function names as attributes of a module of the user's."""
     module, code = function.__globals__[name], function.__code__
     if module.__name__.startswith("torch"):
         return []
     chained = [chain for chain in chains(code) if (chain.kind, chain.root) == ("global", name)]
     return [
-        Place("attribute", module, chain.attributes[0], str(chain), parent)
+        Source("attribute", module, chain.attributes[0], str(chain), parent)
         for chain in chained
         if len(chain.attributes) == 1 and isinstance(chain_value(chain, function), (torch.Tensor, list, dict))
     ]
 
 
-def snapshot(starts: list[Place]) -> Snapshot:
+def snapshot(starts: list[Source]) -> Snapshot:
     """Walk breadth first from ``starts``; objects are entered once, under the first path found.
 
     What ``fully_shard`` keeps, reached by its hooks, comes last and owns nothing: a body that is stopped half way
@@ -124,26 +124,26 @@ def snapshot(starts: list[Place]) -> Snapshot:
     found = Snapshot()
     entered: set[int] = set()
     aside: list[Found] = []
-    _walk(found, entered, [(place, place.get()) for place in starts], aside)
+    _walk(found, entered, [(source, source.get()) for source in starts], aside)
     _walk(found, entered, aside, None)
     return found
 
 
 def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:
-    places, queue = found.places, deque(starts)
-    while queue and len(places) < _PLACES_LIMIT:
+    sources, queue = found.sources, deque(starts)
+    while queue and len(sources) < _SOURCES_LIMIT:
         one = queue.popleft()
-        place, value = one
-        if place.path in places and place.kind != "root":
+        source, value = one
+        if source.path in sources and source.kind != "root":
             continue
         kind = type(value)
         if kind in PLAIN_TYPES:
-            places[place.path] = one
+            sources[source.path] = one
             continue
         if aside is not None and _is_sharding(kind):
             aside.append(one)
             continue
-        places[place.path] = one
+        sources[source.path] = one
         if kind in _TENSORS:
             if value.layout is torch.strided and aside is not None:
                 storage = value.untyped_storage()
@@ -151,35 +151,35 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
                 found.tensors.setdefault(id(storage), []).append(one)
             if id(value) not in entered:
                 entered.add(id(value))
-                queue.extend(_gradient(place, value))
+                queue.extend(_gradient(source, value))
                 if hooks := value._backward_hooks:
-                    queue.extend(_hooks(place, "_backward_hooks", hooks))
+                    queue.extend(_hooks(source, "_backward_hooks", hooks))
         elif id(value) not in entered:
             entered.add(id(value))
             if kind is torch.Generator:
-                found.generators.setdefault(generator_id(value), place)
+                found.generators.setdefault(generator_id(value), source)
             found.entered.append(one)
-            queue.extend(_members(found, place, value))
+            queue.extend(_members(found, source, value))
             if is_wrapper(kind):
-                queue.extend(_gradient(place, value))
+                queue.extend(_gradient(source, value))
 
 
 def _is_sharding(kind: type) -> bool:
     return kind.__module__.startswith(_SHARDING) and not issubclass(kind, torch.nn.Module)
 
 
-def _members(found: Snapshot, place: Place, value: Any) -> list[Found]:
+def _members(found: Snapshot, source: Source, value: Any) -> list[Found]:
     if isinstance(value, torch.nn.Module):
-        return _module_members(found, place, value)
+        return _module_members(found, source, value)
     if is_wrapper(type(value)):
-        held = _containers.children(value)
-        return [(Place("attribute", value, name[1:], f"{place.path}{name}", place), one) for name, one in held]
+        held = pytree.children(value)
+        return [(Source("attribute", value, name[1:], f"{source.path}{name}", source), one) for name, one in held]
     if isinstance(value, (torch.Tensor, *CLOSED)):
         return []
-    return [(one, one.get()) for one in _open_members(found, place, value)]
+    return [(one, one.get()) for one in _open_members(found, source, value)]
 
 
-def _gradient(place: Place, tensor: torch.Tensor) -> list[Found]:
+def _gradient(source: Source, tensor: torch.Tensor) -> list[Found]:
     """The ``grad`` of a leaf that has one, or may get one."""
     try:
         if not tensor.is_leaf:
@@ -189,28 +189,30 @@ def _gradient(place: Place, tensor: torch.Tensor) -> list[Found]:
     gradient = tensor.grad
     if gradient is None and not (tensor.requires_grad and torch.is_grad_enabled()):
         return []
-    return [(Place("attribute", tensor, "grad", f"{place.path}.grad", place), gradient)]
+    return [(Source("attribute", tensor, "grad", f"{source.path}.grad", source), gradient)]
 
 
-def _hooks(place: Place, name: str, table: Mapping[int, Any] | None) -> list[Found]:
+def _hooks(source: Source, name: str, table: Mapping[int, Any] | None) -> list[Found]:
     """Functions that autograd or a module calls, which keep state as any function does."""
-    return [(Place("root", hook, None, f"{place.path}.{name}[{n}]", place), hook) for n, hook in (table or {}).items()]
+    return [
+        (Source("root", hook, None, f"{source.path}.{name}[{n}]", source), hook) for n, hook in (table or {}).items()
+    ]
 
 
-def _open_members(found: Snapshot, place: Place, value: Any) -> list[Place]:
+def _open_members(found: Snapshot, source: Source, value: Any) -> list[Source]:
     if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-        members = _container_places(found, place, value)
-        return members + (_attribute_places(found, place, value) if getattr(value, "__dict__", None) else [])
+        members = _container_sources(found, source, value)
+        return members + (_attribute_sources(found, source, value) if getattr(value, "__dict__", None) else [])
     if isinstance(value, types.FunctionType):
-        return [] if closed_package(value.__module__) else function_places(value, place)
+        return [] if closed_package(value.__module__) else function_sources(value, source)
     if isinstance(value, types.MethodType):
-        return [Place("root", value.__self__, None, f"{place.path}.__self__", place)]
+        return [Source("root", value.__self__, None, f"{source.path}.__self__", source)]
     if isinstance(value, functools.partial):
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
-        return [Place("root", part, None, f"{place.path}.{name}", place) for name, part in parts.items()]
+        return [Source("root", part, None, f"{source.path}.{name}", source) for name, part in parts.items()]
     if closed_package(type(value).__module__):
         return []
-    return _attribute_places(found, place, value)
+    return _attribute_sources(found, source, value)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -219,62 +221,62 @@ def closed_package(module: str | None) -> bool:
     return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith(_OPEN_OF_TORCH))
 
 
-def _module_members(found: Snapshot, place: Place, module: torch.nn.Module) -> list[Found]:
+def _module_members(found: Snapshot, source: Source, module: torch.nn.Module) -> list[Found]:
     found.modules.append(module)
-    members, tables = members_of_module(module, place)
-    found.tables.append((place, tables))
-    members += _hook_places(module, place)
+    members, tables = members_of_module(module, source)
+    found.tables.append((source, tables))
+    members += _hook_sources(module, source)
     forward: Any = type(module).forward
     if forward not in found.forwards and _is_users(forward):
-        named = _forward_places(module, forward)
+        named = _forward_sources(module, forward)
         found.forwards[forward] = len(named)
         members += named
     return members
 
 
-def module_places(module: torch.nn.Module, place: Place) -> list[Found]:
+def module_sources(module: torch.nn.Module, source: Source) -> list[Found]:
     """Everything that a walk meets in a module, plain values too."""
     forward: Any = type(module).forward
-    named = _forward_places(module, forward) if _is_users(forward) else []
-    return [*own_places(module, place), *_hook_places(module, place), *named]
+    named = _forward_sources(module, forward) if _is_users(forward) else []
+    return [*members_of_module(module, source)[0], *_hook_sources(module, source), *named]
 
 
-def _hook_places(module: torch.nn.Module, place: Place) -> list[Found]:
+def _hook_sources(module: torch.nn.Module, source: Source) -> list[Found]:
     own = module.__dict__
-    return [one for name in _HOOKS if (table := own[name]) for one in _hooks(place, name, table)]
+    return [one for name in _HOOKS if (table := own[name]) for one in _hooks(source, name, table)]
 
 
 def _is_users(forward: Any) -> bool:
     return isinstance(forward, types.FunctionType) and not closed_package(forward.__module__)
 
 
-def _forward_places(module: torch.nn.Module, forward: types.FunctionType) -> list[Found]:
+def _forward_sources(module: torch.nn.Module, forward: types.FunctionType) -> list[Found]:
     """What the code of ``forward`` names."""
     name = type(module).__name__
-    named = function_places(forward, None)
-    return [(Place(one.kind, one.holder, one.name, f"{name}.forward:{one.path}"), one.get()) for one in named]
+    named = function_sources(forward, None)
+    return [(Source(one.kind, one.holder, one.name, f"{name}.forward:{one.path}"), one.get()) for one in named]
 
 
-def _container_places(found: Snapshot, place: Place, value: Any) -> list[Place]:
+def _container_sources(found: Snapshot, source: Source, value: Any) -> list[Source]:
     if isinstance(value, (set, frozenset, deque)):
-        found.members.append((place, value, tuple(value)))
+        found.members.append((source, value, tuple(value)))
         return []
     if isinstance(value, dict):
         keys = tuple(value)
-        found.members.append((place, value, keys))
+        found.members.append((source, value, keys))
         names = [key if isinstance(key, str) else str(index) for index, key in enumerate(keys)]
     else:
         keys = tuple(range(len(value)))
         if isinstance(value, list):
-            found.members.append((place, value, keys))
+            found.members.append((source, value, keys))
         names = [str(key) for key in keys]
     pairs = list(zip(keys, names, strict=True))[:_MEMBERS_LIMIT]
-    return [Place("item", value, key, f"{place.path}.{name}", place) for key, name in pairs]
+    return [Source("item", value, key, f"{source.path}.{name}", source) for key, name in pairs]
 
 
-def _attribute_places(found: Snapshot, place: Place, value: Any) -> list[Place]:
+def _attribute_sources(found: Snapshot, source: Source, value: Any) -> list[Source]:
     names = [name for name in getattr(value, "__dict__", {}) if not name.startswith("__")]
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         names.extend(name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
-    return [Place("attribute", value, name, f"{place.path}.{name}", place) for name in names[:_MEMBERS_LIMIT]]
+    return [Source("attribute", value, name, f"{source.path}.{name}", source) for name in names[:_MEMBERS_LIMIT]]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from attrs import frozen
 
-from capture._torch_private_modes import library
+from capture.torch_private.libraries import library
 
 Loader: Any = getattr(getattr(torch._C, "_aoti", None), "AOTIModelPackageLoader", None)
 """The class of ``AOTICompiledModel.loader``. Without it packages are code that no operator tells of: run eagerly on the
@@ -43,17 +43,17 @@ class _Symbol(ctypes.Structure):
 
 
 @frozen
-class Bindings:
+class RunnerMethods:
     """The loader's own methods, whatever stands in their place now."""
 
     run: Callable[..., Any]
     boxed_run: Callable[..., Any]
 
 
-def bindings() -> Bindings | None:
+def runner_methods() -> RunnerMethods | None:
     """The methods that run a package; None where the class, or one of them, is missing."""
     run, boxed_run = getattr(Loader, "run", None), getattr(Loader, "boxed_run", None)
-    return None if run is None or boxed_run is None else Bindings(run, boxed_run)
+    return None if run is None or boxed_run is None else RunnerMethods(run, boxed_run)
 
 
 UPDATES = tuple(name for name in ("load_constants", "update_constant_buffer") if hasattr(Loader, name))

@@ -1,4 +1,4 @@
-"""The only file that uses names torch does not document.
+"""Names that torch does not document and that several stages use; those of one subject are in the files beside it.
 
 Each name stands behind a probe; ``CAPABILITIES`` says what was found. Without a name the stated fallback is
 slower or records less, never wrong. Source of each: torch 2.11 to 2.13, read in the installed package.

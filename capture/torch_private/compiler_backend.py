@@ -18,7 +18,7 @@ import torch
 from attrs import frozen
 from torch.utils import _python_dispatch
 
-from capture._torch_private import dispatch_mode_depth
+from capture.torch_private.capabilities import dispatch_mode_depth
 
 
 def _found(module: str, name: str) -> Any:
@@ -145,11 +145,11 @@ def lines_of(graph: torch.fx.GraphModule) -> tuple[str, dict[int, Line]]:
     """
     _ = graph.code  # some torches generate it at the first look
     code: types.CodeType = type(graph).forward.__code__
-    places: dict[int, int | None] = getattr(graph, "_lineno_map", None) or {}
+    sources: dict[int, int | None] = getattr(graph, "_lineno_map", None) or {}
     begin: int = getattr(graph, "_prologue_start", 0)
     nodes = list(graph.graph.nodes)
     found = {}
-    for line, index in places.items():
+    for line, index in sources.items():
         frames = _FRAME.findall((nodes[index].stack_trace or "") if index is not None and index < len(nodes) else "")
         users = [frame for frame in frames if not frame[0].startswith(_TORCH)]  # not a default device's mode
         if frames:

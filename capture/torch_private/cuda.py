@@ -1,4 +1,4 @@
-"""The part of ``_torch_private`` that only the CUDA engine needs: its pools, graphs, streams and memory.
+"""What only the CUDA engine needs of torch beyond its documentation: pools, graphs, streams and memory.
 
 The same rule holds: each name is looked up behind a probe, with a stated fallback.
 """

@@ -113,7 +113,7 @@ def _has_hook_of_torchs(module: Any) -> bool:
 
 
 @contextlib.contextmanager
-def handles_followed(note: Callable[[str], None], modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+def handles_watched(note: Callable[[str], None], modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     """In the block ``Work.wait`` is no business of dispatch modes: some backends copy results in it, from memory that
     no operator told of. Without torch's guard they see that, and what does it runs eagerly. ``note(name)`` is called
     where a future is taken from a handle: what it leads to runs in other threads, unseen. So do hooks of torch's own

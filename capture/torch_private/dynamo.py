@@ -7,13 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from capture._replaced import replaced
+from capture.torch_private.monkeypatch import replaced
 
 _hidden = False
-_WATCHING = (
-    "_observe", "_watched", "_operators", "_tensors", "_where", "_state", "_places", "_host_reads", "_constants",
-    "_attribute_reads", "_unkeyed", "backends",
-)  # fmt: skip
+_WATCHING = ("key", "state", "observe", "engines")
+"""Folders whose functions run while a body is watched."""
 
 
 def is_loaded() -> bool:

@@ -1,4 +1,4 @@
-"""Replaced: attributes of torch's classes and modules that are others while a body is watched."""
+"""Attributes of torch's classes and modules that are others while a body is watched."""
 
 from __future__ import annotations
 

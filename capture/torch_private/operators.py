@@ -1,4 +1,4 @@
-"""Operators: what torch does not document about them, as in ``_torch_private``."""
+"""What torch does not document about operators, each name with a probe and a stated fallback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies: outputs in memory of the allocator's, for what may be used in ways that only the allocator hears of."""
+"""Outputs in memory of the allocator's, for what may be used in ways that only the allocator hears of."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from capture import _torch_private
-from capture._tensors import is_dense
-from capture.backends import Block, Geometry, Pool, views_of
+from capture.engines.base import Block, Geometry, Pool, views_of
+from capture.key.tensor_meta import is_dense
+from capture.torch_private import capabilities
 
 
 class Copier:
@@ -19,7 +19,7 @@ class Copier:
     """
 
     def __init__(self, pool: Pool, groups: Sequence[tuple[Block, tuple[int, ...], tuple[Geometry, ...]]]) -> None:
-        self._index: int | None = None
+        self._guard = pool.device_guard
         self._dense: list[tuple[int, Callable[[], torch.Tensor]]] = []
         self._sources: list[torch.Tensor] = []
         self._others: list[tuple[tuple[int, ...], list[torch.Tensor]]] = []
@@ -29,16 +29,16 @@ class Copier:
                 self._others.append((positions, tensors))
                 continue
             (like,) = tensors
-            self._index = like.device.index if like.device.type == "cuda" else None
-            self._dense.append((positions[0], _torch_private.empty_like_maker(like)))
+            self._dense.append((positions[0], capabilities.empty_like_maker(like)))
             self._sources.append(like)
 
     def copy_into(self, values: list[Any]) -> None:
         """Put them where they are among all leaves."""
-        if self._index is not None and torch.cuda.current_device() != self._index:
-            with torch.cuda.device(self._index):
-                self._copy_into(values)
-        else:
+        guard = self._guard() if self._dense else None
+        if guard is None:
+            self._copy_into(values)
+            return
+        with guard:
             self._copy_into(values)
 
     def _copy_into(self, values: list[Any]) -> None:
@@ -47,7 +47,7 @@ class Copier:
             values[position] = target = make()
             targets.append(target)
         if targets:
-            _torch_private.copy_all(targets, self._sources)
+            capabilities.copy_all(targets, self._sources)
         for positions, tensors in self._others:
             made = on_storage(tensors[0].untyped_storage().clone(), tensors)
             for position, tensor in zip(positions, made, strict=True):

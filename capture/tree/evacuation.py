@@ -1,4 +1,4 @@
-"""Moving: outputs that are still held when their step is over leave the pool, or turn stale if they were borrowed."""
+"""Outputs that are still held when their step is over leave the pool, or turn stale if they were borrowed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from capture import _torch_private
-from capture._copies import on_storage
-from capture._liveness import StaleTensor, are_untouched_gradients, make_stale
-from capture._node import Node
-from capture._outputs import OutputPlan
-from capture._tensors import is_dense
-from capture.backends import Pool
+from capture.engines.base import Pool
+from capture.key.tensor_meta import is_dense
+from capture.torch_private import capabilities
+from capture.tree.clone import on_storage
+from capture.tree.liveness import StaleTensor, are_untouched_gradients, make_stale
+from capture.tree.node import Node
+from capture.tree.outputs import OutputPlan
 
-Group = tuple[Node, int]
+OutputGroup = tuple[Node, int]
 """A node and the number of a group of its outputs."""
 
 
@@ -32,13 +32,13 @@ def invalidate(node: Node, number: int) -> bool:
     return alone
 
 
-def move_out(pool: Pool, groups: Sequence[Group]) -> list[Group]:
+def move_out(pool: Pool, groups: Sequence[OutputGroup]) -> list[OutputGroup]:
     """Give what holds these groups memory of its own. Gives those where that cannot be done."""
     left = _move_gradients(pool, groups)
-    return [(node, number) for node, number in left if not _move_one(pool, node, number)]
+    return [(node, number) for node, number in left if not _move_group(pool, node, number)]
 
 
-def _move_gradients(pool: Pool, groups: Sequence[Group]) -> list[Group]:
+def _move_gradients(pool: Pool, groups: Sequence[OutputGroup]) -> list[OutputGroup]:
     """All gradients that parameters alone hold, with one operator. Gives the rest."""
     by_node: dict[int, tuple[Node, list[int]]] = {}
     for node, number in groups:
@@ -53,7 +53,7 @@ def _move_gradients(pool: Pool, groups: Sequence[Group]) -> list[Group]:
     pool.enter()
     with torch.no_grad(), torch.inference_mode(False):
         copies = [torch.empty_like(one) for one in gradients]
-        _torch_private.copy_all(copies, gradients)
+        capabilities.copy_all(copies, gradients)
         for gradient, copied in zip(gradients, copies, strict=True):
             gradient.data = copied
     left = [(node, number) for node, number in groups if (node.number, number) not in alone]
@@ -79,27 +79,27 @@ def _lone_gradients(outputs: OutputPlan, numbers: Sequence[int]) -> list[tuple[i
 
 
 def _deposited(outputs: OutputPlan, numbers: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
-    if outputs.deposits is None or not _torch_private.HAS_METADATA_GUARD:
+    if outputs.deposits is None or not capabilities.HAS_METADATA_GUARD:
         return []
-    pairs, sources, firsts = [], [], []
+    pairs, shared_storages, firsts = [], [], []
     for number in numbers:
-        source, parameters = outputs.sources[number], outputs.deposits(outputs.groups[number].positions)
-        if source is not None and source.first is not None and parameters and source.held is outputs.live[number]:
-            source.part()
+        shared, parameters = outputs.shared_storages[number], outputs.deposits(outputs.groups[number].positions)
+        if shared is not None and shared.first is not None and parameters and shared.held is outputs.live[number]:
+            shared.part()
             pairs.append((number, parameters[0]))
-            sources.append(source)
-            firsts.append(source.first)
+            shared_storages.append(shared)
+            firsts.append(shared.first)
     parameters = tuple([one for _, one in pairs])
-    if not pairs or not are_untouched_gradients(parameters, sources, _torch_private.metadata_guard(firsts)):
+    if not pairs or not are_untouched_gradients(parameters, shared_storages, capabilities.metadata_guard(firsts)):
         return []
     return pairs
 
 
-def _move_one(pool: Pool, node: Node, number: int) -> bool:
+def _move_group(pool: Pool, node: Node, number: int) -> bool:
     outputs = _outputs_of(node)
-    source, held = outputs.sources[number], node.live[number]
-    if source is not None:
-        source.part()
+    shared, held = outputs.shared_storages[number], node.live[number]
+    if shared is not None:
+        shared.part()
     storage = held() if held is not None else None
     if storage is None:
         return True
@@ -128,7 +128,7 @@ def _move_tensors(outputs: OutputPlan, number: int) -> bool:
     return True
 
 
-def note_gradients(groups: Sequence[Group], path: Sequence[Node]) -> None:
+def note_gradients(groups: Sequence[OutputGroup], path: Sequence[Node]) -> None:
     """These were held as a step began. Where gradients are in one step after the other, copies cost less than to move
     them: those need no look at who holds them."""
     for node in {node.number: node for node, number in groups if _outputs_of(node).is_gradient(number)}.values():

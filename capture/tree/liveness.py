@@ -1,11 +1,10 @@
-"""Liveness: whether anybody still uses the memory of an output.
+"""Whether anybody still uses the memory of an output.
 
 Only the storage's own life counts: a tensor, any view of it, or a tensor saved for backward keeps it alive.
 """
 
 from __future__ import annotations
 
-import operator
 import sys
 import weakref
 from collections import Counter
@@ -15,23 +14,24 @@ from typing import Any, Literal
 import torch
 from typing_extensions import override
 
-from capture import _containers, _torch_private
-from capture._annotate import Annotation
-from capture._compile import compile_plan
-from capture._errors import BorrowedOutputError
-from capture._facts import BorrowedUse, Facts
-from capture._fast import native, seen
-from capture._report import format_finding
-from capture._torch_private import storage_use_count, use_count
-from capture._torch_private_layout import Layout, counts_layout
-from capture._torch_private_subclass import is_wrapper
+from capture.core.errors import BorrowedOutputError
+from capture.core.facts import BorrowedUse, Facts
+from capture.core.options import Annotation
+from capture.key import pytree
+from capture.native import native, seen
+from capture.reporting.text import format_finding
+from capture.rules.compile_plan import compile_plan
+from capture.torch_private import capabilities
+from capture.torch_private.capabilities import storage_use_count, use_count
+from capture.torch_private.subclasses import is_wrapper
+from capture.torch_private.tensor_reads import counts_holders
 
-Held = Callable[[], torch.UntypedStorage | None]
+StorageWatch = Callable[[], torch.UntypedStorage | None]
 """Called, gives the storage while somebody uses it, else None."""
 
 
-hold: Callable[[torch.UntypedStorage], Held] = (
-    weakref.ref if _torch_private.CAPABILITIES.storage_weakref else _torch_private.CountedStorage
+hold: Callable[[torch.UntypedStorage], StorageWatch] = (
+    weakref.ref if capabilities.CAPABILITIES.storage_weakref else capabilities.CountedStorage
 )
 """Watch a storage without keeping it alive."""
 
@@ -41,7 +41,7 @@ Again = Literal["no", "inner", "shown"]
 
 
 @seen
-class Source:
+class SharedStorage:
     """Hands out tensors over one piece of memory: aliases of a first one, made once, which cost 0.5 us instead of 3.
 
     They share its storage, whose use counts tell whether any of them, a view, or somebody in C++ is alive. Neither
@@ -55,7 +55,7 @@ class Source:
         self._make, self._again, self.address = make, again, 0
         self.first: torch.Tensor | None = None
         """Nobody else has it."""
-        self.held: Held | None = None
+        self.held: StorageWatch | None = None
         """Tells whether what was handed out since the last renewal is used."""
         self.alone = 0
         """Holders of the storage in C++ while nobody uses it, without an alias that is handed out again."""
@@ -68,48 +68,29 @@ class Source:
 
     def part(self) -> None:
         """What was handed out is its holders' alone."""
-        if self.first is not None and self._again != "no" and native is not None:
+        if self.first is not None and self._again != "no":
             self.held.part()  # type: ignore[union-attr] # it is the C module's
 
-    def tensor(self, live: Held | None) -> torch.Tensor:
-        """A new tensor, watched by ``held``. ``live``: who watches the last one; the first one is made anew if that is
-        not ``held``, or if its memory was swapped."""
-        first = self.first
-        if first is not None and live is self.held and first.data_ptr() == self.address:
-            return first.data
+    def renewed(self) -> torch.Tensor:
+        """A new tensor over a first one that is made anew, watched by ``held``. Called where C could not hand out an
+        alias of the last first one: there is none, or others watch its memory, or that was swapped."""
         made = self._make()
-        if not _torch_private.CAPABILITIES.storage_counts:
+        if not capabilities.CAPABILITIES.storage_counts:
             self.held = hold(made.untyped_storage())
             return made
         self.first, self.address, self.storage = made, made.data_ptr(), made.untyped_storage()
-        where = counts_layout() if native is not None else None
-        again = self._again if where is not None else "no"
-        self.held, settle = _watch(self.storage, where, made, again)
-        self.alone = settle()
-        return self.held.again() if again != "no" else made.data  # type: ignore[attr-defined]
+        again = self._again if counts_holders() else "no"
+        watch = self.held = _watch(self.storage, made, again)
+        self.alone = watch.settle()
+        return watch.again() if again != "no" else made.data
 
 
-def _watch(
-    storage: torch.UntypedStorage, where: Layout | None, first: torch.Tensor, again: Again
-) -> tuple[Held, Callable[[], int]]:
-    """Tells whether anybody came to use a storage since the second function was called, which gives its holders.
+def _watch(storage: torch.UntypedStorage, first: torch.Tensor, again: Again) -> Any:
+    """Tells whether anybody came to use a storage since its ``settle``, which gives the holders.
     ``first``: the tensor whose alias is handed out ``again``."""
-    if native is not None:
-        only = None if again == "no" else first
-        watch = native.Held(_torch_private.count_holders, storage, storage._cdata, only, where, again == "shown")
-        return watch, watch.settle
-    count, references, address = _torch_private.count_holders, sys.getrefcount, storage._cdata
-    alone = objects = 0
-
-    def held() -> torch.UntypedStorage | None:
-        return storage if count(address) > alone or references(storage) > objects else None
-
-    def settle() -> int:
-        nonlocal alone, objects
-        alone, objects = count(address), references(storage)
-        return alone
-
-    return held, settle
+    only = None if again == "no" else first
+    count, uses = capabilities.count_holders, capabilities.raw_use_count
+    return native.StorageWatch(count, storage, storage._cdata, only, uses, again == "shown")
 
 
 def is_sole_holder(tensor: torch.Tensor, others: int = 1) -> bool:
@@ -143,9 +124,9 @@ class _Holding:
 
 def _members(holder: Any, gradient: torch.Tensor | None) -> list[tuple[torch.Tensor, int]] | None:
     """Tensors that a gradient holds, or what ``holder`` does, with references to them; None if those hold others."""
-    members = [(holder.tensor, 0)] if gradient is None else [(one, 0) for _, one in _containers.children(gradient)]
+    members = [(holder.tensor, 0)] if gradient is None else [(one, 0) for _, one in pytree.children(gradient)]
     members = [(one, sys.getrefcount(one)) for one, _ in members if isinstance(one, torch.Tensor)]
-    return members if all(type(one) in _containers.TENSOR_TYPES for one, _ in members) else None
+    return members if all(type(one) in pytree.TENSOR_TYPES for one, _ in members) else None
 
 
 def _probe_members() -> int:
@@ -213,52 +194,17 @@ def _probe_base() -> int:
 _BASE = _probe_base()
 
 
-def _counts(gradients: list[torch.Tensor]) -> tuple[list[int], list[int]]:
-    return list(map(_torch_private.raw_use_count, gradients)), list(map(sys.getrefcount, gradients))
-
-
-def _probe_counts() -> tuple[int, int]:
-    parameter = _with_lone_gradient()
-    assert parameter.grad is not None
-    (uses,), (references,) = _counts([parameter.grad])
-    return uses, references
-
-
-_LISTED = _probe_counts()
-_IN_C = None if native is None else native.gradient_counts(_with_lone_gradient(), _torch_private.raw_use_count)
-_own = operator.attrgetter("__dict__")
+_IN_C = native.gradient_counts(_with_lone_gradient(), capabilities.raw_use_count)
 
 
 def are_untouched_gradients(
-    parameters: Sequence[torch.Tensor | None], sources: Sequence[Source], fresh: Callable[..., bool]
+    parameters: Sequence[torch.Tensor | None], shared_storages: Sequence[SharedStorage], fresh: Callable[..., bool]
 ) -> bool:
     """What each source handed out last is the gradient of its parameter, nobody else uses it, and but for its values
-    it is as it was made, which ``fresh`` compares. Column by column, as this is asked of all parameters of a model in
-    every step (0.8 us each; one by one 3.5 us)."""
-    if native is not None:
-        counters = _torch_private.count_holders, _torch_private.raw_use_count
-        untouched: bool = native.are_untouched(tuple(parameters), tuple(sources), *counters, fresh, _IN_C)
-        return untouched
-    found = [one.grad for one in parameters if one is not None]
-    gradients = [one for one in found if one is not None]
-    del found
-    if len(gradients) != len(sources):
-        return False
-    storages = [source.storage for source in sources]
-    read: Callable[[torch.Tensor], torch.UntypedStorage] = torch.Tensor.untyped_storage
-    if not all(map(operator.is_, map(read, gradients), storages)):
-        return False
-    holders = [_torch_private.count_holders(storage._cdata) for storage in storages if storage is not None]
-    uses, references = _counts(gradients)
-    number = len(gradients)
-    return (
-        all(map(operator.le, holders, [source.alone + 1 for source in sources]))
-        and uses.count(_LISTED[0]) == number
-        and references.count(_LISTED[1]) == number
-        and fresh(*gradients)
-        and [one.data_ptr() for one in gradients] == [source.address for source in sources]
-        and not any(map(_own, gradients))
-    )
+    it is as it was made, which ``fresh`` compares."""
+    counters = capabilities.count_holders, capabilities.raw_use_count
+    untouched: bool = native.are_untouched(tuple(parameters), tuple(shared_storages), *counters, fresh, _IN_C)
+    return untouched
 
 
 class StaleTensor(torch.Tensor):

@@ -1,29 +1,36 @@
-"""Node: one recording in the tree, and when it may run again."""
+"""One recording in the tree, and when it may run again."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from attrs import define, field
 
-from capture._events import Log
-from capture._fast import native, seen
-from capture._liveness import Held
-from capture._modules import registrations
-from capture._outputs import OutputPlan
-from capture.backends import Block, Followed, Pool, Recording
-
-if TYPE_CHECKING:
-    from capture._tree import Tree
+from capture.core.events import Log
+from capture.engines.base import Block, BoundInput, Recording
+from capture.guards.module_registrations import registrations
+from capture.native import native, seen
+from capture.tree.liveness import StorageWatch
+from capture.tree.outputs import OutputPlan
 
 Pattern = tuple[int | None, ...]
 """Per tensor leaf of a call: its address if it is a live output on the path, else None."""
 ChildKey = tuple[int, Pattern]
 _numbers = itertools.count(1)
 SAMPLED = 16  # calls between two full comparisons of state
+
+
+class OwningTree(Protocol):
+    """What a node asks of the tree that it is in."""
+
+    def bury(self, node: Node) -> None:
+        """Drop this recording and all below it."""
+
+    def forget(self, node: Node) -> None:
+        """Drop this recording and all below it now. Outputs that are still held keep their values."""
 
 
 @seen
@@ -39,15 +46,16 @@ class Node:
     outputs: OutputPlan | None = None
     check: Callable[[Sequence[Any]], int] = lambda _: 0
     statics: dict[str, torch.Tensor] = field(factory=dict)
-    checker: Any = None
+    guard: Any = None
+    """The ``RecordingGuard`` that ``check`` belongs to."""
     dead_before: tuple[tuple[Node, int], ...] = ()
     dead: frozenset[tuple[int, int]] = frozenset()
     """(node number, group) of all outputs on the path that were dead when this was recorded."""
     number: int = field(factory=lambda: next(_numbers))
-    live: list[Held | None] = field(factory=list)
+    live: list[StorageWatch | None] = field(factory=list)
     """The list of ``outputs``: what watches each group handed out last."""
     children: dict[ChildKey, list[Node]] = field(factory=dict)
-    followers: dict[int, Node] = field(factory=dict)
+    latest_children: dict[int, Node] = field(factory=dict)
     """The child that ran last, by number of its entry."""
     counts: dict[int, int] = field(factory=dict)
     """Recordings below this node, by number of the function."""
@@ -62,7 +70,7 @@ class Node:
     """Registrations in modules until then."""
     moved_at: int | None = None
     """Replays that its log counted when gradients it gave were last moved out of the pool."""
-    bound: tuple[Followed, ...] = ()
+    bound: tuple[BoundInput, ...] = ()
     """Arguments that may be elsewhere in every call, and that the recording does not follow yet."""
     groups: frozenset[str] = frozenset()
     """Names of the process groups that it communicates in."""
@@ -70,13 +78,13 @@ class Node:
     """How gradients of this recording's results are computed, if they need any."""
     layout: Any = None
     """The pool as this recording left it."""
-    tree: Tree | None = None
+    tree: OwningTree | None = None
     view: Any = None
     """For the C module: what stays as it is from now on."""
 
     def see(self) -> None:
         """It is in its tree, complete."""
-        if native is not None and self.outputs is not None:
+        if self.outputs is not None:
             self.view = native.NodeView(
                 outputs=self.outputs, source=None if self.written else self.outputs.single,
                 several=None if self.written else self.outputs.several(), live=self.live, pattern=self.key[1],
@@ -108,38 +116,18 @@ class Node:
         if self.outputs is not None:
             self.live = self.outputs.live
 
-    def stands(self, pool: Pool, addresses: Sequence[int]) -> bool:
-        """These tensors are live outputs of the path, or none, as in the recorded call. The node follows the current
-        one, so that the path is the recorded one."""
-        find = pool.find
-        for address, recorded in zip(addresses, self.key[1], strict=True):
-            if address != recorded and (recorded is not None or find(address)):
-                return False
-        return True
-
-    def state_holds(self, leaves: Sequence[Any]) -> bool:
-        """``check`` for ``checks="sampled"``: in full on every ``SAMPLED``th call, and after modules changed."""
-        now = registrations()
-        if self.unchecked < SAMPLED and self.registered == now:
-            self.unchecked += 1
-            return True
-        facts = self.checker.facts
-        if not (facts and facts(*leaves)):
-            if self.check(leaves):
-                return False
-            if facts is not False:
-                self.checker.see()
-        looks_at_arguments = self.checker.copied or self.checker.arguments
-        self.unchecked, self.registered = SAMPLED if looks_at_arguments else 1, now
-        return True
+    def compare_in_full(self, leaves: Sequence[Any]) -> int:
+        """``check`` for ``checks="sampled"``: asked on every ``SAMPLED``th call, and after modules changed."""
+        now, verdict = registrations(), self.check(leaves)
+        if not verdict:
+            looks_at_arguments = self.guard.copied or self.guard.arguments
+            self.unchecked, self.registered = SAMPLED if looks_at_arguments else 1, now
+        return verdict
 
     def may_run(self) -> bool:
         """All that was dead when this was recorded is dead now."""
-        for node, group in self.dead_before:
-            held = node.live[group]
-            if held is not None and held() is not None:
-                return False
-        return True
+        found: bool = native.may_run(self)
+        return found
 
 
 def walk(node: Node) -> Iterator[Node]:

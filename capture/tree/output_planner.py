@@ -1,4 +1,4 @@
-"""Plan of outputs: how the results and effects of one recording run are to be built after each replay."""
+"""How the results and effects of one recording run are to be built after each replay."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from capture import _torch_private
-from capture._annotate import Outputs
-from capture._describe import KeptEffect, KeptLeaf
-from capture._liveness import Again, Source
-from capture._outputs import Alias, Group, OutputPlan
-from capture._places import Place
-from capture._skeleton import EffectSlot, Slot, effect_slot, filler, skeleton_of
-from capture.backends import Block, Geometry, Pool
+from capture.core.options import Outputs
+from capture.engines.base import Block, Geometry, Pool
+from capture.observe.described import KeptEffect, KeptLeaf
+from capture.state.source import Source
+from capture.torch_private import capabilities
+from capture.tree.liveness import Again, SharedStorage
+from capture.tree.output_structure import EffectSlot, Slot, effect_slot, filler, skeleton_of
+from capture.tree.outputs import Alias, OutputGroup, OutputPlan
 
 
 def plan_outputs(
@@ -28,7 +28,7 @@ def plan_outputs(
     arguments: Sequence[tuple[str, Any]],
     owners: Callable[[str], torch.Tensor],
     pool: Pool,
-    own: dict[int, Place],
+    own: dict[int, Source],
     again: Mapping[int, Again],
 ) -> OutputPlan:
     """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``. ``again``: by ``id``,
@@ -57,56 +57,56 @@ def plan_outputs(
     numbers = iter(range(len(leaves)))
     skeleton = skeleton_of(result, numbers, own)
     slots = tuple(
-        effect_slot(effect.change.place, skeleton_of(effect.change.after, numbers, own)) for effect in effects
+        effect_slot(effect.change.source, skeleton_of(effect.change.after, numbers, own)) for effect in effects
     )
-    made = tuple(Group(block, tuple(p), tuple(g)) for block, p, g in groups.values())
+    made = tuple(OutputGroup(block, tuple(p), tuple(g)) for block, p, g in groups.values())
     fresh = [leaf.value for leaf in leaves if leaf.kind == "fresh"]
     inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
     values = [leaf.value for leaf in leaves]
-    sources = tuple(_source(pool, one, again.get(id(values[one.positions[0]]), "no")) for one in made)
+    shared_storages = tuple(_source(pool, one, again.get(id(values[one.positions[0]]), "no")) for one in made)
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference
     gradients, others = _gradients(made, effects, slots)
     shared = _shared_gradients(made, effects, len(outputs), gradients)
     every = [*gradients.values(), *(one for several in shared.values() for one in several)]
-    preserving = policy == "preserve" and _torch_private.CAPABILITIES.swap_data_ptr
+    preserving = policy == "preserve" and capabilities.CAPABILITIES.swap_data_ptr
     return OutputPlan(
         policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
         constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
         inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
-        sources=sources, single=sources[0] if alone else None, gradients=gradients,
+        shared_storages=shared_storages, single=shared_storages[0] if alone else None, gradients=gradients,
         shared=shared, replaced={id(of()): of for of in every}, fills=filler(skeleton),
-        numbers=tuple(range(len(made))), places=tuple(group.positions[0] for group in made),
+        numbers=tuple(range(len(made))), first_positions=tuple(group.positions[0] for group in made),
         others=(tuple(number for number in range(len(made)) if number not in gradients), others),
     )  # fmt: skip
 
 
 def _gradients(
-    groups: Sequence[Group], effects: Sequence[KeptEffect], slots: Sequence[EffectSlot]
+    groups: Sequence[OutputGroup], effects: Sequence[KeptEffect], slots: Sequence[EffectSlot]
 ) -> tuple[dict[int, weakref.ref[torch.Tensor]], tuple[EffectSlot, ...]]:
     """Gradients by the group that each of them alone is, and effects that are something else."""
     found, others = {}, []
     numbers = {group.positions: number for number, group in enumerate(groups)}
     for effect, slot in zip(effects, slots, strict=True):
-        place, skeleton = effect.change.place, slot.skeleton
-        is_gradient = place.name == "grad" and isinstance(place.holder, torch.Tensor) and isinstance(skeleton, Slot)
+        source, skeleton = effect.change.source, slot.skeleton
+        is_gradient = source.name == "grad" and isinstance(source.holder, torch.Tensor) and isinstance(skeleton, Slot)
         number = numbers.get((skeleton.index,)) if is_gradient else None
         if number is None or number in found:
             others.append(slot)
         else:
-            found[number] = weakref.ref(place.holder)
+            found[number] = weakref.ref(source.holder)
     return found, tuple(others)
 
 
 def _shared_gradients(
-    groups: Sequence[Group], effects: Sequence[KeptEffect], first: int, known: Container[int]
+    groups: Sequence[OutputGroup], effects: Sequence[KeptEffect], first: int, known: Container[int]
 ) -> dict[int, tuple[weakref.ref[torch.Tensor], ...]]:
     """Tensors by the other groups that nothing but their gradients lies on. ``first``: position of the first leaf of an
     effect."""
     holders: dict[int, torch.Tensor] = {}
     for effect in effects:
-        place = effect.change.place
-        if place.name == "grad" and isinstance(place.holder, torch.Tensor):
-            holders |= dict.fromkeys(range(first, first + len(effect.leaves)), place.holder)
+        source = effect.change.source
+        if source.name == "grad" and isinstance(source.holder, torch.Tensor):
+            holders |= dict.fromkeys(range(first, first + len(effect.leaves)), source.holder)
         first += len(effect.leaves)
     return {
         number: tuple(weakref.ref(holders[position]) for position in group.positions)
@@ -115,11 +115,11 @@ def _shared_gradients(
     }
 
 
-def _source(pool: Pool, group: Group, again: Again) -> Source | None:
+def _source(pool: Pool, group: OutputGroup, again: Again) -> SharedStorage | None:
     """None for views of each other, which share a version counter."""
     if len(group.geometries) > 1:
         return None
-    return Source(pool.builder(group.block, group.geometries[0]), again=again)
+    return SharedStorage(pool.builder(group.block, group.geometries[0]), again=again)
 
 
 def _alias(leaf: KeptLeaf, base: torch.Tensor) -> Alias:

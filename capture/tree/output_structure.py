@@ -1,14 +1,15 @@
-"""Skeleton: a structure without its leaves, and the places of effects, to be filled again after every replay."""
+"""A structure without its leaves, and the places of effects, to be filled again after every replay."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from attrs import frozen
 
-from capture import _containers
-from capture._places import Place
+from capture.key import pytree
+from capture.state.source import Source
 
 
 class Slot:
@@ -26,21 +27,21 @@ class EffectSlot:
 
     skeleton: Any
     root: str | None
-    steps: tuple[Place, ...]
+    steps: tuple[Source, ...]
 
     @property
     def path(self) -> str:
         """``self.last`` and the like."""
         return self.steps[-1].path
 
-    def at(self, named_values: Callable[[], dict[str, Any]]) -> Place:
+    def at(self, named_values: Callable[[], dict[str, Any]]) -> Source:
         """The place in this call's objects."""
         *above, last = self.steps
         if self.root is None:
             return last
         holder = named_values()[self.root]
-        for place in above:
-            holder = place.among(holder).get()
+        for source in above:
+            holder = source.among(holder).get()
         return last.among(holder)
 
 
@@ -60,12 +61,12 @@ class OwnContainer:
         return self._slot.at(named_values).get()
 
 
-def effect_slot(place: Place, skeleton: Any) -> EffectSlot:
+def effect_slot(source: Source, skeleton: Any) -> EffectSlot:
     """Places below the receiver and arguments hold no reference to them: those belong to the caller."""
-    *steps, root = place.chain()
+    *steps, root = source.chain()
     if root.kind == "root" and steps and root.path != "function":
         return EffectSlot(skeleton, root.path, tuple(step.among(None) for step in reversed(steps)))
-    return EffectSlot(skeleton, None, (place,))
+    return EffectSlot(skeleton, None, (source,))
 
 
 def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
@@ -78,57 +79,48 @@ def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[s
             return values[one.index]
         return one.at(named_values) if isinstance(one, OwnContainer) else one
 
-    return _containers.rebuild(skeleton, leaf)
+    return pytree.rebuild(skeleton, leaf)
 
 
-def filler(skeleton: Any) -> Callable[[Sequence[Any]], Any] | None:
-    """``fill`` as one expression; None for what has other containers than tuples and lists."""
-    kinds: list[type] = []
-    text = _expression(skeleton, kinds)
-    if text is None:
-        return None
-    scope = {f"K{number}": kind for number, kind in enumerate(kinds)}
-    try:
-        fills: Callable[[Sequence[Any]], Any] = eval(f"lambda values: {text}", scope)  # noqa: S307 - made below
-    except (SyntaxError, RecursionError, MemoryError):  # nested too deeply for Python
-        return None
-    return fills
+Filler = Callable[[Sequence[Any]], Any]
+_MOST_DEPTH = 30  # levels, each a call of Python's
 
 
-def _expression(skeleton: Any, kinds: list[type]) -> str | None:
-    """The structure in Python. ``kinds``: classes that it names, by number."""
+def filler(skeleton: Any, depth: int = 0) -> Filler | None:
+    """``fill`` put together once; None for what has other containers than tuples and lists, or is nested deeply.
+
+    Most results are one tensor or a flat tuple, which the standard library takes out of the values in C.
+    """
     if isinstance(skeleton, Slot):
-        return f"values[{skeleton.index}]"
+        return operator.itemgetter(skeleton.index)
     kind = type(skeleton)
-    if kind not in (tuple, list) and not _containers.is_namedtuple(kind):
+    if depth > _MOST_DEPTH or (kind not in (tuple, list) and not pytree.is_namedtuple(kind)):
         return None
-    members = [_expression(member, kinds) for member in skeleton]
-    known = [one for one in members if one is not None]
+    if kind is tuple and len(skeleton) > 1 and all(isinstance(member, Slot) for member in skeleton):
+        return operator.itemgetter(*[member.index for member in skeleton])
+    members = [filler(member, depth + 1) for member in skeleton]
+    known = [member for member in members if member is not None]
     if len(known) < len(members):
         return None
     if kind in (tuple, list):
-        begin, end = "()" if kind is tuple else "[]"
-        return f"{begin}{', '.join(known)}{',' if len(known) == 1 else ''}{end}"
-    kinds.append(kind)
-    return f"K{len(kinds) - 1}({', '.join(known)})"
+        return lambda values: kind([member(values) for member in known])
+    return lambda values: kind(*[member(values) for member in known])
 
 
-def skeleton_of(value: Any, numbers: Iterator[int], own: dict[int, Place]) -> Any:
+def skeleton_of(value: Any, numbers: Iterator[int], own: dict[int, Source]) -> Any:
     """The structure without its leaves. ``own``: objects that existed before the run and are handed back, by ``id``."""
-    place = own.get(id(value))
-    if not _containers.is_container(value):
+    source = own.get(id(value))
+    if not pytree.is_container(value):
         number = next(numbers)
-        return Slot(number) if place is None else _own(place)
-    if place is None:
-        return _containers.close(
-            value, [skeleton_of(member, numbers, own) for _, member in _containers.children(value)]
-        )
-    for _ in _containers.leaves(value):
+        return Slot(number) if source is None else _own(source)
+    if source is None:
+        return pytree.close(value, [skeleton_of(member, numbers, own) for _, member in pytree.children(value)])
+    for _ in pytree.leaves(value):
         next(numbers)
-    return _own(place)
+    return _own(source)
 
 
-def _own(place: Place) -> OwnContainer:
-    if place.kind == "root":  # found by its name in every call, and not kept alive
-        return OwnContainer(None, place.path)
-    return OwnContainer(effect_slot(place, None), None)
+def _own(source: Source) -> OwnContainer:
+    if source.kind == "root":  # found by its name in every call, and not kept alive
+        return OwnContainer(None, source.path)
+    return OwnContainer(effect_slot(source, None), None)

@@ -1,4 +1,4 @@
-"""Outputs: how a recording's results and effects are built again after each replay.
+"""How a recording's results and effects are built again after each replay.
 
 ``fresh`` leaves lie in blocks of the pool and become new tensors on new storages, so that liveness can be seen.
 Inputs and static tensors are handed back as the caller's own, views of them are views of the caller's own.
@@ -14,14 +14,22 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
-from capture import _containers, _torch_private
-from capture._annotate import Outputs
-from capture._copies import Copier, on_storage
-from capture._fast import native, seen
-from capture._liveness import Held, Source, are_untouched_gradients, hold, is_sole_holder, only_gradients
-from capture._skeleton import EffectSlot, fill
-from capture._torch_private_layout import counts_layout
-from capture.backends import Block, Geometry, Pool
+from capture.core.options import Outputs
+from capture.engines.base import Block, Geometry, Pool
+from capture.key import pytree
+from capture.native import native, seen
+from capture.torch_private import capabilities
+from capture.torch_private.tensor_reads import counts_holders
+from capture.tree.clone import Copier, on_storage
+from capture.tree.liveness import (
+    SharedStorage,
+    StorageWatch,
+    are_untouched_gradients,
+    hold,
+    is_sole_holder,
+    only_gradients,
+)
+from capture.tree.output_structure import EffectSlot, fill
 
 
 @frozen(eq=False)
@@ -48,7 +56,7 @@ class Alias:
 
 
 @frozen(eq=False)
-class Group:
+class OutputGroup:
     """Fresh leaves that share one block, and their positions among all leaves."""
 
     block: Block
@@ -66,7 +74,7 @@ class OutputPlan:
     """Tensor objects need not be known: storages can be moved with all their views."""
     count: int
     skeleton: Any
-    groups: tuple[Group, ...]
+    groups: tuple[OutputGroup, ...]
     aliases: tuple[tuple[int, Alias], ...]
     constants: tuple[tuple[int, Any], ...]
     empties: tuple[tuple[int, Geometry, torch.device], ...]
@@ -75,12 +83,12 @@ class OutputPlan:
     effects: tuple[EffectSlot, ...]
     inference: bool
     """Fresh leaves are inference tensors although the caller is not in inference mode: the body was, by itself."""
-    live: list[Held | None] = field(factory=list)
+    live: list[StorageWatch | None] = field(factory=list)
     tensors: list[list[weakref.ref[torch.Tensor]]] = field(factory=list)
     """The tensor objects handed out, a group: needed to move or to invalidate them."""
-    sources: tuple[Source | None, ...] = ()
+    shared_storages: tuple[SharedStorage | None, ...] = ()
     """Where the tensors of each group come from that is one tensor."""
-    single: Source | None = None
+    single: SharedStorage | None = None
     """The source of a plan that has nothing else."""
     gradients: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
     """Groups that become the ``grad`` of a tensor, which the body does not read."""
@@ -96,7 +104,7 @@ class OutputPlan:
     """Compares metadata with that of such gradients as they are made."""
     numbers: tuple[int, ...] = ()
     """Of all groups."""
-    places: tuple[int, ...] = ()
+    first_positions: tuple[int, ...] = ()
     """The first position of each group."""
     kept: Any = None
     """For the C module: those gradients, once they were found untouched, until others are made."""
@@ -107,17 +115,30 @@ class OutputPlan:
 
     def build_single(self) -> torch.Tensor:
         """Result of a replay of a plan with one fresh tensor and nothing else."""
-        source = self.single
-        assert source is not None
-        tensor = source.tensor(self.live[0])
-        self.live[0] = source.held
-        return tensor if self.preserving else self._hand_out(0, [tensor])[0]
+        shared, values = self.single, [None]
+        assert shared is not None
+        copies = not self.preserving and self.policy == "clone"
+        known = None if self.preserving or copies else self.tensors
+        left = native.hand_out(self.shared_storages, self.live, (0,), values, (0,), known)
+        tensor: Any = values[0]
+        if left:
+            tensor = shared.renewed()
+            self.live[0] = shared.held
+        return tensor if self.preserving or not (left or copies) else self._hand_out(0, [tensor])[0]
 
     def several(self) -> tuple[Any, ...] | None:
         """For the C module: how results are built where there are fresh tensors, constants and repeats alone."""
         if self.inference or self.aliases or self.empties or self.effects or self.fills is None:
             return None
-        return self.sources, self.places, self.numbers, self.constants, self.repeats, self.fills, self.count
+        return (
+            self.shared_storages,
+            self.first_positions,
+            self.numbers,
+            self.constants,
+            self.repeats,
+            self.fills,
+            self.count,
+        )
 
     def is_sole_holder(self, number: int, tensor: torch.Tensor) -> bool:
         """Nobody but this tensor, which was handed out, uses its group's memory."""
@@ -148,7 +169,7 @@ class OutputPlan:
 
         def is_read(of: weakref.ref[torch.Tensor]) -> bool:
             gradient = getattr(of(), "grad", None)
-            return id(gradient) in read or any(id(one) in read for _, one in _containers.leaves(gradient))
+            return id(gradient) in read or any(id(one) in read for _, one in pytree.leaves(gradient))
 
         self.gradients = {number: of for number, of in self.gradients.items() if not is_read(of)}
         self.shared = {number: several for number, several in self.shared.items() if not any(map(is_read, several))}
@@ -159,31 +180,33 @@ class OutputPlan:
         if self.kept is not None and self.kept(parameters):
             return True
         self.kept = None
-        sources = [source for number in self.gradients if (source := self.sources[number]) is not None]
+        shared_storages = [shared for number in self.gradients if (shared := self.shared_storages[number]) is not None]
         watched = [self.live[number] for number in self.gradients]
-        if len(sources) != len(watched) or not all(map(operator.is_, [one.held for one in sources], watched)):
+        if len(shared_storages) != len(watched) or not all(
+            map(operator.is_, [one.held for one in shared_storages], watched)
+        ):
             return False
         if self.fresh is None:
-            firsts = [source.first for source in sources if source.first is not None]
-            if len(firsts) < len(sources) or not _torch_private.HAS_METADATA_GUARD:
+            firsts = [shared.first for shared in shared_storages if shared.first is not None]
+            if len(firsts) < len(shared_storages) or not capabilities.HAS_METADATA_GUARD:
                 return False
-            self.fresh = _torch_private.metadata_guard(firsts)
-        found = are_untouched_gradients(parameters, sources, self.fresh)
-        where = counts_layout() if found and native is not None else None
-        if where is not None:
-            self.kept = native.Untouched(parameters, where)
+            self.fresh = capabilities.metadata_guard(firsts)
+        found = are_untouched_gradients(parameters, shared_storages, self.fresh)
+        if found and counts_holders():
+            watches = tuple([shared.held for shared in shared_storages])
+            self.kept = native.Untouched(parameters, watches, capabilities.raw_use_count)
         return found
 
     def lose(self, number: int) -> None:
         """What was handed out of this group has left the pool, or may not be used any more."""
         self.live[number], self.kept = None, None
-        source = self.sources[number]
-        if source is not None:
-            source.forget()
+        shared = self.shared_storages[number]
+        if shared is not None:
+            shared.forget()
 
     def _holders(self, number: int) -> int:
-        source = self.sources[number]
-        known = source.alone if source is not None and self.live[number] is source.held else 1
+        shared = self.shared_storages[number]
+        known = shared.alone if shared is not None and self.live[number] is shared.held else 1
         return max(known, 1)
 
     def build(
@@ -207,8 +230,8 @@ class OutputPlan:
         else:
             self._build_fresh(pool, values, groups)
         for position, alias in self.aliases:
-            source = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)
-            values[position] = alias.build(source)
+            base = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)
+            values[position] = alias.build(base)
         for position, value in self.constants:
             values[position] = value
         for position, first in self.repeats:
@@ -226,19 +249,17 @@ class OutputPlan:
             values[position] = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype, device=device)
 
     def _build_watched(self, pool: Pool, values: list[Any], groups: tuple[int, ...]) -> None:
-        left: Sequence[int] = groups
-        if native is not None:
-            known = None if self.preserving else self.tensors
-            left = native.hand_out(self.sources, self.live, self.places, values, groups, known)
+        known = None if self.preserving else self.tensors
+        left = native.hand_out(self.shared_storages, self.live, self.first_positions, values, groups, known)
         self.build_left(pool, values, left)
 
     def build_left(self, pool: Pool, values: list[Any], groups: Sequence[int]) -> None:
         """Tensors of groups whose source begins, or begins anew."""
         for number in groups:
-            group, source = self.groups[number], self.sources[number]
-            if source is not None:
-                tensors = [source.tensor(self.live[number])]
-                self.live[number] = source.held
+            group, shared = self.groups[number], self.shared_storages[number]
+            if shared is not None:
+                tensors = [shared.renewed()]
+                self.live[number] = shared.held
                 if self.preserving:
                     values[group.positions[0]] = tensors[0]
                     continue
@@ -265,8 +286,8 @@ class OutputPlan:
         """The leaves that the recording run itself made, with the caller's tensors in place of staged ones."""
         values = list(kept)
         for position, alias in self.aliases:
-            source = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)
-            values[position] = alias.build(source)
+            base = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)
+            values[position] = alias.build(base)
         for position, first in self.repeats:
             values[position] = values[first]
         return values

@@ -1,4 +1,4 @@
-"""Steps: the caller says where one pass ends and the next begins."""
+"""The caller says where one pass ends and the next begins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from capture._fast import seen
+from capture.native import seen
 
 
 @seen

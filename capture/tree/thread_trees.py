@@ -1,4 +1,4 @@
-"""Trees: which tree a thread records in and replays from.
+"""Which tree a thread records in and replays from.
 
 Each thread has its own for each device type. Autograd's threads use those of the thread they work for.
 """
@@ -12,15 +12,15 @@ from typing import Any
 
 from attrs import frozen
 
-from capture._config import Config, current, put, put_back
-from capture._fast import seen
-from capture._step import Marks, marks, use_marks
-from capture._torch_private import graph_task
-from capture._tree import Tree
-from capture.backends import Backend
+from capture.core.config import Config, current, put, put_back
+from capture.engines.base import Backend
+from capture.native import seen
+from capture.torch_private.capabilities import graph_task
+from capture.tree.step import Marks, marks, use_marks
+from capture.tree.tree import Tree
 
 
-class _Own:
+class _ThreadTrees:
     """A thread's trees, given up when it ends."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ _NO_TASK = -1
 
 
 @frozen(eq=False)
-class Home:
+class ThreadState:
     """A thread and what is its own."""
 
     thread: int
@@ -56,43 +56,43 @@ class InUse:
         self.trees = trees
 
 
-class _Trees(threading.local):
+class _Local(threading.local):
     def __init__(self) -> None:
-        self.own = _Own()
+        self.own = _ThreadTrees()
         self.in_use = InUse(self.own.trees)
-        self.home: Home | None = None
+        self.state: ThreadState | None = None
         """The last one that was asked for."""
         self.serves = (_NO_TASK, 0)
         """The run of autograd that this thread works in, and the thread that was found to wait for it."""
 
 
-_trees = _Trees()
+_trees = _Local()
 
 
 _ENGINE = "_engine_run_backward"
 
 
-def home() -> Home:
+def thread_state() -> ThreadState:
     """This thread's, as it is now."""
-    known, settings = _trees.home, current()
+    known, settings = _trees.state, current()
     if (
         known is None
         or known.trees is not _trees.in_use.trees
         or known.marks is not marks()
         or known.config is not settings
     ):
-        known = Home(thread=threading.get_ident(), trees=_trees.in_use.trees, marks=marks(), config=settings)
-        _trees.home = known
+        known = ThreadState(thread=threading.get_ident(), trees=_trees.in_use.trees, marks=marks(), config=settings)
+        _trees.state = known
     return known
 
 
-class at_home:
+class acting_for:
     """Be in a thread that waits for autograd, whose own threads run backward passes on accelerators. Gives False in a
     thread that has to use trees of its own."""
 
     __slots__ = ("_before", "_settings", "_there")
 
-    def __init__(self, there: Home) -> None:
+    def __init__(self, there: ThreadState) -> None:
         self._there = there
         self._before: tuple[dict[str, Tree], Marks] | None = None
         self._settings: Token[Config] | None = None
@@ -151,7 +151,7 @@ def trees_here() -> dict[str, Tree]:
 def trees_of(function: Any) -> list[Tree]:
     """Trees of all threads that hold recordings of a captured function."""
     nodes = [node for entry in function.entries() for node in entry.nodes]
-    return list({id(node.tree): node.tree for node in nodes if node.tree is not None}.values())
+    return list({id(tree): tree for node in nodes if isinstance(tree := node.tree, Tree)}.values())
 
 
 def forget_trees() -> None:

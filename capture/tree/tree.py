@@ -1,7 +1,18 @@
-"""Tree: recordings under the exact path of recordings they followed, in one pool.
+"""Recordings under the exact path of recordings they followed, in one pool.
 
-A node may run again only where everything that was dead when it was recorded is dead, since the pool may have
-given that memory to it. To record after replays, the pool is restored to what is alive on the path.
+All recordings of a thread share one pool, so that a chain of functions needs no copies between them and two branches
+take the larger of their sizes. The price is an order: a recording took its memory from what was free at that moment,
+and is right only where the same is free again. So recordings form a tree. A **node** is one recording after one exact
+path of recordings; replaying it moves the path one node on; a **step** begins at the root. Before a recording the pool
+is set back to the end of the path, less what has died since.
+
+Invariant: a node runs again only where everything that was dead when it was recorded is dead (``Node.dead_before``),
+since the pool may have given that memory to it. Outputs that are still used when their step ends leave the pool before
+anything else may take their memory (``evacuation``). Without either, a tensor that a user holds would change its values
+when another function is called.
+
+A recording that is dropped may be asked for by garbage collection, in the middle of a capture or in another thread:
+``bury`` notes it, and ``sweep`` forgets it when this thread may.
 """
 
 from __future__ import annotations
@@ -15,13 +26,14 @@ from typing import Any
 import torch
 from attrs import define
 
-from capture import _config, _moving, _step
-from capture._events import Log
-from capture._fast import seen
-from capture._liveness import Held, hold
-from capture._node import Node, Pattern, walk
-from capture._torch_private import dispatch_mode_depth
-from capture.backends import Backend, Block, Pool
+from capture.core import config
+from capture.core.events import Log
+from capture.engines.base import Backend, Block, Pool
+from capture.native import native, seen
+from capture.torch_private.capabilities import dispatch_mode_depth
+from capture.tree import evacuation, step
+from capture.tree.liveness import StorageWatch, hold
+from capture.tree.node import Node, Pattern, walk
 
 
 @define(eq=False)
@@ -29,7 +41,7 @@ class WarmCall:
     """An eager run on the way to a recording; its outputs keep the step open."""
 
     function: Any
-    held: list[Held]
+    held: list[StorageWatch]
 
 
 @seen
@@ -57,7 +69,7 @@ class Tree:
         """That replay, while nobody else can have got hold of a gradient: in the call that found them."""
         self.in_place = False
         """All gradients that it writes are those of its own last run."""
-        self.mark = _step.steps_begun()
+        self.mark = step.steps_begun()
         self.pool_is_at: Node | None = self.root
         self.checkpoints = 0
         self.buried: list[Node] = []
@@ -86,25 +98,24 @@ class Tree:
     def begin_call(self, function: Any, limit: int, entry: int | None = None) -> None:
         """End the step if it is over: before anything is matched or recorded for ``function``. ``entry``: the number
         of its entry, where a replay of it is to come."""
+        if native.begins_simply(self, step.marks(), function, limit):
+            return
         if self.lingering:
             self._take_up()
         if self.buried:
             self.sweep()
         if not self.path and not self.warm:
             return
-        for node in reversed(self.path):
-            for held in node.live:
-                if held is not None and held() is not None:
-                    self._end_if_over(function, limit, self.root.followers.get(entry or 0))
-                    return
-        if self.warm and any(held() is not None for warm in self.warm for held in warm.held):
+        if native.is_path_used(self.path):
+            self._end_if_over(function, limit, self.root.latest_children.get(entry or 0))
+        elif self.warm and any(held() is not None for warm in self.warm for held in warm.held):
             self._end_if_over(function, limit)
         else:
             self._end()
 
     def _end_if_over(self, function: Any, limit: int, successor: Node | None = None) -> None:
         """Outputs are still used, so the step ends only by a mark, a repeated function, or by growing too long."""
-        marks = _step.steps_begun()
+        marks = step.steps_begun()
         if marks != self.mark:
             self.end_path("step", successor)
             return
@@ -135,7 +146,11 @@ class Tree:
             lingering += [(node, number) for number in stays]
             in_place = in_place or bool(stays)
             for number in [number for number, _, _ in node.live_groups(but=stays)]:  # no storage stays in a variable
-                if node.outputs.policy == "borrow" and reason in ("step", "again") and _moving.invalidate(node, number):
+                if (
+                    node.outputs.policy == "borrow"
+                    and reason in ("step", "again")
+                    and evacuation.invalidate(node, number)
+                ):
                     continue
                 if successor is not None and self._is_replaced(node, number, successor):
                     lingering.append((node, number))
@@ -143,8 +158,8 @@ class Tree:
                     leaving.append((node, number))
         stuck = self._move_out(leaving)
         for node, _ in stuck:
-            _moving.copy_from_now_on(node, "that cannot leave the pool")
-        _moving.note_gradients(leaving, self.path)
+            evacuation.copy_from_now_on(node, "that cannot leave the pool")
+        evacuation.note_gradients(leaving, self.path)
         if stuck and self._go_back():
             return False
         self._end()
@@ -161,7 +176,7 @@ class Tree:
         self.current, self.pool_is_at = self.path[-1], None
         self.times.clear()
         self.warm.clear()  # what warmed up is not in the pool
-        self.mark = _step.steps_begun()
+        self.mark = step.steps_begun()
         return True
 
     def _take_up(self) -> None:
@@ -196,18 +211,13 @@ class Tree:
         return False
 
     def _end(self) -> None:
-        self.buried += self.kept
-        self.kept.clear()
-        self.path.clear()
-        self.times.clear()
-        self.warm.clear()
-        self.current = self.root
+        native.end_step(self)
 
     def _move_out(self, groups: Sequence[tuple[Node, int]]) -> list[tuple[Node, int]]:
         """Gives those that cannot leave the pool."""
         if groups:
             self.pool_is_at = None
-        return _moving.move_out(self.pool, groups)
+        return evacuation.move_out(self.pool, groups)
 
     def expel(self, tensor: torch.Tensor) -> bool:
         """Make sure that a tensor used as a static one does not lie in the pool, where its address means little."""
@@ -257,7 +267,7 @@ class Tree:
         if switched and self.current is not self.root:
             self.checkpoints += 1
             log.counters.checkpoints += 1
-        if _config.current().poison:
+        if config.current().poison:
             self.pool.poison([block for block, _ in self.live_blocks()])
 
     def attach(self, node: Node) -> None:
@@ -282,18 +292,13 @@ class Tree:
 
     def stand_on(self, node: Node) -> None:
         """The node just ran."""
-        if not self.path and not self.warm:
-            self.mark = _step.steps_begun()
-        self.path.append(node)
-        self.current.followers[node.key[0]] = node
-        self.times[node.function] = self.times.get(node.function, 0) + 1
-        self.current = node
-        self.pool_is_at = None
+        self.current.latest_children[node.key[0]] = node
+        native.stand_on(self, node, step.marks(), node.function)
 
     def note_warm(self, function: Any, tensors: Sequence[torch.Tensor]) -> None:
         """An eager run that will be a recording soon: what follows in this step waits with it."""
         if not self.path and not self.warm:
-            self.mark = _step.steps_begun()
+            self.mark = step.steps_begun()
         storages = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
         self.warm.append(WarmCall(function, [hold(storage) for storage in storages.values()]))
 
@@ -327,7 +332,7 @@ class Tree:
         siblings = node.parent.children.get(node.key, [])
         if node in siblings:
             siblings.remove(node)
-            node.parent.followers.clear()
+            node.parent.latest_children.clear()
             node.parent.counts[node.function.number] -= 1
             if not siblings:
                 del node.parent.children[node.key]

@@ -1,7 +1,14 @@
-"""Arena: the CPU engine's pool. Anonymous memory with best-fit allocation, checkpoint and restore.
+"""The CPU engine's pool. Anonymous memory with best-fit allocation, checkpoint and restore.
 
-A block is taken as long as the storage handed out over it lives; a weak reference frees it. Storages keep their
-segment mapped, so an output outlives the arena that made it.
+A recording writes to fixed addresses, so the memory of its outputs and intermediate results must be handed out by
+somebody who remembers: torch's own allocator would give it to others. The arena hands out blocks while a body is
+recorded and knows which are taken; ``restore`` makes exactly the blocks of live outputs taken, so that the next
+recording may use all the rest.
+
+Invariant: a block is taken as long as the storage handed out over it lives; a weak reference frees it. Storages keep
+their segment mapped, so that an output outlives the arena that made it: a tensor on unmapped memory would end the
+process. Blocks are aligned as torch's allocator aligns, since kernels sum in another order on another alignment, and
+a replay would differ from eager in the last bit.
 """
 
 from __future__ import annotations
@@ -16,15 +23,15 @@ from typing import Any
 
 import torch
 
-from capture import _torch_private
-from capture.backends import Address, Block, Geometry, views_of
-from capture.backends.staging import ALIGNMENT
+from capture.engines.base import Address, Block, Geometry, views_of
+from capture.engines.staging import ALIGNMENT
+from capture.torch_private import capabilities
 
 _SEGMENT = 1 << 27  # bytes; untouched pages cost nothing, and blocks of two segments never merge
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
 
-class Segment:
+class ArenaSegment:
     """One mapping. ``used`` is the high-water mark in bytes."""
 
     def __init__(self, nbytes: int) -> None:
@@ -39,12 +46,12 @@ class Segment:
 
 
 class Arena:
-    """Implements ``capture.backends.Pool``."""
+    """Implements ``capture.engines.base.Pool``."""
 
     free_between_recordings = False
 
     def __init__(self) -> None:
-        self._segments: list[Segment] = []
+        self._segments: list[ArenaSegment] = []
         self._free: list[tuple[Address, int]] = []  # sorted by address, neighbours merged
         self._taken: dict[Address, tuple[Block, weakref.ref[torch.UntypedStorage]]] = {}
 
@@ -68,11 +75,11 @@ class Arena:
         return False
 
     def _grow(self, size: int) -> None:
-        segment = Segment(max(_SEGMENT, -(-size // _SEGMENT) * _SEGMENT, self.reserved_bytes()))
+        segment = ArenaSegment(max(_SEGMENT, -(-size // _SEGMENT) * _SEGMENT, self.reserved_bytes()))
         self._segments.append(segment)
         bisect.insort(self._free, (segment.begin, segment.end - segment.begin))
 
-    def _segment(self, address: Address) -> Segment:
+    def _segment(self, address: Address) -> ArenaSegment:
         for segment in self._segments:
             if segment.begin <= address < segment.end:
                 return segment
@@ -170,6 +177,9 @@ class Arena:
         first = self.tensor(block, geometries[0])
         return [first, *views_of(first, geometries[1:])]
 
+    def device_guard(self) -> None:
+        """No device has to be chosen."""
+
     def is_tidy(self) -> bool:
         """Weak references free every block."""
         return True
@@ -214,11 +224,11 @@ class Arena:
 
     def evacuate(self, storage: torch.UntypedStorage) -> bool:
         """Swap the storage's memory with a copy outside; needs torch >= 2.13."""
-        if not _torch_private.CAPABILITIES.swap_data_ptr:
+        if not capabilities.CAPABILITIES.swap_data_ptr:
             return False
         outside = torch.UntypedStorage(storage.nbytes())
         outside.copy_(storage, False)
-        _torch_private.swap_data_ptr(storage, outside)
+        capabilities.swap_data_ptr(storage, outside)
         return True
 
 

@@ -14,36 +14,41 @@ import torch
 from attrs import evolve
 from typing_extensions import override
 
-from capture import _collectives, _torch_private_operators
-from capture._call import Call
-from capture._describe import KeptLeaf, describe
-from capture._dropped import keep
-from capture._follow import Expected
-from capture._observe import Watch
-from capture._operators import (
+from capture.engines.base import Block, Geometry, Input, Recorded
+from capture.engines.cpu.arena import Arena
+from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep, python_form
+from capture.engines.staging import InputGroup, over, put_back, stage
+from capture.key.tensor_meta import span_bytes
+from capture.observe import collectives
+from capture.observe.described import KeptLeaf
+from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.expectation import Expectation
+from capture.observe.facts_builder import describe
+from capture.observe.operator_schema import (
     Operator,
-    Traits,
+    OperatorTraits,
     lacks_tensor,
     shape_depends_on_data,
     tensors_in,
     tensors_out,
     traits,
 )  # fmt: skip
-from capture._tensors import span_bytes
-from capture._torch_private import generator_id
-from capture._watched import Watched, run_watched
-from capture.backends import Block, Geometry, Input, Recorded
-from capture.backends.arena import Arena
-from capture.backends.staging import over, put_back, stage
-from capture.backends.tape import Ref, Root, Step, Tape, python_form
+from capture.observe.released_gradients import keep
+from capture.observe.run import ObservedRun, run_watched
+from capture.state.call import Call
+from capture.torch_private import operators
+from capture.torch_private.capabilities import generator_id
 
 _READ_GRAD_MODE = frozenset(["mkldnn_rnn_layer"])  # its kernel makes the workspace of its backward pass in grad mode
 
 
 class CpuBackend:
-    """Implements ``capture.backends.Backend``."""
+    """Implements ``capture.engines.base.Backend``."""
 
     name = "cpu"
+    has_own_memory = False
+    executes_recording_runs = True
+    rebinds_to_pool = True
     rebinds_tensors = True
 
     def new_pool(self) -> Arena:
@@ -57,13 +62,13 @@ class CpuBackend:
     def record(
         self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
-        expected: Expected | None = None,
+        expected: Expectation | None = None,
     ) -> Recorded:  # fmt: skip
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""
         del warm, moving, generators, expected
         tape = Tape(pool)
         staged = _Staged(pool, tape, call, inputs)
-        recorder = Recorder(pool, tape, undo=undo)
+        recorder = TapeRecorder(pool, tape, undo=undo)
         watched = run_watched(call, recorder, call.substitute(staged.staging.replacements))
         staged.staging.end_run()
         if not undo:
@@ -82,14 +87,14 @@ class CpuBackend:
                 root = tape.root_of(leaf.value) if leaf.kind == "fresh" else None
                 if root is not None:
                     root.kept = True
-            staged.staging.lend(recorder.notes.lent)
-            tape.compile(staged.lines_in(), staged.lines_out())
+            staged.staging.lend(recorder.trace.lent)
+            tape.compile(staged.copies_in(), staged.copies_out())
         return Recorded(watched, described, None if failure else tape, failure, blocks)
 
 
-def _written_positions(watched: Watched, inputs: Sequence[Input]) -> set[int]:
+def _written_positions(watched: ObservedRun, inputs: Sequence[Input]) -> set[int]:
     """Staged leaves that the body did write, planned or not."""
-    externals = watched.watch.notes.externals
+    externals = watched.watch.trace.externals
     versions = {id(tensor) for tensor, version in watched.versions if tensor._version != version}
     found = set()
     for position, (_, leaf) in enumerate(watched.arguments):
@@ -100,7 +105,7 @@ def _written_positions(watched: Watched, inputs: Sequence[Input]) -> set[int]:
     return found & {one.position for one in inputs if one.how in ("copy", "copy-back")}
 
 
-def _unresolved(kept: Sequence[KeptLeaf], recorder: Recorder) -> str | None:
+def _unresolved(kept: Sequence[KeptLeaf], recorder: TapeRecorder) -> str | None:
     for leaf in kept:
         if leaf.kind == "foreign":
             return f"{leaf.path} was made outside the dispatcher"
@@ -117,7 +122,7 @@ class _Staged:
         for one in inputs:
             leaf = call.leaves[one.position]
             if isinstance(leaf, torch.Generator):
-                tape.scope[f"g{one.position}"] = leaf
+                tape.generators[one.position] = leaf
         self.staging = stage(arena, call, [one for one in inputs if not _elsewhere(call.leaves[one.position])])
         for one in inputs:
             leaf = call.leaves[one.position]
@@ -126,66 +131,67 @@ class _Staged:
                 tape.add_static(call.paths()[one.position][0], leaf, seen.untyped_storage())
         for block, storage in self.staging.managed.items():
             tape.add_block(block, storage)
-        self._names: list[tuple[int, str, bool]] = []
+        self._registers: list[tuple[int, int, bool]] = []
         with torch.no_grad():
             for single in self.staging.singles:
-                _collectives.finish(call.leaves[single.position])
+                collectives.finish(call.leaves[single.position])
                 tape.add_block(single.block, single.tensor.untyped_storage())
                 single.tensor.copy_(call.leaves[single.position])
-                name = tape.register(single.tensor)
-                assert name is not None
-                self._names.append((single.position, name, single.back))
+                number = tape.register(single.tensor)
+                assert number is not None
+                self._registers.append((single.position, number, single.back))
         for group in self.staging.groups:
             tape.add_block(group.block, group.storage)
-            _collectives.finish(*[call.leaves[position] for position in group.members])
+            collectives.finish(*[call.leaves[position] for position in group.members])
             group.copy_in(call.leaves)
 
     def copy_back(self, leaves: Sequence[Any], written: set[int]) -> None:
         """After the recording run: what the body wrote into staged inputs goes to the caller's tensors."""
         with torch.no_grad():
-            for position, name, _ in self._names:
+            for position, number, _ in self._registers:
                 if position in written:
-                    leaves[position].copy_(self._tape.scope[name])
+                    leaves[position].copy_(self._tape.registers[number])
             for group in self.staging.groups:
                 if written & set(group.members):
                     group.copy_out(leaves)
 
-    def lines_in(self) -> list[str]:
-        """Lines of the tape that stage this call's inputs."""
-        lines = [f"{name}.copy_(t[{position}])" for position, name, _ in self._names]
-        lines += [f"{self._group(index)}.copy_in(t)" for index in range(len(self.staging.groups))]
-        generators = [name for name in self._tape.scope if name.startswith("g") and name[1:].isdigit()]
-        return lines + [f"{name} = t[{name[1:]}]" for name in generators]
+    def copies_in(self) -> list[TapeStep]:
+        """Steps of the tape that stage this call's inputs."""
+        singles = [_step("copy_", Register(number), Leaf(position)) for position, number, _ in self._registers]
+        return singles + [_step(group.copy_in, Leaf(None)) for group in self._groups()]
 
-    def lines_out(self) -> list[str]:
-        """Lines of the tape that copy mutated inputs back."""
-        lines = [f"t[{position}].copy_({name})" for position, name, back in self._names if back]
-        groups = list(enumerate(self.staging.groups))
-        lines += [f"{self._group(index)}.copy_out(t)" for index, group in groups if group.back]
+    def copies_out(self) -> list[TapeStep]:
+        """Steps of the tape that copy mutated inputs back."""
+        back = [(position, number) for position, number, back in self._registers if back]
+        steps = [_step("copy_", Leaf(position), Register(number)) for position, number in back]
+        groups = self._groups()
+        steps += [_step(group.copy_out, Leaf(None)) for group in groups if group.back]
         lent = {single.position for single in self.staging.singles if single.lent}
-        self._tape.scope["put_back"] = put_back
-        lines += [f"put_back(t[{position}], {name})" for position, name, _ in self._names if position in lent]
-        return lines + [f"{self._group(index)}.put_back(t)" for index, group in groups if group.lent]
+        unsaid = [(position, number) for position, number, _ in self._registers if position in lent]
+        steps += [_step(put_back, Leaf(position), Register(number)) for position, number in unsaid]
+        return steps + [_step(group.put_back, Leaf(None)) for group in groups if group.lent]
 
-    def _group(self, index: int) -> str:
-        group = self.staging.groups[index]
-        if f"s{index}" not in self._tape.scope:  # over a storage that does not keep the block taken
-            self._tape.scope[f"s{index}"] = evolve(group, storage=self._arena.storage(group.block))
-        return f"s{index}"
+    def _groups(self) -> list[InputGroup]:
+        """Over storages that do not keep their blocks taken."""
+        return [evolve(group, storage=self._arena.storage(group.block)) for group in self.staging.groups]
+
+
+def _step(function: Callable[..., Any] | str, *args: Any) -> TapeStep:
+    return TapeStep(function, args, {}, "call")
 
 
 def _elsewhere(leaf: Any) -> bool:
     return isinstance(leaf, torch.Generator) or leaf.device.type != "cpu"
 
 
-class Recorder(Watch):
+class TapeRecorder(ObserveMode):
     """A watch that moves every result into the arena and writes the operator on the tape."""
 
     def __init__(self, arena: Arena, tape: Tape, *, undo: bool = False) -> None:
         super().__init__(undo=undo)
         self._arena, self._tape = arena, tape
         self._blocks: dict[int, Block] = {}
-        self._twins: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._pool_copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         """By ``id`` of a storage that the body gave memory: that memory, and the block in which replays have it."""
         self.failure: str | None = None
 
@@ -207,24 +213,24 @@ class Recorder(Watch):
     @override
     def note_resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         super().note_resized(storage, nbytes)
-        self._twins.pop(id(storage), None)
-        if id(storage) not in self.notes.scratch:
+        self._pool_copies.pop(id(storage), None)
+        if id(storage) not in self.trace.scratch:
             self._fail("the body gives a storage other memory")
         elif nbytes:
-            block, twin = self._arena.take(nbytes)
+            block, pool_copy = self._arena.take(nbytes)
             self._tape.add_block(block, storage)
-            self._twins[id(storage)] = storage, twin
+            self._pool_copies[id(storage)] = storage, pool_copy
 
     @override
     def dropping(self, versions: list[tuple[torch.Tensor, int]]) -> Callable[[torch.Tensor], object]:
         return keep
 
-    def _write_twins(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Steps are proven on the registers, which lie in the twins."""
-        for key in {id(one.untyped_storage()) for one in tensors} & set(self._twins):
-            storage, twin = self._twins[key]
+    def _fill_pool_copies(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Steps are proven on the registers, which lie in the copies."""
+        for key in {id(one.untyped_storage()) for one in tensors} & set(self._pool_copies):
+            storage, pool_copy = self._pool_copies[key]
             whole = Geometry(dtype=torch.uint8, offset=0, shape=(storage.nbytes(),), stride=(1,))
-            over(twin, whole).copy_(over(storage, whole))
+            over(pool_copy, whole).copy_(over(storage, whole))
 
     def _fail(self, reason: str) -> None:
         self.failure = self.failure or reason
@@ -246,7 +252,7 @@ class Recorder(Watch):
         step = self._step(op, known, args, kwargs)
         result = op(*args, **kwargs)
         if known.collective and known.namespace != "c10d":  # moved below, so it has to be there
-            result = _collectives.finished(op, known.namespace, result)
+            result = collectives.finished(op, known.namespace, result)
         outs = tensors_out(result)
         if not all(map(_is_plain, outs)):
             self._fail(f"{known.name} makes a tensor that is quantized, not strided, or not on the CPU")
@@ -265,28 +271,28 @@ class Recorder(Watch):
         if any(isinstance(member, (tuple, list)) for member in flat):
             step.function, flat = _flattened(step.function), outs
         moved = {id(out): self._move(out) for out in fresh}
-        step.outs = [_place(moved.get(id(member))) for member in flat]
+        step.outs = [_source_of(moved.get(id(member))) for member in flat]
         step.form = "copy" if fresh else "call"
-        if fresh and len(fresh) == len(flat) and step.function is _torch_private_operators.fast_operator(op):
+        if fresh and len(fresh) == len(flat) and step.function is operators.fast_operator(op):
             self._prefer_out(known, step, fresh)
         for out in fresh:
             moved[id(out)][0].copy_(out)
         self._tape.append(step)
-        self._write_twins(tensors_in(args, kwargs))
+        self._fill_pool_copies(tensors_in(args, kwargs))
         return _replace(result, {key: visible for key, (visible, _, _) in moved.items()}) if moved else result
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """``torch.tensor`` in the body: a fresh copy of the same values on every replay."""
         root = self._tape.root_of(tensor) or self._tape.add_constant(tensor)
         del root
-        name = self._tape.register(tensor)
-        assert name is not None
+        number = self._tape.register(tensor)
+        assert number is not None
         visible, target, register = self._move(tensor)
         visible.copy_(tensor)
-        self._tape.append(Step(torch.clone, (Ref(name),), {}, "copy", [(target, register)]))
+        self._tape.append(TapeStep(torch.clone, (Register(number),), {}, "copy", [(target, register)]))
         return visible
 
-    def _prefer_out(self, known: Traits, step: Step, fresh: list[torch.Tensor]) -> None:
+    def _prefer_out(self, known: OperatorTraits, step: TapeStep, fresh: list[torch.Tensor]) -> None:
         function = python_form(known)
         if function is None:
             return
@@ -295,7 +301,7 @@ class Recorder(Watch):
         elif self._tape.prove(function, step, fresh):
             step.function = function
 
-    def _move(self, out: torch.Tensor) -> tuple[torch.Tensor, Root, str]:
+    def _move(self, out: torch.Tensor) -> tuple[torch.Tensor, TapeMemory, int]:
         """A tensor like ``out`` in the arena (the one the body goes on with), its root and register."""
         geometry = evolve(Geometry.of(out), offset=0)
         block = self._arena.allocate(span_bytes(out))
@@ -304,11 +310,13 @@ class Recorder(Watch):
         self._arena.track(block, storage)
         self._blocks[id(storage)] = block
         root = self._tape.add_block(block, storage)
-        name = self._tape.register(visible)
-        assert name is not None
-        return visible, root, name
+        number = self._tape.register(visible)
+        assert number is not None
+        return visible, root, number
 
-    def _step(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
+    def _step(
+        self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TapeStep | None:
         for tensor in tensors_in(args, kwargs):
             if self._tape.root_of(tensor) is None and not self._adopt(tensor, known):
                 self._fail(f"{known.name} reads memory that nobody is known to own")
@@ -319,14 +327,14 @@ class Recorder(Watch):
         except LookupError as error:
             self._fail(f"{known.name}: {error}")
             return None
-        function = _torch_private_operators.fast_operator(op)
+        function = operators.fast_operator(op)
         if known.collective:
-            function = _collectives.waiting(function, op, known.namespace)
+            function = collectives.waiting(function, op, known.namespace)
         if lacks_tensor(op, args) or (known.base in _READ_GRAD_MODE and torch.is_grad_enabled()):
             function = _below_autograd(function, grad=torch.is_grad_enabled())
-        return Step(function, template, named, "call")
+        return TapeStep(function, template, named, "call")
 
-    def _adopt(self, tensor: torch.Tensor, known: Traits) -> bool:
+    def _adopt(self, tensor: torch.Tensor, known: OperatorTraits) -> bool:
         if known.base.startswith("lift"):
             return self._tape.add_constant(tensor) is not None
         owners = self.before.owners(tensor.untyped_storage())
@@ -336,10 +344,10 @@ class Recorder(Watch):
 
     def _template(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            name = self._tape.register(value)
-            if name is None:
+            number = self._tape.register(value)
+            if number is None:
                 raise LookupError("a lazily conjugated or negated tensor")
-            return Ref(name)
+            return Register(number)
         if isinstance(value, torch.Generator):
             return self._generator(value)
         if isinstance(value, (list, tuple)):
@@ -347,9 +355,9 @@ class Recorder(Watch):
         return value
 
     def _generator(self, generator: torch.Generator) -> Any:
-        for name, known in self._tape.scope.items():
-            if isinstance(known, torch.Generator) and generator_id(known) == generator_id(generator):
-                return Ref(name)
+        for position, known in self._tape.generators.items():
+            if generator_id(known) == generator_id(generator):
+                return Leaf(position)
         if generator_id(generator) not in self.generators:
             raise LookupError("a generator that nobody is known to own")
         return generator
@@ -371,7 +379,7 @@ def _below_autograd(function: Callable[..., Any], *, grad: bool) -> Callable[...
     return run
 
 
-def _place(moved: tuple[torch.Tensor, Root, str] | None) -> tuple[Root, str] | None:
+def _source_of(moved: tuple[torch.Tensor, TapeMemory, int] | None) -> tuple[TapeMemory, int] | None:
     return None if moved is None else (moved[1], moved[2])
 
 

@@ -1,8 +1,15 @@
-"""Tape: the operators of one run as straight-line code that runs again into the recorded memory.
+"""The operators of one run, which run again into the recorded memory.
 
-Each operator is written down in the fastest form that was proven, on the recorded inputs, to give the same bits
-as the operator did: a Python binding with ``out=``, else the operator followed by a copy. Views are not replayed;
-a register is a tensor over fixed memory, so that its views are fixed too.
+The tape is what a CUDA graph is on a GPU: the same operators, in the same order, on the same addresses, without the
+body's Python. Each operator is written down in the fastest form that was proven, on the recorded inputs, to give the
+same bits as the operator did: a Python binding with ``out=``, else the operator followed by a copy. Views are not
+replayed; a register is a tensor over fixed memory, so that its views are fixed too. The calls themselves are made in C
+(``native/tape.c``).
+
+Invariant: a step writes the memory that the operator wrote while recording, and no other. ``out=`` forms of some
+operators take another kernel or resize what they are given; so each is tried on the recorded inputs before it is
+trusted (``prove_out``), and what gives other bits is not used. Without the proof a replay could differ from eager where
+nobody looks.
 """
 
 from __future__ import annotations
@@ -15,19 +22,18 @@ from typing import Any, Literal
 import torch
 from attrs import define, evolve, field, frozen
 
-from capture import _torch_private, _torch_private_operators
-from capture._call import Call
-from capture._operators import Traits
-from capture._tensors import same_bits
-from capture.backends import Block, Followed, Geometry, Move, Refusal
-from capture.backends.arena import Arena
-from capture.backends.staging import over
-
-_LITERALS = (int, bool, type(None))
+from capture.engines.base import Block, BoundInput, Geometry, Move, Refusal
+from capture.engines.cpu.arena import Arena
+from capture.engines.staging import over
+from capture.key.tensor_meta import same_bits
+from capture.native import native
+from capture.observe.operator_schema import OperatorTraits
+from capture.state.call import Call
+from capture.torch_private import capabilities, operators
 
 
 @define(eq=False)
-class Root:
+class TapeMemory:
     """Memory that registers look at: a block of the arena, a static tensor of the caller, or a constant."""
 
     kind: Literal["block", "static", "constant"]
@@ -40,25 +46,33 @@ class Root:
     is_argument: bool = False
     kept: bool = False
     """An output or effect lies here, so results must be written to this very memory."""
-    registers: dict[Geometry, str] = field(factory=dict)
+    registers: dict[Geometry, int] = field(factory=dict)
 
 
 @frozen
-class Ref:
+class Register:
     """A register in a step's arguments."""
 
-    name: str
+    number: int
+
+
+@frozen
+class Leaf:
+    """An argument of the call under way in a step's arguments; None: all of them."""
+
+    position: int | None
 
 
 @define(eq=False)
-class Step:
+class TapeStep:
     """One operator. ``form``: ``call`` writes by itself, ``out`` takes ``out=``, ``copy`` returns fresh tensors."""
 
-    function: Callable[..., Any]
+    function: Callable[..., Any] | str
+    """A text: the method of this name of the first argument."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     form: Literal["call", "out", "copy"]
-    outs: list[tuple[Root, str] | None] = field(factory=list)
+    outs: list[tuple[TapeMemory, int] | None] = field(factory=list)
     """Per result of the operator: where it goes; None for a result that is no fresh tensor."""
     single: bool = True
     """The operator returns one tensor, not a sequence."""
@@ -71,24 +85,29 @@ class Tape:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._roots: list[Root] = []
-        self._by_storage: dict[int, tuple[weakref.ref[torch.UntypedStorage], Root]] = {}
-        self._steps: list[Step] = []
-        self.scope: dict[str, Any] = {}
+        self._roots: list[TapeMemory] = []
+        self._by_storage: dict[int, tuple[weakref.ref[torch.UntypedStorage], TapeMemory]] = {}
+        self._steps: list[TapeStep] = []
+        self._locals: dict[int, int] = {}
+        """Registers that only live during a replay, by number: their place among what the replay keeps."""
+        self.registers: list[Any] = []
+        self.generators: dict[int, torch.Generator] = {}
+        """Those among the leaves of the recorded call, by position."""
         self.num_ops = self.copied_inside = 0
         self.graph_bytes = 0
         self.copied_paths: frozenset[str] = frozenset()
-        self.source = ""
+        self.copies_in: list[TapeStep] = []
+        self.copies_out: list[TapeStep] = []
         self.replay: Callable[[Sequence[Any]], None] = _released
 
-    def add_block(self, block: Block, visible: torch.UntypedStorage) -> Root:
+    def add_block(self, block: Block, visible: torch.UntypedStorage) -> TapeMemory:
         """A root over a block; ``visible`` is the storage that the body sees there."""
-        root = Root("block", len(self._roots), storage=self._arena.storage(block))
+        root = TapeMemory("block", len(self._roots), storage=self._arena.storage(block))
         return self._add(root, visible)
 
-    def add_static(self, path: str, owner: torch.Tensor, seen: torch.UntypedStorage | None = None) -> Root:
+    def add_static(self, path: str, owner: torch.Tensor, seen: torch.UntypedStorage | None = None) -> TapeMemory:
         """A root over memory of the caller; of an argument, which the body sees through the storage ``seen``."""
-        root = Root("static", len(self._roots), path=path, owner=owner, offset=int(owner.storage_offset()))
+        root = TapeMemory("static", len(self._roots), path=path, owner=owner, offset=int(owner.storage_offset()))
         root.is_argument = seen is not None
         return self._add(root, owner.untyped_storage() if seen is None else seen)
 
@@ -98,64 +117,67 @@ class Tape:
         if root is not None and root.kind == "static":
             root.path, root.owner, root.offset = path, owner, int(owner.storage_offset())
 
-    def add_constant(self, tensor: torch.Tensor) -> Root:
+    def add_constant(self, tensor: torch.Tensor) -> TapeMemory:
         """A root over a private copy of a constant's memory."""
-        root = Root("constant", len(self._roots), storage=tensor.untyped_storage().clone())
+        root = TapeMemory("constant", len(self._roots), storage=tensor.untyped_storage().clone())
         return self._add(root, tensor.untyped_storage())
 
-    def _add(self, root: Root, visible: torch.UntypedStorage) -> Root:
+    def _add(self, root: TapeMemory, visible: torch.UntypedStorage) -> TapeMemory:
         self._roots.append(root)
         self._by_storage[id(visible)] = (weakref.ref(visible), root)
         return root
 
-    def root_of(self, tensor: torch.Tensor) -> Root | None:
+    def root_of(self, tensor: torch.Tensor) -> TapeMemory | None:
         """The root a tensor of the body lies on."""
         storage = tensor.untyped_storage()
         found = self._by_storage.get(id(storage))
         return found[1] if found is not None and found[0]() is storage else None
 
-    def register(self, tensor: torch.Tensor) -> str | None:
-        """Name of the register that looks at the same memory as this tensor; None for unknown memory."""
+    def register(self, tensor: torch.Tensor) -> int | None:
+        """Number of the register that looks at the same memory as this tensor; None for unknown memory."""
         root = self.root_of(tensor)
         if root is None or tensor.is_neg():
             return None
         geometry = Geometry.of(tensor)
-        name = root.registers.get(geometry)
-        if name is None:
-            name = root.registers[geometry] = f"r{root.number}_{len(root.registers)}"
-            self.scope[name] = _look(root, geometry)
-        return name
+        number = root.registers.get(geometry)
+        if number is None:
+            number = root.registers[geometry] = len(self.registers)
+            self.registers.append(_view_of(root, geometry))
+        return number
 
     def value(self, template: Any) -> Any:
-        """Replace registers in a template by their tensors."""
-        if isinstance(template, Ref):
-            return self.scope[template.name]
+        """Replace registers in a template by their tensors, and leaves by their generators."""
+        if isinstance(template, Register):
+            return self.registers[template.number]
+        if isinstance(template, Leaf):
+            assert template.position is not None
+            return self.generators[template.position]
         if isinstance(template, (list, tuple)):
             return type(template)([self.value(member) for member in template])
         return template
 
-    def append(self, step: Step) -> None:
+    def append(self, step: TapeStep) -> None:
         """Write a step down."""
         self._steps.append(step)
         self.num_ops += 1
 
-    def prove_out(self, function: Callable[..., Any], step: Step, results: list[torch.Tensor]) -> bool:
+    def prove_out(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
         """Run ``function`` with ``out=`` into the step's registers; True if it gave the bits of ``results``."""
-        outs = [self.scope[out[1]] for out in step.outs if out is not None]
+        outs = [self.registers[out[1]] for out in step.outs if out is not None]
         for out in outs:
             _fill(out)
         try:
             with warnings.catch_warnings(record=True) as objections, torch.no_grad():
                 warnings.simplefilter("always")  # as errors, torch would print those of a call that fails
-                places = [(out.data_ptr(), out.shape, out.stride()) for out in outs]
+                sources = [(out.data_ptr(), out.shape, out.stride()) for out in outs]
                 args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
                 function(*args, **kwargs, out=outs[0] if len(outs) == 1 else tuple(outs))
         except Exception:  # noqa: BLE001 - any objection means that this form is not used
             return False
-        kept = not objections and places == [(out.data_ptr(), out.shape, out.stride()) for out in outs]
+        kept = not objections and sources == [(out.data_ptr(), out.shape, out.stride()) for out in outs]
         return kept and all(same_bits(out, result) for out, result in zip(outs, results, strict=True))
 
-    def prove(self, function: Callable[..., Any], step: Step, results: list[torch.Tensor]) -> bool:
+    def prove(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
         """Run ``function`` like the operator; True if it gave the bits of ``results`` in as many tensors."""
         try:
             with warnings.catch_warnings(), torch.no_grad():
@@ -173,45 +195,45 @@ class Tape:
             for one, result in zip(found, results, strict=True)
         )
 
-    def compile(self, copies_in: list[str], copies_out: list[str]) -> None:
-        """Generate the replay function. The lines given run before and after the operators.
+    def compile(self, copies_in: list[TapeStep], copies_out: list[TapeStep]) -> None:
+        """Make the replay. The steps given run before and after the operators.
 
         Registers are made anew, since those made under a dispatch mode do not share their owner's version counter, and
         those made inside ``inference_mode`` could not be written outside of it.
         """
         for root in self._roots:
-            for geometry, name in root.registers.items():
-                self.scope[name] = _look(root, geometry)
+            for geometry, number in root.registers.items():
+                self.registers[number] = _view_of(root, geometry)
+        self.copies_in, self.copies_out = copies_in, copies_out
         used = self._used()
-        lines = [*copies_in, *[self._line(index, step, used) for index, step in enumerate(self._steps)], *copies_out]
-        lines = lines or ["pass"]
-        if torch.is_grad_enabled():  # the body needed no gradient, yet operators with out= would refuse parameters
-            self.scope["grad"] = _torch_private.set_grad_enabled
-            lines = ["grad(False)", "try:", *[f"    {line}" for line in lines], "finally: grad(True)"]
-        self.source = "def replay(t):\n" + "".join(f"    {line}\n" for line in lines)
-        exec(compile(self.source, "<capture tape>", "exec"), self.scope)  # noqa: S102 - text made above
-        self.replay = self.scope["replay"]
+        fresh = [out for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
+        alone = [number for root, number in fresh if number in used and _is_alone(root, number)]
+        self._locals = {number: place for place, number in enumerate(alone)}
+        steps = tuple(self._call(step, used) for step in [*copies_in, *self._steps, *copies_out])
+        # the body needed no gradient, yet operators with out= would refuse parameters
+        grad = capabilities.set_grad_enabled if torch.is_grad_enabled() else None
+        self.replay = native.Tape(self.registers, steps, grad)
 
     def rebind(self, moves: Sequence[Move]) -> bool:
         """Look at other tensors of the same metadata under the same paths."""
         tensors = {move.path: move.tensor for move in moves}
         for root in self._roots:
             if root.kind == "static" and root.path in tensors and root.owner is not None:
-                self._look_at(root, tensors[root.path])
+                self._point_at(root, tensors[root.path])
         return True
 
-    def _look_at(self, root: Root, tensor: torch.Tensor, *, once: bool = False) -> None:
+    def _point_at(self, root: TapeMemory, tensor: torch.Tensor, *, once: bool = False) -> None:
         """Another tensor of the same metadata is the owner from now on, or in this call alone."""
         shift = int(tensor.storage_offset()) - root.offset
         root.owner, root.offset = tensor, int(tensor.storage_offset())
-        registers: dict[Geometry, str] = {}
-        for old, name in root.registers.items():
+        registers: dict[Geometry, int] = {}
+        for old, number in root.registers.items():
             geometry = evolve(old, offset=old.offset + shift)
-            registers[geometry] = name
-            self.scope[name] = _look(root, geometry, is_current=once)
+            registers[geometry] = number
+            self.registers[number] = _view_of(root, geometry, is_current=once)
         root.registers = registers
 
-    def follow(self, inputs: Sequence[Followed]) -> frozenset[str]:
+    def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
         """All. A tape keeps no hold of them between calls."""
         roots = {root.path: root for root in self._roots if root.is_argument}
         taken = [(one, roots[one.path]) for one in inputs if one.path in roots]
@@ -226,7 +248,7 @@ class Tape:
                         with torch.no_grad():
                             tensor = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(leaf)
                         beside += [(leaf, tensor)] if one.is_written else []
-                    self._look_at(root, tensor, once=True)
+                    self._point_at(root, tensor, once=True)
                 plain(leaves)
                 with torch.no_grad():
                     for leaf, tensor in beside:
@@ -234,7 +256,8 @@ class Tape:
             finally:
                 for _, root in taken:
                     root.owner = None
-                    self.scope.update(dict.fromkeys(root.registers.values()))
+                    for number in root.registers.values():
+                        self.registers[number] = None
 
         self.replay = bound
         return frozenset(one.path for one, _ in taken)
@@ -246,7 +269,7 @@ class Tape:
         del call, moves, others, generators
         return None
 
-    def users(self, paths: Sequence[str]) -> list[str]:
+    def kernels_using(self, paths: Sequence[str]) -> list[str]:
         """Operators need no names here: no rebind of a tape is refused."""
         del paths
         return []
@@ -254,70 +277,71 @@ class Tape:
     def release(self) -> None:
         """Drop all references to memory."""
         self.replay = _released
-        self.scope.clear()
+        self.registers[:] = [None] * len(self.registers)  # a replay under way sees that they are gone
+        self.generators.clear()
         self._roots.clear()
         self._steps.clear()
+        self.copies_in, self.copies_out = [], []
         self._by_storage.clear()
 
-    def _line(self, index: int, step: Step, used: Set[str]) -> str:
-        function = f"f{index}"
-        self.scope[function] = step.function
-        arguments = [self._text(index, position, value) for position, value in enumerate(step.args)]
-        arguments += [f"{key}={self._text(index, key, value)}" for key, value in step.kwargs.items()]
+    def _call(self, step: TapeStep, used: Set[int]) -> tuple[Any, ...]:
+        """The step as the C module takes it: function, arguments, names of the last ones, results, one or several."""
+        arguments = [self._encoded(value) for value in [*step.args, *step.kwargs.values()]]
+        names = [*step.kwargs]
         if step.form == "out":
-            names = [out[1] for out in step.outs if out is not None]
-            arguments.append(f"out={names[0] if len(names) == 1 else '(' + ', '.join(names) + ')'}")
-        call = f"{function}({', '.join(arguments)})"
-        return self._receive(call, step, used) if step.form == "copy" else call
+            outs = [self._encoded(Register(out[1])) for out in step.outs if out is not None]
+            arguments.append(outs[0] if len(outs) == 1 else ("tuple", tuple(outs)))
+            names.append("out")
+        targets = [self._target(out, used) for out in step.outs] if step.form == "copy" else []
+        if all(kind == "nothing" for kind, _ in targets):
+            targets = []
+        return step.function, tuple(arguments), tuple(names), tuple(targets), step.single or not targets
 
-    def _receive(self, call: str, step: Step, used: Set[str]) -> str:
-        """Copy fresh results into their registers; one that nothing looks at otherwise stays a local name."""
-        targets, copies = [], []
-        for position, out in enumerate(step.outs):
-            if out is None or out[1] not in used:
-                targets.append("_")
-            elif not out[0].kept and list(out[0].registers.values()) == [out[1]]:
-                targets.append(out[1])
-            else:
-                targets.append(f"n{position}")
-                copies.append(f"{out[1]}.copy_(n{position})")
-        received = call if set(targets) == {"_"} else f"{', '.join(targets)}{'' if step.single else ','} = {call}"
-        return "; ".join([received, *copies])
+    def _target(self, out: tuple[TapeMemory, int] | None, used: Set[int]) -> tuple[str, Any]:
+        """Fresh results are copied into their registers; one that nothing looks at otherwise stays as it is."""
+        return ("nothing", None) if out is None or out[1] not in used else self._encoded(Register(out[1]))
 
-    def _used(self) -> set[str]:
+    def _used(self) -> set[int]:
         """Registers that something looks at once they are written."""
-        found = {name for step in self._steps for name in _registers((step.args, tuple(step.kwargs.values())))}
+        found = {number for step in self._steps for number in _registers((step.args, tuple(step.kwargs.values())))}
         for root in self._roots:
             if root.kept or len(root.registers) > 1:
                 found.update(root.registers.values())
         return found
 
-    def _text(self, index: int, position: int | str, value: Any) -> str:
-        if isinstance(value, Ref):
-            return value.name
-        if type(value) in _LITERALS:
-            return repr(value)
-        if isinstance(value, (list, tuple)) and any(_registers(value)):
-            inside = ", ".join(self._text(index, f"{position}_{i}", member) for i, member in enumerate(value))
-            return f"[{inside}]"
-        name = f"c{index}_{position}"
-        self.scope[name] = value
-        return name
+    def _encoded(self, value: Any) -> tuple[str, Any]:
+        if isinstance(value, Register):
+            place = self._locals.get(value.number)
+            return ("register", value.number) if place is None else ("local", place)
+        if isinstance(value, Leaf):
+            return ("leaves", None) if value.position is None else ("leaf", value.position)
+        if isinstance(value, (list, tuple)) and any(True for _ in _places(value)):
+            return "list", tuple(self._encoded(member) for member in value)
+        return "constant", value
 
 
 def _released(leaves: Sequence[Any]) -> None:
     raise RuntimeError("this recording was released")
 
 
-def _registers(template: Any) -> Iterator[str]:
+def _is_alone(root: TapeMemory, number: int) -> bool:
+    """Steps read this register, and nothing else looks at its memory."""
+    return not root.kept and list(root.registers.values()) == [number]
+
+
+def _places(template: Any) -> Iterator[Register | Leaf]:
     if isinstance(template, (list, tuple)):
         for member in template:
-            yield from _registers(member)
-    elif isinstance(template, Ref):
-        yield template.name
+            yield from _places(member)
+    elif isinstance(template, (Register, Leaf)):
+        yield template
 
 
-def _look(root: Root, geometry: Geometry, *, is_current: bool = False) -> torch.Tensor:
+def _registers(template: Any) -> Iterator[int]:
+    return (place.number for place in _places(template) if isinstance(place, Register))
+
+
+def _view_of(root: TapeMemory, geometry: Geometry, *, is_current: bool = False) -> torch.Tensor:
     """``is_current``: the owner is an argument of the call under way. That of an earlier one may change its shape or
     memory while other tensors lie where it was; tensors in Python state are checked before each replay."""
     if root.owner is None:
@@ -351,8 +375,8 @@ def _fill(tensor: torch.Tensor) -> None:
         over(storage, whole).fill_(0xFF)
 
 
-def python_form(known: Traits) -> Callable[..., Any] | None:
+def python_form(known: OperatorTraits) -> Callable[..., Any] | None:
     """A Python binding that may do what the operator does. Only for what can be run twice to prove it."""
     if known.namespace != "aten" or known.draws or known.writes or known.norm is not None:
         return None
-    return _torch_private_operators.python_binding(known.base)
+    return operators.python_binding(known.base)

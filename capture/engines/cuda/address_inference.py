@@ -1,4 +1,9 @@
-"""Words: which parameters of a recorded graph hold the address of which tensor. Pure: numbers in, numbers out.
+"""Which parameters of a recorded graph hold the address of which tensor. Pure: numbers in, numbers out.
+
+In: the parameters of all nodes of two captures of one body, as 8-byte words, and where each tensor was in the first and
+is in the second. Out: for each word that is an address, its tensor and the offset in it; or the reason why the graph
+cannot be patched. What is given as an address is one: a word that is wrongly taken for one would make a kernel read and
+write memory at random after the next move.
 
 A value inside a tensor's memory may be a look-alike. It counts only if a second capture of the same body, with the
 tensor elsewhere, has there the new address with the same offset, and if no other address differs between the two.
@@ -19,7 +24,7 @@ NodeKind = Literal["kernel", "memcpy", "memset", "other"]
 
 
 @frozen(eq=False)
-class NodeWords:
+class NodeParameters:
     """One node's parameters."""
 
     kind: NodeKind
@@ -34,7 +39,7 @@ class NodeWords:
 
 
 @frozen
-class Span:
+class TensorRange:
     """A tensor's memory: where it was when the graph was recorded, and where it is now."""
 
     path: str
@@ -46,7 +51,7 @@ class Span:
 
 
 @frozen
-class Word:
+class AddressWord:
     """The word of a node that holds ``offset`` bytes past the begin of the tensor at ``path``."""
 
     node: int
@@ -56,7 +61,7 @@ class Word:
 
 
 @frozen
-class Unlike:
+class CaptureDifference:
     """Why the captures differ by more than addresses. ``node``: where, if it is one place."""
 
     reason: str
@@ -64,63 +69,68 @@ class Unlike:
 
 
 @frozen(eq=False)
-class Places:
-    """Finds the spans that a value lies in."""
+class RangeIndex:
+    """Finds the ranges that a value lies in."""
 
-    spans: Sequence[Span]
+    ranges: Sequence[TensorRange]
     _begins: list[int] = field(init=False)
     _longest: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        spans = sorted(self.spans, key=lambda one: one.begin)
-        object.__setattr__(self, "spans", spans)
-        object.__setattr__(self, "_begins", [one.begin for one in spans])
-        object.__setattr__(self, "_longest", max((one.nbytes for one in spans), default=0))
+        ranges = sorted(self.ranges, key=lambda one: one.begin)
+        object.__setattr__(self, "ranges", ranges)
+        object.__setattr__(self, "_begins", [one.begin for one in ranges])
+        object.__setattr__(self, "_longest", max((one.nbytes for one in ranges), default=0))
 
-    def find(self, value: int) -> list[Span]:
-        """All spans around an address; several where tensors share memory."""
+    def find(self, value: int) -> list[TensorRange]:
+        """All ranges around an address; several where tensors share memory."""
         found = []
         index = bisect.bisect_right(self._begins, value) - 1
         while index >= 0 and self._begins[index] + self._longest > value:
-            if value < self._begins[index] + self.spans[index].nbytes:
-                found.append(self.spans[index])
+            if value < self._begins[index] + self.ranges[index].nbytes:
+                found.append(self.ranges[index])
             index -= 1
         return found
 
 
-def explain(
-    recorded: Sequence[NodeWords], again: Sequence[NodeWords], spans: Sequence[Span], ours: Callable[[int, int], bool]
-) -> list[Word] | Unlike:
+def infer_addresses(
+    recorded: Sequence[NodeParameters],
+    again: Sequence[NodeParameters],
+    ranges: Sequence[TensorRange],
+    is_own_memory: Callable[[int, int], bool],
+) -> list[AddressWord] | CaptureDifference:
     """Words that moved exactly as one tensor did; or what differs otherwise.
 
-    ``ours(old, new)``: both are addresses of the recording's own memory, which a capture may take elsewhere.
+    ``is_own_memory(old, new)``: both are addresses of the recording's own memory, which a capture may take elsewhere.
     """
     if len(recorded) != len(again):
-        return Unlike(f"a second capture has {len(again)} nodes instead of {len(recorded)}")
-    places = Places([one for one in spans if one.nbytes])
-    places_now = Places([evolve(one, begin=one.now) for one in places.spans])
-    ways = {span.now - span.begin for span in places.spans} - {0}
+        return CaptureDifference(f"a second capture has {len(again)} nodes instead of {len(recorded)}")
+    before = RangeIndex([one for one in ranges if one.nbytes])
+    now = RangeIndex([evolve(one, begin=one.now) for one in before.ranges])
+    shifts = {one.now - one.begin for one in before.ranges} - {0}
 
     def is_address(old: int, new: int) -> bool:
         """In known tensors in both captures, or beside one that moved."""
-        return new - old in ways or bool(places.find(old) and places_now.find(new))
+        return new - old in shifts or bool(before.find(old) and now.find(new))
 
-    found: list[Word] = []
-    for number, (one, other) in enumerate(zip(recorded, again, strict=True)):
-        if one.closed is not None:
-            return Unlike(one.closed, number)
-        if (one.kind, one.same, len(one.words)) != (other.kind, other.same, len(other.words)):
-            return Unlike("a second capture launches something else there", number)
-        if one.words == other.words:
+    found: list[AddressWord] = []
+    for number, (node, other) in enumerate(zip(recorded, again, strict=True)):
+        if node.closed is not None:
+            return CaptureDifference(node.closed, number)
+        if (node.kind, node.same, len(node.words)) != (other.kind, other.same, len(other.words)):
+            return CaptureDifference("a second capture launches something else there", number)
+        if node.words == other.words:
             continue
-        for index, (old, new) in enumerate(zip(one.words, other.words, strict=True)):
+        for index, (old, new) in enumerate(zip(node.words, other.words, strict=True)):
             if old == new:
                 continue
-            moved = [span for span in places.find(old) if new - old == span.now - span.begin]
-            if len(moved) == 1 or (moved and all(span.tied for span in moved)):
-                found += [Word(number, index, span.path, old - span.begin) for span in moved]
+            moved = [one for one in before.find(old) if new - old == one.now - one.begin]
+            if len(moved) == 1 or (moved and all(one.tied for one in moved)):
+                found += [AddressWord(number, index, one.path, old - one.begin) for one in moved]
             elif moved:
-                return Unlike(f"{moved[0].path} and {moved[1].path} share memory", number)
-            elif not ours(old, new) and (one.filled or is_address(old, new)):
-                return Unlike(f"a parameter changed for no known reason (word {index}: {old:#x}, {new:#x})", number)
+                return CaptureDifference(f"{moved[0].path} and {moved[1].path} share memory", number)
+            elif not is_own_memory(old, new) and (node.filled or is_address(old, new)):
+                return CaptureDifference(
+                    f"a parameter changed for no known reason (word {index}: {old:#x}, {new:#x})", number
+                )
     return found

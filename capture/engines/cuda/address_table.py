@@ -1,4 +1,4 @@
-"""Bindings: at which addresses one recorded graph reads and writes its tensors, and how to change that.
+"""At which addresses one recorded graph reads and writes its tensors, and how to change that.
 
 The table is learned from a second capture (``calibrate``) and kept with the recording, never in the plan. Each node's
 block of parameters is kept, so that another address costs one word written and one call of the driver a node.
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from attrs import define
 
-from capture.backends.cuda import params
-from capture.backends.cuda.params import Editor, GraphNode
-from capture.backends.cuda.words import Word
+from capture.engines.cuda import kernel_params
+from capture.engines.cuda.address_inference import AddressWord
+from capture.engines.cuda.kernel_params import GraphNode, ParameterWriter
 
 ALIGNMENT = 256
 """A new address equals the recorded one modulo this: kernels and their tensor maps may rely on it, at most to 128."""
@@ -25,10 +25,10 @@ class _Slot:
     """A node with words that move. ``at``: the addresses, one a path, that it was given last."""
 
     node: GraphNode
-    words: list[Word]
+    words: list[AddressWord]
     paths: tuple[str, ...] = ()
     at: tuple[int, ...] | None = None
-    _editor: Editor | None = None
+    _editor: ParameterWriter | None = None
     _parts: tuple[tuple[int, int], ...] = ()
 
     def set(self, executable: Any, at: tuple[int, ...]) -> bool:
@@ -39,20 +39,20 @@ class _Slot:
         return self._editor.set(executable, [at[number] + offset for number, offset in self._parts])
 
 
-class Bindings:
+class AddressTable:
     """The bindings of one recording."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, added: frozenset[int] = frozenset()) -> None:
-        self.nodes = [one for one in params.read(graph) if not added or int(one.handle) not in added]
+        self.nodes = [one for one in kernel_params.read(graph) if not added or int(one.handle) not in added]
         self.begins: dict[str, int] = {}
         """Where each tensor was when the graph was recorded."""
-        self._executable = params.executable_of(graph)
+        self._executable = kernel_params.executable_of(graph)
         self._slots: dict[int, _Slot] = {}
         self._by_path: dict[str, list[_Slot]] = {}
         self._at: dict[str, int] = {}
         self._alone: set[str] = set()
 
-    def learn(self, words: Sequence[Word]) -> None:
+    def learn(self, words: Sequence[AddressWord]) -> None:
         """Trust these words: all of their paths that are known."""
         learned = {word.path for word in words}
         kept = [one for slot in self._slots.values() for one in slot.words if one.path not in learned]
@@ -91,7 +91,7 @@ class Bindings:
             if wanted != slot.at:
                 slot.at = None
                 if not slot.set(self._executable, wanted):
-                    raise params.DriverError(f"the driver takes no other parameters for {slot.node.name()}")
+                    raise kernel_params.DriverError(f"the driver takes no other parameters for {slot.node.name()}")
                 slot.at = wanted
         return True
 

@@ -1,4 +1,4 @@
-"""Bound: arguments that a graph reads and writes where each call has them.
+"""Arguments that a graph reads and writes where each call has them.
 
 What lies where the graph cannot be pointed at, because it is aligned otherwise or part of the pool, is copied beside.
 """
@@ -11,50 +11,50 @@ from typing import Any
 import torch
 from attrs import evolve
 
-from capture._tensors import span_bytes
-from capture.backends import Followed, Geometry
-from capture.backends.cuda.bindings import ALIGNMENT, Bindings
-from capture.backends.cuda.pool import CudaPool
-from capture.backends.staging import over
+from capture.engines.base import BoundInput, Geometry
+from capture.engines.cuda.address_table import ALIGNMENT, AddressTable
+from capture.engines.cuda.pool import CudaPool
+from capture.engines.staging import over
+from capture.key.tensor_meta import span_bytes
 
 
-class Bound:
+class BoundInputs:
     """Points one graph at this call's arguments before each launch."""
 
-    def __init__(self, pool: CudaPool, bindings: Bindings, inputs: Sequence[Followed]) -> None:
+    def __init__(self, pool: CudaPool, bindings: AddressTable, inputs: Sequence[BoundInput]) -> None:
         self._pool, self._bindings, self._inputs = pool, bindings, tuple(inputs)
         self._positions = [one.position for one in inputs]
         self._at: list[int] | None = None
-        self._beside: dict[int, torch.Tensor] = {}
+        self._stand_ins: dict[int, torch.Tensor] = {}
         """By position, what stands in for an argument of this call; the next call frees it, in stream order."""
 
     @property
-    def inputs(self) -> tuple[Followed, ...]:
+    def inputs(self) -> tuple[BoundInput, ...]:
         """The arguments."""
         return self._inputs
 
-    def before(self, leaves: Sequence[Any]) -> None:
+    def patch(self, leaves: Sequence[Any]) -> None:
         """Patch what moved since the last launch. Raises ``DriverError`` if the driver refuses."""
         at = [leaves[position].data_ptr() for position in self._positions]
         if at != self._at:
             self._move(leaves, at)
 
-    def after(self, leaves: Sequence[Any]) -> None:
+    def copy_back(self, leaves: Sequence[Any]) -> None:
         """Give the caller's tensors what the graph wrote beside them."""
         for one in self._inputs:
-            if one.is_written and one.position in self._beside:
-                leaves[one.position].copy_(self._beside[one.position])
+            if one.is_written and one.position in self._stand_ins:
+                leaves[one.position].copy_(self._stand_ins[one.position])
 
     def _move(self, leaves: Sequence[Any], at: list[int]) -> None:
-        self._at, self._beside, addresses = None, {}, {}
+        self._at, self._stand_ins, addresses = None, {}, {}
         for one, address in zip(self._inputs, at, strict=True):
             begin = self._bindings.begins[one.path]
             if (address - begin) % ALIGNMENT or self._pool.find(address):
-                stand_in = self._beside[one.position] = _stand_in(leaves[one.position], begin % ALIGNMENT)
+                stand_in = self._stand_ins[one.position] = _stand_in(leaves[one.position], begin % ALIGNMENT)
                 address = stand_in.data_ptr()
             addresses[one.path] = address
         self._bindings.bind(addresses)
-        if not self._beside:  # else what stands in has to be filled again
+        if not self._stand_ins:  # else what stands in has to be filled again
             self._at = at
 
 

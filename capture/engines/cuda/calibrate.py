@@ -1,4 +1,4 @@
-"""Calibrate: capture a body a second time, with its tensors where they are now, to learn which parameters follow them.
+"""Capture a body a second time, with its tensors where they are now, to learn which parameters of the graph move along.
 
 The capture runs nothing and is thrown away. What the body's Python did is undone.
 """
@@ -11,30 +11,30 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from capture._call import Call
-from capture._generators import default_generator
-from capture._tensors import span_bytes
-from capture._torch_private import generator_id
-from capture._watched import Watched, run_watched, undo_python
-from capture.backends import Input, Move, Refusal
-from capture.backends.cuda import params
-from capture.backends.cuda.bindings import ALIGNMENT, Bindings
-from capture.backends.cuda.graph import Capture, RefusedError
-from capture.backends.cuda.inputs import Constant, Twin
-from capture.backends.cuda.pool import CudaPool
-from capture.backends.cuda.recorder import Recorder
-from capture.backends.cuda.words import Places, Span, Unlike, explain
-from capture.backends.staging import stage
+from capture.engines.base import Input, Move, Refusal
+from capture.engines.cuda import kernel_params
+from capture.engines.cuda.address_inference import CaptureDifference, RangeIndex, TensorRange, infer_addresses
+from capture.engines.cuda.address_table import ALIGNMENT, AddressTable
+from capture.engines.cuda.capture_graph import Capture, RefusedError
+from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy
+from capture.engines.cuda.pool import CudaPool
+from capture.engines.cuda.recorder import GraphRecorder
+from capture.engines.staging import stage
+from capture.key.tensor_meta import span_bytes
+from capture.observe.run import ObservedRun, run_watched, undo_python
+from capture.state.call import Call
+from capture.torch_private.capabilities import generator_id
+from capture.torch_private.generators import default_generator
 
 
 @frozen(eq=False)
-class Made:
+class CalibrationSetup:
     """What a recording was made with, for a second capture of the same."""
 
     inputs: Sequence[Input]
     moving: frozenset[str]
     """Paths of Python state that is copied before every replay."""
-    memory: Sequence[Twin | Constant]
+    memory: Sequence[DeviceCopy | DeviceConstant]
     """Memory of its own outside of the pool, in the order of its making."""
     added: frozenset[int] = frozenset()
     """Handles of nodes that the capture did not make."""
@@ -42,10 +42,10 @@ class Made:
     """Paths of inputs that no operator got: nothing need follow them."""
 
 
-def learn(
-    pool: CudaPool, capture: Capture, bindings: Bindings | None, made: Made, call: Call, moves: Sequence[Move],
-    others: Sequence[Move], generators: Sequence[torch.Generator],
-) -> Bindings | Refusal:  # fmt: skip
+def learn_addresses(
+    pool: CudaPool, capture: Capture, bindings: AddressTable | None, made: CalibrationSetup, call: Call,
+    moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator],
+) -> AddressTable | Refusal:  # fmt: skip
     """Bindings that know all tensors of ``moves``, or why there can be none.
 
     ``others``: the other tensors that are read where they are.
@@ -57,8 +57,8 @@ def learn(
         return Refusal("the graph is empty")
     try:
         with torch.cuda.device(pool.device):
-            bindings = bindings or Bindings(graph, made.added)
-    except params.DriverError as error:
+            bindings = bindings or AddressTable(graph, made.added)
+    except kernel_params.DriverError as error:
         return Refusal(f"its parameters cannot be read: {error}")
     for move in (*moves, *others):
         bindings.begins.setdefault(move.path, move.before)
@@ -75,13 +75,13 @@ def learn(
 
 
 def _compare(
-    pool: CudaPool, bindings: Bindings, made: Made, call: Call, moves: Sequence[Move],
+    pool: CudaPool, bindings: AddressTable, made: CalibrationSetup, call: Call, moves: Sequence[Move],
     generators: Sequence[torch.Generator],
 ) -> Refusal | None:  # fmt: skip
     here = (pool.device, torch.device("cuda"))
     mine = [one for one in generators if one.device in here]
     capture = Capture(pool, mine, relaxed=False)
-    recorder = Recorder(pool, {generator_id(one) for one in (*mine, default_generator(pool.device))}, made.moving)
+    recorder = GraphRecorder(pool, {generator_id(one) for one in (*mine, default_generator(pool.device))}, made.moving)
     watched, failure = None, None
     try:
         with capture.running():
@@ -95,7 +95,7 @@ def _compare(
         graph = capture.graph()
         if failure is not None or graph is None:
             return Refusal(f"a second capture fails: {failure or 'it is empty'}", lasting=False)
-        return _explained(pool, bindings, made, graph, recorder, moves)
+        return _learn_from(pool, bindings, made, graph, recorder, moves)
     finally:
         if watched is not None:
             undo_python(watched)
@@ -107,19 +107,19 @@ def _is_here(leaf: Any, pool: CudaPool) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.device == pool.device
 
 
-def _raised(watched: Watched | None) -> str | None:
+def _raised(watched: ObservedRun | None) -> str | None:
     error = watched.error if watched is not None else None
     if error is None or isinstance(error, (Exception, RefusedError)):
         return None if error is None else f"{type(error).__name__}: {error}".partition("\n")[0]
     raise error  # the user's interrupt
 
 
-def _explained(
-    pool: CudaPool, bindings: Bindings, made: Made, graph: torch.cuda.CUDAGraph, recorder: Recorder,
-    moves: Sequence[Move],
+def _learn_from(
+    pool: CudaPool, bindings: AddressTable, made: CalibrationSetup, graph: torch.cuda.CUDAGraph,
+    recorder: GraphRecorder, moves: Sequence[Move],
 ) -> Refusal | None:  # fmt: skip
-    spans = [
-        Span(
+    ranges = [
+        TensorRange(
             move.path, bindings.begins[move.path], span_bytes(move.tensor), move.tensor.data_ptr(),
             tied=move.was is None,  # arguments: how they share memory is part of the key
         )
@@ -127,12 +127,12 @@ def _explained(
     ]  # fmt: skip
     try:
         with torch.cuda.device(pool.device):
-            again = [node.words for node in params.read(graph)]
-    except params.DriverError as error:
+            again = [node.words for node in kernel_params.read(graph)]
+    except kernel_params.DriverError as error:
         return Refusal(f"its parameters cannot be read: {error}")
-    ours = _own_memory(pool, made.memory, [*recorder.twins(), *recorder.constants()])
-    found = explain([node.words for node in bindings.nodes], again, spans, ours)
-    if isinstance(found, Unlike):
+    is_own_memory = _own_memory(pool, made.memory, [*recorder.device_copies(), *recorder.constants()])
+    found = infer_addresses([node.words for node in bindings.nodes], again, ranges, is_own_memory)
+    if isinstance(found, CaptureDifference):
         kernel = bindings.nodes[found.node].name() if found.node is not None else None
         return Refusal(found.reason, kernel=kernel)
     bindings.learn(found)
@@ -140,23 +140,23 @@ def _explained(
 
 
 def _own_memory(
-    pool: CudaPool, recorded: Sequence[Twin | Constant], again: Sequence[Twin | Constant]
+    pool: CudaPool, recorded: Sequence[DeviceCopy | DeviceConstant], again: Sequence[DeviceCopy | DeviceConstant]
 ) -> Callable[[int, int], bool]:
     """Both captures take memory in the pool, and outside of it the same pieces in the same order."""
-    spans = []
+    ranges = []
     for one, other in zip(recorded, again, strict=False):
         before, now = _memory(one), _memory(other)
-        spans.append(Span("", before.data_ptr(), before.nbytes(), now.data_ptr()))
-    outside = Places(spans)
+        ranges.append(TensorRange("", before.data_ptr(), before.nbytes(), now.data_ptr()))
+    outside = RangeIndex(ranges)
     pool.find(0)  # look at the memory once
 
-    def ours(old: int, new: int) -> bool:
+    def is_own_memory(old: int, new: int) -> bool:
         if pool.found(old):
             return pool.found(new)
-        return any(new - old == span.now - span.begin for span in outside.find(old))
+        return any(new - old == one.now - one.begin for one in outside.find(old))
 
-    return ours
+    return is_own_memory
 
 
-def _memory(one: Twin | Constant) -> torch.UntypedStorage:
-    return one.storage if isinstance(one, Twin) else one.there.untyped_storage()
+def _memory(one: DeviceCopy | DeviceConstant) -> torch.UntypedStorage:
+    return one.storage if isinstance(one, DeviceCopy) else one.there.untyped_storage()

@@ -1,4 +1,4 @@
-"""Graph: one capture from begin to end, and the way back from one that failed."""
+"""One capture from begin to end, and the way back from one that failed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from capture import _torch_private, _torch_private_cuda
-from capture.backends.cuda.pool import CudaPool
-from capture.backends.cuda.streams import order_draws
+from capture.engines.cuda.pool import CudaPool
+from capture.engines.cuda.streams import order_draws
+from capture.torch_private import capabilities, cuda
 
 _ATTEMPTS = 3  # another thread's sync may end a capture at any moment
 
@@ -38,7 +38,7 @@ class Capture:
     def __init__(self, pool: CudaPool, generators: Sequence[torch.Generator], *, relaxed: bool) -> None:
         self._pool = pool
         self._mode = "relaxed" if relaxed else "thread_local"
-        self._generators = list({_torch_private.generator_id(one): one for one in generators}.values())
+        self._generators = list({capabilities.generator_id(one): one for one in generators}.values())
         self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph(keep_graph=True)
         self.error: str | None = None
         self.is_empty = False
@@ -76,7 +76,7 @@ class Capture:
 
     def launcher(self) -> Callable[[], None]:
         """What launches the graph on the current stream."""
-        return _nothing if self.is_empty or self._graph is None else _torch_private_cuda.graph_launcher(self._graph)
+        return _nothing if self.is_empty or self._graph is None else cuda.graph_launcher(self._graph)
 
     def handle(self) -> int | None:
         """Handle of the graph itself, to add to before it is instantiated; None where there is none, or torch does not
@@ -132,7 +132,7 @@ class Capture:
         assert self._graph is not None
         # torch goes on asking it whether a stream is its own when pinned memory comes and goes, up to the very end
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._graph))
-        _torch_private_cuda.end_failed_capture(pool.index, pool.id)
+        cuda.end_failed_capture(pool.index, pool.id)
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(RuntimeError):
                 return self._capture_nothing()

@@ -1,4 +1,4 @@
-"""Inputs: how this call's values reach a graph: one batched copy into the staged buffers, and copies of CPU tensors."""
+"""How this call's values reach a graph: one batched copy into the staged buffers, and copies of CPU tensors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from capture import _torch_private
-from capture._fast import MOST_VALUES
-from capture._tensors import span_bytes
-from capture.backends import Geometry
-from capture.backends.cuda.pool import CudaPool
-from capture.backends.staging import ALIGNMENT, Staging, over, put_back
+from capture.engines.base import Geometry
+from capture.engines.cuda.pool import CudaPool
+from capture.engines.staging import ALIGNMENT, Staging, over, put_back
+from capture.key.tensor_meta import span_bytes
+from capture.native import MOST_VALUES
+from capture.torch_private import capabilities
 
 
 @define(eq=False)
-class Twin:
+class DeviceCopy:
     """A CPU tensor's bytes on the device, copied there before every replay.
 
     ``source``: position among the call's leaves, or the path of a tensor in Python state, which is then ``tensor``.
@@ -35,7 +35,7 @@ class Twin:
         """Bytes from the start of the CPU storage to the first byte that is copied."""
         return int(self.tensor.storage_offset()) * self.tensor.element_size()
 
-    def look(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def view_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The device's view of a CPU tensor on the same storage; None if it reaches beyond the bytes copied."""
         shift = int(tensor.storage_offset()) * tensor.element_size() - self.begin
         if shift < 0 or shift + span_bytes(tensor) > span_bytes(self.tensor):
@@ -55,18 +55,18 @@ class Twin:
         ours.copy_(over(tensor.untyped_storage(), _bytes(begin, nbytes)), not (self.waits and tensor.is_pinned()))
 
 
-def make_twin(pool: CudaPool, source: int | str, tensor: torch.Tensor) -> Twin:
+def make_device_copy(pool: CudaPool, source: int | str, tensor: torch.Tensor) -> DeviceCopy:
     """Device memory for a tensor's bytes, with its address modulo 64.
 
     Outside of the pool: a body is in the middle when its need shows, and memory that the pool gives then may be written
     by what was captured before.
     """
     lead = tensor.data_ptr() % ALIGNMENT if tensor.numel() else 0
-    return Twin(source, tensor, pool.outside(span_bytes(tensor) + lead), lead)
+    return DeviceCopy(source, tensor, pool.outside(span_bytes(tensor) + lead), lead)
 
 
 @define(eq=False)
-class Constant:
+class DeviceConstant:
     """A CPU tensor that the body made of numbers, and its memory on the device."""
 
     here: torch.Tensor
@@ -79,29 +79,29 @@ class Constant:
 
 
 @define(eq=False)
-class Feed:
+class InputCopies:
     """All copies before and after one graph."""
 
     staging: Staging
-    twins: list[Twin] = field(factory=list)
+    device_copies: list[DeviceCopy] = field(factory=list)
 
     def copier(self) -> Callable[[Sequence[Any]], None] | None:
         """Copies this call's values in; None if there is nothing to copy."""
         steps: list[Callable[[Sequence[Any]], None]] = []
         singles = [one for one in self.staging.singles if one.tensor.numel()]
         if len(singles) == 1:
-            steps.append(_one(singles[0].tensor, singles[0].position))
+            steps.append(_copy_single(singles[0].tensor, singles[0].position))
         elif singles:
-            steps.append(_many([one.tensor for one in singles], [one.position for one in singles]))
+            steps.append(_copy_batch([one.tensor for one in singles], [one.position for one in singles]))
         steps += [group.copy_in for group in self.staging.groups]
-        steps += [_twin(twin) for twin in self.twins]
+        steps += [_device_copy(device_copy) for device_copy in self.device_copies]
         return _in_order(steps)
 
     def plain(self, leaves: Sequence[Any]) -> list[tuple[int, int, int, int]] | None:
         """Position, address of the buffer, source and bytes of every copy in, where that is all there is to copy, and
         each is of memory without gaps on the buffer's device, read as it is."""
         singles = [one for one in self.staging.singles if one.tensor.numel()]
-        if self.staging.groups or self.twins or any(one.back or one.lent for one in singles):
+        if self.staging.groups or self.device_copies or any(one.back or one.lent for one in singles):
             return None
         there = [leaves[one.position] for one in singles]
         elsewhere = any(leaf.device != one.tensor.device for one, leaf in zip(singles, there, strict=True))
@@ -117,14 +117,16 @@ class Feed:
     def returner(self) -> Callable[[Sequence[Any]], None] | None:
         """Copies inputs that the body wrote back to the caller's tensors; None if it wrote none."""
         back = [one for one in self.staging.singles if one.back and one.tensor.numel()]
-        steps = [_back(one.tensor, one.position) for one in back]
+        steps = [_copy_back(one.tensor, one.position) for one in back]
         steps += [group.copy_out for group in self.staging.groups if group.back]
-        steps += [_lent(one.tensor, one.position) for one in self.staging.singles if one.lent and one.tensor.numel()]
+        steps += [
+            _copy_back_lent(one.tensor, one.position) for one in self.staging.singles if one.lent and one.tensor.numel()
+        ]
         steps += [group.put_back for group in self.staging.groups if group.lent]
         return _in_order(steps)
 
 
-def _one(target: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]:
+def _copy_single(target: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]:
     copy = target.copy_
 
     def copy_in(leaves: Sequence[Any]) -> None:
@@ -133,8 +135,8 @@ def _one(target: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]
     return copy_in
 
 
-def _many(targets: list[torch.Tensor], positions: list[int]) -> Callable[[Sequence[Any]], None]:
-    copy = _torch_private.copy_all
+def _copy_batch(targets: list[torch.Tensor], positions: list[int]) -> Callable[[Sequence[Any]], None]:
+    copy = capabilities.copy_all
 
     def copy_in(leaves: Sequence[Any]) -> None:
         copy(targets, [leaves[position] for position in positions])
@@ -142,23 +144,23 @@ def _many(targets: list[torch.Tensor], positions: list[int]) -> Callable[[Sequen
     return copy_in
 
 
-def _back(source: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]:
+def _copy_back(source: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]:
     def copy_out(leaves: Sequence[Any]) -> None:
         leaves[position].copy_(source)
 
     return copy_out
 
 
-def _lent(source: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]:
+def _copy_back_lent(source: torch.Tensor, position: int) -> Callable[[Sequence[Any]], None]:
     def give_back(leaves: Sequence[Any]) -> None:
         put_back(leaves[position], source)
 
     return give_back
 
 
-def _twin(twin: Twin) -> Callable[[Sequence[Any]], None]:
+def _device_copy(device_copy: DeviceCopy) -> Callable[[Sequence[Any]], None]:
     def copy_in(leaves: Sequence[Any]) -> None:
-        twin.copy_in(leaves[twin.source] if isinstance(twin.source, int) else twin.tensor)
+        device_copy.copy_in(leaves[device_copy.source] if isinstance(device_copy.source, int) else device_copy.tensor)
 
     return copy_in
 

@@ -1,21 +1,38 @@
-"""Nodes: count what a capture holds so far, to find kernels that no operator tells of.
+"""Functions of the CUDA driver library by their C interface, and the count of a capture's nodes that is made with them.
 
-Triton, CuPy, numba and hand-written extensions launch without the dispatcher. Such a kernel is captured like any
-other, but which memory it reads and writes cannot be seen. The driver is asked directly, as this happens twice an
-operator.
+A package with bindings takes 0.1 s to import. The count tells kernels that no operator names: Triton, CuPy, numba and
+hand-written extensions launch without the dispatcher. Such a kernel is captured like any other, but which memory it
+reads and writes cannot be seen. The driver is asked directly, as this happens twice an operator.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 
 import torch
 
-from capture._fast import native
-from capture.backends.cuda.driver import function, is_reached_from_c
+from capture.native import native
 
+_LIBRARY = "libcuda.so.1"
 _ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+
+
+@functools.cache
+def driver_function(name: str) -> Callable[..., int] | None:
+    """A function that gives the driver's error code; None if there is no such library or function."""
+    try:
+        found: Callable[..., int] = getattr(ctypes.CDLL(_LIBRARY), name)
+    except (OSError, AttributeError):
+        return None
+    return found
+
+
+@functools.cache
+def is_reached_from_c() -> bool:
+    """The C module can copy and launch by itself."""
+    return bool(native.use_driver(_LIBRARY))
 
 
 def node_counter(stream: torch.cuda.Stream) -> Callable[[], int] | None:
@@ -23,7 +40,7 @@ def node_counter(stream: torch.cuda.Stream) -> Callable[[], int] | None:
 
     The graph is looked up every time: its handle is void once a capture has failed.
     """
-    info, nodes = function("cuStreamGetCaptureInfo_v2"), function("cuGraphGetNodes")
+    info, nodes = driver_function("cuStreamGetCaptureInfo_v2"), driver_function("cuGraphGetNodes")
     if info is None or nodes is None:
         return None
     if is_reached_from_c():

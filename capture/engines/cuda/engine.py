@@ -13,31 +13,37 @@ from typing import Any, Literal
 import torch
 from attrs import evolve
 
-from capture import _torch_private_cuda, _where
-from capture._call import Call
-from capture._collectives import finish_kept
-from capture._describe import Described, Implicit, KeptLeaf, describe
-from capture._follow import Expected
-from capture._generators import default_generator
-from capture._notes import External
-from capture._torch_private import generator_id
-from capture._watched import Watched, run_watched
-from capture.backends import Block, Input, Recorded
-from capture.backends.cuda import params
-from capture.backends.cuda.follower import Follower
-from capture.backends.cuda.graph import Capture, RefusedError
-from capture.backends.cuda.inputs import Feed
-from capture.backends.cuda.nodes import node_counter
-from capture.backends.cuda.pool import CudaPool
-from capture.backends.cuda.recorder import Recorder
-from capture.backends.cuda.replay import CudaRecording
-from capture.backends.staging import Staging, stage
+from capture.engines.base import Block, Input, Recorded
+from capture.engines.cuda import kernel_params
+from capture.engines.cuda.capture_graph import Capture, RefusedError
+from capture.engines.cuda.copy_in import InputCopies
+from capture.engines.cuda.driver import node_counter
+from capture.engines.cuda.pool import CudaPool
+from capture.engines.cuda.recorder import GraphRecorder
+from capture.engines.cuda.replay import CudaRecording
+from capture.engines.cuda.verifying_recorder import VerifyingRecorder
+from capture.engines.staging import Staging, stage
+from capture.observe import source_location
+from capture.observe.collectives import finish_kept
+from capture.observe.described import DescribedRun, ImplicitInput, KeptLeaf
+from capture.observe.expectation import Expectation
+from capture.observe.facts_builder import describe
+from capture.observe.run import ObservedRun, run_watched
+from capture.observe.trace import External
+from capture.state.call import Call
+from capture.torch_private import cuda
+from capture.torch_private.capabilities import generator_id
+from capture.torch_private.generators import default_generator
 
 __all__ = ["CudaBackend", "CudaPool"]
 
 
 class CudaBackend:
-    """Implements ``capture.backends.Backend`` for one device."""
+    """Implements ``capture.engines.base.Backend`` for one device."""
+
+    has_own_memory = True
+    executes_recording_runs = False
+    rebinds_to_pool = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -46,19 +52,19 @@ class CudaBackend:
     @property
     def rebinds_tensors(self) -> bool:
         """The driver can be asked. Looked up when it matters first, as it takes an import."""
-        return params.missing() is None
+        return kernel_params.missing() is None
 
     def new_pool(self) -> CudaPool:
         """An empty pool."""
         return CudaPool(self.device)
 
-    in_capture = staticmethod(_torch_private_cuda.is_capturing)
+    in_capture = staticmethod(cuda.is_capturing)
     """The current stream is being captured by somebody."""
 
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
-        expected: Expected | None = None,
+        expected: Expectation | None = None,
     ) -> Recorded:  # fmt: skip
         """Capture the body once. Nothing has happened until the graph is replayed; with ``undo`` it is not."""
         begin = time.perf_counter()
@@ -69,8 +75,8 @@ class CudaBackend:
         mine = [one for one in generators if one.device in here]
         capture = Capture(pool, mine, relaxed=not warm)
         known = {generator_id(one) for one in (*mine, default_generator(self.device))}
-        follows = expected is not None and not moving and self._may_follow(pool, call)
-        recorder = Follower(pool, expected) if expected and follows else Recorder(pool, known, moving)
+        follows = expected is not None and not moving and self._may_verify(pool, call)
+        recorder = VerifyingRecorder(pool, expected) if expected and follows else GraphRecorder(pool, known, moving)
         recorder.differentiates = torch.is_grad_enabled() and not call.keeps_program
         staging, watched, failure = Staging(), None, None
         try:
@@ -82,7 +88,7 @@ class CudaBackend:
         except RuntimeError as error:
             failure = f"{type(error).__name__} before the body ran: {error}".partition("\n")[0]
         failure = failure or _failure(capture, recorder, watched)
-        if isinstance(recorder, Follower) and recorder.difference is not None:
+        if isinstance(recorder, VerifyingRecorder) and recorder.difference is not None:
             pool.abandon()
             return _unlike(recorder, watched)
         if failure is not None or watched is None or watched.error is not None:
@@ -94,9 +100,9 @@ class CudaBackend:
             return Recorded(watched, None, None, failure, executed=False, stopped=stopped, transient=transient)
         for storage in staging.storages():
             pool.give_back(storage)
-        if isinstance(recorder, Follower):
+        if isinstance(recorder, VerifyingRecorder):
             return self._followed(pool, capture, recorder, staging, watched, inputs, undo=undo)
-        staging.lend(recorder.notes.lent)
+        staging.lend(recorder.trace.lent)
         described = describe(watched)
         if not pool.shared:
             described.facts = evolve(described.facts, separate_pools=torch.cuda.get_allocator_backend())
@@ -105,12 +111,12 @@ class CudaBackend:
         recorded = self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
         return evolve(recorded, parts=(("create", create, 0), *recorded.parts)) if opened else recorded
 
-    def _may_follow(self, pool: CudaPool, call: Call) -> bool:
+    def _may_verify(self, pool: CudaPool, call: Call) -> bool:
         strided = all(self._is_here(leaf) and leaf.layout is torch.strided for leaf in call.leaves)
         return strided and pool.shared and node_counter(pool.stream) is not None
 
     def _followed(
-        self, pool: CudaPool, capture: Capture, recorder: Follower, staging: Staging, watched: Watched,
+        self, pool: CudaPool, capture: Capture, recorder: VerifyingRecorder, staging: Staging, watched: ObservedRun,
         inputs: Sequence[Input], *, undo: bool,
     ) -> Recorded:  # fmt: skip
         """A run that was the same again, as far as operators and memory tell."""
@@ -118,7 +124,7 @@ class CudaBackend:
         if described is None:
             pool.abandon()
             return _unlike(recorder, watched)
-        staging.lend(recorder.notes.lent)
+        staging.lend(recorder.trace.lent)
         recorded = self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
         if recorded.recording is not None or recorded.transient:
             return evolve(recorded, followed="yes")
@@ -128,34 +134,39 @@ class CudaBackend:
     def _is_here(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.device
 
-    def _beware(self, recorder: Recorder, watched: Watched, described: Described, staging: Staging) -> None:
+    def _beware(self, recorder: GraphRecorder, watched: ObservedRun, described: DescribedRun, staging: Staging) -> None:
         """Kernels whose memory cannot be seen may read all state the body can reach, and write any argument."""
         known = {id(one.external.storage) for one in described.implicit} | recorder.arguments
-        replaced = {effect.change.place.path for effect in described.effects}
+        replaced = {effect.change.source.path for effect in described.effects}
         for key, owners in watched.before.tensors.items():
-            place, tensor = owners[0]
-            if key not in known and tensor.device == self.device and tensor.numel() and place.path not in replaced:
+            source, tensor = owners[0]
+            if key not in known and tensor.device == self.device and tensor.numel() and source.path not in replaced:
                 same = tuple(one for one in owners if one[1] is tensor)
                 external = External(tensor, tensor.untyped_storage(), None)
-                described.guarded.append(Implicit(place.path, same, external))
+                described.guarded.append(ImplicitInput(source.path, same, external))
         staging.lend(set(map(id, staging.storages())))
         described.facts = evolve(described.facts, unseen=tuple(dict.fromkeys(recorder.unseen)))
 
     def _recorded(
-        self, pool: CudaPool, capture: Capture, recorder: Recorder, staging: Staging, watched: Watched,
-        described: Described, inputs: Sequence[Input], *, undo: bool,
+        self, pool: CudaPool, capture: Capture, recorder: GraphRecorder, staging: Staging, watched: ObservedRun,
+        described: DescribedRun, inputs: Sequence[Input], *, undo: bool,
     ) -> Recorded:  # fmt: skip
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
         failure = _unresolved(kept, recorder)
         fresh = [leaf.value.untyped_storage() for leaf in kept if leaf.kind == "fresh"]
         storages = {id(one): one for one in fresh if one.nbytes() and one.device == self.device}
-        layout = pool.settle(list(storages.values())) if failure is None else None
+        layout = pool.close_recording(list(storages.values())) if failure is None else None
         if layout is None:
             failure = failure or "a tensor that the body made is kept where nobody is known to keep it"
             pool.abandon()
             return Recorded(watched, described, None, failure, executed=False)
         recording = CudaRecording(
-            pool, capture, Feed(staging, recorder.twins()), recorder.constants(), tuple(inputs), draws=recorder.draws
+            pool,
+            capture,
+            InputCopies(staging, recorder.device_copies()),
+            recorder.constants(),
+            tuple(inputs),
+            draws=recorder.draws,
         )
         try:
             begin = time.perf_counter()
@@ -186,20 +197,20 @@ _CAST = (
 )
 
 
-def _failure(capture: Capture, recorder: Recorder, watched: Watched | None) -> str | None:
+def _failure(capture: Capture, recorder: GraphRecorder, watched: ObservedRun | None) -> str | None:
     error = watched.error if watched is not None else None
     if isinstance(error, RefusedError):
         return str(error)
     if error is not None:
-        where = _where.of_error(error)
+        where = source_location.of_error(error)
         text = f"the body raised {type(error).__name__} while capturing: {error}".partition("\n")[0]
         if "legacy stream" in text and watched is not None:
-            text += _LEGACY if watched.watch.notes.gradients else _CAST
+            text += _LEGACY if watched.watch.trace.gradients else _CAST
         return f"{text} ({where})" if where is not None else text
     return capture.error or recorder.unexplained()
 
 
-def _unlike(recorder: Follower, watched: Watched | None) -> Recorded:
+def _unlike(recorder: VerifyingRecorder, watched: ObservedRun | None) -> Recorded:
     """What was recorded is not what was expected."""
     followed: Literal["unsuited", "differs"] = "differs" if recorder.is_suited else "unsuited"
     parted = recorder.parted if recorder.is_suited else None
@@ -213,7 +224,7 @@ def _block(leaf: KeptLeaf) -> Block | None:
     return Block(storage.data_ptr(), storage.nbytes())
 
 
-def _unresolved(kept: Sequence[KeptLeaf], recorder: Recorder) -> str | None:
+def _unresolved(kept: Sequence[KeptLeaf], recorder: GraphRecorder) -> str | None:
     for leaf in kept:
         if isinstance(leaf.value, torch.Tensor) and leaf.kind == "fresh" and recorder.is_copy(leaf.value):
             return f"{leaf.path} lies on a tensor that is another one in every call"

@@ -1,8 +1,8 @@
-"""Host: tensors that a graph cannot read where they are, most of them on the CPU.
+"""Tensors that a graph cannot read where they are, most of them on the CPU.
 
-A CPU tensor that comes from outside the body gets a twin on the device, filled before every replay, and so does a
+A CPU tensor that comes from outside the body gets a copy on the device, filled before every replay, and so does a
 device tensor in Python state that is another one in every call. Where the body converts a number from outside on the
-CPU, the graph converts its twin. A CPU tensor that the body makes of constants is a constant. All else refuses the
+CPU, the graph converts its copy. A CPU tensor that the body makes of constants is a constant. All else refuses the
 recording.
 """
 
@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
-from capture._operators import Operator, Traits, is_mask, tensors_in
-from capture._state import Snapshot
-from capture.backends import Geometry
-from capture.backends.cuda.graph import RefusedError
-from capture.backends.cuda.inputs import Constant, Twin, make_twin
-from capture.backends.cuda.pool import CudaPool
-from capture.backends.staging import over
+from capture.engines.base import Geometry
+from capture.engines.cuda.capture_graph import RefusedError
+from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy, make_device_copy
+from capture.engines.cuda.pool import CudaPool
+from capture.engines.staging import over
+from capture.observe.operator_schema import Operator, OperatorTraits, is_mask, tensors_in
+from capture.state.snapshot import Snapshot
 
 # With a CPU scalar these give the bits they give with a device scalar of the same type. Others do not: `div` multiplies
 # by an inverse made on the host, `pow` has kernels for some exponents (torch 2.11, aten/src/ATen/native/cuda).
@@ -37,19 +37,19 @@ _CONVERSIONS = frozenset(["_to_copy", "convert_element_type", "clone"])  # on th
 
 
 @frozen
-class Ways:
+class Replacement:
     """What a CPU tensor may be replaced by in a call of ``op``."""
 
-    op: Traits
+    op: OperatorTraits
     copied: bool
     """A constant, by a copy on the device: indexing makes one of CPU indices and values, which no capture survives."""
-    twin: bool
+    device_copy: bool
     """One from outside, by a tensor that is filled before every replay. Not a number that is filled in under a mask:
     with a device tensor the operator counts the mask's elements."""
 
 
 @frozen(eq=False)
-class Number:
+class ConvertedScalar:
     """A CPU number that the body converted from one that came from outside: the graph does so where it is used."""
 
     storage: weakref.ref[torch.UntypedStorage]
@@ -63,7 +63,7 @@ class Number:
         """What it is now."""
         return self.dtypes[-1] if self.dtypes else self.origin.dtype
 
-    def look(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def view_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The device's view of a CPU tensor on the same storage; None if it reads the number as something else."""
         if tensor.dtype != self.dtype or tensor.is_conj() or tensor.is_neg():
             return None
@@ -74,8 +74,8 @@ class Number:
         return over(there.untyped_storage(), evolve(geometry, offset=geometry.offset + int(there.storage_offset())))
 
 
-class Host:
-    """CPU tensors of one recording. ``twins``: what has to be copied before a replay."""
+class HostTensors:
+    """CPU tensors of one recording. ``device_copies``: what has to be copied before a replay."""
 
     def __init__(
         self, pool: CudaPool, arguments: list[tuple[str, Any]], before: Snapshot, moving: frozenset[str]
@@ -86,25 +86,25 @@ class Host:
         for position, (_, leaf) in enumerate(arguments):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
                 self._positions.setdefault(id(leaf.untyped_storage()), (position, leaf))
-        self.twins: dict[int, Twin] = {}
-        self.constants: list[Constant] = []
+        self.device_copies: dict[int, DeviceCopy] = {}
+        self.constants: list[DeviceConstant] = []
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._numbers: dict[int, Number] = {}
-        self._loose: dict[int, torch.Tensor] = {}
+        self._numbers: dict[int, ConvertedScalar] = {}
+        self._unowned: dict[int, torch.Tensor] = {}
         self._halves: set[torch.dtype] = set()
         self.moving: dict[int, tuple[str, torch.Tensor]] = {}
         """Device tensors in Python state that are others in the next call, by ``id`` of their storage."""
         for path in moving:
-            value = before.places[path][1] if path in before.places else None
+            value = before.sources[path][1] if path in before.sources else None
             if isinstance(value, torch.Tensor) and value.device == pool.device:
                 self._note_moving(path, value)
         given = {id(leaf.untyped_storage()) for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
         for key, owners in before.tensors.items():  # what lies in the pool is another tensor soon
-            place, value = owners[0]
+            source, value = owners[0]
             if key not in given and value.device == pool.device and value.numel() and pool.found(value.data_ptr()):
-                self._note_moving(place.path, value)
+                self._note_moving(source.path, value)
 
-    def run(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator of which at least one tensor is on the CPU."""
         if known.lifts:
             return self._lift(op, known, args, kwargs)
@@ -117,11 +117,13 @@ class Host:
         tensors = tensors_in(args, kwargs)
         self._halves = {one.dtype for one in tensors if one.dtype in (torch.float16, torch.bfloat16) and one.is_cuda}
         masked = known.indexes and any(is_mask(index) for index in args[1])
-        ways = Ways(known, copied=known.indexes and not masked, twin=known.base in _SAME_BITS and not masked)
-        named = {name: self._replace(value, ways) for name, value in kwargs.items()}
-        return op(*[self._replace(value, ways) for value in args], **named)
+        replacement = Replacement(
+            known, copied=known.indexes and not masked, device_copy=known.base in _SAME_BITS and not masked
+        )
+        named = {name: self._replace(value, replacement) for name, value in kwargs.items()}
+        return op(*[self._replace(value, replacement) for value in args], **named)
 
-    def _lift(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _lift(self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``torch.tensor(...)`` has made a constant; a graph that was traced before copies one that it holds."""
         number = self._number(args[0])
         if number is None and not self._is_literal(known, args[0]):
@@ -133,7 +135,7 @@ class Host:
             self.note_constant(result)
         return result
 
-    def _on_host(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_host(self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         constant = all(self._is_constant(tensor) for tensor in tensors_in(args, kwargs))
         view = not known.writes and any(a.alias_info is not None for a in op._schema.arguments)
         number = None if constant or view or known.base not in _CONVERSIONS else self._origin(args)
@@ -146,31 +148,31 @@ class Host:
             self.note_constant(tensor)
         return result
 
-    def _origin(self, args: tuple[Any, ...]) -> Number | None:
+    def _origin(self, args: tuple[Any, ...]) -> ConvertedScalar | None:
         """The number that is converted; None if it is none, or nobody is known to own it."""
         source = args[0] if args else None
         if source is None or source.dim() or source.is_conj() or source.is_neg():
             return None
         number = self._number(source)
         if number is None:
-            twin = self._twin(source)
-            there = twin.look(source) if twin is not None else None
-            number = Number(weakref.ref(source.untyped_storage()), there) if there is not None else None
+            device_copy = self._device_copy(source)
+            there = device_copy.view_of(source) if device_copy is not None else None
+            number = ConvertedScalar(weakref.ref(source.untyped_storage()), there) if there is not None else None
         return number if number is not None and number.dtype == source.dtype else None
 
-    def _note_number(self, number: Number, known: Traits, result: torch.Tensor) -> None:
+    def _note_number(self, number: ConvertedScalar, known: OperatorTraits, result: torch.Tensor) -> None:
         if not _is_alike(number.dtype, result.dtype):
             raise RefusedError(_differs(known))
         storage = result.untyped_storage()
         dtypes = (*number.dtypes, result.dtype)
         self._numbers[id(storage)] = evolve(number, storage=weakref.ref(storage), dtypes=dtypes)
 
-    def _number(self, tensor: torch.Tensor) -> Number | None:
+    def _number(self, tensor: torch.Tensor) -> ConvertedScalar | None:
         storage = tensor.untyped_storage()
         number = self._numbers.get(id(storage))
         return number if number is not None and number.storage() is storage else None
 
-    def _is_literal(self, known: Traits, tensor: torch.Tensor) -> bool:
+    def _is_literal(self, known: OperatorTraits, tensor: torch.Tensor) -> bool:
         """Nobody can write what is lifted, or put another tensor in its place."""
         storage = tensor.untyped_storage()
         if self._is_constant(tensor):
@@ -189,8 +191,8 @@ class Host:
     def is_copy(self, tensor: torch.Tensor) -> bool:
         """The tensor lies on a buffer that is filled before every replay."""
         storage = tensor.untyped_storage()
-        return any(twin.storage is storage or twin.storage.data_ptr() == storage.data_ptr()
-                   for twin in self.twins.values())  # fmt: skip
+        copies = [one.storage for one in self.device_copies.values()]
+        return any(one is storage or one.data_ptr() == storage.data_ptr() for one in copies)
 
     def will_write(self, tensors: Sequence[torch.Tensor]) -> None:
         """The operator that comes next writes these: not to a copy, which nobody would see."""
@@ -198,18 +200,18 @@ class Host:
             if id(tensor.untyped_storage()) in self.moving or self.is_copy(tensor):
                 raise RefusedError("a tensor that is read through a copy is written")
 
-    def moved(self, value: Any) -> Any:
+    def replace_moving(self, value: Any) -> Any:
         """An operator's argument with tensors that move replaced by their copies in the pool."""
         if isinstance(value, (list, tuple)):
-            return type(value)([self.moved(member) for member in value])
+            return type(value)([self.replace_moving(member) for member in value])
         if not isinstance(value, torch.Tensor) or id(value.untyped_storage()) not in self.moving:
             return value
         storage = value.untyped_storage()
         path, owner = self.moving[id(storage)]
-        twin = self.twins.get(id(storage))
-        if twin is None:
-            twin = self.twins[id(storage)] = make_twin(self._pool, path, owner)
-        there = twin.look(value)
+        device_copy = self.device_copies.get(id(storage))
+        if device_copy is None:
+            device_copy = self.device_copies[id(storage)] = make_device_copy(self._pool, path, owner)
+        there = device_copy.view_of(value)
         if there is None:
             raise RefusedError(f"memory beside {path}, which is another tensor in every call, is read")
         return there
@@ -224,23 +226,23 @@ class Host:
         made = self._made.get(id(storage))
         return made is not None and made() is storage
 
-    def _copy(self, op: Operator, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _copy(self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         into = known.base in ("copy_", "copy")
         source = args[1] if into and len(args) > 1 else args[0]
         target = args[0].device if into else _target(known, args, kwargs)
         if source.device.type != "cpu" or target is None or target.type == "cpu":
             raise RefusedError(f"{known.name} copies to the CPU")
         found = self._from_outside(source)
-        if isinstance(found, Twin):
+        if isinstance(found, DeviceCopy):
             waits = not kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
             found.waits = found.waits and waits
         if found is not None:
-            there = found.look(source)
+            there = found.view_of(source)
         else:
             constant = self._is_constant(source)
             there = self._constant(source)
             if not constant:
-                self._loose[id(there)] = there
+                self._unowned[id(there)] = there
         if there is None:
             raise RefusedError(f"{known.name} copies memory beyond the CPU tensor it was given")
         if known.base == "device_put":
@@ -248,32 +250,32 @@ class Host:
         else:
             arguments = tuple(there if one is source else one for one in args)
             result = op(*arguments, **{**kwargs, "non_blocking": False} if "non_blocking" in kwargs else kwargs)
-        if any(there is one for one in self._loose.values()):
-            self._loose[id(result)] = self._loose.pop(id(there))
+        if any(there is one for one in self._unowned.values()):
+            self._unowned[id(result)] = self._unowned.pop(id(there))
         return result
 
-    def lifted(self, tensor: torch.Tensor) -> None:
+    def note_lifted(self, tensor: torch.Tensor) -> None:
         """``torch.tensor(..., device=...)``: what was copied from the CPU just now is a constant of the body."""
-        self._loose.pop(id(tensor), None)
+        self._unowned.pop(id(tensor), None)
 
     def unexplained(self) -> str | None:
         """What was copied from the CPU without anybody known to own it."""
-        return "a CPU tensor that nobody is known to own is copied to the device" if self._loose else None
+        return "a CPU tensor that nobody is known to own is copied to the device" if self._unowned else None
 
-    def _replace(self, value: Any, ways: Ways) -> Any:
+    def _replace(self, value: Any, replacement: Replacement) -> Any:
         """What the graph reads instead of a CPU tensor."""
         if isinstance(value, (list, tuple)):
-            return type(value)([self._replace(member, ways) for member in value])
+            return type(value)([self._replace(member, replacement) for member in value])
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
             return value
-        if self._is_constant(value) and (ways.copied or value.dim() == 0):
-            return self._constant(value) if ways.copied else value
-        found = self._from_outside(value) if ways.twin and self._keeps_bits(value) else None
-        there = found.look(value) if found is not None else None
+        if self._is_constant(value) and (replacement.copied or value.dim() == 0):
+            return self._constant(value) if replacement.copied else value
+        found = self._from_outside(value) if replacement.device_copy and self._keeps_bits(value) else None
+        there = found.view_of(value) if found is not None else None
         if there is None:
             raise RefusedError(
-                f"{ways.op.name} takes a CPU tensor, whose value the graph would freeze; pass a Python number or a "
-                "tensor on the device"
+                f"{replacement.op.name} takes a CPU tensor, whose value the graph would freeze; pass a Python number "
+                "or a tensor on the device"
             )
         return there
 
@@ -281,36 +283,36 @@ class Host:
         """A CPU scalar enters a kernel in the precision it computes in, a device scalar in the operands' type."""
         return not (value.dim() == 0 and self._halves and value.dtype not in self._halves)
 
-    def _from_outside(self, tensor: torch.Tensor) -> Twin | Number | None:
+    def _from_outside(self, tensor: torch.Tensor) -> DeviceCopy | ConvertedScalar | None:
         """What gives the device a CPU tensor that came from outside, or a number that was converted from one."""
-        return self._number(tensor) or self._twin(tensor)
+        return self._number(tensor) or self._device_copy(tensor)
 
-    def _twin(self, tensor: torch.Tensor) -> Twin | None:
-        """The twin of a CPU tensor that came from outside; None for one that nobody is known to own."""
+    def _device_copy(self, tensor: torch.Tensor) -> DeviceCopy | None:
+        """The copy of a CPU tensor that came from outside; None for one that nobody is known to own."""
         storage = tensor.untyped_storage()
-        twin = self.twins.get(id(storage))
-        if twin is None:
+        device_copy = self.device_copies.get(id(storage))
+        if device_copy is None:
             position, leaf = self._positions.get(id(storage), (None, None))
             owners = self._before.owners(storage)
             if leaf is not None and position is not None:
-                twin = make_twin(self._pool, position, leaf)
+                device_copy = make_device_copy(self._pool, position, leaf)
             elif owners:
-                twin = make_twin(self._pool, owners[0][0].path, owners[0][1])
+                device_copy = make_device_copy(self._pool, owners[0][0].path, owners[0][1])
             else:
                 return None
-            self.twins[id(storage)] = twin
-        return twin
+            self.device_copies[id(storage)] = device_copy
+        return device_copy
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory for it on the device, outside of the pool; filled when the capture is over, as nothing runs before."""
         here = tensor.detach().clone(memory_format=torch.contiguous_format)  # the body may write to its own later
         geometry = evolve(Geometry.of(here), offset=0)
         there = over(self._pool.outside(here.untyped_storage().nbytes()), geometry)
-        self.constants.append(Constant(here, there))
+        self.constants.append(DeviceConstant(here, there))
         return there
 
 
-def _target(known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+def _target(known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
     """The device that an operator names."""
     named = args[1] if known.base == "device_put" and len(args) > 1 else kwargs.get("device")
     return None if named is None else torch.device(named)
@@ -323,5 +325,5 @@ def _is_alike(source: torch.dtype, target: torch.dtype) -> bool:
     return source == target or (plain and (target.is_floating_point or not source.is_floating_point))
 
 
-def _differs(known: Traits) -> str:
+def _differs(known: OperatorTraits) -> str:
     return f"{known.name} computes on the CPU with values that may differ in the next call"

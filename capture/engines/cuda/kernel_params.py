@@ -1,4 +1,13 @@
-"""Params: the parameters of a captured graph's nodes, through the driver API of ``cuda-bindings``: read and set.
+"""The parameters of a captured graph's nodes, through the driver API of ``cuda-bindings``: read, and set anew.
+
+A CUDA graph holds the addresses it was captured with. Where a tensor moves, the node's parameters are written again in
+the executable graph, which costs 1 to 2 us a kernel; capturing again costs a run of the body. ``read`` gives the nodes
+in the order of their capture, so that two captures of one body can be compared node by node (``address_inference``
+does); ``GraphNode.editor`` gives what sets some of a node's words.
+
+Invariant: a node whose parameters cannot be read to the last byte is ``closed`` and no graph with such a node is
+patched. A parameter that was overlooked would go on pointing at the old tensor, which may be freed by then: the graph
+would read and write memory of somebody else's.
 
 Kernels are launched in two styles: an array of pointers to parameters, or one block of bytes (``extra``), which cuBLAS
 uses for Hopper. Both become one block of bytes here, in which by-value structures and tensor maps show their addresses
@@ -17,7 +26,7 @@ from typing import Any, Protocol
 import torch
 from attrs import define
 
-from capture.backends.cuda.words import NodeWords
+from capture.engines.cuda.address_inference import NodeParameters
 
 _NAMES = (
     "cuGraphGetNodes", "cuGraphNodeGetType", "cuGraphKernelNodeGetParams", "cuGraphExecKernelNodeSetParams",
@@ -55,14 +64,14 @@ def _driver() -> Any:
     return importlib.import_module("cuda.bindings.driver")
 
 
-def _of(answer: tuple[Any, ...]) -> Any:
+def _checked(answer: tuple[Any, ...]) -> Any:
     """The value of a call that succeeded."""
     if int(answer[0]):
         raise DriverError(str(answer[0]))
     return answer[1] if len(answer) == 2 else answer[1:]
 
 
-class Editor(Protocol):
+class ParameterWriter(Protocol):
     """Sets some words of one node's parameters. Made once a node, as reading its parameters takes 20 us."""
 
     def set(self, executable: Any, values: Sequence[int]) -> bool:
@@ -74,11 +83,11 @@ class GraphNode:
     """One node: its parameters, and what it takes to set others."""
 
     handle: Any
-    words: NodeWords
+    words: NodeParameters
     name: Callable[[], str]
-    _editor: Callable[[Sequence[int]], Editor] | None = None
+    _editor: Callable[[Sequence[int]], ParameterWriter] | None = None
 
-    def editor(self, indices: Sequence[int]) -> Editor:
+    def editor(self, indices: Sequence[int]) -> ParameterWriter:
         """For the words with these indices."""
         if self._editor is None:
             raise DriverError(f"{self.name()} has no parameters")
@@ -97,11 +106,11 @@ def read(graph: torch.cuda.CUDAGraph) -> list[GraphNode]:
 
 
 def _nodes(driver: Any, graph: Any, layouts: dict[int, list[tuple[int, int]]]) -> Iterator[GraphNode]:
-    _, count = _of(driver.cuGraphGetNodes(graph, 0))
-    handles, count = _of(driver.cuGraphGetNodes(graph, count)) if count else ([], 0)
+    _, count = _checked(driver.cuGraphGetNodes(graph, 0))
+    handles, count = _checked(driver.cuGraphGetNodes(graph, count)) if count else ([], 0)
     kinds = driver.CUgraphNodeType
     for handle in handles[:count]:
-        kind = _of(driver.cuGraphNodeGetType(handle))
+        kind = _checked(driver.cuGraphNodeGetType(handle))
         if kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
             yield _kernel(driver, handle, layouts)
         elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
@@ -109,21 +118,21 @@ def _nodes(driver: Any, graph: Any, layouts: dict[int, list[tuple[int, int]]]) -
         elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMSET:
             yield _memset(driver, handle)
         elif kind == kinds.CU_GRAPH_NODE_TYPE_GRAPH:
-            yield from _nodes(driver, _of(driver.cuGraphChildGraphNodeGetGraph(handle)), layouts)
+            yield from _nodes(driver, _checked(driver.cuGraphChildGraphNodeGetGraph(handle)), layouts)
         else:
             yield _other(handle, kind.name.removeprefix("CU_GRAPH_NODE_TYPE_"))
 
 
 def _other(handle: Any, name: str) -> GraphNode:
     closed = None if name in _HARMLESS else f"a node of the kind {name} may hold addresses"
-    return GraphNode(handle, NodeWords("other", (name,), (), closed=closed), lambda: name)
+    return GraphNode(handle, NodeParameters("other", (name,), (), closed=closed), lambda: name)
 
 
 # ---- kernels
 
 
 def _kernel(driver: Any, handle: Any, layouts: dict[int, list[tuple[int, int]]]) -> GraphNode:
-    params = _of(driver.cuGraphKernelNodeGetParams(handle))
+    params = _checked(driver.cuGraphKernelNodeGetParams(handle))
     function, kernel = int(params.func), int(params.kern)
     if params.kernelParams:
         layout = layouts.get(function or kernel)
@@ -136,7 +145,9 @@ def _kernel(driver: Any, handle: Any, layouts: dict[int, list[tuple[int, int]]])
         params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX, params.blockDimY, params.blockDimZ,
         params.sharedMemBytes,
     )  # fmt: skip
-    given = NodeWords("kernel", (function, kernel, *shape, tuple(layout), len(block)), _words(block), filled=not layout)
+    given = NodeParameters(
+        "kernel", (function, kernel, *shape, tuple(layout), len(block)), _words(block), filled=not layout
+    )
     editor = functools.partial(_KernelEditor, driver, handle, layout, block)
     return GraphNode(handle, given, functools.partial(_kernel_name, driver, handle), editor)
 
@@ -192,7 +203,7 @@ class _KernelEditor:
         self, driver: Any, handle: Any, layout: list[tuple[int, int]], block: bytes, indices: Sequence[int]
     ) -> None:
         self._call, self._handle = driver.cuGraphExecKernelNodeSetParams, handle
-        self._params = params = _of(driver.cuGraphKernelNodeGetParams(handle))
+        self._params = params = _checked(driver.cuGraphKernelNodeGetParams(handle))
         self._offsets = [index * _WORD for index in indices]
         self._buffer = buffer = ctypes.create_string_buffer(block, len(block))
         begin = ctypes.addressof(buffer)
@@ -213,7 +224,7 @@ class _KernelEditor:
 
 
 def _kernel_name(driver: Any, handle: Any) -> str:
-    params = _of(driver.cuGraphKernelNodeGetParams(handle))
+    params = _checked(driver.cuGraphKernelNodeGetParams(handle))
     answer = driver.cuFuncGetName(params.func) if int(params.func) else driver.cuKernelGetName(params.kern)
     return "a kernel" if int(answer[0]) else answer[1].decode(errors="replace")
 
@@ -222,7 +233,7 @@ def _kernel_name(driver: Any, handle: Any) -> str:
 
 
 def _memcpy(driver: Any, handle: Any) -> GraphNode:
-    params = _of(driver.cuGraphMemcpyNodeGetParams(handle))
+    params = _checked(driver.cuGraphMemcpyNodeGetParams(handle))
     device = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
     sides = (params.srcMemoryType, params.dstMemoryType)
     same = (
@@ -232,11 +243,11 @@ def _memcpy(driver: Any, handle: Any) -> GraphNode:
     )  # fmt: skip
     if any(side != device for side in sides):
         closed = "a copy from or to the host may hold addresses"
-        return GraphNode(handle, NodeWords("memcpy", same, (), closed=closed), lambda: "memcpy")
+        return GraphNode(handle, NodeParameters("memcpy", same, (), closed=closed), lambda: "memcpy")
     words = (int(params.srcDevice), int(params.dstDevice))
-    context = _of(driver.cuCtxGetCurrent())
+    context = _checked(driver.cuCtxGetCurrent())
     return GraphNode(
-        handle, NodeWords("memcpy", same, words, filled=True), lambda: "memcpy",
+        handle, NodeParameters("memcpy", same, words, filled=True), lambda: "memcpy",
         functools.partial(_CopyEditor, driver, handle, context),
     )  # fmt: skip
 
@@ -244,7 +255,7 @@ def _memcpy(driver: Any, handle: Any) -> GraphNode:
 class _CopyEditor:
     def __init__(self, driver: Any, handle: Any, context: Any, indices: Sequence[int]) -> None:
         self._call, self._handle, self._context = driver.cuGraphExecMemcpyNodeSetParams, handle, context
-        self._params = _of(driver.cuGraphMemcpyNodeGetParams(handle))
+        self._params = _checked(driver.cuGraphMemcpyNodeGetParams(handle))
         self._names = [("srcDevice", "dstDevice")[index] for index in indices]
 
     def set(self, executable: Any, values: Sequence[int]) -> bool:
@@ -254,11 +265,11 @@ class _CopyEditor:
 
 
 def _memset(driver: Any, handle: Any) -> GraphNode:
-    params = _of(driver.cuGraphMemsetNodeGetParams(handle))
+    params = _checked(driver.cuGraphMemsetNodeGetParams(handle))
     same = (params.elementSize, params.value, params.width, params.height, params.pitch)
-    context = _of(driver.cuCtxGetCurrent())
+    context = _checked(driver.cuCtxGetCurrent())
     return GraphNode(
-        handle, NodeWords("memset", same, (int(params.dst),), filled=True), lambda: "memset",
+        handle, NodeParameters("memset", same, (int(params.dst),), filled=True), lambda: "memset",
         functools.partial(_FillEditor, driver, handle, context),
     )  # fmt: skip
 
@@ -267,7 +278,7 @@ class _FillEditor:
     def __init__(self, driver: Any, handle: Any, context: Any, indices: Sequence[int]) -> None:
         del indices  # there is one
         self._call, self._handle, self._context = driver.cuGraphExecMemsetNodeSetParams, handle, context
-        self._params = _of(driver.cuGraphMemsetNodeGetParams(handle))
+        self._params = _checked(driver.cuGraphMemsetNodeGetParams(handle))
 
     def set(self, executable: Any, values: Sequence[int]) -> bool:
         (self._params.dst,) = values

@@ -1,9 +1,17 @@
-"""Pool: the private device memory that all recordings of one tree share.
+"""The private device memory that all recordings of one tree share.
 
-Outside of recordings every block of the pool is free for the allocator, whatever is alive: outputs are tensors that
-own nothing, and the tree knows which of them are used. A recording starts from the layout kept with the node it
-follows, in which exactly the blocks of live outputs are taken, and ends with everything given back. Where the
-allocator cannot put a layout back, every recording has a pool of its own.
+A graph writes to the addresses it was captured with, so two recordings may share memory only if neither needs what
+the other writes. The allocator cannot know that: it sees tensors, and a replay makes none. So the tree decides who is
+alive, and the pool's allocator is told at the one moment it matters, before a recording: ``restore`` sets its state
+back to the layout kept with the node that is followed, in which exactly the blocks of live outputs are taken. The
+recording takes what is left, and ``close_recording`` notes the layout for those that follow and gives everything back.
+
+Invariant: outside of recordings every block of the pool is free for the allocator, whatever is alive. Outputs are
+tensors that own nothing; a block is freed by nobody but the pool. It prevents the two ways a shared pool goes wrong: a
+recording that takes the memory of an output still in use, and memory that nobody can use again as a dead tensor's
+storage was never freed. Memory that is taken and that nobody tracks (``is_tidy``) gives the pool up.
+
+Where the allocator cannot put a layout back (``shared`` is False), every recording has a pool of its own.
 """
 
 from __future__ import annotations
@@ -14,16 +22,24 @@ import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from attrs import evolve, frozen
 
-from capture import _torch_private, _torch_private_cuda
-from capture._fast import seen
-from capture.backends import Address, Block, Geometry, views_of
-from capture.backends.cuda.streams import Lane, follow, give_lane_back, keep_workspaces, order_draws, take_lane
-from capture.backends.staging import over
+from capture.engines.base import Address, Block, Geometry, views_of
+from capture.engines.cuda.streams import (
+    CaptureStream,
+    keep_workspaces,
+    order_draws,
+    return_capture_stream,
+    take_capture_stream,
+    wait_for_streams_on,
+)
+from capture.engines.staging import over
+from capture.native import seen
+from capture.torch_private import capabilities, cuda
 
 _MUCH = 8 << 20  # bytes
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
@@ -42,7 +58,7 @@ def bounds_of(spans: Iterable[tuple[Address, Address]]) -> list[Address]:
 
 
 @frozen(eq=False)
-class Layout:
+class PoolLayout:
     """The pool as a recording left it: the allocator's state, and the addresses taken in it."""
 
     state: Any
@@ -51,19 +67,19 @@ class Layout:
 
 @seen
 class CudaPool:
-    """Implements ``capture.backends.Pool``."""
+    """Implements ``capture.engines.base.Pool``."""
 
     __slots__ = (
-        "__weakref__", "_anchors", "_bounds", "_grew", "_lane", "_outputs", "_owned", "_segments", "_taken", "beside",
-        "device", "id", "index", "is_broken", "is_capturing", "ran_on", "shared",
+        "__weakref__", "_anchors", "_bounds", "_capture_stream", "_grew", "_outputs", "_owned", "_segments", "_taken",
+        "beside", "device", "id", "index", "is_broken", "is_capturing", "ran_on", "shared",
     )  # fmt: skip
     free_between_recordings = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.index = int(device.index)
-        self.shared = _torch_private.CAPABILITIES.pool_checkpoint
-        self._lane: Lane | None = None
+        self.shared = capabilities.CAPABILITIES.pool_checkpoint
+        self._capture_stream: CaptureStream | None = None
         self.id = torch.cuda.graph_pool_handle()
         self._anchors: list[torch.cuda.CUDAGraph] = []
         self._taken: frozenset[Address] = frozenset()
@@ -82,21 +98,21 @@ class CudaPool:
         """A capture ended in an error of the driver: torch takes no further capture into this pool (2.11)."""
 
     def __del__(self) -> None:
-        if self._lane is not None:
-            give_lane_back(self.device, evolve(self._lane, ran_on=self.ran_on))
+        if self._capture_stream is not None:
+            return_capture_stream(self.device, evolve(self._capture_stream, ran_on=self.ran_on))
 
     @property
-    def lane(self) -> Lane:
+    def capture_stream(self) -> CaptureStream:
         """What this pool captures with, taken at the first use: the pool before is gone by then."""
-        if self._lane is None:
-            self._lane = take_lane(self.device, shared=self.shared)
-            self.ran_on = self._lane.ran_on
-        return self._lane
+        if self._capture_stream is None:
+            self._capture_stream = take_capture_stream(self.device, shared=self.shared)
+            self.ran_on = self._capture_stream.ran_on
+        return self._capture_stream
 
     @property
     def stream(self) -> torch.cuda.Stream:
         """Captures run on it."""
-        return self.lane.stream
+        return self.capture_stream.stream
 
     def open(self) -> bool:
         """Keep the pool alive by an empty graph, also while no recording uses it. True the first time."""
@@ -111,10 +127,10 @@ class CudaPool:
                 anchor.capture_end()
             except RuntimeError:
                 self.is_broken = True
-                _torch_private_cuda.end_failed_capture(self.index, self.id)
+                cuda.end_failed_capture(self.index, self.id)
                 raise
         self._anchors.append(anchor)
-        follow(self)
+        wait_for_streams_on(self)
         if not self.shared:  # a workspace made while capturing would be freed with its graph
             with torch.cuda.stream(self.stream), torch.no_grad(), torch.inference_mode(False):
                 square = torch.zeros(8, 8, device=self.device)
@@ -140,7 +156,7 @@ class CudaPool:
             return False
         return True
 
-    def restore(self, layout: Layout | None, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
+    def restore(self, layout: PoolLayout | None, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         """Take exactly the blocks of ``live``, which were taken in ``layout``; None: the empty pool."""
         if not self.shared:
             self.id = torch.cuda.graph_pool_handle()
@@ -148,12 +164,12 @@ class CudaPool:
         wanted = frozenset(block.address for block, _ in live)
         self._outputs = [(block.address, block.address + block.nbytes) for block, _ in live]
         if layout is not None:
-            _torch_private_cuda.set_pool_state(self.index, layout.state)
+            cuda.set_pool_state(self.index, layout.state)
             for address in layout.taken - wanted:
-                _torch_private_cuda.free_block(address)
+                cuda.free_block(address)
         self._taken = wanted
 
-    def settle(self, kept: Sequence[torch.UntypedStorage]) -> Layout | None:
+    def close_recording(self, kept: Sequence[torch.UntypedStorage]) -> PoolLayout | None:
         """The recording is over: note the layout with its outputs taken, then give every block back.
 
         None if memory that nobody tracks is still taken: a tensor of the body that was kept somewhere.
@@ -162,18 +178,18 @@ class CudaPool:
             self._owned += kept
             self._segments += [(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in kept]
             self._bounds = bounds_of(self._segments)
-            return Layout(None, frozenset())
+            return PoolLayout(None, frozenset())
         taken = self._taken | {storage.data_ptr() for storage in kept if storage.nbytes()}
         if not self._holds(taken):
             return None
         try:
-            layout = Layout(_torch_private_cuda.pool_state(self.index, self.id), taken)
+            layout = PoolLayout(cuda.pool_state(self.index, self.id), taken)
         except RuntimeError:  # a block waits for another stream that it was recorded on: it never gets free in here
             self.is_broken = True
             return None
         for storage in kept:
             if storage.nbytes():
-                _torch_private_cuda.disown(storage)
+                cuda.disown(storage)
         self._free_taken()
         return layout
 
@@ -181,19 +197,19 @@ class CudaPool:
         """Before a capture: what cuBLAS takes while capturing would come from the pool."""
         if self.shared:
             self.enter()  # replays use the same ones
-            keep_workspaces(self.lane, self.device)
+            keep_workspaces(self.capture_stream, self.device)
 
     def before_eager(self) -> Callable[[], None] | None:
         """Eager code on the stream of captures must not bring workspaces of its own to it: cuBLAS has one for a stream,
         and a capture would take what is freed one day, when somebody has cuBLAS forget all of them."""
         if not self.shared:
             return None
-        return functools.partial(_before_eager, weakref.ref(self), self.lane, self.device)
+        return functools.partial(_before_eager, weakref.ref(self), self.capture_stream, self.device)
 
     def give_back(self, storage: torch.UntypedStorage) -> None:
         """A buffer is not used between replays: others may have its memory then."""
         if self.shared:
-            _torch_private_cuda.disown(storage)
+            cuda.disown(storage)
         else:
             self._owned.append(storage)
 
@@ -207,7 +223,7 @@ class CudaPool:
 
     def _free_taken(self) -> None:
         for address in self._taken:
-            _torch_private_cuda.free_block(address)
+            cuda.free_block(address)
         self._taken = frozenset()
 
     def is_taken(self, address: Address) -> bool:
@@ -227,6 +243,10 @@ class CudaPool:
         """The address lies in a live output of the path that is recorded below."""
         return any(begin <= address < end for begin, end in self._outputs)
 
+    def device_guard(self) -> AbstractContextManager[object] | None:
+        """Makes the pool's device the current one; None where it is."""
+        return None if cuda.current_device() == self.index else torch.cuda.device(self.index)
+
     def is_tidy(self) -> bool:
         """Nothing is taken, as it must be between recordings."""
         if self.is_broken:
@@ -234,10 +254,10 @@ class CudaPool:
         return not self.shared or not self._anchors or self._holds(frozenset())
 
     def _holds(self, addresses: frozenset[Address]) -> bool:
-        if _torch_private_cuda.pool_holds(self.index, self.id, set(addresses)):
+        if cuda.pool_holds(self.index, self.id, set(addresses)):
             return True
         gc.collect()  # a reference cycle is no leak
-        return _torch_private_cuda.pool_holds(self.index, self.id, set(addresses))
+        return cuda.pool_holds(self.index, self.id, set(addresses))
 
     def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
         """Memory for an input, while capturing. No ``torch.empty``: deterministic mode would fill it in the graph."""
@@ -260,7 +280,7 @@ class CudaPool:
 
     def storage(self, block: Block) -> torch.UntypedStorage:
         """A fresh storage over a block, which it does not own."""
-        return _torch_private_cuda.cuda_storage(block.address, self.device, block.nbytes)
+        return cuda.cuda_storage(block.address, self.device, block.nbytes)
 
     def tensor(self, block: Block, geometry: Geometry) -> torch.Tensor:
         """A fresh tensor on a fresh storage."""
@@ -268,7 +288,7 @@ class CudaPool:
 
     def builder(self, block: Block, geometry: Geometry) -> Callable[[], torch.Tensor]:
         """``tensor`` with everything looked up beforehand."""
-        make = _torch_private_cuda.cuda_builder(
+        make = cuda.cuda_builder(
             block.address, self.device, block.nbytes, geometry.dtype, geometry.shape, geometry.stride, geometry.offset
         )
         return functools.partial(_conjugated, make) if geometry.conj else make
@@ -284,18 +304,18 @@ class CudaPool:
         """The address lies in the pool."""
         if bisect_right(self._bounds, address) & 1:
             return True
-        return (self._grew or self.is_capturing) and self._look_again() and self.found(address)
+        return (self._grew or self.is_capturing) and self._refresh_segments() and self.found(address)
 
     def found(self, address: Address) -> bool:
         """The address lies in what the pool had when it was looked at last."""
         return bisect_right(self._bounds, address) & 1 == 1
 
-    def _look_again(self) -> bool:
+    def _refresh_segments(self) -> bool:
         """Recordings may have brought new memory into the pool."""
         if not self.shared or not self._anchors or not (self._grew or self.is_capturing):
             return False
         self._grew = False
-        found = [(begin, begin + nbytes) for begin, nbytes in _torch_private_cuda.pool_segments(self.id)]
+        found = [(begin, begin + nbytes) for begin, nbytes in cuda.pool_segments(self.id)]
         if found == self._segments:
             return False
         self._segments, self._bounds = found, bounds_of(found)
@@ -303,14 +323,14 @@ class CudaPool:
 
     def reserved_bytes(self) -> int:
         """Bytes of the pool's memory; where every recording has its own pool, bytes of their outputs."""
-        self._look_again()
+        self._refresh_segments()
         return sum(end - begin for begin, end in self._segments)
 
     # ---- order and values
 
     def enter(self) -> None:
         """Order the current stream after the stream that the last replay ran on, and after those beside it."""
-        now = _torch_private_cuda.raw_stream(self.index)
+        now = cuda.raw_stream(self.index)
         while self.beside:
             torch.cuda.current_stream(self.device).wait_stream(self.beside.pop())
         if now == self.ran_on:
@@ -326,7 +346,7 @@ class CudaPool:
             return
         self.enter()
         kept = sorted((block.address, block.address + block.nbytes) for block in live)
-        self._look_again()
+        self._refresh_segments()
         for begin, end in self._segments:
             position = begin
             for first, last in kept:
@@ -339,16 +359,16 @@ class CudaPool:
         if end > begin:
             whole = Geometry(dtype=torch.uint8, offset=0, shape=(end - begin,), stride=(1,))
             with torch.inference_mode(False), torch.no_grad():
-                over(_torch_private_cuda.cuda_storage(begin, self.device, end - begin), whole).fill_(_POISON)
+                over(cuda.cuda_storage(begin, self.device, end - begin), whole).fill_(_POISON)
 
     def evacuate(self, storage: torch.UntypedStorage) -> bool:
         """Swap the storage's memory with a copy outside; needs torch >= 2.13."""
         self.enter()
-        if not _torch_private.CAPABILITIES.swap_data_ptr:
+        if not capabilities.CAPABILITIES.swap_data_ptr:
             return False
         outside = torch.UntypedStorage(storage.nbytes(), device=self.device)
         outside.copy_(storage, False)
-        _torch_private.swap_data_ptr(storage, outside)
+        capabilities.swap_data_ptr(storage, outside)
         return True
 
     def keep_for(self, storages: Sequence[torch.UntypedStorage]) -> None:
@@ -357,11 +377,11 @@ class CudaPool:
             weakref.finalize(storage, _let_go, self._anchors, self._owned).atexit = False
 
 
-def _before_eager(reference: weakref.ref[CudaPool], lane: Lane, device: torch.device) -> None:
+def _before_eager(reference: weakref.ref[CudaPool], capture_stream: CaptureStream, device: torch.device) -> None:
     pool = reference()
     if pool is not None:
         pool.enter()  # replays use the same workspaces
-    keep_workspaces(lane, device)
+    keep_workspaces(capture_stream, device)
 
 
 def _let_go(*_: object) -> None:

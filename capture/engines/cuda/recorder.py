@@ -1,4 +1,4 @@
-"""Recorder: the watch over a body that is being captured.
+"""The watch over a body that is being captured.
 
 It stops a capture before the driver would: host reads, work on streams that are not part of the capture, memory whose
 shape changes in place. Nothing runs on the device meanwhile, so values must not be looked at.
@@ -14,37 +14,45 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from capture import _where
-from capture._collectives import obstacle, registers_segments
-from capture._dropped import keep
-from capture._facts import Where
-from capture._gradients import refuses
-from capture._observe import Watch
-from capture._operators import Operator, Traits, looked_up, shape_depends_on_data, tensors_in, tensors_out, written
-from capture._tensors import nbytes_of
-from capture._torch_private import generator_id, use_count
-from capture._torch_private_cuda import is_capturing
-from capture._torch_private_nodes import moved, node_of
-from capture.backends.cuda.graph import RefusedError
-from capture.backends.cuda.host import Host
-from capture.backends.cuda.inputs import Constant, Twin
-from capture.backends.cuda.nodes import node_counter
-from capture.backends.cuda.pool import CudaPool
+from capture.core.facts import CodeLocation
+from capture.engines.cuda.capture_graph import RefusedError
+from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy
+from capture.engines.cuda.driver import node_counter
+from capture.engines.cuda.host_tensors import HostTensors
+from capture.engines.cuda.pool import CudaPool
+from capture.key.tensor_meta import nbytes_of
+from capture.observe import source_location
+from capture.observe.collectives import obstacle, registers_segments
+from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.gradient_uses import refuses
+from capture.observe.operator_schema import (
+    Operator,
+    OperatorTraits,
+    looked_up,
+    shape_depends_on_data,
+    tensors_in,
+    tensors_out,
+    written,
+)
+from capture.observe.released_gradients import keep
+from capture.torch_private.autograd import node_of, nodes_on_stream
+from capture.torch_private.capabilities import generator_id, use_count
+from capture.torch_private.cuda import is_capturing
 
 
-class Recorder(Watch):
+class GraphRecorder(ObserveMode):
     """A watch whose run is a capture."""
 
     def __init__(self, pool: CudaPool, registered: set[int], moving: frozenset[str]) -> None:
         super().__init__()
         self._pool, self._registered, self._moving = pool, registered, moving
         self.device = pool.device
-        self._host: Host | None = None
+        self._host: HostTensors | None = None
         self._count = node_counter(pool.stream)
         self._nodes = 0
         self.differentiates = False
         """The body may run backward passes of its own."""
-        self.unseen: list[Where | None] = []
+        self.unseen: list[CodeLocation | None] = []
         """Lines near which kernels were launched that no operator told of."""
         self._exports = False
         """A tensor was handed to another library."""
@@ -55,19 +63,19 @@ class Recorder(Watch):
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
         super().begin(arguments)
         self._nodes = self._count() if self._count is not None else 0
-        self._host = Host(self._pool, arguments, self.before, self._moving)
+        self._host = HostTensors(self._pool, arguments, self.before, self._moving)
 
-    def twins(self) -> list[Twin]:
+    def device_copies(self) -> list[DeviceCopy]:
         """CPU tensors to be copied before every replay."""
-        return list(self._host.twins.values()) if self._host is not None else []
+        return list(self._host.device_copies.values()) if self._host is not None else []
 
-    def constants(self) -> list[Constant]:
+    def constants(self) -> list[DeviceConstant]:
         """The body's CPU constants on the device."""
         return self._host.constants if self._host is not None else []
 
     def sequence(self) -> Sequence[str]:
         """Names of the operators that ran."""
-        return self.notes.sequence
+        return self.trace.sequence
 
     def unexplained(self) -> str | None:
         """Why the run, which raised nothing, cannot be replayed."""
@@ -96,7 +104,7 @@ class Recorder(Watch):
             one for one in owned.values() if self.differentiates and one.device == self.device and _ends_graphs(one)
         ]
         here = torch.autograd.set_multithreading_enabled(mode=False)  # where cuBLAS has its workspaces (``streams``)
-        with _as_if_eager(), here, moved(map(node_of, ends), self._pool.stream):
+        with _as_if_eager(), here, nodes_on_stream(map(node_of, ends), self._pool.stream):
             yield
 
     @override
@@ -111,7 +119,7 @@ class Recorder(Watch):
 
     def _look_for_launches(self) -> None:
         if self._count is not None and self._count() != self._nodes:
-            self.unseen.append(_where.here())
+            self.unseen.append(source_location.user_location())
             self.draws = True
 
     @override
@@ -142,7 +150,7 @@ class Recorder(Watch):
             return True
         found = not self.before.owners(tensor.untyped_storage()) and self.made(tensor)
         if found and self._count is None:
-            self.unseen.append(_where.here())
+            self.unseen.append(source_location.user_location())
         return found
 
     @override
@@ -162,12 +170,12 @@ class Recorder(Watch):
         host = self._host
         assert host is not None
         if known.lifts:
-            host.lifted(args[0])
+            host.note_lifted(args[0])
         try:
-            if host.moving or host.twins:
+            if host.moving or host.device_copies:
                 host.will_write([tensor for tensor, _ in written(known, args, kwargs)])
-                args = tuple(host.moved(value) for value in args)
-                kwargs = {name: host.moved(value) for name, value in kwargs.items()}
+                args = tuple(host.replace_moving(value) for value in args)
+                kwargs = {name: host.replace_moving(value) for name, value in kwargs.items()}
             if any(tensor.is_cpu for tensor in tensors):
                 return host.run(op, known, args, kwargs)
         except RefusedError as refused:
@@ -179,7 +187,7 @@ class Recorder(Watch):
         return result
 
     @override
-    def _see_output(self, tensor: torch.Tensor, op: Traits, input_storages: set[int]) -> bool:
+    def _see_output(self, tensor: torch.Tensor, op: OperatorTraits, input_storages: set[int]) -> bool:
         if self._host is not None and self._host.is_copy(tensor):
             return False  # a view of a tensor that is read through a copy
         return super()._see_output(tensor, op, input_storages)
@@ -188,7 +196,9 @@ class Recorder(Watch):
         """The tensor lies on memory that is filled before every replay."""
         return self._host is not None and self._host.is_copy(tensor)
 
-    def _check(self, known: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+    def _check(
+        self, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> None:
         reason = None
         if known.reads_host or shape_depends_on_data(known, args, kwargs):
             reason = f"{known.name} waits for the device"
@@ -230,7 +240,7 @@ def _as_if_eager() -> Iterator[None]:
         torch.cuda.is_current_stream_capturing = asked
 
 
-def _unreadable(known: Traits, tensors: list[torch.Tensor]) -> str | None:
+def _unreadable(known: OperatorTraits, tensors: list[torch.Tensor]) -> str | None:
     empty = False
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_nested:
@@ -252,5 +262,5 @@ def _on_cpu(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
 
 
 def _at() -> str:
-    where = _where.here()
+    where = source_location.user_location()
     return f" ({where})" if where is not None else ""

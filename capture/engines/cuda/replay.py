@@ -1,4 +1,7 @@
-"""Replay: what one recorded graph does on every call."""
+"""What one recorded graph does on every call: order, copies in, patches, launch, copies back, version counters.
+
+All that does not change from call to call is looked up once, when ``prepare`` writes the replay function.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,42 @@ from typing import Any
 
 import torch
 
-from capture import _torch_private, _torch_private_cuda
-from capture._call import Call
-from capture._describe import Described
-from capture._fast import native
-from capture._torch_private import generator_id
-from capture._watched import Watched
-from capture.backends import Followed, Input, Move, Refusal
-from capture.backends.cuda import params
-from capture.backends.cuda.bindings import Bindings
-from capture.backends.cuda.bound import Bound
-from capture.backends.cuda.calibrate import Made, learn
-from capture.backends.cuda.driver import is_reached_from_c
-from capture.backends.cuda.graph import Capture
-from capture.backends.cuda.inputs import Constant, Feed
-from capture.backends.cuda.pool import CudaPool
-from capture.backends.cuda.streams import order_draws
+from capture.engines.base import BoundInput, Input, Move, Refusal
+from capture.engines.cuda import kernel_params
+from capture.engines.cuda.address_table import AddressTable
+from capture.engines.cuda.bound_inputs import BoundInputs
+from capture.engines.cuda.calibrate import CalibrationSetup, learn_addresses
+from capture.engines.cuda.capture_graph import Capture
+from capture.engines.cuda.copy_in import DeviceConstant, InputCopies
+from capture.engines.cuda.driver import is_reached_from_c
+from capture.engines.cuda.pool import CudaPool
+from capture.engines.cuda.streams import order_draws
+from capture.native import native
+from capture.observe.described import DescribedRun
+from capture.observe.run import ObservedRun
+from capture.state.call import Call
+from capture.torch_private import capabilities, cuda
+from capture.torch_private.capabilities import generator_id
 
 Step = Callable[[Sequence[Any]], None]
-_MOST_INSIDE = 4  # copies in a graph: from there on one batched kernel is the shorter way, on the device above all
+_MOST_GRAPH_COPIES = (
+    4  # copies in a graph: from there on one batched kernel is the shorter way, on the device above all
+)
 
 
 class CudaRecording:
-    """Implements ``capture.backends.Recording``."""
+    """Implements ``capture.engines.base.Recording``."""
 
     def __init__(
-        self, pool: CudaPool, capture: Capture, feed: Feed, constants: list[Constant], inputs: Sequence[Input],
-        *, draws: bool,
+        self, pool: CudaPool, capture: Capture, input_copies: InputCopies, constants: list[DeviceConstant],
+        inputs: Sequence[Input], *, draws: bool,
     ) -> None:  # fmt: skip
         self.num_ops = self.copied_inside = 0
         self.graph_bytes = 0
-        self.copied_paths = frozenset(twin.source for twin in feed.twins if isinstance(twin.source, str))
-        self._pool, self._capture, self._feed = pool, capture, feed
+        self.copied_paths = frozenset(
+            device_copy.source for device_copy in input_copies.device_copies if isinstance(device_copy.source, str)
+        )
+        self._pool, self._capture, self._input_copies = pool, capture, input_copies
         self._constants = constants  # the graph reads them
         self.draws = draws
         """It is launched by torch, which hands it seeds and moves generators on."""
@@ -46,18 +53,18 @@ class CudaRecording:
         self._unread: frozenset[str] = frozenset()
         """Paths of inputs that no operator got."""
         self._inputs = inputs
-        self._bindings: Bindings | None = None
-        self._bound: Bound | None = None
+        self._bindings: AddressTable | None = None
+        self._bound: BoundInputs | None = None
         self._grad = False
-        self._inside: Any = None
+        self._graph_copies: Any = None
         """The copies of all inputs, as nodes of the graph."""
-        self._bumps: list[tuple[torch.Tensor, int]] = []
-        self._static_bumps: list[tuple[int, int]] = []
+        self._version_bumps: list[tuple[torch.Tensor, int]] = []
+        self._static_version_bumps: list[tuple[int, int]] = []
         self._first = False
-        self._swaps: list[tuple[int, torch.Generator]] = []
+        self._generator_arguments: list[tuple[int, torch.Generator]] = []
         self.replay: Step = _released
 
-    def prepare(self, watched: Watched, described: Described, static: set[int], *, counted: bool) -> None:
+    def prepare(self, watched: ObservedRun, described: DescribedRun, static: set[int], *, counted: bool) -> None:
         """Instantiate the graph and write the replay function.
 
         ``static``: positions of arguments that are read where they are. ``counted``: version counters show the first
@@ -66,10 +73,10 @@ class CudaRecording:
         self._first, self._unread = counted, described.unread
         self.num_ops, self._was_seen_to_draw = described.facts.num_ops, bool(described.facts.draws)
         before, _ = torch.cuda.mem_get_info(self._pool.device)
-        self._put_inside(watched.call.leaves)
+        self._add_copies_to_graph(watched.call.leaves)
         self._capture.instantiate()
-        if self._inside is not None:
-            self._inside.use(self._capture.executable())
+        if self._graph_copies is not None:
+            self._graph_copies.use(self._capture.executable())
         after, _ = torch.cuda.mem_get_info(self._pool.device)
         self.graph_bytes = max(before - after, 0)
         for constant in self._constants:
@@ -80,30 +87,30 @@ class CudaRecording:
             if moved > 0 and tensor.device.type == "cuda":
                 position = arguments.get(id(tensor))
                 if position is None:
-                    self._bumps.append((tensor, moved))
+                    self._version_bumps.append((tensor, moved))
                 elif position in static:
-                    self._static_bumps.append((position, moved))
+                    self._static_version_bumps.append((position, moved))
         for position, leaf in enumerate(watched.call.leaves):
             if isinstance(leaf, torch.Generator) and leaf.device.type == "cuda":
-                self._swaps.append((position, leaf))
+                self._generator_arguments.append((position, leaf))
         self._grad = torch.is_grad_enabled()
         self.replay = self._make_replay()
 
     def _make_replay(self) -> Step:
         pool, index, grad, bound = self._pool, self._pool.index, self._grad, self._bound
-        enter, raw_stream, set_grad = pool.enter, _torch_private_cuda.raw_stream, _torch_private.set_grad_enabled
+        enter, raw_stream, set_grad = pool.enter, cuda.raw_stream, capabilities.set_grad_enabled
         launch = self._capture.launcher()
         draw = order_draws if self.draws else None
-        copy_in, copy_out = self._inside or self._feed.copier(), self._feed.returner()
-        around = self._around_draws() if self._swaps else None
-        bump = self._bump if self._bumps or self._static_bumps else None
+        copy_in, copy_out = self._graph_copies or self._input_copies.copier(), self._input_copies.returner()
+        around = self._around_draws() if self._generator_arguments else None
+        raise_versions = self._raise_versions if self._version_bumps or self._static_version_bumps else None
         beside = pool.beside
 
         def plain(leaves: Sequence[Any]) -> None:
             if beside or raw_stream(index) != pool.ran_on:
                 enter()
             if bound is not None:
-                bound.before(leaves)
+                bound.patch(leaves)
             if copy_in is not None:
                 copy_in(leaves)
             if draw is not None:
@@ -112,7 +119,7 @@ class CudaRecording:
             if copy_out is not None:
                 copy_out(leaves)
             if bound is not None:
-                bound.after(leaves)
+                bound.copy_back(leaves)
 
         def full(leaves: Sequence[Any]) -> None:
             set_grad(False)
@@ -123,14 +130,14 @@ class CudaRecording:
                     plain(leaves)
             finally:
                 set_grad(grad)
-            if bump is not None:
-                bump(leaves)
+            if raise_versions is not None:
+                raise_versions(leaves)
 
-        slow = full if grad or around is not None or bump is not None else plain
+        slow = full if grad or around is not None or raise_versions is not None else plain
         if draw is not None and around is None and not self._was_seen_to_draw:
             return self._looking_for_draws(slow)
-        odd = bound is not None or any(one is not None for one in (draw, around, bump, copy_out))
-        return slow if odd or (grad and copy_in is not self._inside) else self._native(slow, copy_in)
+        odd = bound is not None or any(one is not None for one in (draw, around, raise_versions, copy_out))
+        return slow if odd or (grad and copy_in is not self._graph_copies) else self._native(slow, copy_in)
 
     def _looking_for_draws(self, step: Step) -> Step:
         """Attention draws only where it drops out, and its operators are the same ones. torch moves the generators on
@@ -152,25 +159,25 @@ class CudaRecording:
         if executable is None:
             return slow
         step: Step = native.Launch(
-            slow=slow, pool=self._pool, stream_of=_torch_private_cuda.raw_stream,
-            device=_torch_private_cuda.current_device, index=self._pool.index, executable=executable,
-            copies=self._inside, copy_in=None if copy_in is self._inside else copy_in,
+            slow=slow, pool=self._pool, stream_of=cuda.raw_stream,
+            device=cuda.current_device, index=self._pool.index, executable=executable,
+            copies=self._graph_copies, copy_in=None if copy_in is self._graph_copies else copy_in,
         )  # fmt: skip
         return step
 
-    def _put_inside(self, leaves: Sequence[Any]) -> None:
+    def _add_copies_to_graph(self, leaves: Sequence[Any]) -> None:
         """Few inputs are copied by nodes of the graph itself: 1 us each, where ``copy_`` takes 5 us and one batched
         copy of eight takes 7 (H200)."""
         graph = self._capture.handle() if is_reached_from_c() else None
-        copies = self._feed.plain(leaves) if graph else None
-        if copies and len(copies) <= _MOST_INSIDE:
+        copies = self._input_copies.plain(leaves) if graph else None
+        if copies and len(copies) <= _MOST_GRAPH_COPIES:
             with torch.cuda.device(self._pool.device):
-                self._inside = native.Copies(graph, tuple(copies))
+                self._graph_copies = native.Copies(graph, tuple(copies))
             self.copied_inside = len(copies)
 
     def _around_draws(self) -> Callable[[Step, Sequence[Any]], None]:
         """A generator passed as an argument may be another one than the graph knows: lend that one its state."""
-        swaps = [(position, known, generator_id(known)) for position, known in self._swaps]
+        swaps = [(position, known, generator_id(known)) for position, known in self._generator_arguments]
 
         def around(step: Step, leaves: Sequence[Any]) -> None:
             others = [(leaves[p], known) for p, known, number in swaps if generator_id(leaves[p]) != number]
@@ -184,20 +191,20 @@ class CudaRecording:
 
         return around
 
-    def _bump(self, leaves: Sequence[Any]) -> None:
+    def _raise_versions(self, leaves: Sequence[Any]) -> None:
         """The graph writes static tensors; autograd must see it on their version counters."""
         if self._first:
             self._first = False
             return
-        static = [(leaves[position], times) for position, times in self._static_bumps]
-        for tensor, times in (*self._bumps, *static):
+        static = [(leaves[position], times) for position, times in self._static_version_bumps]
+        for tensor, times in (*self._version_bumps, *static):
             for _ in range(times):
                 torch.autograd.graph.increment_version(tensor)
 
     @property
     def rebinds_tensors(self) -> bool:
         """The driver can be asked. Not looked up before a tensor moves, as it takes an import."""
-        return params.missing() is None
+        return kernel_params.missing() is None
 
     def rebind(self, moves: Sequence[Move]) -> bool:
         """What is copied before every replay is copied from elsewhere; for the others the graph is patched."""
@@ -209,45 +216,47 @@ class CudaRecording:
         if addresses and (self._bindings is None or not self._bindings.bind(addresses)):
             return False
         if self.copied_paths:
-            twins = {twin.source: twin for twin in self._feed.twins}
+            device_copies = {device_copy.source: device_copy for device_copy in self._input_copies.device_copies}
             for move in moves:
-                if move.path in twins:
-                    twins[move.path].tensor = move.tensor
-        if self._bumps:
+                if move.path in device_copies:
+                    device_copies[move.path].tensor = move.tensor
+        if self._version_bumps:
             new = {id(move.was): move.tensor for move in moves if move.was is not None}
-            self._bumps[:] = [(new.get(id(tensor), tensor), times) for tensor, times in self._bumps]
+            self._version_bumps[:] = [(new.get(id(tensor), tensor), times) for tensor, times in self._version_bumps]
         return True
 
     def learn(
         self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
     ) -> Refusal | None:
         """A second capture tells."""
-        reason = params.missing()
+        reason = kernel_params.missing()
         if reason is not None:
             return Refusal(reason, environment=True)
-        added = frozenset(self._inside.nodes() if self._inside is not None else ())
-        made = Made(self._inputs, self.copied_paths, (*self._feed.twins, *self._constants), added, self._unread)
+        added = frozenset(self._graph_copies.nodes() if self._graph_copies is not None else ())
+        made = CalibrationSetup(
+            self._inputs, self.copied_paths, (*self._input_copies.device_copies, *self._constants), added, self._unread
+        )
         there = [move for move in (*moves, *others) if move.path not in self.copied_paths]
         elsewhere = [move for move in there if move.tensor.data_ptr() != move.before]
         others = [move for move in there if move not in elsewhere]
-        found = learn(self._pool, self._capture, self._bindings, made, call, elsewhere, others, generators)
+        found = learn_addresses(self._pool, self._capture, self._bindings, made, call, elsewhere, others, generators)
         if isinstance(found, Refusal):
             return found
         self._bindings = found
         return None
 
-    def follow(self, inputs: Sequence[Followed]) -> frozenset[str]:
+    def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
         """Those of which the bindings know all words."""
         if self._bindings is None:
             return frozenset()
         known = [one for one in inputs if self._bindings.knows([one.path])]
         if known:
             earlier = self._bound.inputs if self._bound is not None else ()
-            self._bound = Bound(self._pool, self._bindings, (*earlier, *known))
+            self._bound = BoundInputs(self._pool, self._bindings, (*earlier, *known))
             self.replay = self._make_replay()
         return frozenset(one.path for one in known)
 
-    def users(self, paths: Sequence[str]) -> list[str]:
+    def kernels_using(self, paths: Sequence[str]) -> list[str]:
         """Names of the kernels that read or write these tensors, as far as they are known."""
         return self._bindings.kernels(paths) if self._bindings is not None else []
 
@@ -257,7 +266,7 @@ class CudaRecording:
         self._bindings = self._bound = None
         self._capture.drop()
         self._constants = []
-        self._bumps, self._swaps = [], []
+        self._version_bumps, self._generator_arguments = [], []
 
 
 def _released(leaves: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Streams: order between streams that only this library knows to be needed.
+"""Order between streams that only this library knows to be needed.
 
 ``Tensor.record_stream`` on an output says that another stream goes on using it after it died. The allocator heeds that
 for its own blocks only; for memory of a pool the next replay waits for that stream.
@@ -10,31 +10,38 @@ import contextlib
 import ctypes
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from attrs import frozen
 
-from capture._lock import PATIENCE, capture_lock
-from capture._torch_private import unseen
-from capture._torch_private_cuda import raw_stream
-from capture.backends.cuda.driver import function
-
-if TYPE_CHECKING:
-    from capture.backends.cuda.pool import CudaPool
+from capture.engines.cuda.driver import driver_function
+from capture.observe.capture_lock import PATIENCE, capture_lock
+from capture.torch_private.capabilities import unseen
+from capture.torch_private.cuda import raw_stream
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _drew_on: dict[torch.device, tuple[int, torch.cuda.Stream]] = {}
 """The stream of each device that the last graph with draws was launched or captured on."""
-_idle: dict[tuple[torch.device, bool], list[Lane]] = {}
-_pools: weakref.WeakSet[CudaPool] = weakref.WeakSet()
+_idle: dict[tuple[torch.device, bool], list[CaptureStream]] = {}
+_pools: weakref.WeakSet[StreamUser] = weakref.WeakSet()
 _installed = False
+
+
+class StreamUser(Protocol):
+    """A pool, as far as streams are concerned. ``beside``: streams that still use its memory."""
+
+    device: torch.device
+    beside: set[Any]
+
+    def find(self, address: int) -> bool:
+        """The address lies in the pool."""
 
 
 def own_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream that nobody else gets: torch hands out the same 32 streams in turn, and who gets one that is being
     captured cannot use it. Where the driver cannot be asked it is one of those. Lives as long as the process."""
-    create, handle = function("cuStreamCreate"), ctypes.c_void_p()
+    create, handle = driver_function("cuStreamCreate"), ctypes.c_void_p()
     with torch.cuda.device(device):
         torch.cuda.mem_get_info(device)  # the driver wants the device's context to be there
         if create is None or create(ctypes.byref(handle), _NON_BLOCKING) or not handle.value:
@@ -43,7 +50,7 @@ def own_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @frozen(eq=False)
-class Lane:
+class CaptureStream:
     """A stream to capture on, and memory for the workspaces that cuBLAS has for it; pools take turns with them.
 
     ``ran_on``: handle of the stream that the last replay of the pool before ran on, which may still use a workspace.
@@ -55,7 +62,7 @@ class Lane:
     ran_on: int | None = None
 
 
-def take_lane(device: torch.device, *, shared: bool) -> Lane:
+def take_capture_stream(device: torch.device, *, shared: bool) -> CaptureStream:
     """One that no pool uses. ``shared``: the allocator has pools."""
     idle = _idle.setdefault((device, shared), [])
     if idle:
@@ -63,33 +70,38 @@ def take_lane(device: torch.device, *, shared: bool) -> Lane:
     with torch.cuda.device(device):
         workspaces = torch.cuda.MemPool() if shared else None
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(workspaces))  # cuBLAS uses it until the process ends
-    return Lane(own_stream(device), workspaces)
+    return CaptureStream(own_stream(device), workspaces)
 
 
-def give_lane_back(device: torch.device, lane: Lane) -> None:
+def return_capture_stream(device: torch.device, capture_stream: CaptureStream) -> None:
     """Another pool may have it."""
-    _idle[device, lane.workspaces is not None].append(lane)
+    _idle[device, capture_stream.workspaces is not None].append(capture_stream)
 
 
-def keep_workspaces(lane: Lane, device: torch.device) -> None:
+def keep_workspaces(capture_stream: CaptureStream, device: torch.device) -> None:
     """Have workspaces of cuBLAS and cuBLASLt ready for a capture, in memory that nothing else gets. Handles belong to a
     thread: autograd's own would need as much again, so that backward passes are captured in this one.
 
     A graph goes on to use the workspace it was captured with. Others make cuBLAS forget all workspaces, as CUDAGraph
     Trees do: what is freed stays here. This library forgets none, as graphs that users captured by hand need theirs.
     """
-    if lane.workspaces is None:
+    if capture_stream.workspaces is None:
         return
-    lane.stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(lane.stream), unseen(), torch.cuda.use_mem_pool(lane.workspaces, device), torch.no_grad():
+    capture_stream.stream.wait_stream(torch.cuda.current_stream(device))
+    with (
+        torch.cuda.stream(capture_stream.stream),
+        unseen(),
+        torch.cuda.use_mem_pool(capture_stream.workspaces, device),
+        torch.no_grad(),
+    ):
         torch.cuda.current_blas_handle()
         with contextlib.suppress(RuntimeError):  # products that are not deterministic may be forbidden
             square = torch.zeros(8, 8, device=device)
             torch.addmm(square[0], square, square)  # with a bias it is cuBLASLt's
 
 
-def follow(pool: CudaPool) -> None:
-    """From now on a stream recorded on memory of this pool is waited for."""
+def wait_for_streams_on(pool: StreamUser) -> None:
+    """From now on a stream that ``Tensor.record_stream`` names for memory of this pool is waited for."""
     global _installed
     if not _installed:
         _installed = True

@@ -1,7 +1,14 @@
-"""Follower: the recorder for a run that only has to be what a watched run was.
+"""The recorder for a run that only has to be what a watched run was.
 
-It looks at each operator's name, its Python values, and whether its tensors lie on memory that is known: an input of
-the watched run, or the pool. It stops at the first thing that is not as expected; then the run is recorded in full.
+A watched run has told everything about the body; to note it all again would double the time of a recording. So each
+operator is only compared with the one expected in its place: its name, its Python values, and whether its tensors lie
+on memory that is known, which is an input of the watched run or the pool. Invariant: nothing passes that the full
+recorder would have noted otherwise. At the first thing that is not as expected the capture is stopped by
+``RefusedError`` and given up (``difference``), and the caller records in full. Without the comparison a body that took
+another way in its second run would be replayed under the plan of the first.
+
+``is_suited`` tells a body that differs from one that could not be compared in the first place, such as state in the
+pool: only the former says something about the body.
 """
 
 from __future__ import annotations
@@ -14,30 +21,30 @@ import torch
 from attrs import define
 from typing_extensions import override
 
-from capture import _where
-from capture._describe import Described, Implicit
-from capture._facts import Drift, SequenceChange
-from capture._fast import MISS, native
-from capture._follow import Expected, confirm, find_implicit
-from capture._notes import PRINTED, scalars_of
-from capture._operators import (
+from capture.core.facts import Drift, SequenceChange
+from capture.engines.cuda.capture_graph import RefusedError
+from capture.engines.cuda.pool import CudaPool
+from capture.engines.cuda.recorder import GraphRecorder
+from capture.key.tensor_meta import address_of, memory_of
+from capture.native import MISS, native
+from capture.observe import source_location
+from capture.observe.described import DescribedRun, ImplicitInput
+from capture.observe.expectation import Expectation, confirm, find_implicit
+from capture.observe.operator_schema import (
     DETACHING,
     TENSORS,
-    Traits,
+    OperatorTraits,
     looked_up,
     readers,
     shape_depends_on_data,
     tensors_in,
     written,
 )
-from capture._tensors import address_of, memory_of
-from capture._torch_private_cuda import is_capturing
-from capture._torch_private_operators import is_higher_order
-from capture._torch_private_subclass import is_wrapper, only_shapes
-from capture._watched import Watched
-from capture.backends.cuda.graph import RefusedError
-from capture.backends.cuda.pool import CudaPool
-from capture.backends.cuda.recorder import Recorder
+from capture.observe.run import ObservedRun
+from capture.observe.trace import PRINTED, scalars_of
+from capture.torch_private.cuda import is_capturing
+from capture.torch_private.operators import is_higher_order
+from capture.torch_private.subclasses import is_wrapper, only_shapes
 
 
 @define
@@ -57,12 +64,12 @@ class _Progress:
         return MISS
 
 
-class Follower(Recorder):
+class VerifyingRecorder(GraphRecorder):
     """A recorder that expects to see nothing new."""
 
     notes_attributes = False
 
-    def __init__(self, pool: CudaPool, expected: Expected) -> None:
+    def __init__(self, pool: CudaPool, expected: Expectation) -> None:
         super().__init__(pool, set(), frozenset())
         self.expected = expected
         self.difference: str | None = None
@@ -71,7 +78,7 @@ class Follower(Recorder):
         """Where the body took another way."""
         self.is_suited = True
         """False if following was no good idea, whatever the body did."""
-        self.implicit: list[Implicit] = []
+        self.implicit: list[ImplicitInput] = []
         self.wrote: set[str] = set()
         """Paths of the inputs that operators wrote."""
         self._sequence, self._scalars = expected.facts.sequence, expected.facts.scalars
@@ -101,8 +108,6 @@ class Follower(Recorder):
 
     def _progress(self) -> Any:
         assert self._count is not None
-        if native is None:
-            return _Progress(nodes=self._count())
         now = native.Follow(
             miss=MISS, sequence=self._sequence, scalars=self._scalars, known=self._known, starts=self._starts,
             operators=readers, kinds=TENSORS, printed=PRINTED, shapes_alone=only_shapes,
@@ -111,7 +116,7 @@ class Follower(Recorder):
         now.nodes = self._count()
         return now
 
-    def confirm(self, watched: Watched) -> Described | None:
+    def confirm(self, watched: ObservedRun) -> DescribedRun | None:
         """The run by the facts that were known before; None if it was another one after all."""
         index = self._now.index
         if index != len(self._sequence):
@@ -120,7 +125,7 @@ class Follower(Recorder):
             self.parted = SequenceChange(index=index, first=missing, second="(end)")
             return None
         found = confirm(watched, self.expected, self.implicit, self.wrote)
-        if isinstance(found, Described):
+        if isinstance(found, DescribedRun):
             return found
         self.difference = found
         return None
@@ -135,9 +140,9 @@ class Follower(Recorder):
             return NotImplemented
         now = self._now
         result = now(op, args, kwargs) if self.difference is None else MISS
-        return self._look(op, args, kwargs or {}) if result is MISS else result
+        return self._run_expected(op, args, kwargs or {}) if result is MISS else result
 
-    def _look(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_expected(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look at an operator, and run it."""
         if is_higher_order(op):
             return self.higher_order(op, args, kwargs)
@@ -150,11 +155,11 @@ class Follower(Recorder):
         now = self._now
         index, now.index = now.index, now.index + 1
         if self.difference is not None or index >= len(self._sequence) or self._sequence[index] != known.name:
-            self._part(index, known.name)
+            self._stop_at_operator(index, known.name)
         if kwargs or self._scalars[index] or not TENSORS.issuperset(map(type, args)):
             values = scalars_of(known, args, kwargs, constant=None)
             if values != self._scalars[index]:
-                self._drift(index, values)
+                self._stop_at_value(index, values)
             self._check_call(known, args, kwargs, list(tensors_in(args, kwargs)))
         else:
             self._check_call(known, args, kwargs, args)
@@ -189,17 +194,17 @@ class Follower(Recorder):
     def is_copy(self, tensor: torch.Tensor) -> bool:
         return False
 
-    def _part(self, index: int, name: str) -> None:
+    def _stop_at_operator(self, index: int, name: str) -> None:
         if self.parted is None and self.difference is None:
             first = self._sequence[index] if index < len(self._sequence) else "(end)"
-            self.parted = SequenceChange(index=index, first=first, second=name, where=_where.here())
+            self.parted = SequenceChange(index=index, first=first, second=name, where=source_location.user_location())
         self._stop("other operators run")
 
-    def _drift(self, index: int, values: tuple[str, ...]) -> None:
+    def _stop_at_value(self, index: int, values: tuple[str, ...]) -> None:
         before = self._scalars[index]
         first, second = next((pair for pair in zip(before, values, strict=False) if pair[0] != pair[1]), ("", ""))
         path = f"{self._sequence[index]} argument"
-        self.parted = Drift(path=path, first=first, second=second, where=_where.here())
+        self.parted = Drift(path=path, first=first, second=second, where=source_location.user_location())
         self._stop("an operator gets other values")
 
     def _stop(self, difference: str) -> None:
@@ -207,7 +212,7 @@ class Follower(Recorder):
         raise RefusedError(self.difference)
 
     def _check_call(
-        self, op: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+        self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
     ) -> None:
         known, starts, begin, end = self._known, self._starts, self._now.begin, self._now.end
         for tensor in tensors:
@@ -228,7 +233,7 @@ class Follower(Recorder):
         if torch.is_grad_enabled() and op.base not in DETACHING and any(tensor.requires_grad for tensor in tensors):
             self._stop("a gradient is needed")
 
-    def _check_options(self, op: Traits, tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> None:
+    def _check_options(self, op: OperatorTraits, tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> None:
         device = kwargs.get("device")
         on_cpu = not tensors if device is None else torch.device(device).type != "cuda"
         if on_cpu or kwargs.get("generator") is not None:

@@ -1,4 +1,4 @@
-"""Constants: ``torch.tensor(..., device="cuda")``, ``x[[0, 2]]`` and their like, as a tensor made on the CPU and a copy
+"""``torch.tensor(..., device=...)``, ``x[[0, 2]]`` and their like, as a tensor made on the CPU and a copy
 of it.
 
 torch makes such a tensor in one step that no dispatch mode sees, and that no capture survives. While a body is
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from capture import _torch_private
-from capture._replaced import replaced
+from capture.torch_private import capabilities, devices
+from capture.torch_private.monkeypatch import replaced
 
 _NAMES = ("tensor", "as_tensor", "asarray", "scalar_tensor")
 _INDEXING = ("__getitem__", "__setitem__")
@@ -24,8 +24,8 @@ _INDEXING = ("__getitem__", "__setitem__")
 
 @contextmanager
 def constants_on_host() -> Iterator[None]:
-    """Act in this thread, for the length of the block. Without CUDA there is nothing to do."""
-    if not (torch.backends.cuda.is_built() and torch.cuda.is_available()):
+    """Act in this thread, for the length of the block. Where no device captures kernels there is nothing to do."""
+    if not devices.has_captures():
         yield
         return
     thread = threading.get_ident()
@@ -46,7 +46,7 @@ def _wrapper(original: Callable[..., Any], thread: int) -> Callable[..., Any]:
         if elsewhere or torch.compiler.is_compiling() or threading.get_ident() != thread:
             return plain() if device is None else plain(device=device)
         target = _default_device() if device is None else torch.device(device)
-        if target.type != "cuda":
+        if not devices.captures_kernels(target):
             return plain() if device is None else plain(device=device)
         made = original(data, *args, device="cpu", **kwargs).to(target)
         return made.requires_grad_() if requires_grad else made
@@ -56,7 +56,7 @@ def _wrapper(original: Callable[..., Any], thread: int) -> Callable[..., Any]:
 
 def _default_device() -> torch.device:
     """As ``torch.get_default_device``, which calls ``torch.tensor`` where the default names no index."""
-    with _torch_private.unseen():
+    with capabilities.unseen():
         return torch.empty(0).device
 
 
@@ -65,7 +65,8 @@ def _new_tensor(original: Callable[..., Any], thread: int) -> Callable[..., Any]
     def new_tensor(self: torch.Tensor, data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         target = self.device if device is None else torch.device(device)
         elsewhere = isinstance(data, torch.Tensor) or args or kwargs.get("requires_grad")
-        if elsewhere or target.type != "cuda" or torch.compiler.is_compiling() or threading.get_ident() != thread:
+        captures = devices.captures_kernels(target)
+        if elsewhere or not captures or torch.compiler.is_compiling() or threading.get_ident() != thread:
             return original(self, data, *args, **kwargs, **({} if device is None else {"device": device}))
         dtype = kwargs.get("dtype") or self.dtype
         return torch.tensor(data, dtype=dtype, device=target)
@@ -76,7 +77,8 @@ def _new_tensor(original: Callable[..., Any], thread: int) -> Callable[..., Any]
 def _indexing(original: Callable[..., Any], thread: int) -> Callable[..., Any]:
     @functools.wraps(original)
     def indexed(self: torch.Tensor, index: Any, *value: Any) -> Any:
-        if self.device.type == "cuda" and threading.get_ident() == thread and not torch.compiler.is_compiling():
+        here = threading.get_ident() == thread and not torch.compiler.is_compiling()
+        if here and devices.captures_kernels(self.device):
             index = tuple(map(_as_tensor, index)) if type(index) is tuple else _as_tensor(index)
         return original(self, index, *value)
 

@@ -1,4 +1,4 @@
-"""Syncs: calls that make the host wait for a CUDA device, found by torch's own debug mode while a body is watched.
+"""Calls that make the host wait for a device, found by torch's own debug mode while a body is watched.
 
 Operators that read values are known by their schema; this finds the others, such as solvers that look at a status.
 """
@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
-_TEXT = "called a synchronizing CUDA operation"
-_PROTOTYPE = "Synchronization debug mode is a prototype"
-_CALLS = (
-    (torch.cuda, "synchronize"), (torch.cuda.Stream, "synchronize"), (torch.cuda.Event, "synchronize"),
-    (torch.cuda.Stream, "query"), (torch.cuda.Event, "query"),
-)  # fmt: skip
+from capture.torch_private import devices
 
 
 class _Filter:
@@ -34,19 +27,19 @@ class _Filter:
 
     def match(self, text: str) -> bool:
         """What the module ``warnings`` asks of a filter's message."""
-        if not text.startswith(_TEXT):
-            return self.is_setting and text.startswith(_PROTOTYPE)
+        if not text.startswith(devices.WAITED):
+            return self.is_setting and text.startswith(devices.IS_PROTOTYPE)
         listener = self.listeners.get(threading.get_ident())
         if listener is not None:
             listener()
-        return not (self.users_mode if self.listeners else torch.cuda.get_sync_debug_mode())
+        return not (self.users_mode if self.listeners else devices.wait_debug_mode())
 
     def set_mode(self, mode: int) -> None:
         """Without torch's remark that the mode is a prototype."""
         self.put_first()
         self.is_setting = True
         try:
-            torch.cuda.set_sync_debug_mode(mode)
+            devices.set_wait_debug_mode(mode)
         finally:
             self.is_setting = False
 
@@ -65,7 +58,7 @@ _filter = _Filter()
 @contextmanager
 def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]) -> Iterator[None]:
     """Call ``note(name)`` at each sync in this thread. ``operator``: the one that runs, None to look away."""
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if not devices.may_wait():
         yield
         return
     thread = threading.get_ident()
@@ -75,8 +68,8 @@ def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]
         if name is not None:
             note(name)
 
-    saved = [(holder, name, holder.__dict__[name]) for holder, name in _CALLS if name in holder.__dict__]
-    before = _filter.users_mode = torch.cuda.get_sync_debug_mode()
+    saved = [(holder, name, holder.__dict__[name]) for holder, name in devices.WAITS if name in holder.__dict__]
+    before = _filter.users_mode = devices.wait_debug_mode()
     _filter.listeners[thread] = listen
     for holder, name, original in saved:
         setattr(holder, name, _noting(f"{holder.__name__}.{name}", original, note, thread))
@@ -93,7 +86,10 @@ def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]
 @contextmanager
 def unnoticed() -> Iterator[None]:
     """What this thread waits for in the block is no sync of a body's, nor one that a user's debug mode asks about."""
-    listener, before = _filter.listeners.pop(threading.get_ident(), None), torch.cuda.get_sync_debug_mode()
+    if not devices.may_wait():
+        yield
+        return
+    listener, before = _filter.listeners.pop(threading.get_ident(), None), devices.wait_debug_mode()
     _filter.set_mode(0)
     try:
         yield

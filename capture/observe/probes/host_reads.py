@@ -16,7 +16,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import get_default_nowrap_functions
 
-from capture._replaced import is_asked_by_users, replaced
+from capture.torch_private import devices
+from capture.torch_private.monkeypatch import is_asked_by_users, replaced
 
 _NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__", "apply_", "map_", "map2_")
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
@@ -153,13 +154,13 @@ def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
     """Keep ``state`` (device type -> on) up to date while a body enters and leaves ``torch.autocast``."""
     thread = threading.get_ident()
     original = torch.set_autocast_enabled
-    state.update({kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")})
+    state.update({kind: torch.is_autocast_enabled(kind) for kind in devices.AUTOCAST_TYPES})
 
     @functools.wraps(original)
     def switch(*args: Any) -> None:
         original(*args)
         if threading.get_ident() == thread:
-            kind, enabled = args if len(args) == 2 else ("cuda", args[0])
+            kind, enabled = args if len(args) == 2 else (devices.DEFAULT_AUTOCAST_TYPE, args[0])
             state[str(kind)] = bool(enabled)
 
     torch.set_autocast_enabled = switch  # type: ignore[assignment]
@@ -190,7 +191,7 @@ def no_autocast_cache() -> Iterator[None]:
 
 
 def _autocast_is_on() -> bool:
-    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    return any(map(torch.is_autocast_enabled, devices.AUTOCAST_TYPES))
 
 
 def _wrapper(

@@ -1,6 +1,6 @@
-"""Unkeyed: what a tensor tells Python that is no part of a call's key, such as its place in its storage.
+"""What a tensor tells Python that is no part of a call's key, such as its place in its storage.
 
-No operator tells of these reads, and nothing checks the answers in the next call. As with ``_host_reads``, torch's
+No operator tells of these reads, and nothing checks the answers in the next call. As with ``host_reads``, torch's
 classes get wrappers while a body is watched, which act in the watching thread only.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from capture._replaced import is_asked_by_users, replaced
+from capture.torch_private.monkeypatch import is_asked_by_users, replaced
 
 Holder = torch.Tensor | torch.UntypedStorage
 COUNTING = ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "set_")

@@ -1,0 +1,59 @@
+"""What this machine offers: versions, the C module, and what is read of torch. For bug reports."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+
+import attrs
+import torch
+
+import capture
+from capture.native import native
+from capture.plan_cache.store import default_dir
+from capture.reporting.text import format_table
+from capture.torch_private import capabilities, setter_calls, switches, tensor_reads
+
+Row = tuple[str, ...]
+
+
+def environment_text() -> str:
+    """Versions, what each private name of torch's was found to do, and every property and switch that a call compares,
+    with where it is read and what that costs."""
+    properties = [(one.name, one.read_by, f"{one.nanoseconds} ns") for one in tensor_reads.PROPERTIES]
+    noticed = setter_calls.notices_setters()
+    shown = [(one.name, _read_by(one, noticed=noticed), f"{one.nanoseconds} ns") for one in switches.SWITCHES]
+    parts = [
+        format_table(list(_versions())),
+        "What is compared of each tensor that a recording reads where it is:",
+        format_table(properties),
+        "Switches that every call compares:",
+        format_table(shown),
+        "Private names of torch, and whether they were found:",
+        format_table([(name, _yes(found)) for name, found in attrs.asdict(capabilities.CAPABILITIES).items()]),
+    ]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _versions() -> Iterator[Row]:
+    yield "capture", capture.__version__
+    yield "Python", f"{platform.python_version()} ({platform.machine()})"
+    yield "torch", torch.__version__
+    yield "CUDA", str(torch.version.cuda)
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and torch.accelerator.is_available():  # it is built for one, and may have no driver here
+        yield "device", torch.get_device_module(accelerator).get_device_name()
+    yield "C module", f"version {native.VERSION}"
+    yield "tensors through torch's C ABI", _yes(tensor_reads.reads_tensors())
+    yield "holders of gradients counted", _yes(tensor_reads.counts_holders())
+    yield "setters of switches noticed", _yes(setter_calls.notices_setters())
+    yield "plans kept in", str(default_dir())
+
+
+def _read_by(switch: switches.Switch, *, noticed: bool) -> str:
+    name = getattr(switch.read, "__name__", str(switch.read))
+    return f"{name}, after somebody set one" if noticed and switch.nanoseconds >= switches.SLOW else name
+
+
+def _yes(found: object) -> str:
+    return "yes" if found else "no"

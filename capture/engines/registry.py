@@ -1,0 +1,55 @@
+"""Which engine serves a device type; an engine is loaded when the first call needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from capture.engines.base import Backend
+
+_backends: dict[str, Callable[[torch.device], Backend]] = {}
+_made: dict[str, Backend] = {}
+
+
+def register(device_type: str, factory: Callable[[torch.device], Backend]) -> None:
+    """Provide the engines for a device type; the factory gets the device.
+
+    Raises ``ValueError`` if the type has one, or it is in use already.
+    """
+    if any(name.partition(":")[0] == device_type for name in _made):
+        raise ValueError(f"the backend for {device_type!r} is in use; register before the first captured call")
+    if device_type in _backends:
+        raise ValueError(f"device type {device_type!r} has a backend already")
+    _backends[device_type] = factory
+
+
+def backend_for(device: torch.device) -> Backend | None:
+    """The engine for a device, or None. A device without a number is the current one."""
+    index: int | None = device.index  # whatever the stub says
+    if device.type == "cuda" and index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    name = str(device)
+    if name not in _made:
+        factory = _backends.get(device.type)
+        if factory is None:
+            return None
+        _made[name] = factory(device)
+    return _made[name]
+
+
+def _cpu(_: torch.device) -> Backend:
+    from capture.engines.cpu.engine import CpuBackend
+
+    return CpuBackend()
+
+
+def _cuda(device: torch.device) -> Backend:
+    from capture.engines.cuda.engine import CudaBackend
+
+    return CudaBackend(device)
+
+
+register("cpu", _cpu)
+if torch.backends.cuda.is_built() and torch.version.cuda is not None:
+    register("cuda", _cuda)

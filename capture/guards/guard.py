@@ -1,0 +1,118 @@
+"""Guard: one condition on Python or tensor state that must hold before a replay, as data.
+
+What a recording relies on, and what the key of a call is made of beside its arguments, are lists of these. The C module
+takes such a list once and looks at it before every replay (``native/guards.c``); ``explain`` prints it. There is no
+other evaluator in the library: the tests have one in Python, which says what each kind means in a line.
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from attrs import frozen
+
+from capture.native import seen
+from capture.state.source import Source
+
+OK, MOVED, CHANGED, OVERLAPS = 0, 1, 2, 3
+"""Verdicts: all guards hold; a static tensor is another one, or at another address or of other metadata; anything else
+of the state changed; an argument that is copied shares memory with a static tensor, and either is written, so that the
+copy would hide the write."""
+
+Kind = Literal["value", "object", "present", "absent", "length", "members", "empty", "address", "apart"]
+"""What has to be true of what the source leads to:
+
+* ``value``: it is the expected object, or a number, text, bytes, size or device of the same type and bits.
+* ``object``: it is the object that a ``Referent`` tells of, which the guard does not keep alive.
+* ``present``: it is there, and not None.
+* ``absent``: it is not there. Of items of a dict alone.
+* ``length``: a container has this many members.
+* ``members``: a dict has none of some names, and some names with these values: ``(names, ((name, value), ...))``.
+* ``empty``: nothing is in any of the containers in a tuple.
+* ``address``: an argument begins at this address.
+* ``apart``: an argument shares no memory with some pieces: ``(bytes of the argument, pieces)``, see ``pieces_of``.
+"""
+_SHOWN = 60  # characters of an expected value
+
+
+@seen
+@frozen(eq=False)
+class Guard:
+    """One condition. ``source`` tells how to reach the object; it has no parent, so that nothing above is kept alive.
+
+    ``verdict``: what a replay is told where this does not hold. What is not there any more has ``CHANGED``.
+    """
+
+    kind: Kind
+    source: Source
+    expected: Any = None
+    verdict: int = CHANGED
+
+
+class Referent(NamedTuple):
+    """An object that is expected without being kept alive: of this class, and as a tensor with or without gradients."""
+
+    reference: weakref.ref[Any]
+    kind: type
+    requires_grad: bool | None
+
+    @classmethod
+    def of(cls, value: Any) -> Referent:
+        """The object as it is now."""
+        return cls(weakref.ref(value), type(value), value.requires_grad if isinstance(value, torch.Tensor) else None)
+
+
+def itself(value: Any, path: str) -> Source:
+    """A container as the object that a guard is about."""
+    return Source("root", value, None, path)
+
+
+def members(own: dict[Any, Any], path: str, absent: Iterable[str], there: Iterable[tuple[Any, Any]]) -> Guard:
+    """A dict has none of some names, and these values."""
+    return Guard("members", itself(own, path), (tuple(absent), tuple(there)))
+
+
+def pieces_of(begins: Sequence[int], ends: Sequence[int]) -> bytes:
+    """Pieces of memory, which ascend, for guards of the kind ``apart``: 64 bits for each begin and each end."""
+    return array.array("Q", itertools.chain.from_iterable(zip(begins, ends, strict=True))).tobytes()
+
+
+def text_of(guard: Guard) -> str:
+    """The guard in one line: path, kind, what is expected."""
+    return f"{guard.source.path}: {guard.kind}{_expected(guard)}"
+
+
+def _expected(guard: Guard) -> str:
+    match guard.kind, guard.expected:
+        case (("present" | "absent"), _):
+            return ""
+        case "empty", _:
+            return f" {len(guard.source.holder)} containers"
+        case "object", Referent(kind=kind):
+            return f" this {kind.__qualname__}"
+        case "members", (absent, there):
+            parts = [*(f"no {name}" for name in absent), *(f"{name} = {_short(value)}" for name, value in there)]
+            return f" {', '.join(parts)}"
+        case "address", int(address):
+            return f" {address:#x}"
+        case "apart", (nbytes, bytes(pieces)):
+            return f": its {nbytes} bytes from {len(pieces) // 16} pieces of memory"
+    return f" {_short(guard.expected)}"
+
+
+def _short(value: Any) -> str:
+    """A value of Python, or which kind of object it is: no ``repr`` of users' runs."""
+    if isinstance(value, torch.Tensor):
+        return f"this {type(value).__name__} {value.dtype} {tuple(value.shape)}".replace("torch.", "")
+    if value is None or isinstance(
+        value, (bool, int, float, complex, str, bytes, torch.Size, torch.device, torch.dtype)
+    ):
+        text = repr(value)
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    name = getattr(value, "__qualname__", None) if isinstance(value, type) or callable(value) else None
+    return name if isinstance(name, str) else f"this {type(value).__qualname__}"

@@ -1,0 +1,334 @@
+"""Recording guard: is the Python state that a recording was made with still in place?
+
+A list of ``Guard`` records, made once and looked at in C before every replay. In the order of their verdicts: what is
+``CHANGED`` if a module, attribute or container on the way to a static tensor was replaced, a submodule or hook came or
+went, or a parameter that was None is none no more; ``MOVED`` if a static tensor is another one or at another address;
+``OVERLAPS`` if a copied argument shares memory with a static tensor and either is written.
+
+A tensor that moves is replaced in the list. Another recording of the same function takes the list as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence, Set, Sized
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from capture.engines.base import Geometry
+from capture.guards.guard import MOVED, OK, OVERLAPS, Guard, pieces_of
+from capture.guards.module_guards import Value, module_ids, state_guards, values_of
+from capture.key.code_names import MISSING
+from capture.key.pytree import TENSOR_TYPES
+from capture.key.tensor_meta import merged, range_of, span_bytes
+from capture.native import native
+from capture.observe.described import DescribedRun, ImplicitInput
+from capture.observe.run import ObservedRun
+from capture.state.attribute_reads import Reads
+from capture.state.call import Call
+from capture.state.snapshot import Snapshot
+from capture.state.source import Source
+from capture.torch_private import capabilities
+from capture.torch_private.tensor_reads import static_tensors
+
+ALIGNMENT = 64  # bytes that the address of a tensor which moves keeps its distance from a multiple of
+Check = Callable[[Sequence[Any]], int]
+"""Gives the verdict for a call on these leaves."""
+
+
+def nothing_to_check(_: Sequence[Any]) -> int:
+    """The check of a recording that relies on no Python state."""
+    return OK
+
+
+@define(eq=False)
+class StaticOwner:
+    """A static tensor in Python state, and how to reach it in each place that holds it."""
+
+    path: str
+    sources: tuple[Source, ...]
+    tensor: torch.Tensor
+    address: int
+
+    def guards(self) -> list[Guard]:
+        """It is in all places."""
+        return [Guard("value", source, self.tensor, MOVED) for source in self.sources]
+
+
+@define(eq=False)
+class StaticArgument:
+    """An argument that has to be where it was."""
+
+    position: int
+    path: str
+    address: int
+
+    def guard(self) -> Guard:
+        """It begins where it did."""
+        return Guard("address", Source("argument", None, self.position, self.path), self.address, MOVED)
+
+
+@define(eq=False)
+class RecordingGuard:
+    """The guards of one recording, which follow tensors that move."""
+
+    structure: list[Guard] = field(factory=list)
+    owners: list[StaticOwner] = field(factory=list)
+    arguments: list[StaticArgument] = field(factory=list)
+    check: Check = nothing_to_check
+    kinds: dict[str, tuple[Any, ...]] = field(factory=dict)
+    copied: tuple[tuple[int, int], ...] = ()
+    """Position and bytes of the copied arguments that must not share memory with ``watched``."""
+    watched: frozenset[str] = frozenset()
+    """Paths of static tensors."""
+    written: frozenset[str] = frozenset()
+    """Paths that the body writes, arguments and static tensors."""
+    shared: set[str] = field(factory=set)
+    """Paths of ``owners`` whose memory other places hold other tensors on: one of them alone may move."""
+    metadata: Callable[..., bool] | None = None
+    """Compares the metadata of tensors in the places of ``owners``; made when one moves first."""
+    values: list[Value] = field(factory=list)
+    """Attributes that the body reads, and what they were."""
+    modules: tuple[int, ...] = ()
+    """``id`` of the attributes of all modules that were found, in order."""
+    is_its_own: bool = False
+    """Some guards are about this very recording's tensors: another recording needs others."""
+    tensors: Callable[[], bool] | None = None
+    """Tells whether the tensors of ``owners`` are where they were, with the metadata that they had."""
+    pieces: bytes = b""
+    """Where the ``watched`` tensors lie, as in ``pieces_of``."""
+
+    def guards(self) -> tuple[Guard, ...]:
+        """All of them as things stand, in the order in which they are looked at."""
+        identities = [guard for owner in self.owners for guard in owner.guards()]
+        return (*self.structure, *identities, *[one.guard() for one in self.arguments], *self._apart())
+
+    def _apart(self) -> tuple[Guard, ...]:
+        return tuple([
+            Guard("apart", Source("argument", None, at, f"argument {at}"), (nbytes, self.pieces), OVERLAPS)
+            for at, nbytes in self.copied
+        ])  # fmt: skip
+
+    def current(self) -> list[torch.Tensor] | None:
+        """Tensors now held at the places of ``owners``; None if places that shared one no longer do."""
+        found = []
+        for owner in self.owners:
+            first, *others = [source.get() for source in owner.sources]
+            if not isinstance(first, torch.Tensor) or any(one is not first for one in others):
+                return None
+            found.append(first)
+        return found
+
+    def same_kinds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """The tensors can take the places of the recorded ones: equal metadata."""
+        if self.metadata is not None and self.metadata(*tensors):
+            return True
+        return all(kind_of(one) == self.kinds[owner.path] for owner, one in zip(self.owners, tensors, strict=True))
+
+    def settle(self, leaves: Sequence[Any]) -> None:
+        """The tensors are right as they are now."""
+        self.kinds = {owner.path: kind_of(owner.tensor) for owner in self.owners}
+        tensors = [owner.tensor for owner in self.owners]
+        self.tensors = _as_they_are(tensors) if tensors else None
+        self._note_ranges(leaves)
+        self._make_check()
+
+    def _make_check(self) -> None:
+        guards = self.guards()
+        self.check = native.Guards(guards, self.tensors) if guards else nothing_to_check
+
+    def follow(self, moved: dict[str, torch.Tensor], leaves: Sequence[Any]) -> None:
+        """From now on these tensors, of the same kinds as before, are the right ones."""
+        check: Any = self.check
+        at = len(self.structure)
+        for owner in self.owners:
+            if owner.path in moved:
+                owner.tensor, owner.address = moved[owner.path], moved[owner.path].data_ptr()
+                for number, _ in enumerate(owner.sources):
+                    check.expect(at + number, owner.tensor)
+            at += len(owner.sources)
+        for argument in self.arguments:
+            argument.address = leaves[argument.position].data_ptr()
+            check.expect(at, argument.address)
+            at += 1
+        self._note_ranges(leaves)
+        for number, (_, nbytes) in enumerate(self.copied):
+            check.expect(at + number, (nbytes, self.pieces))
+        tensors = [owner.tensor for owner in self.owners]
+        if tensors:
+            self.tensors = check.tensors = _as_they_are(tensors)
+            if self.metadata is None and capabilities.HAS_METADATA_GUARD:
+                self.metadata = capabilities.metadata_guard(tensors)
+
+    def watch(self, copied: Sequence[tuple[int, int]], static: Set[str]) -> None:
+        """Look out for ``copied``, as in this class, that share memory with one of the ``static`` paths."""
+        self.watched = frozenset(static if self.written - static else static & self.written)
+        self.copied = tuple(copied) if self.watched else ()
+
+    def leave_out(self, paths: Set[str], leaves: Sequence[Any]) -> None:
+        """These static arguments are where each call has them from now on, or in a copy where the graph cannot be
+        pointed at that place."""
+        left = [one for one in self.arguments if one.path in paths]
+        self.arguments = [one for one in self.arguments if one not in left]
+        copied = [*self.copied, *((one.position, span_bytes(leaves[one.position])) for one in left)]
+        self.watch(copied, {one.path for one in self.owners} | {one.path for one in self.arguments})
+        self._note_ranges(leaves)
+        self._make_check()
+
+    def _note_ranges(self, leaves: Sequence[Any]) -> None:
+        """Where the tensors lie that copied arguments must not share memory with."""
+        if self.copied:
+            static = [owner.tensor for owner in self.owners if owner.path in self.watched]
+            static += [leaves[one.position] for one in self.arguments if one.path in self.watched]
+            self.pieces = pieces_of(*merged(sorted(map(range_of, static))))
+
+    def copy(self, copied: tuple[tuple[int, int], ...]) -> RecordingGuard:
+        """The same guards on the same tensors, to follow them on its own; ``copied`` as in this class."""
+        made = RecordingGuard(
+            structure=self.structure,
+            owners=[StaticOwner(one.path, one.sources, one.tensor, one.address) for one in self.owners],
+            arguments=[StaticArgument(one.position, one.path, one.address) for one in self.arguments],
+            kinds=self.kinds, copied=copied, watched=self.watched, written=self.written, values=self.values,
+            modules=self.modules, pieces=self.pieces, tensors=self.tensors,
+        )  # fmt: skip
+        like: Any = self.check
+        made.check = nothing_to_check if like is nothing_to_check else like.beside(made._apart(), made.tensors)
+        return made
+
+
+def _as_they_are(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    """Tells whether tensors are still where they are now, with the same metadata. C reads plain ones by itself."""
+    if all(type(one) in TENSOR_TYPES and one.layout is torch.strided and not one.is_nested for one in tensors):
+        found: Callable[[], bool] = static_tensors(tensors)
+        return found
+    addresses, metadata = capabilities.address_check(tensors), capabilities.metadata_check(tensors)
+    return lambda: addresses() and metadata()
+
+
+def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Metadata that a recording has frozen."""
+    return (type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad,
+            tensor.is_inference(), tensor.data_ptr() & (ALIGNMENT - 1))  # fmt: skip
+
+
+def make_recording_guard(
+    described: DescribedRun, watched: ObservedRun, call: Call, static: Sequence[int], copied: Sequence[int],
+    reads: Reads, like: RecordingGuard | None = None,
+) -> RecordingGuard:  # fmt: skip
+    """Guards on what a watched run relied on. ``static`` and ``copied``: positions of arguments that are read where
+    they are, and that are copied. ``reads``: attributes that the body reads. ``like``: the guard of another recording
+    of the same function. The identity of what the body itself gives new values is not guarded."""
+    before, leaves = watched.before, call.leaves
+    implicit = [*described.implicit, *described.guarded]
+    replaced = {effect.change.source.path for effect in described.effects} | before.rebuilt
+    written = frozenset(one.path for one in described.facts.placeholders if one.mutation is not None)
+    paths_of = [path for path, _ in call.paths()]
+    static_arguments = [(at, paths_of[at], leaves[at]) for at in static if isinstance(leaves[at], torch.Tensor)]
+    paths = {one.path for one in implicit} | {path for _, path, _ in static_arguments}
+    guard = RecordingGuard(modules=module_ids(before), written=written)
+    guard.values = values_of(before, reads)
+    guard.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
+    if like is not None and not replaced and _is_the_same(like, guard, implicit, static_arguments, leaves):
+        return like.copy(guard.copied)
+    seen: set[str] = set()
+    for one in implicit:
+        sources = [_add_place(guard, before, source, replaced, seen) for source, _ in one.owners]
+        tensor = one.owners[0][1]
+        owner = StaticOwner(one.path, tuple(sources), tensor, tensor.data_ptr())
+        guard.owners.append(owner)
+        if one.also:
+            guard.shared.add(one.path)
+            guard.is_its_own = True
+        for source, other in one.also:
+            place = _add_place(guard, before, source, replaced, seen)
+            if source.path in replaced:
+                looks = functools.partial(_is_view_of, owner, place, Geometry.of(other))
+                guard.structure.append(Guard("value", Source("call", looks, None, source.path), True))
+            else:
+                guard.structure.append(Guard("value", place, other))
+    guard.arguments = [
+        StaticArgument(position, path, tensor.data_ptr())
+        for position, path, tensor in static_arguments if tensor.numel()
+    ]  # fmt: skip
+    guard.structure += state_guards(before, reads)
+    guard.settle(leaves)
+    return guard
+
+
+def _is_the_same(
+    like: RecordingGuard, guard: RecordingGuard, implicit: Sequence[ImplicitInput],
+    static_arguments: Sequence[tuple[int, str, torch.Tensor]], leaves: Sequence[Any],
+) -> bool:  # fmt: skip
+    """The other one covers the same places, and all it looks at is as it was: this one would come out the same.
+
+    Places below an argument are in another object in every call, which the other one knows nothing of.
+    """
+    return (
+        not like.is_its_own
+        and [(id(one.holder()), one.name) for one in like.values] == [(id(o.holder()), o.name) for o in guard.values]
+        and (like.modules, like.watched, bool(like.copied)) == (guard.modules, guard.watched, bool(guard.copied))
+        and [(one.path, len(one.sources)) for one in like.owners] == [(o.path, len(o.owners)) for o in implicit]
+        and not any(one.also for one in implicit)
+        and [(one.position, one.path) for one in like.arguments]
+        == [(at, path) for at, path, tensor in static_arguments if tensor.numel()]
+        and not any(_is_below_argument(source) for one in implicit for source, _ in one.owners)
+        and like.check(leaves) in (OK, OVERLAPS)
+    )
+
+
+def _is_below_argument(source: Source) -> bool:
+    while source.parent is not None:
+        source = source.parent
+    return source.kind == "root" and source.path not in ("self", "function")
+
+
+def _is_view_of(owner: StaticOwner, place: Source, geometry: Geometry) -> bool:
+    """A tensor that the body replaces by a view of a static one is such a view now."""
+    value = place.get()
+    same = isinstance(value, torch.Tensor) and value.untyped_storage() is owner.tensor.untyped_storage()
+    return same and Geometry.of(value) == geometry
+
+
+def _add_place(guard: RecordingGuard, before: Snapshot, source: Source, replaced: set[str], seen: set[str]) -> Source:
+    """Guards on everything above a place; gives the source of what it holds."""
+    above = [one for one in source.chain() if one.kind != "root"]
+    moving = [index for index, one in enumerate(above) if index and one.path in replaced]
+    stable = above[moving[-1] + 1 :] if moving else above[1:]
+    for one in stable:
+        if one.kind != "module" and one.path not in seen:  # submodules are compared with their module
+            seen.add(one.path)
+            value = before.sources[one.path][1] if one.path in before.sources else one.get()
+            guard.structure.append(Guard("value", _reached(one), value))
+    if not moving:
+        return _reached(source)
+    guard.is_its_own = True
+    top = _reached(above[moving[-1]])
+    down = above[: moving[-1] + 1][::-1]
+    sizes = [len(before.sources[one.path][1]) if one.path in before.rebuilt else None for one in down]
+    below = [one.among(None) for one in down[1:]]
+
+    def walk() -> Any:
+        value = top.get()
+        for one, size in zip(below, sizes, strict=False):
+            if value is MISSING or (size is not None and not (isinstance(value, Sized) and len(value) == size)):
+                return MISSING  # a container that the body rebuilds has other members
+            value = one.among(value).get()
+        return value
+
+    return Source("call", walk, None, source.path)
+
+
+def _reached(source: Source) -> Source:
+    """The same place for a guard, which keeps alive no more than it looks at."""
+    holder = source.holder
+    if source.kind != "attribute":
+        return Source(source.kind, holder, source.name, source.path)
+    own = getattr(holder, "__dict__", None)
+    if own is None or source.name not in own:
+        return Source("attribute", holder, source.name, source.path)
+    if "forward" in own:  # a captured instance, which its own __dict__ would keep alive
+        return Source("weak", weakref.ref(holder), source.name, source.path)
+    return Source("item", own, source.name, source.path)

@@ -1,0 +1,210 @@
+"""Captured: all that belongs to one captured function, or to one method of one instance.
+
+Data, and what can be told from it alone: parts of the key, the bound call, findings. Dispatch decides what a call does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from attrs import Factory, define, field
+
+from capture.core.errors import CaptureWarning, UncapturableError
+from capture.core.events import Log
+from capture.core.facts import Facts
+from capture.core.findings import SETTLING, Finding, Severity
+from capture.core.options import Annotation
+from capture.core.plan import CapturePlan
+from capture.key.code_names import NamedKey, part_of
+from capture.key.modes import Here
+from capture.key.signature import Binder, Key, Leaf, make_binder, module_key, signature_of
+from capture.observe import source_location
+from capture.reporting import text as _text
+from capture.runtime.entry import Entry, Family
+from capture.state.call import Call
+from capture.state.optimizers import Optimizers
+
+_numbers = itertools.count(1)
+
+
+class FastPaths(Protocol):
+    """Ways through calls that repeat earlier ones."""
+
+    straight: Callable[..., Any]
+    """Takes the positional arguments of a call; ``MISS`` if that is not one of the last ones again."""
+
+    def call(self, values: tuple[Any, ...]) -> Any:
+        """The result of a call whose arguments are bound; ``MISS`` as above."""
+
+    def add(
+        self, captured: Any, values: Sequence[Any], leaves: Sequence[Leaf], entry: Entry, here: Here, goes_on: Any
+    ) -> None:
+        """The next call like this one may take one."""
+
+    def clear(self) -> None:
+        """Forget all: entries were dropped."""
+
+
+def _nobody() -> None:
+    """The receiver of a plain function."""
+
+
+def weakly(receiver: Any) -> Callable[[], Any]:
+    """Gives the receiver while it is there. What takes no weak reference is kept."""
+    if receiver is None:
+        return _nobody
+    try:
+        return weakref.ref(receiver)
+    except TypeError:
+        return lambda: receiver
+
+
+@define(eq=False, repr=False)
+class Captured:
+    """One captured function, or one method of one instance."""
+
+    annotation: Annotation
+    function: Callable[..., Any]
+    """The user's; a method's receiver is bound when it runs."""
+    binder: Binder
+    fast_paths: FastPaths
+    named: NamedKey = field(factory=NamedKey)
+    receiver_of: Callable[[], Any] = _nobody
+    """Gives the instance that a method belongs to."""
+    keeps_plans: bool = True
+    """Plans may be of use to other processes."""
+    is_backward: bool = False
+    """It is the backward pass of another one."""
+    deposits: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None
+    """As in ``OutputPlan``."""
+    make_call: Callable[..., Call] = Call
+    number: int = field(factory=lambda: next(_numbers), init=False)
+    log: Log = field(default=Factory(lambda self: Log(self.annotation.function), takes_self=True))
+    findings: dict[tuple[str, str | None], Finding] = field(factory=dict)
+    """What was found, by code and path: each is said once."""
+    families: dict[Key, Family] = field(factory=dict, init=False)
+    unsettled: dict[tuple[str, str | None], tuple[int, int]] = field(factory=dict, init=False)
+    """By code and path of a finding: how many runs in a row it kept eager, and the count of replays then."""
+    copied_entries: set[int] = field(factory=set, init=False)
+    """Numbers of entries whose outputs are copied, as they are kept in a way that they cannot be moved."""
+    hopeless: CapturePlan | None = field(default=None, init=False)
+    """Set once every call changes what its own key is made of: new keys then run eagerly at once."""
+    optimizers: Optimizers = field(factory=Optimizers, init=False)
+    deaths_seen: int = field(default=0, init=False)
+    """Objects in keys that had died when families were looked through for them."""
+    straight: Callable[..., Any] = field(init=False)
+    """As in ``FastPaths``."""
+    _defaults: Any = field(init=False)
+    _is_function: bool = field(init=False)
+    _is_alone: bool = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.straight = self.fast_paths.straight
+        self._defaults = getattr(self.function, "__defaults__", None)
+        self._is_function = isinstance(self.function, types.FunctionType)
+        self._is_alone = self.receiver is None and not self.annotation.guards
+
+    # ------------------------------------------------------------------------------------------ the function, the key
+
+    @property
+    def receiver(self) -> Any:
+        """The instance a method belongs to."""
+        return self.receiver_of()
+
+    def body(self) -> Callable[..., Any]:
+        """The user's function, bound to its receiver."""
+        receiver = self.receiver_of()
+        return self.function if receiver is None else types.MethodType(self.function, receiver)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The values of all parameters. Raises ``TypeError``, worded less well than the function's own."""
+        if self._is_function and self._defaults is not self.function.__defaults__:  # replaced after decoration
+            self._defaults = self.function.__defaults__
+            self.binder = make_binder(signature_of(self.function, method=self.receiver is not None))
+        return self.binder.values(*args, **kwargs)
+
+    @property
+    def stateless(self) -> bool:
+        """The key is made of modes and arguments alone."""
+        return self._is_alone and self.named.is_empty() and not self.optimizers and not self.optimizers.modules()
+
+    def rest(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Parts of the key beside modes and arguments."""
+        receiver = self.receiver_of()
+        return (
+            self.named(receiver, values),
+            module_key(receiver, []) if isinstance(receiver, torch.nn.Module) else None,
+            tuple([part_of(guard(), limit=None) for guard in self.annotation.guards]),
+            self.optimizers.part(),
+        )
+
+    def call(self, values: tuple[Any, ...], leaves: list[Leaf], entry: Entry | None = None) -> Call:
+        """The bound call, for everything but replays."""
+        make = self.make_call if entry is None or entry.region is None else entry.region.make_call
+        return make(
+            annotation=self.annotation, function=self.function, receiver=self.receiver, binder=self.binder,
+            values=values, leaves=leaves,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------- what is recorded
+
+    def entries(self) -> list[Entry]:
+        """All entries, oldest first, those of backward passes after that of their forward pass."""
+        own = [entry for family in self.families.values() for entry in family.entries.values()]
+        return [one for entry in own for one in (entry, *(entry.region.entries() if entry.region is not None else ()))]
+
+    def release(self) -> None:
+        """Drop all recordings; plans stay."""
+        for entry in self.entries():
+            entry.release()
+
+    def retire(self) -> None:
+        """Nobody can call this any more."""
+        for entry in self.entries():
+            entry.retire()
+        self.fast_paths.clear()
+        self.families.clear()
+
+    def reset(self) -> None:
+        """As if just decorated."""
+        self.retire()
+        self.findings.clear()
+        self.unsettled.clear()
+        self.hopeless = None
+        self.optimizers = Optimizers()
+        self.log = Log(self.annotation.function)
+
+    # -------------------------------------------------------------------------------------------- what the user is told
+
+    def bare_facts(self, **facts: Any) -> Facts:
+        """Facts that need no watched run."""
+        return Facts(function=self.annotation.function, defined_at=self.annotation.defined_at, runs=0, **facts)
+
+    def note_findings(self, plan: CapturePlan) -> None:
+        """Keep a plan's findings for ``recordings`` and ``report``."""
+        for finding in plan.findings:
+            self.findings.setdefault((finding.code, finding.path), finding)
+
+    def report(self, plan: CapturePlan) -> None:
+        """Warn about what keeps a call eager, once for each code and path; raise where the annotation asks for it.
+
+        What only a first call may have done is left out where there are other reasons: a second one was not watched.
+        """
+        findings = plan.findings_at_least(Severity.EAGER)
+        lasting = [finding for finding in findings if finding.code not in SETTLING] or findings
+        new = [finding for finding in lasting if (finding.code, finding.path) not in self.findings]
+        self.note_findings(plan)
+        raising = self.annotation.fallback == "error" or any(f.severity is Severity.ERROR for f in findings)
+        if findings and raising:
+            text = "\n".join(_text.format_finding(one, function=self.annotation.function) for one in findings)
+            raise UncapturableError(text, findings)
+        for finding in new:
+            text = _text.format_finding(finding, function=self.annotation.function, now="runs eagerly")
+            self.log.add("fallback", finding.code + " " + finding.what)
+            warnings.warn(text, CaptureWarning, stacklevel=source_location.stack_level())

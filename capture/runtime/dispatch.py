@@ -1,0 +1,551 @@
+"""Dispatch: what a captured function does when it is called. Only here is decided.
+
+A call comes in by ``call``. Inside another captured function, or switched off, its body runs as it is. A call that
+repeats an earlier one is taken by ``fast_path``, and nothing below happens. Else its key tells the ``Entry``, and the
+entry's phase tells the stage that is asked:
+
+    cold    nothing is known   planning.load     another process left a plan, or not
+                               planning.observe  one eager run, watched; its facts make the plan
+    warm    a plan             eager runs that have to come before a recording
+    ready   recordings         tree              which recording follows on those of this step, and does its state hold?
+                               record            none fits: run the call and record it
+                               rebind            its state lies elsewhere: point it there
+                               verify            run it and the body, and compare
+                               replay            run it
+    eager   a plan that says   the body runs, once the reason was told
+            why not
+
+Stages give back a ``Reply``, a ``Phase`` or facts. They do not know this module, and none of them runs a body eagerly,
+starts a call over or writes a phase: ``_enter`` does, ``run_eagerly`` and ``_go_on``. An entry moves
+
+    cold -> warm -> ready      as planned
+    cold -> ready              by a plan from the store, which the recording checks
+    any  -> cold               what was known does not hold: ``_forget``, ``planning.replace``
+    any  -> warm               a recording run was none, or another than planned, and may come out the next time
+    any  -> eager              the plan says so, the runs never settle, or a replay was found to be wrong
+
+``Verdict`` says how a call goes on after a stage: ``DONE`` with its result; ``REPLAY`` what was found; ``OBSERVE`` or
+``EAGER`` instead; ``GO_ON``: as the entry has another phase or other recordings now, ask by those; ``START_OVER``: the
+key has other parts now, which only a new look at the call tells.
+
+Where results need gradients, what is watched and recorded is the forward pass (``training_region``): this module has
+its results made part of the caller's graph, and autograd calls the backward pass, a captured function of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from attrs import frozen
+
+from capture.core import config as _config
+from capture.core.errors import UncapturableError
+from capture.core.facts import Facts, Inlined, LimitReached, Verification
+from capture.core.plan import CapturePlan
+from capture.engines.base import Backend, Move
+from capture.engines.registry import backend_for
+from capture.guards.guard import OVERLAPS
+from capture.guards.module_guards import Value
+from capture.key.modes import Ambient, Here, ambient, foreign, here, inlining
+from capture.key.pytree import result_leaves
+from capture.key.signature import Leaf, Unkeyable, deaths, forget_module_structure, key_of
+from capture.native import MISS
+from capture.observe import run, source_location
+from capture.rules.compile_plan import compile_plan
+from capture.runtime import inputs, miss_reason, planning, rebind, record, verify
+from capture.runtime.captured import Captured
+from capture.runtime.entry import Entry, Family, Phase, drop_dead
+from capture.runtime.replay import replay
+from capture.runtime.training_region import Region
+from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict, done
+from capture.state import snapshot
+from capture.state.call import Call
+from capture.tree.node import Node, Pattern
+from capture.tree.thread_trees import tree_for
+from capture.tree.tree import Tree
+
+_current_config = _config.current
+Values = tuple[Any, ...]
+
+
+# -------------------------------------------------------------------------------------------------- from call to entry
+
+
+def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One call, in the caller's own form. The steps are in the order of their cost."""
+    now, config = here(), _current_config()
+    if now is None or not config.enabled:
+        return _inline(captured, args, kwargs)
+    try:
+        values = captured.bind(args, kwargs)
+    except TypeError:
+        return captured.body()(*args, **kwargs)  # raises its own, better worded error
+    result = MISS if config.poison or config.verify != "off" else captured.fast_paths.call(values)
+    return result if result is not MISS else dispatch(captured, values, now)
+
+
+def _inline(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Somebody else watches or records what the body does, or capturing is switched off."""
+    watch, around = run.active_watch(), foreign()
+    if watch is not None:
+        watch.trace.inlined.append(
+            Inlined(function=captured.annotation.function, where=source_location.user_location())
+        )
+    elif around is not None and _current_config().enabled:
+        captured.report(compile_plan(captured.annotation, captured.bare_facts(around=around)))
+        captured.log.counters.eager_calls += 1
+    return captured.body()(*args, **kwargs)
+
+
+def dispatch(captured: Captured, values: Values, now: Here) -> Any:
+    """A call with its arguments bound: find the entry for its key."""
+    try:
+        entry, leaves = _entry_of(captured, values, now.ambient)
+    except (Unkeyable, TypeError) as error:
+        return _unkeyable(captured, values, str(error))
+    if entry.phase == "ready":
+        captured.fast_paths.add(captured, values, leaves, entry, now, _GoesOn(captured, entry))
+    return _go_on(captured, entry, values, leaves)
+
+
+def entry_of(captured: Captured, values: Values) -> tuple[Entry, list[Leaf]]:
+    """The entry of a call as things stand now, and its dynamic leaves.
+
+    Raises ``Unkeyable`` or ``TypeError`` for unhashable values.
+    """
+    return _entry_of(captured, values, ambient())
+
+
+def _entry_of(captured: Captured, values: Values, modes: Ambient) -> tuple[Entry, list[Leaf]]:
+    leaves: list[Leaf] = []
+    if not captured.optimizers.has_looked:  # once, also where no call ever gets a key
+        state = snapshot.snapshot(captured.call(values, leaves).roots())
+        captured.optimizers.note(state, (captured.receiver, *values))
+    rest = () if captured.stateless else captured.rest(values)
+    key = (modes, tuple([key_of(value, leaves) for value in values]), *rest)
+    family = captured.families.get(key)
+    if family is None:
+        if captured.deaths_seen != deaths():
+            captured.deaths_seen = drop_dead(captured.families)
+        family = captured.families[key] = Family(tuple(inputs.span_of(leaf) for leaf in leaves))
+    pattern = inputs.alias_pattern(leaves, family.spans) if len(leaves) > 1 else ()
+    entry = family.entries.get(pattern)
+    if entry is None:
+        entry = family.entries[pattern] = Entry((*key, pattern), shares_memory=bool(pattern))
+    return entry, leaves
+
+
+def _unkeyable(captured: Captured, values: Values, reason: str) -> Any:
+    bound = captured.call(values, [])
+    captured.report(compile_plan(captured.annotation, captured.bare_facts(opaque=(bound.unkeyable(reason),))))
+    return run_eagerly(captured, bound, "an argument has neither a value nor an identity to compare")
+
+
+# ------------------------------------------------------------------------------------------------------- by the phase
+
+
+def _go_on(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
+    """The result of a call that has its entry."""
+    region = entry.region
+    if region is not None:
+        region.begin()
+    reply = GO_ON
+    while reply.verdict is Verdict.GO_ON:
+        reply = _STAGES[entry.phase](captured, entry, values, leaves)
+    if reply.verdict is Verdict.DONE:
+        return reply.result if region is None else region.finish(reply.result, leaves)
+    assert reply.verdict is Verdict.START_OVER
+    now = here()
+    assert now is not None  # as at the beginning of the call
+    return dispatch(captured, values, now)
+
+
+def _enter(captured: Captured, entry: Entry, phase: Phase) -> None:
+    """The one place that moves an entry to a phase. Why one goes eager is said, or raised as the annotation asks."""
+    entry.advance(phase)
+    if phase == "eager" and entry.plan is not None:
+        captured.report(entry.plan)
+
+
+def _eager(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Reply:
+    """This key will never be recorded."""
+    if entry.plan is not None:
+        captured.report(entry.plan)  # raises every time where the annotation asks for an error
+    return done(run_eagerly(captured, captured.call(values, leaves, entry), "this key cannot be recorded"))
+
+
+def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Reply:
+    """A cold or warm entry has nothing to replay yet."""
+    if _tells_apart(captured, entry, entry.values):
+        return START_OVER
+    bound, backend = captured.call(values, leaves, entry), engine_of(captured, entry, leaves)
+    if backend is None:
+        return GO_ON
+    if backend.in_capture():
+        return done(run_eagerly(captured, bound, kind="inline"))
+    tree = tree_for(backend)
+    tree.begin_call(captured, captured.annotation.max_recordings)
+    if entry.phase == "cold":
+        if captured.hopeless is not None or _too_many_keys(captured):
+            return done(_no_new_key(captured, entry, bound, tree))
+        phase = load(captured, entry, leaves)
+        if phase == "cold":
+            return done(_first_look(captured, entry, bound, tree))
+        if phase == "eager":
+            return GO_ON
+    if entry.warmups_left > 0 or tree.warm:
+        entry.warmups_left = max(entry.warmups_left - 1, 0)
+        return done(_warm_up(captured, bound, tree))
+    _enter(captured, entry, "ready")
+    return GO_ON
+
+
+def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Reply:
+    """A ready entry: replay the recording that follows on those of this step, or make it."""
+    assert entry.backend is not None
+    if entry.backend.in_capture():
+        return done(run_eagerly(captured, captured.call(values, leaves), kind="inline"))
+    tree = tree_for(entry.backend)
+    if tree.path or tree.warm or tree.buried or tree.lingering:
+        tree.begin_call(captured, captured.annotation.max_recordings, entry.number)
+        if tree.warm:
+            return done(_warm_up(captured, captured.call(values, leaves), tree))
+    pattern = tree.pattern(leaves)
+    for node in tree.current.children.get((entry.number, pattern), ()):
+        if not node.dead_before or node.may_run():
+            break
+    else:
+        return _miss(captured, entry, captured.call(values, leaves, entry), tree, pattern)
+    state, config = node.check(leaves), _current_config()
+    if tree.lingering and (state or config.poison or _verifies(captured)):
+        tree.let_go()
+    if state == OVERLAPS:
+        return done(_overlapping(captured, entry, values, leaves))
+    if state:
+        return _state_moved(captured, entry, node, values, leaves, tree)
+    return done(_replay(captured, entry, node, values, leaves, tree))
+
+
+_STAGES = {"cold": _prepare, "warm": _prepare, "ready": _match, "eager": _eager}
+
+
+# --------------------------------------------------------------------------------------- an eager run, watched or not
+
+
+def run_eagerly(
+    captured: Captured, bound: Call, reason: str = "", *, kind: Literal["eager", "warm-up", "inline"] = "eager"
+) -> Any:
+    """The one place where a bound call runs its body eagerly, on the caller's own tensors. ``warm-up``: calls like this
+    are recorded soon; ``inline``: somebody else captures what it does, and neither counts nor watches are ours."""
+    log = captured.log
+    if kind == "inline":
+        return bound.run_plainly()
+    log.counters.body_runs += 1
+    if kind == "warm-up":
+        with log.timed("warm-up"), inlining():
+            return bound.run_plainly()
+    log.counters.eager_calls += 1
+    log.add("eager", reason)
+    return bound.run_plainly()
+
+
+def _warm_up(captured: Captured, bound: Call, tree: Tree) -> Any:
+    """Asked for by ``warmup=``, or because a step that warms up is still open."""
+    result = run_eagerly(captured, bound, kind="warm-up")
+    tensors = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
+    tree.note_warm(captured, [tensor for tensor in tensors if all(tensor is not leaf for leaf in bound.leaves)])
+    return result
+
+
+def engine_of(captured: Captured, entry: Entry, leaves: Sequence[Leaf]) -> Backend | None:
+    """The engine for this call's device; without one the entry goes eager."""
+    if entry.backend is not None:
+        return entry.backend
+    devices = {leaf.device for leaf in leaves if isinstance(leaf, (torch.Tensor, torch.Generator))}
+    receiver = captured.receiver
+    if isinstance(receiver, torch.nn.Module):
+        devices |= {tensor.device for tensor in receiver.parameters()}
+    found = sorted((one for one in devices if one.type not in ("cpu", "meta")), key=str)
+    device = found[0] if found else torch.device("cpu")
+    entry.backend = backend_for(device)
+    if entry.backend is None:
+        entry.plan = compile_plan(captured.annotation, captured.bare_facts(backend_missing=device.type))
+        _enter(captured, entry, "eager")
+    return entry.backend
+
+
+def load(captured: Captured, entry: Entry, leaves: Sequence[Leaf]) -> Phase:
+    """Take a plan that was kept, if there is one. Gives the phase that a cold entry is in then."""
+    _enter(captured, entry, planning.load(captured, entry, leaves))
+    return entry.phase
+
+
+def _first_look(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
+    """Nothing is known: watch this run, within the limit."""
+    if _at_limit(captured, tree):
+        return _limit_reached(captured, entry, bound, tree)
+    other = entry.overlapping
+    if other is not None and inputs.shares_with_state(bound, other.plan):
+        return _overlapping(captured, entry, bound.values, bound.leaves)
+    return _observe(captured, entry, bound, tree)
+
+
+def _observe(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
+    """Watch one eager run, plan by what it showed, and give its result."""
+    observed = planning.observe(captured, entry, bound)
+    tree = planning.on_its_device(entry, observed.facts, tree)
+    if planning.shares_with_state(captured, observed.facts):  # says nothing about calls that do not
+        entry.overlapping = entry = entry.overlapping or Entry((*entry.key, "overlaps state"))
+    try:
+        _plan(captured, entry, observed)
+    except UncapturableError:
+        run.undo(observed.watched)
+        raise
+    if entry.phase == "warm":
+        fresh = [leaf.value for leaf in observed.described.outputs if leaf.kind == "fresh"]
+        tree.note_warm(captured, fresh)
+    elif entry.phase == "eager":
+        captured.log.counters.eager_calls += 1
+    return observed.watched.result
+
+
+def _plan(captured: Captured, entry: Entry, observed: planning.Observed) -> None:
+    """Plan by what a watched run showed."""
+    phase = planning.take(captured, entry, observed)
+    if phase is not None:
+        _enter(captured, entry, phase)
+        return
+    # Nothing is in the way but that results need gradients. What is watched and recorded from now on is the forward
+    # pass, and its backward pass beside it.
+    assert entry.plan is not None
+    captured.note_findings(entry.plan)
+    captured.log.add("plan", "results need gradients: forward and backward are recorded apart")
+    entry.region = Region(captured, entry, observed.watched.call.leaves, call)
+    entry.plan, entry.facts, entry.differing_runs = None, None, 0
+    _enter(captured, entry, "cold")
+
+
+def _overlapping(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
+    """An argument shares memory with state, and a copy of it would hide a write: watched once, then eager."""
+    if entry.overlapping is None:
+        entry.overlapping = Entry((*entry.key, "overlaps state"))
+    if entry.overlapping.phase in ("cold", "eager"):
+        return _go_on(captured, entry.overlapping, values, leaves)
+    bound = captured.call(values, leaves)
+    return run_eagerly(captured, bound, "an argument shares memory with state that is written")
+
+
+# ------------------------------------------------------------------------------------------------- keys without an end
+
+
+def _at_limit(captured: Captured, tree: Tree) -> bool:
+    return tree.current.counts.get(captured.number, 0) >= captured.annotation.max_recordings
+
+
+def limit_plan(
+    captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern | None = None
+) -> tuple[LimitReached, CapturePlan]:
+    """What asks for one recording more than there may be, and the plan that says so."""
+    limit = miss_reason.difference(captured, entry, bound, tree, pattern)
+    return limit, compile_plan(captured.annotation, captured.bare_facts(limit=limit))
+
+
+def _limit_reached(
+    captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern | None = None
+) -> Any:  # fmt: skip
+    limit, plan = limit_plan(captured, entry, bound, tree, pattern)
+    captured.report(plan)
+    return run_eagerly(captured, bound, f"{limit.num_recordings} recordings exist: {limit.difference}")
+
+
+def _too_many_keys(captured: Captured) -> bool:
+    """Keys come and go and none is seen often enough to be recorded: a value that changes on every call."""
+    return len(captured.families) > 2 * captured.annotation.max_recordings + 8
+
+
+def _no_new_key(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
+    """Run eagerly and forget the key, which will hardly come again."""
+    for key, family in list(captured.families.items()):
+        if entry in family.entries.values():
+            del captured.families[key]
+    if captured.hopeless is None:
+        return _limit_reached(captured, entry, bound, tree)
+    captured.report(captured.hopeless)
+    return run_eagerly(captured, bound, "every call changes what its key is made of")
+
+
+# -------------------------------------------------------------------------------------------- recordings of this entry
+
+
+def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Reply:
+    """No recording fits: make one, within the limit."""
+    if tree.lingering:  # nobody else has those gradients yet; an eager run may change that
+        tree.let_go()
+    if _at_limit(captured, tree):
+        return done(_limit_reached(captured, entry, bound, tree, pattern))
+    if inputs.shares_with_state(bound, entry.plan):
+        return done(_overlapping(captured, entry, bound.values, bound.leaves))
+    if _tells_apart(captured, entry, entry.values):
+        return START_OVER
+    if entry.nodes:
+        captured.log.counters.misses += 1
+        captured.log.add("miss", miss_reason.difference(captured, entry, bound, tree, pattern).difference)
+    return done(_record(captured, entry, bound, tree, pattern))
+
+
+def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Any:
+    """The result of a call that is recorded, or was to be."""
+    reply = record.record(captured, entry, bound, tree, pattern)
+    if reply.verdict is Verdict.OBSERVE:
+        _enter(captured, entry, planning.forget_stored(entry))
+        return _observe(captured, entry, bound, tree)
+    if not reply.body_first:
+        _settle(captured, entry, reply)
+    if reply.verdict is not Verdict.EAGER:
+        return reply.result
+    result = run_eagerly(captured, bound, reply.reason)
+    if reply.body_first:
+        _settle(captured, entry, reply)
+    return result
+
+
+def _settle(captured: Captured, entry: Entry, reply: Reply) -> None:
+    """After a recording run: the plan is kept as it is now, or replaced."""
+    if reply.refuted is not None:
+        _enter(captured, entry, planning.replace(captured, entry, reply.refuted))
+    elif reply.verdict is Verdict.DONE and entry.plan_is_new:
+        planning.save(captured, entry)
+
+
+def _state_moved(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
+    """The recording that follows found its Python state elsewhere, or changed."""
+    reply = rebind.state_moved(captured, entry, node, values, leaves, tree)
+    if reply.verdict is Verdict.REPLAY:
+        return done(_replay(captured, entry, node, values, leaves, tree, reply.learned))
+    if reply.verdict is Verdict.OBSERVE:
+        if not _tells_apart(captured, entry, node.guard.values):
+            captured.log.add("drop", "modules or attributes the recording relies on were replaced")
+            _forget(captured, entry, tree)
+            for one in (captured.receiver, *values, *captured.optimizers.modules()):
+                if isinstance(one, torch.nn.Module):
+                    forget_module_structure(one)
+        return START_OVER
+    if reply.verdict is Verdict.EAGER:
+        entry.plan = reply.plan
+        _enter(captured, entry, "eager")
+        return GO_ON
+    return reply
+
+
+def _verifies(captured: Captured) -> bool:
+    return captured.annotation.verify != "off" or _current_config().verify != "off"
+
+
+def _replay(
+    captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree,
+    learned: Sequence[Move] = (),
+) -> Any:  # fmt: skip
+    """Run a recording that fits, and compare it with eager where that is due, or where it ``learned`` new addresses."""
+    if _current_config().poison:
+        tree.pool.poison([block for block, _ in tree.live_blocks()])
+    if not learned and not (_verifies(captured) and verify.is_due(captured, node)):
+        return replay(captured, node, tree, values, leaves)
+    bound = captured.call(values, leaves, entry)
+    found = verify.verified(captured, entry, node, tree, bound)
+    if learned:
+        against = f"{found.differs} differs from eager at the new address" if found.is_wrong else None
+        against = verify.NO_MEMORY if found.lacks_memory else against
+        if against is not None:
+            rebind.distrust(captured, entry, node, learned, against)
+    elif found.differs is not None:
+        _differs(captured, entry, tree, found.differs, is_wrong=found.is_wrong)
+    return found.result if found.has_result else verify.run_body(captured, bound)
+
+
+def _differs(captured: Captured, entry: Entry, tree: Tree, path: str, *, is_wrong: bool) -> None:
+    """A recording that differs is forgotten; of a body that differs from itself it is said."""
+    facts = captured.bare_facts(verification=Verification(path=path, deterministic=is_wrong))
+    plan = compile_plan(captured.annotation, facts)
+    if not is_wrong:
+        captured.note_findings(plan)
+        return
+    _forget(captured, entry, tree)
+    entry.plan = plan
+    _enter(captured, entry, "eager")
+
+
+def _tells_apart(captured: Captured, entry: Entry, known: Sequence[Value]) -> bool:
+    """Attributes that the body reads are other values than those that are known: they are part of the key from now on,
+    and all that was recorded is dropped, as no call has one of the keys so far any more."""
+    others = [one for one in known if one.is_other()]
+    if not others:
+        return False
+    captured.log.add("drop", f"{others[0].path} is another value, and tells calls apart from now on")
+    if entry.backend is not None:
+        _forget(captured, entry, tree_for(entry.backend))
+    for one in others:
+        captured.named.tell_apart(one.holder, one.name, one.path)
+    captured.retire()
+    return True
+
+
+def _forget(captured: Captured, entry: Entry, tree: Tree) -> None:
+    """Drop all recordings of an entry and start it over."""
+    for node in entry.nodes:
+        tree.forget(node)
+    entry.nodes.clear()
+    if entry.region is not None:
+        entry.region.retire()
+        entry.region = None
+    captured.fast_paths.clear()
+    entry.plan, entry.facts = None, None
+    _enter(captured, entry, "cold")
+
+
+@frozen(eq=False)
+class _GoesOn:
+    """What the fast path goes on with, in Python."""
+
+    captured: Captured
+    entry: Entry
+
+    def replay(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
+        """Run a recording that was found to fit."""
+        region = self.entry.region
+        if region is None:
+            return replay(self.captured, node, tree, values, leaves)
+        region.begin()
+        return region.finish(replay(self.captured, node, tree, values, leaves), leaves)
+
+    def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
+        """The recording that follows relies on state that is another now."""
+        return _go_on(self.captured, entry, values, leaves)
+
+
+# ---------------------------------------------------------------------- the same steps without a trace, for the warm-up
+
+
+def observe_undone(captured: Captured, entry: Entry, bound: Call) -> Facts:
+    """Watch one eager run, plan by what it showed, and undo it."""
+    observed = planning.observe_undone(captured, entry, bound)
+    _plan(captured, entry, observed)
+    return observed.facts
+
+
+def record_undone(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> None:
+    """Record a call without a result, and undo the run."""
+    entry.warmups_left = 0
+    _enter(captured, entry, "ready")
+    reply = record.record(captured, entry, bound, tree, tree.pattern(bound.leaves), undo=True)
+    if reply.verdict is Verdict.OBSERVE:
+        _enter(captured, entry, planning.forget_stored(entry))
+    else:
+        _settle(captured, entry, reply)
+
+
+def run_undone(captured: Captured, bound: Call) -> None:
+    """Run the body and undo that."""
+    watched, _ = planning.watch(captured, bound, undo=True, trial=True)
+    run.undo(watched)

@@ -1,0 +1,193 @@
+"""Fast path: the straight way through a call that repeats an earlier one, in C, without building the key.
+
+Loops call with the same kinds of arguments again and again. What such a call has to be like is put together here once;
+then C compares it with every call: modes, the arguments' metadata as bytes, Python values, where arguments lie and how
+they share memory, and the guards of the rest of the key. A call that differs goes the general way, which adds a path.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from capture.core import config
+from capture.guards.guard import Guard
+from capture.guards.key_guards import SAME, call_guard, has_guard, named_guard, switch_guards
+from capture.guards.module_registrations import registrations
+from capture.guards.recording_guard import nothing_to_check
+from capture.key.modes import Here, modes_like_now
+from capture.key.signature import Leaf, switches_of
+from capture.key.tensor_meta import span_bytes
+from capture.native import MISS, MOST_PATHS, MOST_VALUES, native
+from capture.runtime.captured import Captured
+from capture.runtime.entry import Entry
+from capture.runtime.inputs import alias_pattern
+from capture.torch_private import capabilities
+from capture.tree.node import SAMPLED, Node
+from capture.tree.step import marks
+from capture.tree.thread_trees import in_use
+from capture.tree.tree import Tree
+
+_KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
+_KEPT = 8  # paths of equal shapes: some for each thread and mode
+_NO_POSITION = (1, 0)  # at least one value and at most none: no call by position alone fits
+
+Values = Sequence[Any]
+
+
+class GoesOn(Protocol):
+    """What follows in Python, of ``dispatch``."""
+
+    def replay(self, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
+        """Run a recording that was found to fit."""
+
+    def ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
+        """The recording that follows relies on state that is another now."""
+
+
+class Shortcuts:
+    """All fast paths of one captured function; those taken last are tried first."""
+
+    def __init__(self) -> None:
+        self._paths: Any = native.FastPaths(MISS)
+        self.straight: Callable[..., Any] = self._paths
+        """Takes a call's positional arguments before anything is known of them."""
+        self._by_shapes: dict[tuple[torch.Size, ...], list[Any]] = {}
+        self._added = 0
+
+    def call(self, values: tuple[Any, ...]) -> Any:
+        """The result of a call with these bound values, if there is a path to it; else ``MISS``."""
+        result = self._paths.bound(values)
+        if result is MISS and self._added > MOST_PATHS:  # else all of them were tried just now
+            for path in self._by_shapes.get(_shapes(values), ()):
+                result = path.bound(values)
+                if result is not MISS:
+                    self._paths.add(path)
+                    break
+        return result
+
+    def add(
+        self, captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here, goes_on: GoesOn
+    ) -> None:
+        """The next call like this one may take a fast path, if it is one of plain tensors and values."""
+        kinds = {type(value) for value in values}
+        simple = kinds <= _KINDS | SAME and not kinds.isdisjoint(_KINDS) and len(values) <= MOST_VALUES
+        if not simple or not capabilities.HAS_METADATA_GUARD or captured.annotation.verify == "always":
+            return
+        path = _path(captured, values, leaves, entry, here, goes_on)
+        if path is None:
+            return
+        self._paths.add(path)
+        self._added += 1
+        alike = self._by_shapes.setdefault(_shapes(values), [])
+        alike.insert(0, path)
+        del alike[_KEPT:]
+
+    def clear(self) -> None:
+        """Forget all: entries were dropped."""
+        self._paths.clear()
+        self._added = 0
+        self._by_shapes.clear()
+
+
+def _shapes(values: Values) -> tuple[torch.Size, ...]:
+    return tuple([value.shape for value in values if type(value) in _KINDS])
+
+
+def _path(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here, goes_on: GoesOn) -> Any:
+    """The path of calls like this one; None where C does not compare all modes that are in force."""
+    assert entry.backend is not None
+    device = entry.backend.name.partition(":")[0]
+    modes = _modes(here, device)
+    if modes is None:
+        return None
+    least, most = _given(captured, values) or _NO_POSITION
+    function = captured.function
+    receiver, guards = captured.receiver_of, () if captured.stateless else tuple(_key_guards(captured, len(values)))
+    order, spans, shared = _layout(leaves)
+    trees = in_use()
+    return native.FastPath(
+        modes=modes, miss=MISS, ok=nothing_to_check, function=captured,
+        defaults_of=function if isinstance(function, types.FunctionType) else None,
+        defaults=getattr(function, "__defaults__", None), entry=entry, number=entry.number,
+        limit=captured.annotation.max_recordings,
+        in_capture=entry.backend.in_capture if entry.backend.has_own_memory else None,  # nothing captures the host
+        check=capabilities.metadata_guard(leaves), guards=native.Guards(guards) if guards else None,
+        receiver=receiver if isinstance(receiver, weakref.ref) else None,
+        kind=type(receiver()), in_use=trees, trees=trees.trees,
+        backend=entry.backend.name, counters=captured.log.counters, marks=marks(), replay=goes_on.replay,
+        ready=goes_on.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
+        alignments=tuple([leaf.data_ptr() & 63 for leaf in leaves]), spans=spans,
+        order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
+        attach=None if entry.region is None else entry.region.attach, registrations=registrations,
+        sampled=SAMPLED if captured.annotation.checks == "sampled" else 0,
+    )  # fmt: skip
+
+
+def _key_guards(captured: Captured, count: int) -> list[Guard]:
+    """Guards on all parts of the key that do not come from arguments, but for the class of a receiver that takes a
+    weak reference, which C looks at by itself. Keeps nothing alive."""
+    receiver, named = captured.receiver, captured.named
+    known = named.read(receiver)
+    if captured.annotation.guards or captured.optimizers or not all(map(has_guard, known)):
+        nothing = (None,) * count  # what is named below arguments is in the key of objects only
+        parts = captured.rest(nothing)
+        return [call_guard(lambda: captured.rest(nothing) == parts, True, "all parts of the key")]
+    receiver_of = captured.receiver_of
+    found = [named_guard(*one) for one in zip(known, named.sources(receiver_of), strict=True)]
+    if receiver is not None and not isinstance(receiver_of, weakref.ref):
+        found.append(call_guard(lambda: type(receiver_of()), type(receiver), "the class of self"))
+    modules = [receiver] if isinstance(receiver, torch.nn.Module) else []
+    for module in (*modules, *captured.optimizers.modules()):
+        found += switch_guards(switches_of(module))
+    return found
+
+
+def _layout(leaves: Sequence[Leaf]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Tensors in the order in which they lie, of those that share memory the one where it begins; the bytes of each, of
+    such a one to the end of all; and for each, where memory is shared, that one, the distance from it in bytes, and the
+    first that is the same object."""
+    spans = [span_bytes(leaf) for leaf in leaves]
+    begins = [leaf.data_ptr() for leaf in leaves]
+    pattern = alias_pattern(leaves, spans)
+    alone = (None,) * len(leaves)
+    heads = {part[0]: number for number, part in reversed(list(enumerate(pattern))) if part and not part[1]}
+    shared: list[int] = []
+    for number, part in enumerate(pattern):
+        head = number if part is None else heads[part[0]]
+        shared += [head, 0 if part is None else part[1], number if part is None else part[2]]
+        spans[head] = max(spans[head], begins[number] - begins[head] + spans[number])
+    leading = [n for n, part in enumerate(pattern or alone) if spans[n] and (part is None or heads[part[0]] == n)]
+    return tuple(sorted(leading, key=begins.__getitem__)), tuple(spans), tuple(shared)
+
+
+def _modes(here: Here, device: str) -> Any:
+    """The modes of this thread and the settings now, for the C module; None where it does not compare all of them."""
+    settings, known = config.current(), here.modes.get(device)
+    if known is None or known[0] is not settings or (known[1] is not None and not known[1]()):
+        plain = not settings.poison and settings.verify == "off"
+        made = modes_like_now(device, [(config.current, (), settings)]) if plain else None
+        known = here.modes[device] = settings, made
+    return known[1]
+
+
+def _given(captured: Captured, values: Values) -> tuple[int, int] | None:
+    """How many of the values a call has to give, and may give, by position: the others are defaults, and no tensors."""
+    most = captured.binder.positional
+    least = None
+    for count in range(most, -1, -1):
+        left = values[count:]
+        try:
+            bound = captured.binder.values(*values[:count])
+        except TypeError:
+            break
+        same = len(bound) == len(values) and all(map(operator.is_, bound, values))
+        if not same or any(type(one) in _KINDS for one in left):
+            break
+        least = count
+    return None if least is None else (least, most)

@@ -1,0 +1,19 @@
+"""A plugin of pytest: ``pytest_plugins = ["capture.testing.plugin"]`` in a ``conftest.py`` turns it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from capture.testing.replays import assert_no_eager
+
+
+@pytest.fixture
+def capture_no_eager() -> Iterator[None]:
+    """The test fails, at its end, if a captured function became eager in it, or was so before and was called.
+
+    For a whole file: ``pytestmark = pytest.mark.usefixtures("capture_no_eager")``.
+    """
+    with assert_no_eager():
+        yield

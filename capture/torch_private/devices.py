@@ -1,0 +1,90 @@
+"""Devices: what is so on one type of device and not on another, each question asked in one place.
+
+For what lies below the engines: a run that is watched has none yet. Whoever has an engine asks that.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Callable
+
+import torch
+
+from capture.torch_private import cuda
+
+AUTOCAST_TYPES = ("cpu", "cuda")
+"""Device types whose autocast is looked at."""
+DEFAULT_AUTOCAST_TYPE = "cuda"
+"""The one that ``torch.set_autocast_enabled(True)`` means."""
+ACCELERATOR_METHODS = frozenset(["cuda"])
+"""Methods of a tensor that move it to the device they are named after."""
+
+
+def has_captures() -> bool:
+    """Some device of this machine takes graphs of kernels."""
+    return torch.backends.cuda.is_built() and torch.cuda.is_available()
+
+
+def captures_kernels(device: torch.device) -> bool:
+    """What is recorded there are kernels, whoever launches them, and not operators: no operator need tell of them, and
+    no copy from ordinary host memory may be among them."""
+    return device.type == "cuda"
+
+
+def is_current(device: torch.device) -> bool:
+    """It is the accelerator that work without a number goes to. Starts nothing that is not in use."""
+    return device.type == "cuda" and torch.cuda.is_initialized() and device.index == torch.cuda.current_device()
+
+
+def model_of(device_type: str | None) -> str:
+    """What kernels for a device depend on, beside torch: those of this machine, of the CPU for None. Asked only of a
+    type that is in use: else that would start it, and no fork could use it any more."""
+    if device_type == "cuda" and torch.cuda.is_available():
+        return "cuda {}.{}".format(*torch.cuda.get_device_capability())
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def stream_reader(device: torch.device) -> Callable[[], int]:
+    """Gives the handle of the stream that is current on a device; 0 where there are none."""
+    if device.type != "cuda":
+        return int
+    return functools.partial(cuda.raw_stream, device.index)
+
+
+def captured_stream(tensor: torch.Tensor) -> torch.cuda.Stream | None:
+    """The current stream of a tensor's device, if it is being captured."""
+    return torch.cuda.current_stream(tensor.device) if tensor.is_cuda and cuda.is_capturing() else None
+
+
+def is_capturing_now() -> bool:
+    """The current stream of an accelerator in use is being captured."""
+    return torch.cuda.is_initialized() and cuda.is_capturing()
+
+
+# ------------------------------------------------------------------------------- calls that wait for a device, debugged
+
+WAITS = (
+    (torch.cuda, "synchronize"), (torch.cuda.Stream, "synchronize"), (torch.cuda.Event, "synchronize"),
+    (torch.cuda.Stream, "query"), (torch.cuda.Event, "query"),
+)  # fmt: skip
+"""Calls that wait for a device, or ask whether it is done: the holder, and the name."""
+WAITED = "called a synchronizing CUDA operation"
+"""How a warning of the mode below begins."""
+IS_PROTOTYPE = "Synchronization debug mode is a prototype"
+"""How the warning begins that setting it gives."""
+
+
+def may_wait() -> bool:
+    """A device is in use that the host may wait for."""
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def wait_debug_mode() -> int:
+    """What torch does where the host waits for a device: 0 nothing, 1 warn, 2 raise."""
+    return torch.cuda.get_sync_debug_mode()
+
+
+def set_wait_debug_mode(mode: int) -> None:
+    """The same from now on, in all threads."""
+    torch.cuda.set_sync_debug_mode(mode)
