@@ -1,6 +1,7 @@
-"""The device of the suite, and names of parametrised cases that are the same in every process, as xdist needs them.
+"""The device of the suite, which part of the slow tests runs, and names of cases that are alike in all processes.
 
-``CAPTURE_TEST_DEVICE=cuda`` runs every test that names no device on the GPU (``make test-gpu``).
+``CAPTURE_TEST_DEVICE=cuda`` runs every test that names no device on the GPU (``make test-gpu``). ``--part 2/3`` runs
+the second third of the tests that are marked as slow (``make test-all PART=2/3``).
 """
 
 from __future__ import annotations
@@ -9,16 +10,36 @@ import re
 
 import pytest
 
-from capture import _step
-from tests.device import use_device
+from capture.tree import step
+
+pytest.register_assert_rewrite("tests.support")  # so that what fails in a helper is shown as in a test
+
+from tests.support.device import use_device  # noqa: E402 - the line above has to be first
+from tests.support.parts import part_of  # noqa: E402
 
 use_device()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", help="of the slow tests only every N-th, from the K-th on")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part: str | None = config.getoption("--part")
+    if part is None:
+        return
+    try:
+        chosen = part_of([item.nodeid for item in items if item.get_closest_marker("slow")], part)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+    items[:] = [item for item in items if item.nodeid in chosen]
 
 
 @pytest.fixture(autouse=True)
 def _unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps end by themselves until a test marks them."""
-    monkeypatch.setattr(_step.marks(), "begun", 0)
+    monkeypatch.setattr(step.marks(), "begun", 0)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

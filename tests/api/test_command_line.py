@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from capture.__main__ import main
-from capture._compile import compile_plan
-from capture._plan import dumps
-from capture._report import format_plan, format_rule
+from capture.core.plan import dumps
+from capture.reporting.text import format_plan, format_rule
 from capture.rules import RULES
-from tests.plan.samples import decoder
+from capture.rules.compile_plan import compile_plan
+from capture.torch_private import switches, tensor_reads
+from tests.support.samples import decoder
 
 
 def test_rules(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,3 +66,25 @@ def test_wrong_arguments(argv: list[str], capsys: pytest.CaptureFixture[str]) ->
         main(argv)
     assert ended.value.code == 2
     assert "python -m capture" in capsys.readouterr().err
+
+
+def test_env(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every property and switch that a call compares is there, with where it is read and its price."""
+    assert main(["env"]) == 0
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["torch", torch.__version__] in lines
+    names = [*[one.name for one in tensor_reads.PROPERTIES], *[one.name for one in switches.SWITCHES]]
+    for name in names:
+        assert any(line[: len(name.split())] == name.split() and line[-1] == "ns" for line in lines), name
+    assert "tensors through torch's C ABI  yes" in " ".join(shown.split()).replace("ABI yes", "ABI  yes")
+
+
+def test_env_of_a_build_for_a_device_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert main(["env"]) == 0
+    versions = capsys.readouterr().out.partition("\n\n")[0]
+    assert "device" not in versions

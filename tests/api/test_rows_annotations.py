@@ -18,11 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, config, load_plans, mark_step_begin, recordings, reset, save_plans
-from tests.device import DEVICE, EXECUTES, MOVES_HELD, rng_state, set_rng_state
-from tests.rows import counts, descendants, eager, ran, rand, same, times, total, warned
-from tests.rows import fresh as fresh
+from tests.support.device import DEVICE, EXECUTES, MOVES_HELD, rng_state, set_rng_state
+from tests.support.rows import counts, descendants, eager, ran, rand, same, times, total, warned
+from tests.support.rows import fresh as fresh
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 # ------------------------------------------------------------------------------------------------- nested decorators
@@ -273,7 +273,7 @@ def test_row_182_host_read_only_while_recording() -> None:
 PROGRAM = """
 import json, sys, torch
 from capture import capture, load_plans, plans, recordings, save_plans
-from capture._plan import dumps
+from capture.core.plan import dumps
 
 @capture(static=["table"])
 def f(x, table):

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "typing"
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = re.compile(r"# E: ([\w-]+)$")
 REPORTED = re.compile(r"^(?P<file>[^:]+):(?P<line>\d+): error: (?P<text>.*?)(?:  \[(?P<code>[\w-]+)\])?$")
 
-Place = tuple[str, int]
+Source = tuple[str, int]
 
 
 @pytest.fixture(scope="module")
-def reported() -> dict[Place, list[tuple[str, str]]]:
-    """Code and text of every error mypy gives in ``tests/typing``, by file and line; one run for the whole folder."""
+def reported() -> dict[Source, list[tuple[str, str]]]:
+    """Code and text of every error mypy gives in ``tests/api/typing``, by file and line; one run for all."""
     done = subprocess.run(
         [
             sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--explicit-package-bases",
@@ -30,7 +30,7 @@ def reported() -> dict[Place, list[tuple[str, str]]]:
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    found: dict[Place, list[tuple[str, str]]] = {}
+    found: dict[Source, list[tuple[str, str]]] = {}
     for line in done.stdout.splitlines():
         match = REPORTED.match(line)
         if match:
@@ -39,7 +39,7 @@ def reported() -> dict[Place, list[tuple[str, str]]]:
     return found
 
 
-def expected_errors() -> dict[Place, str]:
+def expected_errors() -> dict[Source, str]:
     """Every line with ``# E:`` and its code."""
     return {
         (path.name, number): match[1]
@@ -49,14 +49,14 @@ def expected_errors() -> dict[Place, str]:
     }
 
 
-def test_what_must_pass_passes(reported: dict[Place, list[tuple[str, str]]]) -> None:
+def test_what_must_pass_passes(reported: dict[Source, list[tuple[str, str]]]) -> None:
     expected = expected_errors()
     unexpected = {place: errors for place, errors in reported.items() if place not in expected}
     assert not unexpected
 
 
 @pytest.mark.parametrize(("place", "code"), expected_errors().items(), ids=lambda value: str(value))
-def test_what_must_fail_fails(place: Place, code: str, reported: dict[Place, list[tuple[str, str]]]) -> None:
+def test_what_must_fail_fails(place: Source, code: str, reported: dict[Source, list[tuple[str, str]]]) -> None:
     assert code in [one for one, _ in reported.get(place, [])], reported.get(place)
 
 

@@ -24,8 +24,6 @@ from capture import (
     UncapturableError,
     WarmedCase,
     WarmupReport,
-    _progress,
-    _trees,
     capture,
     config,
     mark_step_begin,
@@ -33,16 +31,18 @@ from capture import (
     report,
     warmup,
 )
-from capture._decorate import captured_states
-from tests.device import DEVICE, default_generator
+from capture.api import progress as _progress
+from capture.api.decorator import captured_states
+from capture.tree import thread_trees
+from tests.support.device import DEVICE, default_generator
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no marks and no tree of another test."""
-    _trees.forget_trees()
+    thread_trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
 
@@ -154,7 +154,7 @@ def test_the_pool_is_grown_once_by_the_largest() -> None:
     captured = capture(body, max_recordings=10)
     result = warmup(captured).cases([(x_of(rows),) for rows in (16, 256, 64)])
     alone = capture(body)
-    _trees.forget_trees()
+    thread_trees.forget_trees()
     largest = warmup(alone).cases([(x_of(256),)])
     assert result.pool_bytes == largest.pool_bytes == recordings(captured).pool_bytes
     assert [row.pool_bytes for row in result.cases] == [0, result.pool_bytes, 0]
@@ -197,9 +197,9 @@ def test_what_is_known_does_not_end_the_step() -> None:
         assert same(z, torch.tanh(body(x_of(2))))
     mark_step_begin()
     y = first(x_of(2))
-    path = list(_trees.trees_of(captured_states(first)[0])[0].path)
+    path = list(thread_trees.trees_of(captured_states(first)[0])[0].path)
     assert warmup(first).cases([(x_of(2),)]).known == 1
-    assert _trees.trees_of(captured_states(first)[0])[0].path == path
+    assert thread_trees.trees_of(captured_states(first)[0])[0].path == path
     assert len(path) == 1
 
 

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from capture._compile import compile_plan
-from capture._plan import dumps
-from tests.plan.samples import decoder
+from capture.core.plan import dumps
+from capture.rules.compile_plan import compile_plan
+from tests.support.samples import decoder
 
 PACKAGE = Path(__file__).parents[2] / "capture"
 
@@ -20,7 +20,7 @@ sys.modules["torch"] = None
 stub = types.ModuleType("capture")
 stub.__path__ = [sys.argv[1]]
 sys.modules["capture"] = stub
-for name in ("_plan", "_compile", "_report", "rules", "__main__"):
+for name in ("core.plan", "rules.compile_plan", "reporting.text", "rules", "__main__"):
     importlib.import_module(f"capture.{name}")
 sys.exit(sys.modules["capture.__main__"].main(sys.argv[2:]))
 """

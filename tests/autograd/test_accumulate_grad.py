@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import random
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,80 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from capture import (
-    AnnotationError,
-    CaptureWarning,
-    _deposit,
-    capture,
-    config,
-    mark_step_begin,
-    recordings,
-)
-from capture._decorate import captured_states
-from capture._deposit import ChosenInputsError
-from tests.device import DEVICE, MOVES_HELD
-from tests.test_regional import Block, bits
-from tests.test_regional import fresh as fresh
+from capture import capture, mark_step_begin, recordings
+from capture.api.decorator import captured_states
+from capture.autograd import accumulate_grad
+from capture.autograd.accumulate_grad import ChosenInputsError
+from tests.support.accumulating import STEPS, World, compare, data, replays
+from tests.support.device import DEVICE, MOVES_HELD
+from tests.support.regions import Block, bits
+from tests.support.regions import fresh as fresh
 
-STEPS = 8
 COPIES = "hands out copies from now on"
-
-
-class World:
-    """Modules, captured one by one or not, and an optimizer over all."""
-
-    def __init__(self, modules: nn.ModuleList, *, captured: bool) -> None:
-        self.modules, self.captured = modules, captured
-        self.optimizer = torch.optim.SGD(modules.parameters(), lr=0.05, momentum=0.9)
-        self.kept: list[Any] = []
-        self.watched: list[weakref.ref[Tensor]] = []
-        if captured:
-            for module in modules:
-                capture(module, gradients="accumulate")
-
-    def run(self, x: Tensor) -> Tensor:
-        """All modules in turn."""
-        for module in self.modules:
-            x = module(x)
-        return x
-
-    def state(self) -> list[Any]:
-        """Parameters, their gradients with strides, and the buffers of the optimizer."""
-        found: list[Any] = []
-        for one in self.modules.parameters():
-            grad = one.grad
-            found += [bits(one), bits(grad), None if grad is None else grad.stride()]
-        found += [bits(value["momentum_buffer"]) for value in self.optimizer.state.values()]
-        return found + [bits(one) if isinstance(one, Tensor) else one for one in self.kept]
-
-
-Act = Callable[[World, int], object]
-
-
-def data(step: int, *shape: int) -> Tensor:
-    generator = torch.Generator("cpu").manual_seed(step)
-    return torch.randn(shape or (2, 3, 6), generator=generator, device="cpu").to(DEVICE)
-
-
-def compare(make: Callable[[], nn.ModuleList], act: Act, steps: int = STEPS, *, marks: bool = True) -> World:
-    """The same steps eagerly and captured; gives the captured world. ``marks``: where steps begin."""
-    torch.manual_seed(0)
-    modules = make().to(DEVICE)
-    eager, ours = World(copy.deepcopy(modules), captured=False), World(modules, captured=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CaptureWarning)
-        for step in range(steps):
-            for world in (eager, ours):
-                torch.manual_seed(step)
-                if marks:
-                    mark_step_begin()
-                act(world, step)
-            assert ours.state() == eager.state(), f"step {step}"
-    return ours
-
-
-def replays(world: World) -> int:
-    return sum(recordings(one).replays for one in world.modules)
 
 
 def blocks() -> nn.ModuleList:
@@ -459,7 +392,7 @@ def test_passes_for_chosen_inputs_raise(how: str) -> None:
 def test_a_pass_on_another_stream_gives_the_anchor_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """For which autograd has the streams wait for each other; it is nobody's gradient."""
     numbers = iter(range(1000))
-    monkeypatch.setattr(_deposit, "stream_reader", lambda device: lambda: next(numbers))
+    monkeypatch.setattr(accumulate_grad, "stream_reader", lambda device: lambda: next(numbers))
 
     def act(world: World, step: int) -> None:
         world.optimizer.zero_grad()
@@ -472,9 +405,9 @@ def test_a_pass_on_another_stream_gives_the_anchor_a_number(monkeypatch: pytest.
 @pytest.mark.parametrize("why", ["a process group", "torch does not tell"])
 def test_autograd_delivers_where_it_has_to(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if why == "a process group":
-        monkeypatch.setattr(_deposit, "groups_exist", lambda: True)
+        monkeypatch.setattr(accumulate_grad, "groups_exist", lambda: True)
     else:
-        monkeypatch.setattr(_deposit, "will_execute", None)
+        monkeypatch.setattr(accumulate_grad, "will_execute", None)
 
     def act(world: World, step: int) -> None:
         world.optimizer.zero_grad()
@@ -539,86 +472,3 @@ def test_pending_passes_across_steps() -> None:
             waiting.pop(0).backward()
 
     compare(blocks, act, steps=10)
-
-
-class Player:
-    """Plays random actions. Each pass goes through a module once, as sums of several gradients have no fixed order."""
-
-    def __init__(self, world: World, seed: int) -> None:
-        self.world, self.random = world, random.Random(seed)
-        self.pending: list[tuple[Tensor, Tensor]] = []
-
-    def forward(self, number: int) -> None:
-        x = data(number).requires_grad_(self.random.random() < 0.5)
-        y = x * 1 if self.random.random() < 0.3 else x
-        for module in self.random.sample(list(self.world.modules), self.random.randint(1, 3)):
-            y = module(y)
-        self.pending.append((y.square().mean(), x))
-
-    def backward(self, number: int) -> None:
-        if not self.pending:
-            return
-        index, retain = self.random.randrange(len(self.pending)), self.random.random() < 0.3
-        loss, x = self.pending[index] if retain else self.pending.pop(index)
-        loss.backward(retain_graph=retain)
-        self.world.kept.append(loss.detach().clone())
-        self.world.kept += [] if x.grad is None else [x.grad.clone()]
-
-    def zero(self, number: int) -> None:
-        self.world.modules.zero_grad(set_to_none=self.random.random() < 0.6)
-
-    def step(self, number: int) -> None:
-        self.pending.clear()  # eager's passes would stop half way, at another place
-        self.world.optimizer.step()
-
-    def keep(self, number: int) -> None:
-        found = [one.grad for one in self.world.modules.parameters() if one.grad is not None]
-        if found:
-            self.world.kept.append(self.random.choice(found))
-            self.world.modules.zero_grad()
-
-    def replace(self, number: int) -> None:
-        found = [one for one in self.world.modules.parameters() if one.grad is not None]
-        if found:
-            one = self.random.choice(found)
-            one.grad = None if one.grad is None or self.random.random() < 0.5 else one.grad * 2
-
-    def hook(self, number: int) -> None:
-        one = self.random.choice(list(self.world.modules.parameters()))
-        handle = one.register_hook(lambda grad: grad * 0.5)
-        self.forward(number)
-        self.backward(number)
-        handle.remove()
-
-    def evaluate(self, number: int) -> None:
-        with torch.no_grad():
-            self.world.kept.append(self.random.choice(list(self.world.modules))(data(number)))
-
-
-LONG = 90
-ACTIONS = ("forward", "forward", "backward", "backward", "zero", "step", "keep", "replace", "hook", "evaluate")
-
-
-@pytest.mark.parametrize("poison", [False, True], ids=["plain", "poisoned"])
-@pytest.mark.parametrize("seed", range(20))
-def test_random_programs(seed: int, poison: bool) -> None:
-    players: dict[int, Player] = {}
-    chooser = random.Random(seed)
-    script = [("forward", True), ("backward", False), ("zero", False)] * 8  # so that something is recorded
-    script += [(chooser.choice(ACTIONS), chooser.random() < 0.2) for _ in range(LONG)]
-
-    def act(world: World, step: int) -> None:
-        player = players.setdefault(id(world), Player(world, seed))
-        name, marks = script[step]
-        if marks:
-            mark_step_begin()
-        getattr(player, name)(step)
-
-    with config.patch(poison=poison):
-        ours = compare(lambda: nn.ModuleList([Block(), Block(drop=0.1), Block()]), act, steps=len(script), marks=False)
-    assert replays(ours)
-
-
-def test_unknown_choice() -> None:
-    with pytest.raises(AnnotationError, match="'autograd', 'accumulate'"):
-        capture(nn.Linear(2, 2), gradients="accumulated")  # type: ignore[call-overload]

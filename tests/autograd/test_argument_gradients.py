@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capture import CaptureWarning, _trees, capture, config, mark_step_begin, recordings
-from tests.device import DEVICE
+from capture import CaptureWarning, capture, config, mark_step_begin, recordings
+from capture.tree import thread_trees
+from tests.support.device import DEVICE
 
 CALLS = 9
 Body = Callable[[Any, nn.Parameter], Any]
@@ -19,7 +20,7 @@ Body = Callable[[Any, nn.Parameter], Any]
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    _trees.forget_trees()
+    thread_trees.forget_trees()
     with torch.enable_grad(), config.patch(cache=False), warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         yield

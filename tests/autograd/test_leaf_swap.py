@@ -13,18 +13,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import (
-    BorrowedOutputError,
-    _moving,
-    _torch_private,
-    capture,
-    mark_step_begin,
-    recordings,
-)
-from capture._leaves import lent
-from tests.device import DEVICE
-from tests.test_regional import Block, bits, both, captured_twins, inputs, twins
-from tests.test_regional import fresh as fresh
+from capture import BorrowedOutputError, capture, mark_step_begin, recordings
+from capture.autograd.leaf_swap import lent
+from capture.torch_private import capabilities
+from capture.tree import evacuation
+from tests.support.device import DEVICE
+from tests.support.regions import Block, bits, both, captured_twins, inputs, twins
+from tests.support.regions import fresh as fresh
 
 
 def test_every_loss_is_kept() -> None:
@@ -241,8 +236,8 @@ def test_a_recurrent_step() -> None:
 
 
 def test_borrowed_outputs_turn_stale_beside_one_that_cannot_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)  # as before torch 2.13
-    monkeypatch.setattr(_torch_private, "CAPABILITIES", without)
+    without = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)  # as before torch 2.13
+    monkeypatch.setattr(capabilities, "CAPABILITIES", without)
     preserved, borrowed = capture(lambda x: x * 2), capture(lambda x: x + 1, outputs="borrow")
     views = []
     with torch.no_grad():
@@ -292,8 +287,8 @@ def test_a_default_device_changes_nothing() -> None:
 @torch.no_grad()
 def test_an_output_that_is_kept_for_ever_does_not_make_the_path_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it cannot leave the pool, later steps go on under it, and replay there."""
-    lacking = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)
-    monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
+    lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
+    monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
     first, second, third = (capture(lambda x, k=k: torch.sin(x * k)) for k in (2, 3, 4))
     kept = [first(inputs(0)) for _ in range(3)]
     views = [one[0] for one in kept]
@@ -314,16 +309,16 @@ def test_an_output_that_is_kept_for_ever_does_not_make_the_path_grow(monkeypatch
 @pytest.mark.parametrize("after", ["moving", "copying"])
 def test_a_held_output_that_only_garbage_holds(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot leave the pool, and then a collection frees it: the step is over all the same."""
-    lacking = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)
-    monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
-    plain = getattr(_moving, {"moving": "_move_one", "copying": "copy_from_now_on"}[after])
+    lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
+    monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
+    plain = getattr(evacuation, {"moving": "_move_group", "copying": "copy_from_now_on"}[after])
 
     def then_collect(*given: Any) -> Any:
         result = plain(*given)
         gc.collect()
         return result
 
-    monkeypatch.setattr(_moving, plain.__name__, then_collect)
+    monkeypatch.setattr(evacuation, plain.__name__, then_collect)
     first, second = capture(lambda x: x * 2), capture(lambda x: x + 1)
     for number in range(6):
         x = inputs(number)

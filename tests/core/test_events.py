@@ -5,21 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, get_args
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from capture import Event, _events, _torch_private, _trees, capture, config, mark_step_begin, recordings, warmup
-from capture._events import EventKind, Log, parse_logs
-from tests.device import DEVICE, EXECUTES
+from capture import Event, Recordings, capture, config, mark_step_begin, recordings, report, warmup
+from capture.core import events as _events
+from capture.core.events import SHOWN, Counters, EventKind, Log, parse_logs
+from capture.torch_private import capabilities
+from capture.tree import thread_trees
+from tests.support.device import DEVICE, EXECUTES
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    _trees.forget_trees()
+    thread_trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
 
@@ -155,14 +160,43 @@ def test_ranges_are_entered_only_while_a_profiler_runs(monkeypatch: pytest.Monke
         return nullcontext()
 
     for running in (False, True):
-        monkeypatch.setattr(_events, "_trace", _events.Trace(is_running=lambda running=running: running, enter=noting))  # type: ignore[misc]
+        profiler = _events.Profiler(is_running=lambda running=running: running, enter=noting)  # type: ignore[misc]
+        monkeypatch.setattr(_events, "_profiler", profiler)
         with Log("f").timed("create"), Log("f").range("record"):
             pass
     assert entered == ["capture::create f", "capture::record f"]
 
 
 def test_the_probe_tells_a_running_profiler() -> None:
-    assert not _torch_private.is_profiling()
+    assert not capabilities.is_profiling()
     with profile(activities=[ProfilerActivity.CPU]):
-        assert _torch_private.is_profiling()
-    assert not _torch_private.is_profiling()
+        assert capabilities.is_profiling()
+    assert not capabilities.is_profiling()
+
+
+# ------------------------------------------------------------------------------------------------------------- counters
+
+
+def test_a_counter_is_said_in_one_place() -> None:
+    """Where it is counted is the other: who shows them takes the names from there."""
+    names = {one.name for one in attrs.fields(Counters)}
+    assert set(SHOWN) <= names <= {one.name for one in attrs.fields(Recordings)}
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(_events.__file__).parents[1].rglob("*.py"))
+    for name in names:
+        assert text.count(f"\n    {name}: int") == 1, name
+
+
+def test_counters_of_all_instances_are_added_up() -> None:
+    class Twice:
+        @capture
+        def step(self, x: Tensor) -> Tensor:
+            return torch.relu(x) * 2
+
+    for instance in (one := Twice(), other := Twice()):
+        for _ in range(4):
+            instance.step(torch.ones(2))
+    counted = recordings(Twice.step)
+    assert (counted.observations, counted.recordings, counted.replays, counted.body_runs) == (2, 2, 4, 4)
+    assert counted.replays == recordings(one.step).replays + recordings(other.step).replays
+    assert str(recordings(one.step)).endswith("1 recordings, 2 replays, 0 rebinds, 0 eager calls, 1 observations")
+    assert all(name.replace("_", " ") in report().partition("\n")[0] for name in SHOWN)

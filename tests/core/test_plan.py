@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from capture._compile import compile_plan
-from capture._findings import Severity
-from capture._plan import CapturePlan, PlanError, differing_fields, dumps, loads, sequence_digest
+from capture.core.findings import Severity
+from capture.core.plan import CapturePlan, PlanError, differing_fields, dumps, loads, sequence_digest
 from capture.rules import RULES
-from tests.plan.samples import check_golden, decoder, limited
+from capture.rules.compile_plan import compile_plan
+from tests.support.samples import check_golden, decoder, limited
 
 
 def plan() -> CapturePlan:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, mark_step_begin, recordings
-from tests.ranks import said, two_ranks
+from tests.support.ranks import said, two_ranks
 
 STEPS = 20
 Wrap = Callable[[nn.Sequential], nn.Module]
@@ -275,5 +276,6 @@ def training(rank: int) -> None:
             (ON_GPU.get((number, what), check) if on_gpu else check)(counts, texts)
 
 
+@pytest.mark.slow
 def test_training(tmp_path: Path) -> None:
     two_ranks(training, tmp_path)

@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from capture import CaptureWarning, _ranks, capture, config, recordings, release, reset, warmup
-from capture._decorate import captured_states
-from capture.backends.cpu import CpuBackend, Recorder
-from tests.collectives import collectives
-from tests.ranks import said, two_ranks
+from capture import CaptureWarning, capture, config, recordings, release, reset, warmup
+from capture.api.decorator import captured_states
+from capture.distributed import rank_agreement
+from capture.engines.cpu.engine import CpuBackend, TapeRecorder
+from tests.support.collectives import collectives
+from tests.support.ranks import said, two_ranks
 
 Step = Callable[..., Tensor]
 
@@ -54,16 +55,16 @@ def calls(step: Step, count: int = 5) -> list[str]:
 def fails_to_record(rank: int) -> None:
     """One rank's engine gives its recording up."""
     step = summing()
-    original = Recorder.execute
+    original = TapeRecorder.execute
 
     def give_up(recorder: Any, op: Any, args: Any, kwargs: Any) -> Any:
         recorder._fail("this rank cannot")
         return original(recorder, op, args, kwargs)
 
     if rank == 1:
-        Recorder.execute = give_up  # type: ignore[method-assign, assignment]
+        TapeRecorder.execute = give_up  # type: ignore[method-assign, assignment]
     texts = calls(step)
-    Recorder.execute = original  # type: ignore[method-assign]
+    TapeRecorder.execute = original  # type: ignore[method-assign]
     assert recordings(step).recordings == recordings(step).replays == 0
     assert recordings(step).body_runs == 5
     (text,) = texts
@@ -130,7 +131,7 @@ def other_keys(rank: int) -> None:
         with config.patch(enabled=rank == 0):
             right(step, number)
     assert recordings(step).findings == ()
-    assert time.monotonic() - began < _ranks.PATIENCE / 2
+    assert time.monotonic() - began < rank_agreement.PATIENCE / 2
 
 
 def random_schedules(rank: int) -> None:
@@ -157,7 +158,7 @@ def random_schedules(rank: int) -> None:
         right(step, number, chosen.randrange(3))
     assert replays > 60
     assert codes == set()
-    assert time.monotonic() - began < 2 * _ranks.PATIENCE
+    assert time.monotonic() - began < 2 * rank_agreement.PATIENCE
 
 
 def verifies(rank: int) -> None:
@@ -201,7 +202,7 @@ def answers_late(rank: int) -> None:
     """A rank that takes too long over its recording is not waited for."""
     step = summing()
     right(step, 0)
-    original, patience = CpuBackend.record, _ranks.PATIENCE
+    original, patience = CpuBackend.record, rank_agreement.PATIENCE
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
@@ -210,13 +211,13 @@ def answers_late(rank: int) -> None:
 
     if rank == 1:
         CpuBackend.record = slowly  # type: ignore[method-assign]
-    _ranks.PATIENCE = 0.3
+    rank_agreement.PATIENCE = 0.3
     try:
         began = time.monotonic()
         texts = calls(step)
         assert time.monotonic() - began < 3
     finally:
-        CpuBackend.record, _ranks.PATIENCE = original, patience  # type: ignore[method-assign]
+        CpuBackend.record, rank_agreement.PATIENCE = original, patience  # type: ignore[method-assign]
     (text,) = texts
     assert "CG701" in text
     assert (
@@ -311,7 +312,7 @@ def test_ranks(tmp_path: Path) -> None:
 
 def _dies(rank: int) -> str:
     step = summing()
-    _ranks.PATIENCE = 1.0
+    rank_agreement.PATIENCE = 1.0
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CaptureWarning)
         right(step, 0)
@@ -329,6 +330,7 @@ def _dies(rank: int) -> str:
     return "\n".join(said(caught))
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_in_its_recording(tmp_path: Path) -> None:
     """The other one has its result in bounded time, and then eager's own error."""
     text, nothing = two_ranks(_dies, tmp_path, may_die=(1,))

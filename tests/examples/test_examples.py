@@ -18,7 +18,7 @@ from benchmarks.timing import QUICK, Figure, alternate
 from capture import config
 from examples import plot
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
 EXPECTED = {
@@ -98,6 +98,7 @@ def test_an_example_prints_what_it_promises(file: str) -> None:
     assert [line for line in EXPECTED[file] if line not in printed] == [], "\n".join(printed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", sorted(IN_TWO_PROCESSES))
 def test_an_example_of_two_processes(file: str) -> None:
     printed = run(file)
@@ -107,6 +108,7 @@ def test_an_example_of_two_processes(file: str) -> None:
     assert len(counted) == len(IN_TWO_PROCESSES[file]), "\n".join(printed)
 
 
+@pytest.mark.slow
 def test_the_demo_decodes_the_same_tokens() -> None:
     printed = run("demo.py", "--quick")
 

@@ -1,7 +1,7 @@
 """torch's own database of operators, each called captured and eagerly with the database's samples, bit for bit.
 
-``python -m tests.operators forward|gradients SHARD SHARDS`` prints what differs, a line a sample, and how much was
-compared. A process of its own: importing the database freezes torch's global flags.
+``python -m tests.generated.operators forward|gradients SHARD SHARDS`` prints what differs, a line a sample, and how
+much was compared. A process of its own: importing the database freezes torch's global flags.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_map
 
 from capture import capture, config, recordings
-from tests.device import DEVICE, rng_state, use_device
+from tests.support.device import DEVICE, rng_state, use_device
 
 SAMPLES, CALLS = 2, 4  # a watched run, a recording, replays; with gradients one more is watched
 DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)

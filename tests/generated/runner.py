@@ -5,14 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import random
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
 P = TypeVar("P")
+
+
+def quickly(parts: Iterable[int], quick: int) -> list[Any]:
+    """Parts of the programs as parameters of a test: ``make test`` runs the first ones, ``make test-all`` all."""
+    return [pytest.param(part, marks=pytest.mark.slow) if at >= quick else part for at, part in enumerate(parts)]
 
 
 def run_programs(programs: SearchStrategy[P], run: Callable[[P], object], *, part: int, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Every operator of torch's own database, captured and eager: `tests.operators` in processes of its own."""
+"""Every operator of torch's own database, captured and eager: `tests.generated.operators` in processes of its own."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SHARDS = 6
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("expecttest") is None, reason="torch's database of operators needs expecttest"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("expecttest") is None, reason="torch's database of operators needs expecttest"
+    ),
+    pytest.mark.slow,
+]
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("kind", ["forward", "gradients"])
 def test_every_operator_equals_eager(kind: str, shard: int) -> None:
-    command = [sys.executable, "-m", "tests.operators", kind, str(shard), str(SHARDS)]
+    command = [sys.executable, "-m", "tests.generated.operators", kind, str(shard), str(SHARDS)]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "CAPTURE_CACHE": "0"}, capture_output=True, text=True, check=False
     )

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from capture import _step, config, reset
-from capture._trees import forget_trees
+from capture import config, reset
+from capture.tree import step
+from capture.tree.thread_trees import forget_trees
 from tests.gpu.support import ON_CUDA, forget_runs
 
 
@@ -25,7 +26,7 @@ def small_heap() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """No gradients, no plans on disk, no marks and no tree of another test; dead memory reads as NaN."""
-    _step.marks().begun = 0
+    step.marks().begun = 0
     forget_trees()
     forget_runs()
     with torch.no_grad(), config.patch(poison=True, cache=False):
@@ -33,5 +34,5 @@ def fresh() -> Iterator[None]:
     if ON_CUDA and torch.cuda.is_available():
         torch.cuda.synchronize()
     reset()
-    _step.marks().begun = 0
+    step.marks().begun = 0
     forget_trees()

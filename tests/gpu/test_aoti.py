@@ -15,11 +15,11 @@ from torch.nn import functional
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, mark_step_begin, recordings, release
-from capture import _torch_private_aoti as private
 from capture.integrations.aoti import entry_point
+from capture.torch_private import aoti as private
 from tests.gpu.support import DEVICE, counts, healthy, needs_cuda, rand, same
 
-pytestmark = [needs_cuda, pytest.mark.skipif(private.bindings() is None, reason="this torch loads no packages")]
+pytestmark = [needs_cuda, pytest.mark.skipif(private.runner_methods() is None, reason="this torch loads no packages")]
 WIDTH, LONGEST = 64, 128
 
 

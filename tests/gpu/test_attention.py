@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from capture import capture, config, recordings
-from capture._decorate import captured_states
-from capture.backends.cuda.replay import CudaRecording
+from capture.api.decorator import captured_states
+from capture.engines.cuda.replay import CudaRecording
 from tests.gpu.support import needs_cuda
 
 pytestmark = needs_cuda

@@ -88,14 +88,14 @@ class Pieces(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(256, 64), nn.Embedding(256, 64)
+        self.tokens, self.sources = nn.Embedding(256, 64), nn.Embedding(256, 64)
         self.first, self.second = (nn.Sequential(nn.Linear(64, 256), nn.SiLU(), nn.Linear(256, 64)) for _ in range(2))
         self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, 4096, bias=False)
 
     @override
     def forward(self, ids: Tensor) -> Tensor:
         at = torch.cumsum(torch.ones_like(ids), 1) - 1
-        x = self.tokens(ids) + self.places(at)
+        x = self.tokens(ids) + self.sources(at)
         x = x + self.first(x)
         torch._dynamo.graph_break()
         x = _in_between(self.norm(x))

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capture import _parked, _trees, capture, config, mark_step_begin, recordings, reset, warmup
-from capture.backends.cuda.graph import RefusedError
-from capture.backends.cuda.recorder import Recorder
+from capture import capture, config, mark_step_begin, recordings, reset, warmup
+from capture.engines.cuda.capture_graph import RefusedError
+from capture.engines.cuda.recorder import GraphRecorder
+from capture.runtime import gradient_offload
+from capture.tree import thread_trees
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -22,7 +24,7 @@ WIDTH = 2048  # 16 MiB a weight
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    _trees.forget_trees()
+    thread_trees.forget_trees()
     with torch.enable_grad(), config.patch(cache=False, poison=False), torch.device("cuda"):
         yield
     reset()
@@ -89,21 +91,21 @@ def test_gradients_come_back_where_the_recording_fails(monkeypatch: pytest.Monke
     theirs = copy.deepcopy(mine)
     captured, eager = capture(step_of(mine)), step_of(theirs)
     parked: list[int] = []
-    park = _parked.Parked.park
+    park = gradient_offload.OffloadedGradients.park
 
     def noted(self: Any, storages: list[torch.UntypedStorage]) -> None:
         parked.append(len(storages))
         park(self, storages)
 
-    launch = Recorder._launch
+    launch = GraphRecorder._launch
 
     def stops(recorder: Any, *args: Any) -> Any:
-        if len(recorder.notes.sequence) == 20:
+        if len(recorder.trace.sequence) == 20:
             raise RefusedError("this test ends it")
         return launch(recorder, *args)
 
-    monkeypatch.setattr(_parked.Parked, "park", noted)
-    monkeypatch.setattr(Recorder, "_launch", stops)
+    monkeypatch.setattr(gradient_offload.OffloadedGradients, "park", noted)
+    monkeypatch.setattr(GraphRecorder, "_launch", stops)
     for x in batches():
         assert torch.equal(captured(x), eager(x))
         assert all(

@@ -1,4 +1,4 @@
-"""Two processes under NCCL, a GPU each: programs that `tests/test_ranks.py` and `tests/test_ddp.py` run under gloo."""
+"""Two processes under NCCL, a GPU each: the programs that `tests/distributed` runs under gloo."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from capture.backends.cuda.graph import RefusedError
-from capture.backends.cuda.recorder import Recorder
-from tests.collectives import collectives
-from tests.ranks import two_ranks
-from tests.test_ddp import sharded, train, training
+from capture.engines.cuda.capture_graph import RefusedError
+from capture.engines.cuda.recorder import GraphRecorder
+from tests.distributed.test_ddp import sharded, train, training
+from tests.support.collectives import collectives
+from tests.support.ranks import two_ranks
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -28,16 +28,16 @@ def test_training(tmp_path: Path) -> None:
 def _stops_half_way(rank: int) -> list[Any]:
     """Recordings of a sharded step end early, in the forward pass or in the backward pass: parameters are gathered, and
     what the backward pass does at its end is due or not."""
-    launch, codes = Recorder._launch, []
+    launch, codes = GraphRecorder._launch, []
     expected, _, _ = train(rank, sharded, "nothing")
     for stop in (5, 30, 60, 90):
 
         def give_up(recorder: Any, *args: Any, stop: int = stop) -> Any:
-            if len(recorder.notes.sequence) == stop:
+            if len(recorder.trace.sequence) == stop:
                 raise RefusedError("this test ends it")
             return launch(recorder, *args)
 
-        Recorder._launch = give_up  # type: ignore[method-assign, assignment]
+        GraphRecorder._launch = give_up  # type: ignore[method-assign, assignment]
         found, texts, counts = train(rank, sharded, "step")
         assert [one.tolist() for one in found] == [one.tolist() for one in expected], (stop, counts)
         assert counts[0].recordings == 0

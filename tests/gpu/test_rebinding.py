@@ -12,8 +12,8 @@ from torch.nn import functional
 from typing_extensions import override
 
 from capture import capture, mark_step_begin, plans, recordings
-from capture.backends.cuda import params
-from capture.backends.cuda.bindings import Bindings
+from capture.engines.cuda import kernel_params
+from capture.engines.cuda.address_table import AddressTable
 from tests.gpu.moving import KERNELS, Holder, Kernel, check_bound, check_moves, spoil, triton
 from tests.gpu.support import DEVICE, ON_CUDA, counts, eager, needs_cuda, needs_gpu, rand, same
 
@@ -386,8 +386,8 @@ def test_replays_on_another_stream() -> None:
 @needs_cuda
 def test_a_table_that_lacks_a_word_is_found_and_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pointer that hides where nobody looks: eager's result, a finding with the kernel, and new recordings."""
-    learn = Bindings.learn
-    monkeypatch.setattr(Bindings, "learn", lambda self, words: learn(self, words[:1]))
+    learn = AddressTable.learn
+    monkeypatch.setattr(AddressTable, "learn", lambda self, words: learn(self, words[:1]))
     holder: Any = Holder(lambda self, x: torch.tanh(x @ self.w) + self.w.sum(0), {"w": rand(64, 64)})
     captured = capture(holder)
     for i in range(12):
@@ -405,7 +405,7 @@ def test_a_table_that_lacks_a_word_is_found_and_not_used_again(monkeypatch: pyte
 
 @needs_cuda
 def test_without_the_driver_it_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(params, "missing", lambda: "the package cuda-bindings is not installed")
+    monkeypatch.setattr(kernel_params, "missing", lambda: "the package cuda-bindings is not installed")
     block, twin = Block(0), Block(0)
     captured = capture(block)
     for i in range(10):
@@ -422,12 +422,12 @@ def test_without_the_driver_it_is_recorded_again(monkeypatch: pytest.MonkeyPatch
 def test_a_driver_that_refuses_costs_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def refuse(self: params._KernelEditor, executable: Any, values: Any) -> bool:
+    def refuse(self: kernel_params._KernelEditor, executable: Any, values: Any) -> bool:
         del executable, values
         calls.append(self)
         return len(calls) % 2 == 1
 
-    monkeypatch.setattr(params._KernelEditor, "set", refuse)
+    monkeypatch.setattr(kernel_params._KernelEditor, "set", refuse)
     block, twin = Block(0), Block(0)
     captured = capture(block)
     for i in range(10):

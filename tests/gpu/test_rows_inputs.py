@@ -5,9 +5,9 @@ Rows are numbered as in ``docs/rows.md``. Of these rows, those stand elsewhere:
 ======================================  =============================================================================
 row                                     where
 ======================================  =============================================================================
-67, 81 to 83, 87 (arguments)            ``test_inputs.py``, ``test_host_inputs.py``; ``tests/test_rows_inputs.py`` too
+67, 81 to 83, 87 (arguments)            ``test_inputs.py``, ``test_host_inputs.py``; ``../runtime/test_rows_inputs.py``
 68                                      the caller's own frame holds its arguments: nothing to test in eager code
-74, 75, 89 (no copy)                    ``tests/test_rows_inputs.py`` on CUDA as it is (89: CPU engine only)
+74, 75, 89 (no copy)                    ``tests/runtime/test_rows_inputs.py`` on CUDA as it is (89: CPU engine only)
 ======================================  =============================================================================
 """
 

@@ -5,7 +5,7 @@ Rows are numbered as in ``docs/rows.md``. Of the rows of 2a to 2c that concern a
 ======================================  =============================================================================
 row                                     where
 ======================================  =============================================================================
-1 to 3, 12, 13 (instances), 22,         ``tests/test_rows_*.py``: they say nothing of a device, and run on CUDA as they
+1 to 3, 12, 13 (instances), 22,         ``tests/*/test_rows_*.py``: they name no device, and run on CUDA as they
 24 to 26, 43, 53, 58, 60 (cycle),       are; so do 41, 42, 45 to 47 for the arena of the CPU engine
 62, 64
 34, 37, 40, 54 to 57                    need gradients (54 also counts references to cached outputs: none are cached)

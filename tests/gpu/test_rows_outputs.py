@@ -5,7 +5,7 @@ Rows are numbered as in ``docs/rows.md``. Of these rows, those stand elsewhere:
 ======================================  =============================================================================
 row                                     where
 ======================================  =============================================================================
-99 to 103, 106, 108, 110, 117, 119,     ``tests/test_rows_outputs.py`` and ``_mutation.py`` on CUDA as they are
+99 to 103, 106, 108, 110, 117, 119,     ``tests/tree/test_rows_outputs.py``, ``test_rows_mutation.py`` on CUDA as is
 120, 123
 111                                     needs gradients
 112                                     ``test_environment.py``

@@ -5,9 +5,9 @@ Rows are numbered as in ``docs/rows.md``. Of these rows, those stand elsewhere:
 ======================================  =============================================================================
 row                                     where
 ======================================  =============================================================================
-142, 143, 148, 151, 152                 ``test_rng.py``, ``test_generators.py``; ``tests/test_rows_rng.py`` too
+142, 143, 148, 151, 152                 ``test_rng.py``, ``test_generators.py``; ``tests/runtime/test_rows_rng.py`` too
 144 to 147, 150                         need gradients
-153                                     ``tests/test_rows_devices.py`` on CUDA as it is
+153                                     ``tests/runtime/test_rows_devices.py`` on CUDA as it is
 157, 171, 181, 182                      ``test_failures.py``, ``test_libraries.py``
 164                                     ``test_threads.py``
 165, 166                                ``test_streams.py``

@@ -19,16 +19,17 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import AnnotationError, CaptureWarning, _packages, capture, explain, mark_step_begin, recordings, warmup
-from capture import _torch_private_aoti as private
+from capture import AnnotationError, CaptureWarning, capture, explain, mark_step_begin, recordings, warmup
 from capture.integrations.aoti import entry_point
-from tests.device import MOVES_HELD
+from capture.observe import aoti_packages
+from capture.torch_private import aoti as private
 from tests.gpu.support import same
-from tests.rows import fresh as fresh
-from tests.rows import rand
+from tests.support.device import MOVES_HELD
+from tests.support.rows import fresh as fresh
+from tests.support.rows import rand
 
 pytestmark = [
-    pytest.mark.skipif(private.bindings() is None, reason="this torch loads no packages"),
+    pytest.mark.skipif(private.runner_methods() is None, reason="this torch loads no packages"),
     pytest.mark.usefixtures("on_the_cpu"),
 ]
 SINGLE = b"AOTInductorModelContainerRunSingleThreaded"
@@ -394,8 +395,8 @@ def without_single(package: Path, folder: Path) -> Path:
 @contextmanager
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
-        patched.setattr(_packages, "runs_on_device", lambda loader: True)
-        patched.setattr(_packages, "_is_capturing", lambda: False)
+        patched.setattr(aoti_packages, "runs_on_device", lambda loader: True)
+        patched.setattr(aoti_packages, "is_capturing_now", lambda: False)
         yield
 
 
@@ -458,7 +459,7 @@ def test_on_a_device_a_rule_names_the_fix(
     }
     with as_on_a_device(monkeypatch):
         if kind == "unknown":
-            monkeypatch.setattr(_packages, "entry_point", lambda loader: "unknown")
+            monkeypatch.setattr(aoti_packages, "entry_point", lambda loader: "unknown")
         captured = capture(load(path, single=False))
         ours, theirs = Side(captured), Side(load(package))
         with pytest.warns(CaptureWarning, match="(.|\n)*test_aoti.py(.|\n)*".join(words[kind])):
@@ -485,7 +486,7 @@ def test_on_a_device_a_package_for_one_thread_is_recorded(package: Path, monkeyp
 def test_a_capture_is_stopped_before_the_package_runs(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a capture comes first, as with a plan from the store, nothing of the package is run in it."""
     with as_on_a_device(monkeypatch):
-        monkeypatch.setattr(_packages, "_is_capturing", lambda: True)
+        monkeypatch.setattr(aoti_packages, "is_capturing_now", lambda: True)
         x, at = arguments(1)
         cache = torch.zeros(ROWS, WIDTH)
         for single, words in ((True, "did not run"), (False, "cannot be captured")):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,107 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import override
 
-from capture import (
-    AnnotationError,
-    CaptureError,
-    CaptureWarning,
-    _step,
-    _trees,
-    capture,
-    config,
-    mark_step_begin,
-    recordings,
-)
-from capture.integrations.graphed import UnusedInputError, make_graphed_callables
-from tests.device import DEVICE, rng_state
-
-STEPS = 6
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    _trees.forget_trees()
-    with torch.enable_grad(), config.patch(cache=False):
-        yield
-
-
-class Block(nn.Module):
-    """Buffers that are written, dropout, a skip connection where the widths allow one."""
-
-    def __init__(self, width: int = 6, out: int = 6, drop: float = 0.25) -> None:
-        super().__init__()
-        self.a, self.norm, self.drop = nn.Linear(width, out), nn.BatchNorm1d(out), nn.Dropout(drop)
-
-    @override
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.drop(torch.tanh(self.norm(self.a(x))))
-        return x + y if x.shape == y.shape else y
-
-
-def rand(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
-    """Values that follow from the seed; no draw from a default generator."""
-    values = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu").to(DEVICE)
-    return values.requires_grad_(grad)
-
-
-def bits(value: Any) -> Any:
-    """A tensor as bytes, members of a container one by one."""
-    if isinstance(value, Tensor):
-        return (
-            str(value.dtype),
-            tuple(value.shape),
-            value.detach().cpu().contiguous().flatten().view(torch.uint8).tolist(),
-        )
-    if isinstance(value, dict):
-        return {name: bits(one) for name, one in value.items()}
-    return [bits(one) for one in value] if isinstance(value, (tuple, list)) else value
-
-
-def same(one: Any, other: Any) -> None:
-    """Equal bit for bit."""
-    assert bits(one) == bits(other)
-
-
-def state(*modules: nn.Module) -> list[Any]:
-    """Parameters, their gradients and buffers."""
-    found: list[Any] = []
-    for module in modules:
-        found += [(bits(p), bits(p.grad)) for p in module.parameters()] + [bits(b) for b in module.buffers()]
-    return found
-
-
-def twins(make: Callable[[], nn.Module]) -> tuple[Any, Any]:
-    """The same module twice."""
-    torch.manual_seed(0)
-    one = make().to(DEVICE)
-    return one, copy.deepcopy(one)
-
-
-def bodies(*functions: Any) -> int:
-    """How often bodies, and backward passes, ran."""
-    return sum(recordings(one).body_runs for one in functions)
-
-
-def both(program: Callable[[Any, int], Any], mine: Any, theirs: Any, number: int) -> None:
-    """Run ``program(model, number)`` with each twin from the same seed; results and state are equal."""
-    found = []
-    for one in (theirs, mine):
-        torch.manual_seed(number)
-        results = bits(program(one, number))
-        found.append((results, state(one), bits(rng_state())))
-    assert found[0] == found[1], number
-
-
-def train(model: Any, number: int, rows: int = 4) -> Tensor:
-    """One step of training but for the optimizer."""
-    model.zero_grad()
-    x = rand(rows, 6, seed=number)
-    y: Tensor = model(x)
-    F.mse_loss(y, torch.ones_like(y)).backward()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.sub_(p.grad, alpha=0.1)
-    return y
+from capture import mark_step_begin, recordings
+from capture.integrations.graphed import make_graphed_callables
+from capture.tree import step
+from tests.support.device import DEVICE, rng_state
+from tests.support.graphed import STEPS, Block, bits, bodies, both, rand, same, state, train, twins
+from tests.support.graphed import fresh as fresh
 
 
 @pytest.mark.parametrize("marks", [False, True])
@@ -301,13 +205,13 @@ def test_no_trace_is_left() -> None:
         values = [state(mine), bits(mine.table["a"]), bits(sample), bits(work)]
         return [*values, bits(mine.own.get_state()), bits(rng_state()), bits(torch.get_rng_state())]
 
-    before, marks = everything(), _step.steps_begun()
+    before, marks = everything(), step.steps_begun()
     make_graphed_callables(mine, (sample, work))
     assert everything() == before
     now = (mine.inner.a.weight, mine.inner.a.weight.grad, mine.table["a"], mine.inner.norm.running_mean)
     assert all(one is other for one, other in zip(parts, now, strict=True))
     assert (mine.seen, sample.grad, work.grad, calls) == (None, None, None, [])
-    assert _step.steps_begun() == marks
+    assert step.steps_begun() == marks
     assert mine.inner.norm.num_batches_tracked == 0
     assert torch.is_grad_enabled()
     assert recordings(mine).recordings >= 2
@@ -536,214 +440,3 @@ def test_random_programs(seed: int) -> None:
             same(results[0], results[1])
             pending.append((results[0], results[1]))
         assert state(mine) == state(theirs), (number, action)
-
-
-class TwoPaths(nn.Module):
-    """Uses neither its second argument nor its second weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.idle = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    @override
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.tanh(self.used(x))
-
-
-def test_an_unused_input_is_an_error() -> None:
-    mine, theirs = twins(TwoPaths)
-    samples = (rand(4, 6, grad=True), rand(4, 6, grad=True))
-    with pytest.raises(UnusedInputError, match=r"TwoPaths\) depends on argument 'y', parameter 'idle.bias'") as error:
-        make_graphed_callables(mine, samples)
-    assert "allow_unused_input=True" in str(error.value)
-    assert isinstance(error.value, (RuntimeError, CaptureError))
-    assert "forward" not in mine.__dict__
-    make_graphed_callables(mine, samples, allow_unused_input=True)
-    before = bodies(mine)
-    for number in range(STEPS):
-        found = []
-        for one in (mine, theirs):
-            one.zero_grad()
-            x, y = rand(4, 6, seed=number, grad=True), rand(4, 6, grad=True)
-            one(x, y).square().mean().backward()
-            assert y.grad is None
-            found.append([bits(x.grad), state(one)])
-        assert found[0] == found[1]
-    assert bodies(mine) == before
-
-
-def double(x: Tensor) -> Tensor:
-    return x * 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (lambda m: (m, rand(4, 6)), r"sample_args is a Tensor; give a tuple .* as in \(x,\)"),
-        (lambda m: ((m,), (rand(4, 6),)), r"sample_args\[0\] is a Tensor; give a tuple"),
-        (lambda m: ((m, double), ((rand(4, 6),),)), r"2 callables and 1 samples in sample_args"),
-        (lambda m: ((m,), rand(4, 6)), r"1 callables and a Tensor in sample_args"),
-        (lambda m: ([m, double], ((rand(4, 6),), (rand(4, 6),))), r"callables is a list; give a module, a function"),
-        (lambda m: ((m, 3), ((rand(4, 6),), (rand(4, 6),))), r"callables\[1\] is a int; give a module or a function"),
-        (lambda m: ((m, m), ((rand(4, 6),), (rand(4, 6),))), r"callables\[1\] is callables\[0\] again"),
-        (lambda m: (m, (rand(4, 6), rand(4, 6))), r"arguments of callables \(Block\) do not fit: takes 1 positional"),
-        (lambda m: (m, ()), r"arguments of callables \(Block\) do not fit: missing 1 required .* 'x'"),
-        (lambda m: (Block, (rand(4, 6),)), r"not the class .*Block"),
-        (lambda m: (m, (rand(4, 6),), -1), r"num_warmup_iters=-1 is not a whole number"),
-        (lambda m: (m, (rand(4, 6),), True), r"num_warmup_iters=True is not a whole number"),
-        (lambda m: (m, (rand(4, 6),), 3, None), r"allow_unused_input=None is neither"),
-        (lambda m: (m, (rand(4, 6),), 3, False, "pool"), r"pool is a str and no pool's token"),
-    ],
-)
-def test_bad_arguments(arguments: Callable[[nn.Module], Any], message: str) -> None:
-    module = Block().to(DEVICE)
-    with pytest.raises(AnnotationError, match=message):
-        make_graphed_callables(*arguments(module))
-    assert "forward" not in module.__dict__
-    make_graphed_callables(module, (rand(4, 6),))
-
-
-def test_what_is_captured_already() -> None:
-    module = capture(Block())
-    with pytest.raises(AnnotationError, match="captured already"):
-        make_graphed_callables(module, (rand(4, 6),))
-    assert recordings(module).recordings == 0
-
-
-def test_an_exception_of_a_body_comes_out_and_nothing_is_captured() -> None:
-    class Picky(Block):
-        @override
-        def forward(self, x: Tensor) -> Tensor:
-            self.norm.bias.detach().add_(1)
-            raise LookupError("no")
-
-    first, second = Block().to(DEVICE), Picky().to(DEVICE)
-    before = state(first, second)
-    with pytest.raises(LookupError, match="no") as error:
-        make_graphed_callables((first, second), ((rand(4, 6),), (rand(4, 6),)))
-    assert error.value.__notes__ == [
-        f"make_graphed_callables ran callables[1] ({Picky.__qualname__}) with its sample arguments"
-    ]
-    assert state(first, second) == before
-    assert "forward" not in first.__dict__
-    assert "forward" not in second.__dict__
-
-
-class Refuses(torch.autograd.Function):
-    """No way back."""
-
-    @staticmethod
-    @override
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    @override
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        raise LookupError("not back")
-
-
-def test_an_exception_of_a_backward_pass_comes_out_and_nothing_is_left() -> None:
-    class OneWay(Block):
-        @override
-        def forward(self, x: Tensor) -> Tensor:
-            return Refuses.apply(super().forward(x))  # type: ignore[no-any-return, no-untyped-call]
-
-    module = OneWay().to(DEVICE)
-    hooks = module.a.weight.register_hook(lambda grad: grad * 2)
-    before = state(module), bits(rng_state())
-    with pytest.raises(LookupError, match="not back"):
-        make_graphed_callables(module, (rand(4, 6),))
-    assert (state(module), bits(rng_state())) == before
-    assert "forward" not in module.__dict__
-    assert len(module.a.weight._backward_hooks or {}) == 1
-    hooks.remove()
-    assert make_graphed_callables((), ()) == ()
-
-
-def test_what_cannot_be_recorded_runs_eagerly_and_says_so() -> None:
-    class Reads(Block):
-        @override
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * (2 if x.sum().item() > 0 else 3)
-
-    mine, theirs = twins(lambda: nn.Sequential(Block(), Reads()))
-    with pytest.warns(CaptureWarning, match="CG201") as caught:
-        make_graphed_callables((mine[0], mine[1]), ((rand(4, 6),), (rand(4, 6, grad=True),)))
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    for number in range(STEPS):
-        both(train, mine, theirs, number)
-    assert recordings(mine[1]).recordings == 0
-    assert recordings(mine[0]).replays >= 2 * STEPS
-
-
-def test_gradients_of_gradients_are_an_error() -> None:
-    mine, _ = twins(lambda: Block(drop=0.0))
-    make_graphed_callables(mine, (rand(4, 6, grad=True),))
-    x = rand(4, 6, grad=True)
-    with pytest.raises(CaptureError, match="create_graph=True"):
-        torch.autograd.grad(mine(x).square().sum(), x, create_graph=True)
-
-
-def test_switched_off() -> None:
-    mine, theirs = twins(Block)
-    with config.patch(enabled=False):
-        assert make_graphed_callables(mine, (rand(4, 6),)) is mine
-        both(train, mine, theirs, 0)
-    assert bodies(mine) == 0
-    for number in range(STEPS):
-        both(train, mine, theirs, number)
-    assert recordings(mine).replays > 0
-
-
-@pytest.mark.parametrize(("num_iters", "runs"), [(0, 1), (1, 1), (3, 3), (11, 11)])
-def test_eager_runs_before_anything_is_recorded(num_iters: int, runs: int) -> None:
-    calls: list[bool] = []
-    note = calls.append  # a builtin method, so that no watch takes the note for a side effect
-
-    def body(x: Tensor) -> Tensor:
-        note(torch.is_grad_enabled())
-        return torch.tanh(x)
-
-    fewest: list[bool] = []
-    for number in (1, num_iters):
-        calls.clear()
-        make_graphed_callables(body, (rand(4, grad=True),), num_warmup_iters=number)
-        fewest = fewest or list(calls)
-    assert len(calls) - len(fewest) == runs - 1
-
-
-def test_a_pool_is_taken_and_not_used() -> None:
-    mine, theirs = twins(Block)
-    make_graphed_callables(mine, (rand(4, 6),), pool=(0, 1))
-    for number in range(STEPS):
-        both(train, mine, theirs, number)
-
-
-def test_kinds_of_callables() -> None:
-    class Scaled:
-        factor = 3.0
-
-        def __call__(self, x: Tensor) -> Tensor:
-            return torch.tanh(x) * self.factor
-
-        def method(self, x: Tensor) -> Tensor:
-            return torch.sin(x) * self.factor
-
-    scaled = Scaled()
-    bodies_of: tuple[Callable[[Tensor], Tensor], ...] = (
-        double, scaled, scaled.method, functools.partial(torch.mul, 2.0), torch.relu, lambda x: x + 1
-    )  # fmt: skip
-    made = make_graphed_callables(bodies_of, tuple((rand(5),) for _ in bodies_of))
-    for number in range(STEPS):
-        for one, other in zip(made, bodies_of, strict=True):
-            same(one(rand(5, seed=number)), other(rand(5, seed=number)))
-    assert all(recordings(one).replays >= STEPS and recordings(one).eager_calls == 0 for one in made)
-
-
-def test_the_same_function_twice() -> None:
-    first, second = make_graphed_callables((double, double), ((rand(4, grad=True),), (rand(4, grad=True),)))
-    x = rand(4, grad=True)
-    second(first(x)).sum().backward()
-    same([x.grad], [torch.full((4,), 4.0, device=DEVICE)])

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from capture import CaptureWarning, _trees, capture, config, recordings
-from capture._arrays import MOST_BYTES
-from tests.device import DEVICE
+from capture import CaptureWarning, capture, config, recordings
+from capture.key.numpy_arrays import MOST_BYTES
+from capture.tree import thread_trees
+from tests.support.device import DEVICE
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    _trees.forget_trees()
+    thread_trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False):
         yield
 

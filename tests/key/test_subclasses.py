@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from typing_extensions import override
 
-from capture import CaptureWarning, _torch_private, capture, mark_step_begin, recordings
-from tests.device import DEVICE
+from capture import CaptureWarning, capture, mark_step_begin, recordings
+from capture.torch_private import capabilities
+from tests.support.device import DEVICE
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no process groups")
 
@@ -175,8 +176,8 @@ def test_gradients_are_true_whatever_happens_between_steps(
     mesh: DeviceMesh, swaps: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not swaps:
-        lacking = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)
-        monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
+        lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
+        monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
 
     def train(captures: bool) -> tuple[list[list[Any]], Any]:
         chance = random.Random(seed)
@@ -222,8 +223,8 @@ def test_gradients_are_true_whatever_happens_between_steps(
 
 def test_gradients_that_nobody_takes_stay_in_the_pool(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of distributed parameters, too, also where no storage can be swapped."""
-    lacking = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)
-    monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
+    lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
+    monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
     model = distribute_module(nn.Linear(6, 3).to(DEVICE), mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -13,18 +13,21 @@ from attrs import evolve
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import _follow, capture
-from capture._decorate import captured_states
-from capture._describe import Described, describe
-from capture._fast import MISS, native
-from capture._observe import Watch
-from capture._operators import TENSORS
-from capture._torch_private import HAS_METADATA_GUARD
-from capture._watched import run_watched
-from capture.backends.cuda import follower, recorder
-from capture.backends.cuda.follower import Follower
+from capture import capture
+from capture.api.decorator import captured_states
+from capture.engines.cuda import recorder as _recorder
+from capture.engines.cuda import verifying_recorder
+from capture.engines.cuda.verifying_recorder import VerifyingRecorder
+from capture.native import MISS, native
+from capture.observe import expectation
+from capture.observe.described import DescribedRun
+from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.facts_builder import describe
+from capture.observe.operator_schema import TENSORS
+from capture.observe.run import run_watched
+from capture.runtime.dispatch import entry_of
+from capture.torch_private.capabilities import HAS_METADATA_GUARD
 
-needs_c = pytest.mark.skipif(native is None, reason="the C module was not built")
 pytestmark = pytest.mark.skipif(not HAS_METADATA_GUARD, reason="this torch has no guard that following needs")
 
 
@@ -83,38 +86,38 @@ class Model(nn.Module):
 @pytest.fixture(params=["c", "python"])
 def follow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Watch a model's run; gives what makes it run again, and how much of that C looked at."""
-    if request.param == "python":
-        monkeypatch.setattr(follower, "native", None)
-    elif native is None:
-        pytest.skip("the C module was not built")
+    if request.param == "python":  # as where C leaves all operators to it
+        monkeypatch.setattr(
+            VerifyingRecorder, "_progress", lambda run: verifying_recorder._Progress(nodes=run._count())
+        )
     driver, looks = Capturing(), list[Any]()
-    for module in (follower, recorder):
+    for module in (verifying_recorder, _recorder):
         monkeypatch.setattr(module, "is_capturing", lambda: driver.on)
-    monkeypatch.setattr(recorder, "node_counter", lambda _: lambda: driver.nodes)
-    monkeypatch.setattr(Follower, "made", lambda self, tensor: id(tensor) not in self._known)
-    monkeypatch.setattr(Follower, "device_syncs", lambda _: contextlib.nullcontext())
-    original = Follower._look
+    monkeypatch.setattr(_recorder, "node_counter", lambda _: lambda: driver.nodes)
+    monkeypatch.setattr(VerifyingRecorder, "made", lambda self, tensor: id(tensor) not in self._known)
+    monkeypatch.setattr(VerifyingRecorder, "device_syncs", lambda _: contextlib.nullcontext())
+    original = VerifyingRecorder._run_expected
 
-    def look(run: Follower, op: Any, *given: Any) -> Any:
+    def look(run: VerifyingRecorder, op: Any, *given: Any) -> Any:
         looks.append(op)
         return original(run, op, *given)
 
-    monkeypatch.setattr(Follower, "_look", look)
+    monkeypatch.setattr(VerifyingRecorder, "_run_expected", look)
 
     def start(model: nn.Module, x: Tensor) -> Any:
         captured = capture(lambda x: model(x), name="followed")
         state = captured_states(captured)[0]
-        entry, leaves = state.entry_of((x,))
+        entry, leaves = entry_of(state, (x,))
         call = state.call((x,), leaves, entry)
-        watched = run_watched(call, Watch())
+        watched = run_watched(call, ObserveMode())
         described = describe(watched)
         described.facts = evolve(described.facts, devices=("cuda:0",))  # nothing is followed on the CPU
-        expected = _follow.expected(watched, described)
+        expected = expectation.expected(watched, described)
         assert expected is not None
 
-        def again(pool: Pool | None = None) -> tuple[Any, Follower]:
+        def again(pool: Pool | None = None) -> tuple[Any, VerifyingRecorder]:
             looks.clear()
-            run: Any = Follower(pool or Pool(), expected)  # type: ignore[arg-type]
+            run: Any = VerifyingRecorder(pool or Pool(), expected)  # type: ignore[arg-type]
             found = run_watched(call, run)
             return run.confirm(found) if run.difference is None else None, run
 
@@ -129,10 +132,10 @@ def test_the_same_run_is_followed(follow: Any) -> None:
     again = follow(Model().eval(), torch.randn(4, 4))
     again()  # operators are noted when they are met first
     described, run = again()
-    assert isinstance(described, Described), run.difference
+    assert isinstance(described, DescribedRun), run.difference
     assert (run.difference, run.wrote) == (None, {"model.count"})
     names = again.expected.facts.sequence
-    if isinstance(run._now, follower._Progress):
+    if isinstance(run._now, verifying_recorder._Progress):
         assert list(map(str, again.looks)) == list(names)
     else:  # what writes, what has arguments by name, and where memory of the pool is met first
         assert list(map(str, again.looks)) == ["aten.gelu.default", "aten.add_.Tensor", "aten._to_copy.default"]
@@ -157,7 +160,7 @@ def test_another_run_is_told(follow: Any, change: str) -> None:
     apply(model)
     described, run = again()
     assert (run.difference or "") == difference
-    assert isinstance(described, Described) == (not difference)
+    assert isinstance(described, DescribedRun) == (not difference)
 
 
 def test_memory_that_was_not_used_before_is_told(follow: Any) -> None:
@@ -206,7 +209,6 @@ def _c_follow(**other: Any) -> Any:
     return native.Follow(**given | other)
 
 
-@needs_c
 def test_c_leaves_to_python_what_is_special() -> None:
     add, x = torch.ops.aten.add.Tensor, torch.ones(3)
     home: dict[str, Any] = {"known": {id(x): "x"}}
@@ -234,7 +236,6 @@ def test_c_leaves_to_python_what_is_special() -> None:
     assert listed(add, (x, [x, 4]), {}) == (x, [x, 4])
 
 
-@needs_c
 def test_what_fails_in_c_raises() -> None:
     add, x = torch.ops.aten.add.Tensor, torch.ones(3)
 

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from capture import CaptureWarning, _trees, capture, config, mark_step_begin, recordings
-from tests.device import DEVICE
-from tests.test_mutation import bits, x_of
+from capture import CaptureWarning, capture, config, mark_step_begin, recordings
+from capture.tree import thread_trees
+from tests.support.device import DEVICE
+from tests.support.writes import bits, x_of
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    _trees.forget_trees()
+    thread_trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False, poison=True):
         yield
 

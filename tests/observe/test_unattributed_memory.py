@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from capture import _trees, capture, config
-from capture._notes import External
-from capture._state import Snapshot
-from capture._untold import Untold
-from tests.device import DEVICE
+from capture import capture, config
+from capture.observe.trace import External
+from capture.observe.unattributed_memory import UnattributedMemory
+from capture.state.snapshot import Snapshot
+from capture.tree import thread_trees
+from tests.support.device import DEVICE
 
 
 class Times(torch.autograd.Function):
@@ -50,7 +51,7 @@ class Kept(torch.autograd.Function):
         return grads[0] * ctx.saved_tensors[0]
 
 
-class Made(torch.autograd.Function):
+class RecordedWith(torch.autograd.Function):
     """A result of its own, of which nothing is saved."""
 
     @staticmethod
@@ -94,7 +95,7 @@ LEFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_who_holds_it(kind: str, holds: str, graph: str) -> None:
     made, x = torch.randn(4), torch.randn(4, requires_grad=True)
     with torch.enable_grad():  # as what comes out of a compiled function has a graph
-        result = x.exp() if graph == "exp" else (Kept if graph == "saved" else Made).apply(x)  # type: ignore[no-untyped-call]
+        result = x.exp() if graph == "exp" else (Kept if graph == "saved" else RecordedWith).apply(x)  # type: ignore[no-untyped-call]
     if graph != "none":
         made = result.detach() if kind == "freed" else result
     del result
@@ -103,17 +104,17 @@ def test_who_holds_it(kind: str, holds: str, graph: str) -> None:
     kept = {"nobody": None, "the tensor": made, "a view": made[1:], "an alias": made.detach()}[holds]
     external = External(made.detach(), made.untyped_storage(), None)
     del made
-    found = external in Untold(Snapshot(), [left])
+    found = external in UnattributedMemory(Snapshot(), [left])
     assert found == (holds == "nobody" or kind == "handed on")
     del kept
-    assert external in Untold(Snapshot(), [left])
+    assert external in UnattributedMemory(Snapshot(), [left])
 
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_tensors_that_only_an_iterator_has(grad: bool) -> None:
     """They are somebody's, also where the result's graph has saved them."""
-    _trees.forget_trees()
+    thread_trees.forget_trees()
 
     def tables() -> Any:
         return itertools.cycle([torch.full((4,), float(number), device=DEVICE) for number in range(1, 4)])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from capture._compile import compile_plan
-from capture._facts import Where
-from capture._findings import Finding, Severity
-from capture._report import format_finding, format_plan, format_rule, format_table
+from capture.core.facts import CodeLocation
+from capture.core.findings import Finding, Severity
+from capture.reporting.text import format_finding, format_plan, format_rule, format_table
 from capture.rules import RULES
-from tests.plan.samples import case, check_golden, decoder
+from capture.rules.compile_plan import compile_plan
+from tests.support.samples import case, check_golden, decoder
 
-PLACE = Where(file="model.py", line=88, function="Decoder.step", code="y = x + k")
+PLACE = CodeLocation(file="model.py", line=88, function="Decoder.step", code="y = x + k")
 FINDING = Finding(
     code="CG101",
     name="static-address-moved",
@@ -56,7 +56,7 @@ def test_absent_lines_are_left_out() -> None:
         (evolve(PLACE, function="tep"), "Decoder.step", "tep (model.py:88) in Decoder.step: `y = x + k`"),
     ],
 )
-def test_where(place: Where | None, function: str | None, line: str) -> None:
+def test_where(place: CodeLocation | None, function: str | None, line: str) -> None:
     """The captured function is named where the place is in another one, or unknown."""
     assert f"\n  where: {line}\n" in format_finding(evolve(FINDING, where=place), function=function)
 

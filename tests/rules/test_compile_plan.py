@@ -10,9 +10,9 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture._compile import compile_plan
-from capture._errors import CaptureBug
-from capture._facts import (
+from capture.core.errors import CaptureBug
+from capture.core.facts import (
+    CodeLocation,
     Draw,
     Effect,
     Escape,
@@ -22,17 +22,18 @@ from capture._facts import (
     Mutation,
     OutputInfo,
     PlaceholderInfo,
-    Where,
 )
-from capture._findings import Case, Decision, Finding, Policy, Severity
-from capture._plan import dumps
+from capture.core.findings import Decision, Finding, Policy, Severity
+from capture.core.plan import dumps
 from capture.rules import RULES, Rule
-from tests.plan.samples import annotation, argument, case, decoder, limited, mutation, tensor
+from capture.rules.case import Case
+from capture.rules.compile_plan import compile_plan
+from tests.support.samples import annotation, argument, case, decoder, limited, mutation, tensor
 
 PATHS = ("x", "y", "kv.0.k", "self.w")
 OPS = st.sampled_from(["aten.add.Tensor", "aten._local_scalar_dense.default", "tolist"])
 DEVICES = st.sampled_from(["cpu", "cuda:0", "cuda:1"])
-WHERES = st.none() | st.builds(Where, file=st.just("m.py"), line=st.integers(1, 9), function=st.just("f"))
+WHERES = st.none() | st.builds(CodeLocation, file=st.just("m.py"), line=st.integers(1, 9), function=st.just("f"))
 
 
 def tuples(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -105,10 +106,10 @@ def highest(declared: Any, facts: Facts, path: str) -> Policy:
     return max(each.value for each in said if isinstance(each, Decision) and each.field == f"policy:{path}")
 
 
-def saying(code: str, say: Callable[[Rule], Iterator[Finding | Decision]]) -> Rule:
+def saying(code: str, say: Callable[[Rule], Iterator[Finding | Decision]], *, decides: bool = True) -> Rule:
     """A rule that says the same about every case."""
     made: list[Rule] = []
-    made.append(evolve(RULES[0], code=code, name="test", check=lambda _: say(made[0])))
+    made.append(evolve(RULES[0], code=code, name="test", decides=decides, check=lambda _: say(made[0])))
     return made[0]
 
 
@@ -176,6 +177,23 @@ def test_a_rule_that_raises_is_named() -> None:
 
     with pytest.raises(CaptureBug, match=r"rule CG777 test raised KeyError: 'lost' \(for Decoder\.step\)"):
         compiled(saying("CG777", fail))
+
+
+@pytest.mark.parametrize("severity", list(Severity))
+def test_a_rule_that_only_remarks_is_held_to_it(severity: Severity) -> None:
+    """Plans made without such a rule stay in use, so it must not change what they do."""
+    rule = saying("CG1", lambda rule: iter([rule.finding(what="w", why="y", severity=severity)]), decides=False)
+    if severity >= Severity.EAGER:
+        with pytest.raises(CaptureBug, match="rule CG1 test decides, but is declared with decides=False"):
+            compiled(rule, deciding("CG2", Policy.COPY))
+    else:
+        assert compiled(rule, deciding("CG2", Policy.COPY)).outcome == "record"
+
+
+def test_a_rule_that_only_remarks_decides_on_no_policy() -> None:
+    rule = saying("CG1", lambda rule: iter([rule.decision("x", Policy.STATIC, "because")]), decides=False)
+    with pytest.raises(CaptureBug, match="declared with decides=False"):
+        compiled(rule)
 
 
 def test_every_placeholder_is_decided() -> None:

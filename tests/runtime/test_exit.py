@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.device import DEVICE
+from tests.support.device import DEVICE
 
 PROGRAM = """
 import sys, warnings

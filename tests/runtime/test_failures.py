@@ -15,24 +15,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import (
-    CaptureWarning,
-    UncapturableError,
-    _trees,
-    capture,
-    config,
-    explain,
-    recordings,
-    warmup,
-)
-from tests.device import DEVICE, EXECUTES, rng_state
-from tests.rows import noted
+from capture import CaptureWarning, UncapturableError, capture, config, explain, recordings, warmup
+from capture.tree import thread_trees
+from tests.support.device import DEVICE, EXECUTES, rng_state
+from tests.support.rows import noted
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no marks and no tree of another test; dead memory is NaN."""
-    _trees.forget_trees()
+    thread_trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False, poison=True):
         yield
 
@@ -530,7 +522,7 @@ def test_200_failing_recordings_do_not_grow_the_pool() -> None:
         fails[0] = True
         with pytest.raises(Trouble):
             captured(x_of(seed))
-        sizes.append(sum(tree.pool.reserved_bytes() for tree in _trees.trees_here().values()))
+        sizes.append(sum(tree.pool.reserved_bytes() for tree in thread_trees.trees_here().values()))
     assert sizes[-1] == sizes[10]
     fails[0] = False
     for seed in range(4):
@@ -555,7 +547,7 @@ def test_200_refused_recordings_do_not_grow_the_pool() -> None:
             for seed in range(4):
                 kept.append(captured(x_of(seed)))
                 numbers.append(used[-1])
-            sizes.append(sum(tree.pool.reserved_bytes() for tree in _trees.trees_here().values()))
+            sizes.append(sum(tree.pool.reserved_bytes() for tree in thread_trees.trees_here().values()))
             assert recordings(captured).replays == 0, index
     assert sizes[-1] <= sizes[10]
     assert numbers == list(range(240)) or not EXECUTES

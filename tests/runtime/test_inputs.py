@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import AnnotationError, CaptureWarning, capture, explain, mark_step_begin, plans, recordings
-from tests.device import DEVICE, REBINDS
-from tests.rows import fresh as fresh
-from tests.rows import rand, same
+from tests.support.device import DEVICE, REBINDS
+from tests.support.rows import fresh as fresh
+from tests.support.rows import rand, same
 
 LARGE = 1 << 18  # floats in 1 MiB
 pytestmark = pytest.mark.skipif(not REBINDS, reason="nothing can be bound anew")

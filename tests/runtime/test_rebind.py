@@ -15,10 +15,11 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from capture import CaptureWarning, _groups, capture, config, recordings
-from capture.backends import Move, Refusal
-from capture.backends.tape import Tape
-from tests.device import DEVICE
+from capture import CaptureWarning, capture, config, recordings
+from capture.distributed import process_groups
+from capture.engines.base import Move, Refusal
+from capture.engines.cpu.tape import Tape
+from tests.support.device import DEVICE
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="of the tape")
 
@@ -64,7 +65,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     found = Engine()
     monkeypatch.setattr(Tape, "rebind", lambda self, moves: found.rebind(self, moves))
     monkeypatch.setattr(Tape, "learn", lambda self, call, moves, others, generators: found.learn(self, moves))
-    monkeypatch.setattr(Tape, "users", lambda self, paths: ["some_kernel"])
+    monkeypatch.setattr(Tape, "kernels_using", lambda self, paths: ["some_kernel"])
     return found
 
 
@@ -212,7 +213,9 @@ def test_a_wrong_value_beside_one_that_varies(
 
 def test_a_body_that_communicates_is_not_compared(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other ranks may have nothing to compare."""
-    monkeypatch.setattr(_groups, "note_user", lambda node, facts: setattr(node, "groups", frozenset(["a group"])))
+    monkeypatch.setattr(
+        process_groups, "note_user", lambda node, facts: setattr(node, "groups", frozenset(["a group"]))
+    )
     found = run(6, "a")
     assert (engine.asked, found.verifications, found.rebinds) == ([], 0, 0)
     assert found.recordings >= 2

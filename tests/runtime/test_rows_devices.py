@@ -11,19 +11,20 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from capture import backends, capture, mark_step_begin, recordings
-from capture._annotate import annotate
-from capture._call import Call
-from capture._compile import compile_plan
-from capture._facts import Facts
-from capture._follow import Expected
-from capture._trees import tree_for
-from capture.backends import Input, Recorded
-from capture.backends.arena import Arena
-from capture.backends.cpu import CpuBackend
-from tests.device import DEVICE, use_device
-from tests.rows import counts, eager, ran, rand, roots, same, times, total, tree, warned
-from tests.rows import fresh as fresh
+from capture import capture, mark_step_begin, recordings
+from capture.core.facts import Facts
+from capture.core.options import annotate
+from capture.engines import registry
+from capture.engines.base import Input, Recorded
+from capture.engines.cpu.arena import Arena
+from capture.engines.cpu.engine import CpuBackend
+from capture.observe.expectation import Expectation
+from capture.rules.compile_plan import compile_plan
+from capture.state.call import Call
+from capture.tree.thread_trees import tree_for
+from tests.support.device import DEVICE, use_device
+from tests.support.rows import counts, eager, ran, rand, roots, same, times, total, tree, warned
+from tests.support.rows import fresh as fresh
 
 
 @torch.library.custom_op("rows::unsafe_sin", mutates_args=(), tags=[torch.Tag.cudagraph_unsafe])
@@ -165,18 +166,18 @@ def test_row_160_several_accelerators_are_refused() -> None:
 
 def test_row_161_a_tree_only_where_one_is_used() -> None:
     """Decorating makes nothing; a call makes a tree for its own device and thread, no other."""
-    from capture import _trees
+    from capture.tree import thread_trees
 
     @capture
     def f(x: Tensor) -> Tensor:
         return x + 1
 
-    assert _trees.trees_here() == {}
+    assert thread_trees.trees_here() == {}
     for i in range(3):
         same(f(rand(4, seed=i)), rand(4, seed=i) + 1)
-    assert list(_trees.trees_here()) == [str(DEVICE)]
+    assert list(thread_trees.trees_here()) == [str(DEVICE)]
     seen: list[object] = []
-    thread = threading.Thread(target=lambda: seen.append(dict(_trees.trees_here())))
+    thread = threading.Thread(target=lambda: seen.append(dict(thread_trees.trees_here())))
     thread.start()
     thread.join()
     assert seen == [{}]
@@ -213,7 +214,7 @@ class Spy(CpuBackend):
         warm: bool = True,
         moving: frozenset[str] = frozenset(),
         generators: Sequence[torch.Generator] = (),
-        expected: Expected | None = None,
+        expected: Expectation | None = None,
     ) -> Recorded:
         self.asked.append("record")
         del expected
@@ -221,34 +222,34 @@ class Spy(CpuBackend):
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registrations of a test end with it."""
-    monkeypatch.setattr(backends, "_backends", dict(backends._backends))
-    monkeypatch.setattr(backends, "_made", {})
+    monkeypatch.setattr(registry, "_backends", dict(registry._backends))
+    monkeypatch.setattr(registry, "_made", {})
 
 
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("clean_registry")
 def test_row_163_registration() -> None:
     """A second backend for a device type, and one that comes after the first use, are errors."""
-    assert backends.backend_for(torch.device("privateuseone")) is None
-    backends.register("privateuseone", Spy)
+    assert registry.backend_for(torch.device("privateuseone")) is None
+    registry.register("privateuseone", Spy)
     with pytest.raises(ValueError, match="has a backend already"):
-        backends.register("privateuseone", Spy)
+        registry.register("privateuseone", Spy)
     with pytest.raises(ValueError, match="'cpu' has a backend already"):
-        backends.register("cpu", Spy)
-    made = backends.backend_for(torch.device("privateuseone"))
+        registry.register("cpu", Spy)
+    made = registry.backend_for(torch.device("privateuseone"))
     assert isinstance(made, Spy)
-    assert backends.backend_for(torch.device("privateuseone")) is made
+    assert registry.backend_for(torch.device("privateuseone")) is made
     with pytest.raises(ValueError, match="in use"):
-        backends.register("privateuseone", Spy)
+        registry.register("privateuseone", Spy)
 
 
-@pytest.mark.usefixtures("registry")
+@pytest.mark.usefixtures("clean_registry")
 def test_row_163_registered_backend_is_used() -> None:
     """The tree asks a registered backend for a pool, then to record; warm-ups and replays ask it nothing."""
-    del backends._backends["cpu"]
+    del registry._backends["cpu"]
     spy = Spy()
-    backends.register("cpu", lambda _: spy)
+    registry.register("cpu", lambda _: spy)
 
     @capture
     def f(x: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import AnnotationError, capture, mark_step_begin, plans, recordings
-from capture._findings import Policy
-from tests.device import REBINDS
-from tests.rows import (
+from capture.core.findings import Policy
+from tests.support.device import REBINDS
+from tests.support.rows import (
     any_live,
     copies_in,
     counts,
@@ -26,7 +26,7 @@ from tests.rows import (
     total,
     warned,
 )
-from tests.rows import fresh as fresh
+from tests.support.rows import fresh as fresh
 
 
 class Linear(nn.Module):

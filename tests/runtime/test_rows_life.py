@@ -9,8 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings, reset
-from tests.rows import counts, descendants, eager, kids, ran, rand, roots, same, taken, times, total, tree
-from tests.rows import fresh as fresh
+from tests.support.rows import counts, descendants, eager, kids, ran, rand, roots, same, taken, times, total, tree
+from tests.support.rows import fresh as fresh
 
 
 def test_row_001_warm_up_record_replay() -> None:

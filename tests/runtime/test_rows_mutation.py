@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import UncapturableError, capture, mark_step_begin, recordings
-from tests.device import DEVICE, REBINDS
-from tests.rows import (
+from tests.support.device import DEVICE, REBINDS
+from tests.support.rows import (
     copies_back,
     copies_in,
     counts,
@@ -27,7 +27,7 @@ from tests.rows import (
     total,
     warned,
 )
-from tests.rows import fresh as fresh
+from tests.support.rows import fresh as fresh
 
 
 def test_row_117_mutated_argument_is_copied_in_and_back() -> None:

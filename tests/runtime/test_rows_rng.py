@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from capture import capture
-from tests.device import DEVICE, rng_state
-from tests.rows import counts, eager, rand, same
-from tests.rows import fresh as fresh
+from tests.support.device import DEVICE, rng_state
+from tests.support.rows import counts, eager, rand, same
+from tests.support.rows import fresh as fresh
 
 
 def test_row_142_draws_are_eagers() -> None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings
-from tests.device import DEVICE
-from tests.rows import same
+from tests.support.device import DEVICE
+from tests.support.rows import same
 
 SIZE = 8
 BATCHES = (1, 2, 3, 4)

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from capture import CaptureWarning, _verify, capture, config, recordings, report
-from capture._annotate import Verify
-from capture._events import parse_logs
+from capture import CaptureWarning, capture, config, recordings, report
+from capture.core.events import parse_logs
+from capture.core.options import Verify
+from capture.runtime import verify as _verify
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import Recordings, capture, recordings
-from tests.device import use_device
+from tests.support.device import use_device
 
 CALLS = 4
 pytestmark = pytest.mark.usefixtures("device")

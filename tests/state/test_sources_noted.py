@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import operator
 from typing import Any
 
 import pytest
@@ -13,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from capture import _named, _places, _state
-from capture._changes import changes
-from capture._fast import native
-from capture._named import chains
-from capture._places import Found, Place, Tables
-from capture._state import snapshot
+from capture.key import code_names
+from capture.key.code_names import chains
+from capture.native import native
+from capture.state import snapshot as _snapshot
+from capture.state.diff import changes
+from capture.state.snapshot import snapshot
+from capture.state.source import MODULE_INTERNALS, Found, Source, Tables, are_as_they_were, members_of_module
 
-needs_c = pytest.mark.skipif(native is None, reason="the C module was not built")
 NAMES = st.sampled_from(["weight", "scale", "0", "17", "²", "a.b", "", "étude"])
 VALUES = st.sampled_from([None, 1, True, 2.5, "text", torch.float16, torch.Size([2]), [1], {"a": 1}, object()])
 
@@ -49,22 +50,36 @@ def seen(found: tuple[list[Found], Tables]) -> Any:
     members, tables = found
 
     def of(one: Found) -> Any:
-        place, value = one
-        return place.kind, id(place.holder), place.name, place.path, id(place.parent), id(value)
+        source, value = one
+        return source.kind, id(source.holder), source.name, source.path, id(source.parent), id(value)
 
     told = [(id(now), keys, list(map(id, values))) for now, keys, values in tables]
     return list(map(of, members)), told
 
 
-@needs_c
+def members_here(module: nn.Module, source: Source) -> tuple[list[Found], Tables]:
+    """What ``members_of_module`` gives."""
+    tables: list[tuple[Any, dict[str, Any]]] = [
+        ("parameter", module._parameters), ("buffer", module._buffers), ("module", module._modules),
+        ("attribute", {key: value for key, value in module.__dict__.items() if key not in MODULE_INTERNALS}),
+    ]  # fmt: skip
+    found: list[Found] = []
+    for kind, table in tables:
+        for name, value in table.items():
+            holder = module if kind == "attribute" else table
+            path = f"{source.path}[{name}]" if kind != "attribute" and name.isdigit() else f"{source.path}.{name}"
+            found.append((Source(kind, holder, name, path, source), value))
+    dicts = (module.__dict__, module._parameters, module._buffers, module._modules)
+    return found, tuple([(now, tuple(now), tuple(now.values())) for now in dicts])
+
+
 @given(modules())
 def test_members_in_c_are_those_in_python(module: nn.Module) -> None:
-    place = Place("root", module, None, "self")
-    found, inside = (seen(one(module, place)) for one in (_places._members_of_module, _places.members_of_module))
+    source = Source("root", module, None, "self")
+    found, inside = (seen(one(module, source)) for one in (members_here, members_of_module))
     assert found == inside
 
 
-@needs_c
 @pytest.mark.parametrize(
     "change",
     [
@@ -82,21 +97,21 @@ def test_members_in_c_are_those_in_python(module: nn.Module) -> None:
 )
 def test_tables_in_c_are_compared_as_in_python(change: Any) -> None:
     module = nn.Linear(2, 3)
-    _, tables = _places._members_of_module(module, Place("root", module, None, "self"))
+    _, tables = members_here(module, Source("root", module, None, "self"))
     change(module)
-    assert _places._are_as_they_were(tables) == native.are_as_they_were(tables)
+    same = [tuple(now) == keys and all(map(operator.is_, now.values(), values)) for now, keys, values in tables]
+    assert are_as_they_were(tables) == all(same)
 
 
-@needs_c
 def test_wrong_arguments_of_places_raise() -> None:
     module = nn.Linear(2, 3)
-    place = Place("root", module, None, "self")
+    source = Source("root", module, None, "self")
     members = functools.partial(native.members_of_module, internals=frozenset())
     nameless, listed = nn.Module(), nn.Module()
     nameless._parameters[0] = None  # type: ignore[index]
     listed.__dict__["_parameters"] = []
     wrong: list[tuple[Any, ...]] = [
-        (module, None), (module, place, []), (nameless, place), (listed, place), (1, place),
+        (module, None), (module, source, []), (nameless, source), (listed, source), (1, source),
     ]  # fmt: skip
     for arguments in wrong:
         with pytest.raises((TypeError, AttributeError)):
@@ -113,21 +128,31 @@ def test_what_a_forward_names_is_found_once() -> None:
         "class Named(nn.Module):\n    def forward(self, x):\n        return x * TABLE[0] * LIMIT", scope
     )
     model = nn.Sequential(*[scope["Named"]() for _ in range(3)])
-    found = snapshot([Place("root", model, None, "self")])
-    assert [path for path in found.places if "forward" in path] == [
+    found = snapshot([Source("root", model, None, "self")])
+    assert [path for path in found.sources if "forward" in path] == [
         "Named.forward:TABLE", "Named.forward:LIMIT", "Named.forward:TABLE.0",
     ]  # fmt: skip
     assert list(found.forwards.values()) == [2]
 
 
 def test_globals_are_those_that_chains_begin_at() -> None:
-    holders = [nn.MultiheadAttention, nn.LSTM, nn.Module, torch.optim.AdamW, inspect, dis, functools, _state, _named]
+    holders = [
+        nn.MultiheadAttention,
+        nn.LSTM,
+        nn.Module,
+        torch.optim.AdamW,
+        inspect,
+        dis,
+        functools,
+        _snapshot,
+        code_names,
+    ]
     codes = [one.__code__ for holder in holders for _, one in inspect.getmembers(holder, inspect.isfunction)]
     many = "def f():\n    return " + " + ".join(f"name{n}" for n in range(700))  # indices of more than a byte
     codes.append(compile(many, "many", "exec"))
     for code in codes:
         roots = dict.fromkeys(chain.root for chain in chains(code) if chain.kind == "global")
-        assert _named.globals_in(code) == tuple(roots), code
+        assert code_names.globals_in(code) == tuple(roots), code
     assert len(codes) > 300
 
 
@@ -136,6 +161,6 @@ def test_changes_come_in_one_order_whatever_was_there(first: Any) -> None:
     """A plan's effects are compared in order: what an attribute was before must not change it."""
     module: Any = nn.Module()
     module.other, module.last, module.count = torch.zeros(2), first, 0
-    before = snapshot([Place("root", module, None, "self")])
+    before = snapshot([Source("root", module, None, "self")])
     module.count, module.last, module.other = 1, torch.ones(1), torch.ones(2)
-    assert [one.place.path for one in changes(before)] == ["self.other", "self.last", "self.count"]
+    assert [one.source.path for one in changes(before)] == ["self.other", "self.last", "self.count"]

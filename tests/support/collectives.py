@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from capture import CaptureWarning, capture, config, mark_step_begin, recordings
-from tests.ranks import said
+from tests.support.ranks import said
 
 CALLS = 9
 Body = Callable[[Tensor], Any]

@@ -10,21 +10,21 @@ import os
 import attrs
 import torch
 
-from capture import _torch_private
-from capture.backends.cuda import params
+from capture.engines.cuda import kernel_params
+from capture.torch_private import capabilities
 
 DEVICE = torch.device(os.environ.get("CAPTURE_TEST_DEVICE", "cpu"))
 if DEVICE.type == "cuda":
     DEVICE = torch.device("cuda", torch.cuda.current_device())
 
 if os.environ.get("CAPTURE_TEST_NO_SWAP"):
-    _torch_private.CAPABILITIES = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)
+    capabilities.CAPABILITIES = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
 
-MOVES_HELD = _torch_private.CAPABILITIES.swap_data_ptr
+MOVES_HELD = capabilities.CAPABILITIES.swap_data_ptr
 """A held output leaves the pool with all its views. Without it the path goes on under one that has views or several
 holders: more is recorded, less replayed, never another value."""
 
-REBINDS = DEVICE.type == "cpu" or params.missing() is None
+REBINDS = DEVICE.type == "cpu" or kernel_params.missing() is None
 """A recording is bound to the new address of a static or implicit tensor. Without it the call is recorded again."""
 
 EXECUTES = DEVICE.type == "cpu"

@@ -10,15 +10,17 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from capture import CaptureWarning, _step, config, recordings, reset
-from capture._node import Node, walk
-from capture._outputs import OutputPlan
-from capture._tree import Tree
-from capture._trees import forget_trees, tree_for
-from capture.backends import Block, backend_for
-from capture.backends.arena import Arena
-from capture.backends.tape import Tape
-from tests.device import DEVICE, REBINDS
+from capture import CaptureWarning, config, recordings, reset
+from capture.engines.base import Block
+from capture.engines.cpu.arena import Arena
+from capture.engines.cpu.tape import Tape
+from capture.engines.registry import backend_for
+from capture.tree import step
+from capture.tree.node import Node, walk
+from capture.tree.outputs import OutputPlan
+from capture.tree.thread_trees import forget_trees, tree_for
+from capture.tree.tree import Tree
+from tests.support.device import DEVICE, REBINDS
 
 Value = TypeVar("Value")
 _ran: list[str] = []
@@ -29,13 +31,13 @@ ran = _ran.append
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """An empty tree in a thread that never marked a step; dead memory reads as NaN."""
-    _step.marks().begun = 0
+    step.marks().begun = 0
     forget_trees()
     _ran.clear()
     with config.patch(poison=True, cache=False):
         yield
     reset()
-    _step.marks().begun = 0
+    step.marks().begun = 0
     forget_trees()
 
 
@@ -156,16 +158,16 @@ def taken() -> set[Block]:
 def copies_in(node: Node) -> int:
     """Inputs that a recording copies before it runs."""
     if isinstance(node.recording, Tape):
-        return sum("copy_(t[" in line or "span(t, " in line for line in node.recording.source.splitlines())
-    staging = node.recording._feed.staging  # type: ignore[union-attr] # a CUDA recording
+        return sum(step.function == "copy_" for step in node.recording.copies_in)
+    staging = node.recording._input_copies.staging  # type: ignore[union-attr] # a CUDA recording
     return int(len(staging.singles) + sum(len(group.members) for group in staging.groups))
 
 
 def copies_back(node: Node) -> int:
     """Inputs that a recording copies to the caller's tensors after it ran."""
     if isinstance(node.recording, Tape):
-        return sum(line.strip().startswith("t[") for line in node.recording.source.splitlines())
-    staging = node.recording._feed.staging  # type: ignore[union-attr] # a CUDA recording
+        return sum(step.function == "copy_" for step in node.recording.copies_out)
+    staging = node.recording._input_copies.staging  # type: ignore[union-attr] # a CUDA recording
     return int(sum(one.back for one in staging.singles) + sum(len(one.members) for one in staging.groups if one.back))
 
 

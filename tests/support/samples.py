@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from capture._annotate import Annotation
-from capture._facts import (
+from capture.core.facts import (
+    CodeLocation,
+    Collective,
     Effect,
     Facts,
     LimitReached,
@@ -17,9 +18,9 @@ from capture._facts import (
     OutputInfo,
     PlaceholderInfo,
     TensorInfo,
-    Where,
 )
-from capture._findings import Case
+from capture.core.options import Annotation
+from capture.rules.case import Case
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -34,8 +35,8 @@ def check_golden(name: str, text: str) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-def where(line: int = 88, code: str = "y = self.attend(x, kv)", function: str = "Decoder.step") -> Where:
-    return Where(file="model.py", line=line, function=function, code=code)
+def where(line: int = 88, code: str = "y = self.attend(x, kv)", function: str = "Decoder.step") -> CodeLocation:
+    return CodeLocation(file="model.py", line=line, function=function, code=code)
 
 
 def tensor(*shape: int, dtype: str = "f16", device: str = "cuda:0") -> TensorInfo:
@@ -56,6 +57,11 @@ def implicit(path: str, owner: str = "parameter", **fields: Any) -> PlaceholderI
 
 def mutation(op: str = "aten.add_.Tensor", line: int = 91) -> Mutation:
     return Mutation(evidence="schema", op=op, where=where(line, "kv.k.add_(k)"))
+
+
+def collective(op: str = "c10d.allreduce_.default", **fields: Any) -> Collective:
+    usual: dict[str, Any] = {"group": "0", "all_wait": True, "where": where(94, "dist.all_reduce(y)")}
+    return Collective(op=op, **usual | fields)
 
 
 def annotation(**fields: Any) -> Annotation:

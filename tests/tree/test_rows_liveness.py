@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from capture import capture, mark_step_begin, recordings
-from capture.backends import Block
-from capture.backends.arena import Arena
-from tests.rows import (
+from capture.engines.base import Block
+from capture.engines.cpu.arena import Arena
+from tests.support.rows import (
     any_live,
     copies_in,
     counts,
@@ -29,7 +29,7 @@ from tests.rows import (
     tree,
     warned,
 )
-from tests.rows import fresh as fresh
+from tests.support.rows import fresh as fresh
 
 _hidden: list[Tensor] = []
 hide = _hidden.append

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings
-from tests.device import DEVICE, MOVES_HELD
-from tests.rows import any_live, counts, eager, kids, ran, rand, results, roots, same, times, total, warned
-from tests.rows import fresh as fresh
+from tests.support.device import DEVICE, MOVES_HELD
+from tests.support.rows import any_live, counts, eager, kids, ran, rand, results, roots, same, times, total, warned
+from tests.support.rows import fresh as fresh
 
 
 def storage_of(tensor: Tensor) -> int:

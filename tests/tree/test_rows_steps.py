@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from capture import BorrowedOutputError, capture, mark_step_begin, recordings, step
-from tests.device import MOVES_HELD
-from tests.rows import counts, descendants, ran, rand, roots, same, times, total, tree
-from tests.rows import fresh as fresh
+from tests.support.device import MOVES_HELD
+from tests.support.rows import counts, descendants, ran, rand, roots, same, times, total, tree
+from tests.support.rows import fresh as fresh
 
 
 @capture

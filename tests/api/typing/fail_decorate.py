@@ -102,7 +102,7 @@ class Derived(Net):
         return torch.zeros(x)
 
 
-class Unlike(Net):
+class CaptureDifference(Net):
     @override
     def forward(self, x: int) -> Tensor:  # E: override
         return torch.zeros(x)

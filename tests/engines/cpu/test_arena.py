@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from typing_extensions import override
 
-from capture import _torch_private
-from capture.backends import Block, Geometry
-from capture.backends.arena import Arena
-from capture.backends.staging import over
+from capture.engines.base import Block, Geometry
+from capture.engines.cpu.arena import Arena
+from capture.engines.staging import over
+from capture.torch_private import capabilities
 
 ALIGNMENT = 64
 
@@ -253,7 +253,7 @@ def test_restore_follows_the_storages_it_was_given() -> None:
     assert again == block
 
 
-@pytest.mark.skipif(not _torch_private.CAPABILITIES.swap_data_ptr, reason="this torch cannot swap storages")
+@pytest.mark.skipif(not capabilities.CAPABILITIES.swap_data_ptr, reason="this torch cannot swap storages")
 def test_evacuated_values_leave_with_all_views() -> None:
     arena = Arena()
     block = arena.allocate(64)
@@ -271,8 +271,8 @@ def test_evacuated_values_leave_with_all_views() -> None:
 
 
 def test_evacuation_says_when_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = attrs.evolve(_torch_private.CAPABILITIES, swap_data_ptr=False)
-    monkeypatch.setattr(_torch_private, "CAPABILITIES", lacking)
+    lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
+    monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
     arena = Arena()
     _, storage = take(arena, 64)
     before = storage.data_ptr()

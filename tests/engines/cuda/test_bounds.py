@@ -7,7 +7,7 @@ from bisect import bisect_right
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture.backends.cuda.pool import bounds_of
+from capture.engines.cuda.pool import bounds_of
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=8)
 

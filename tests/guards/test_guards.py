@@ -1,0 +1,424 @@
+"""Guards: the evaluator in C says what the one here says, whatever is guarded and whatever changes."""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from typing_extensions import override
+
+from capture import capture, config, explain
+from capture.api.decorator import captured_states
+from capture.guards.guard import CHANGED, MOVED, OK, OVERLAPS, Guard, Referent, itself, members, pieces_of, text_of
+from capture.guards.key_guards import call_guard, named_guard
+from capture.key.code_names import NamedSource, same_value
+from capture.native import native
+from capture.state.source import Source
+from capture.torch_private import capabilities
+from capture.torch_private.tensor_reads import static_tensors
+
+# ------------------------------------------------------------------------------------------------- the evaluator here
+
+
+def look(source: Source) -> Any:
+    """What a source leads to. Raises where it leads nowhere."""
+    match source.kind:
+        case "item":
+            if isinstance(source.holder, dict) and source.name not in source.holder:
+                raise KeyError(source.name)  # a guard makes nothing, as a defaultdict does
+            return source.holder[source.name]
+        case "attribute":
+            return getattr(source.holder, source.name)
+        case "closure":
+            return source.holder.cell_contents
+        case "weak":
+            return source.holder().__dict__[source.name]
+        case "call":
+            return source.holder()
+    raise AssertionError(source.kind)
+
+
+def holds(guard: Guard, leaves: Sequence[Tensor]) -> bool:
+    source, expected = guard.source, guard.expected
+    match guard.kind:
+        case "absent":
+            return source.name not in source.holder
+        case "length":
+            return bool(len(source.holder) == expected)
+        case "members":
+            (absent, there), own = expected, source.holder
+            is_there = all(name in own and same_value(own[name], value) for name, value in there)
+            return is_there and not any(name in own for name in absent)
+        case "empty":
+            return not any(len(one) for one in source.holder)
+        case "address":
+            return bool(leaves[source.name].data_ptr() == expected)
+        case "apart":
+            nbytes, pieces = expected
+            begin, words = leaves[source.name].data_ptr(), memoryview(pieces).cast("Q")
+            pairs = zip(words[::2], words[1::2], strict=True)
+            return not any(begin < end and first < begin + nbytes for first, end in pairs)
+        case "present":
+            return look(source) is not None
+        case "value":
+            return same_value(look(source), expected)
+        case "object":
+            found = look(source)
+            needs = found.requires_grad if isinstance(found, Tensor) else None
+            same = found is expected.reference() and type(found) is expected.kind
+            return same and needs == expected.requires_grad
+
+
+def verdict(guards: Sequence[Guard], leaves: Sequence[Tensor], tensors: Callable[[], bool] | None = None) -> int:
+    """In order, with tensors before what asks for free memory."""
+    first = [one for one in guards if one.kind != "apart"]
+    try:
+        for one in first:
+            if not holds(one, leaves):
+                return one.verdict
+        if tensors is not None and not tensors():
+            return MOVED
+        for one in guards[len(first) :]:
+            if not holds(one, leaves):
+                return one.verdict
+    except (AttributeError, KeyError, IndexError, ValueError):
+        return CHANGED
+    return OK
+
+
+# ------------------------------------------------------------------------------------- random objects, guards, changes
+
+
+class Thing:
+    """An object with attributes, that compares as nothing else does."""
+
+    shared = 1.0
+
+
+class OtherThing(Thing):
+    pass
+
+
+NAMES = ["a", "b", "c", "0"]
+LEAF = torch.zeros(2)
+SHARED = [Thing(), nn.Linear(1, 1), len, Thing, [1, 2], {"a": 1}, LEAF, torch.ones(2, requires_grad=True)]
+PLAIN: st.SearchStrategy[Any] = st.one_of(
+    st.integers(-2, 300), st.booleans(), st.none(), st.floats(width=16), st.text("ab", max_size=2),
+    st.binary(max_size=1),
+    st.sampled_from([0.0, -0.0, float("nan"), 1.0, torch.Size([2]), torch.device("cpu"), torch.int8]),
+)  # fmt: skip
+VALUES: st.SearchStrategy[Any] = PLAIN | st.sampled_from(SHARED)
+
+
+def again(value: Any) -> Any:
+    """An equal value, another object where there can be one."""
+    if type(value) in (int, float, str, bytes):
+        text = value.hex() if type(value) is float else value
+        return float.fromhex(text) if type(value) is float else type(value)(eval(repr(value)))  # noqa: S307 - our own
+    return torch.Size(list(value)) if type(value) is torch.Size else value
+
+
+class World:
+    """Holders of all kinds, and what may change in them."""
+
+    def __init__(self, draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
+        self.draw = draw
+        filled = draw(st.dictionaries(st.sampled_from(NAMES), VALUES, min_size=1))
+        self.dicts: list[dict[Any, Any]] = [dict(filled), OrderedDict(filled), defaultdict(list, filled)]
+        self.lists: list[list[Any]] = [draw(st.lists(VALUES, min_size=1, max_size=4))]
+        self.cells = [types.CellType(draw(VALUES)), types.CellType()]
+        self.things: list[Any] = [Thing(), nn.Module(), OtherThing()]
+        for thing in self.things:
+            thing.__dict__.update(draw(st.dictionaries(st.sampled_from(NAMES), VALUES)))
+        self.fleeting: list[Any] = [Thing(), nn.ReLU(), torch.zeros(2), torch.zeros(2, requires_grad=True)]
+        self.cleared: list[Any] = [{}, [], OrderedDict()]
+        self.memory = torch.zeros(64)
+        self.leaves = [self.memory[at : at + 4] for at in (0, 8, 20)]
+
+    def containers(self) -> list[Any]:
+        return [*self.dicts, *self.lists, *[thing.__dict__ for thing in self.things]]
+
+    def source(self) -> Source:
+        kind = self.draw(st.sampled_from(["item", "item", "attribute", "closure", "weak", "call"]))
+        thing, name = self.draw(st.sampled_from(self.things)), self.draw(st.sampled_from([*NAMES, "shared"]))
+        match kind:
+            case "item":
+                holder = self.draw(st.sampled_from(self.containers()))
+                return Source(kind, holder, self.draw(st.integers(0, 3)) if type(holder) is list else name, "x")
+            case "attribute":
+                return Source(kind, thing, name, "x")
+            case "closure":
+                return Source(kind, self.draw(st.sampled_from(self.cells)), None, "x")
+            case "weak":
+                return Source(kind, weakref.ref(thing), name, "x")
+        position = self.draw(st.integers(0, 2))
+        lists = self.lists[0]
+        return Source("call", lambda: lists[position], None, "x")
+
+    def guard(self) -> Guard:
+        kinds = ["value"] * 4 + ["object", "present", "absent", "length", "members", "empty", "address"]
+        kind: Any = self.draw(st.sampled_from(kinds))
+        told = self.draw(st.sampled_from([CHANGED, MOVED]))
+        match kind:
+            case "absent":
+                return Guard(kind, Source("item", self.draw(st.sampled_from(self.dicts)), self.name(), "x"), None, told)
+            case "length":
+                holder = self.draw(st.sampled_from(self.containers()))
+                return Guard(kind, itself(holder, "x"), len(holder), told)
+            case "empty":
+                several = self.draw(st.lists(st.sampled_from([*self.containers(), *self.cleared]), max_size=3))
+                return Guard(kind, itself(tuple(several), "x"), None, told)
+            case "members":
+                own = self.draw(st.sampled_from([*self.dicts, self.things[0].__dict__]))
+                return members(own, "x", [name for name in NAMES if name not in own], own.items())
+            case "address":
+                at = self.draw(st.integers(0, 3))
+                return Guard(kind, Source("argument", None, at, "x"), self.leaves[min(at, 2)].data_ptr(), MOVED)
+        source = self.source()
+        try:
+            found = look(source)
+        except (AttributeError, KeyError, IndexError, ValueError):
+            found = self.draw(VALUES)
+        if kind == "object":
+            one = found if isinstance(found, (Thing, nn.Module, Tensor)) else self.draw(st.sampled_from(self.fleeting))
+            return Guard(kind, source, Referent.of(one), told)
+        return Guard(kind, source, None if kind == "present" else found, told)
+
+    def name(self) -> str:
+        found: str = self.draw(st.sampled_from(NAMES))
+        return found
+
+    def apart(self) -> list[Guard]:
+        pieces = sorted(self.draw(st.sets(st.integers(0, 31), max_size=3)))
+        base = self.memory.data_ptr()
+        begins = [base + 8 * one for one in pieces]
+        told = pieces_of(begins, [begin + 4 for begin in begins])
+        sizes = [(at, self.draw(st.sampled_from([0, 4, 16]))) for at in self.draw(st.sets(st.integers(0, 2)))]
+        return [Guard("apart", Source("argument", None, at, "x"), (size, told), OVERLAPS) for at, size in sizes]
+
+    def change(self) -> None:
+        match self.draw(st.integers(0, 9)):
+            case 0 | 1 | 2:
+                holders = [*self.dicts, *[one.__dict__ for one in self.things], self.cleared[0], self.cleared[2]]
+                holder = self.draw(st.sampled_from(holders))
+                name = self.name()
+                equal = name in holder and self.draw(st.booleans())
+                holder[name] = again(holder[name]) if equal else self.draw(VALUES)
+            case 3:
+                holders = [*self.dicts, self.things[0].__dict__, self.cleared[0]]
+                self.draw(st.sampled_from(holders)).pop(self.name(), None)
+            case 4:
+                inside = self.lists[0]
+                inside[self.draw(st.integers(0, len(inside) - 1))] = self.draw(VALUES)
+            case 5:
+                self.lists[0].append(self.draw(VALUES))
+            case 6:
+                self.draw(st.sampled_from(self.cells)).cell_contents = self.draw(VALUES)
+            case 7:
+                self.things[0].__class__ = self.draw(st.sampled_from([Thing, OtherThing]))
+            case 8:
+                self.draw(st.sampled_from([self.fleeting[2], LEAF])).requires_grad_(self.draw(st.booleans()))
+            case 9:
+                holder = self.draw(st.sampled_from(self.dicts))
+                holder["a"] = self.draw(st.sampled_from(self.fleeting))
+                self.leaves[0] = self.memory[self.draw(st.integers(0, 20)) :][:4]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_c_says_what_python_says(data: st.DataObject) -> None:
+    world = World(data.draw)
+    guards = [world.guard() for _ in range(data.draw(st.integers(1, 6)))] + world.apart()
+    alone, together = [native.Guards((one,)) for one in guards], native.Guards(tuple(guards))
+    copied = together.beside(tuple(one for one in guards if one.kind == "apart"), None)
+    for step in range(data.draw(st.integers(1, 8))):
+        if step:
+            world.change()
+        for one, found in zip(guards, alone, strict=True):
+            assert found(world.leaves) == verdict([one], world.leaves), (step, text_of(one))
+        expected = verdict(guards, world.leaves)
+        for _ in range(2):  # once more: what has not changed since is not looked at again
+            assert together(world.leaves) == copied(world.leaves) == expected
+        at = data.draw(st.integers(0, len(guards) - 1))
+        if guards[at].kind == "value":  # from now on another one is right
+            value = data.draw(VALUES)
+            guards[at] = Guard("value", guards[at].source, value, guards[at].verdict)
+            for all_of in (together, copied):
+                all_of.expect(at, value)
+            alone[at].expect(0, value)
+    LEAF.requires_grad_(False)
+
+
+# ------------------------------------------------------------------------------------------------ what else they keep
+
+
+def test_guards_expect_objects_without_keeping_them_alive() -> None:
+    net, own, receiver = nn.Linear(2, 2), nn.Module(), Thing()
+    net_of = types.CellType(net)
+    own.__dict__["net"] = receiver.__dict__["net"] = net
+    sources = [
+        NamedSource(lambda: net_of.cell_contents, net_of),
+        NamedSource(lambda: own.__dict__["net"], own.__dict__, "net"),
+        NamedSource(lambda: receiver.__dict__["net"], weakref.ref(receiver), "net"),
+        NamedSource(lambda: net_of.cell_contents),
+    ]
+    guards = [native.Guards((named_guard(net, one),)) for one in sources]
+    assert [(one(()), one(())) for one in guards] == [(OK, OK)] * 4
+    net.__class__ = nn.ReLU  # type: ignore[assignment] # mypy takes the attribute for read-only
+    assert [(one(()), one(())) for one in guards] == [(CHANGED, CHANGED)] * 4
+    gone = weakref.ref(net)
+    net_of.cell_contents = own.__dict__["net"] = receiver.__dict__["net"] = None
+    del net
+    assert gone() is None
+    assert [one(()) for one in guards] == [CHANGED] * 4
+    del net_of.cell_contents
+    assert guards[0](()) == CHANGED
+
+
+def test_guards_are_garbage_with_what_they_look_at() -> None:
+    thing: Any = Thing()
+    thing.guards = native.Guards((Guard("value", Source("item", thing.__dict__, "a", "a"), 1),))
+    gone = weakref.ref(thing)
+    del thing
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+def test_tensors_come_before_free_memory(in_c: bool) -> None:
+    tensor, argument = torch.zeros(4), torch.zeros(2)
+    addresses, metadata = capabilities.address_check([tensor]), capabilities.metadata_check([tensor])
+    tensors = static_tensors([tensor]) if in_c else lambda: addresses() and metadata()
+    begin = argument.data_ptr()
+    apart = Guard("apart", Source("argument", None, 0, "x"), (8, pieces_of([begin], [begin + 8])), OVERLAPS)
+    guards = native.Guards((apart,), tensors)
+    assert (guards([argument]), guards.tensors is tensors) == (OVERLAPS, True)
+    assert guards([torch.zeros(2)]) == OK
+    kept, tensor.data = tensor.data, torch.zeros(4)
+    assert guards([argument]) == MOVED
+    tensor.data = kept
+    assert guards([argument]) == OVERLAPS
+    tensor.grad = torch.ones(4)
+    assert guards([torch.zeros(2)]) == OK
+    guards.tensors = None
+    tensor.data = torch.zeros(4)
+    assert guards([torch.zeros(2)]) == OK
+
+
+def test_what_stops_a_program_comes_out_of_a_guard() -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    def gone() -> None:
+        raise KeyError
+
+    with pytest.raises(KeyboardInterrupt):
+        native.Guards((call_guard(stop, None, "x"),))(())
+    assert native.Guards((call_guard(gone, None, "x"),))(()) == CHANGED
+
+
+class NoData:
+    def data_ptr(self) -> int:
+        raise TypeError
+
+
+def test_records_that_make_no_sense_are_refused() -> None:
+    own: dict[str, Any] = {}
+    item, at = Source("item", own, "a", "x"), Source("argument", None, 0, "x")
+    odd: list[Any] = [
+        Guard("value", Source("closure", 1, None, "x")), Guard("object", item, 1), Guard("length", item, 1),
+        Guard("length", itself([], "x"), "1"), Guard("address", item, 1), Guard("apart", at, 1),
+        Guard("members", itself([], "x"), ((), ())), Guard("empty", itself([], "x")),
+        Guard("members", itself(own, "x"), ((), ("ab",))),
+        Guard("members", itself(own, "x"), (["a"], ())), Guard("absent", Source("item", [], 0, "x")),
+        Guard("value", Source("nothing", own, "a", "x")), Guard("nothing", item), Guard("value", item, 1, OK),  # type: ignore[arg-type]
+        Guard("object", item, (weakref.ref(Thing), 1, None)), Guard("value", at, 1),
+    ]  # fmt: skip
+    for wrong in odd:
+        with pytest.raises(ValueError, match="no such guard"):
+            native.Guards((wrong,))
+    for given_records in ((1,), (Source("item", own, "a", "x"),)):
+        with pytest.raises(TypeError):
+            native.Guards(given_records)
+    guards = native.Guards((Guard("length", itself(own, "x"), 0), Guard("value", item, 1), Guard("address", at, 1)))
+    wrong_calls: list[Callable[[], Any]] = [
+        lambda: guards(), lambda: guards((), 1), lambda: guards(1), lambda: native.Guards([]),
+        lambda: native.Guards((), 1), lambda: guards.expect(0), lambda: setattr(guards, "tensors", 1),
+    ]  # fmt: skip
+    for call in wrong_calls:
+        with pytest.raises(TypeError):
+            call()
+    with pytest.raises(ValueError, match="no such guard"):
+        guards.expect(0, "1")
+    with pytest.raises(IndexError):
+        guards.expect(3, 1)
+    own["a"] = 1
+    guards.expect(0, 1)
+    with pytest.raises(TypeError):
+        guards([NoData()])
+    assert guards([]) == CHANGED, "an argument that the call has not"
+
+
+# --------------------------------------------------------------------------------------------- guards of real programs
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, bias=False)
+        self.gain, self.sizes = 2.0, [1, 2]
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) * self.gain + len(self.sizes)
+        return y
+
+
+def guards_of(function: Any) -> Any:
+    (entry,) = captured_states(function)[0].entries()
+    return entry.nodes[0].guard
+
+
+def test_explain_prints_guards() -> None:
+    net = Net()
+    with torch.no_grad(), config.patch(cache=False):
+        explanation = explain(net)(torch.zeros(1, 4))
+    told = explanation.guards
+    assert told == tuple(sorted(told, key=told.index))
+    for line in (
+        "self._modules: members linear = this Linear", "self.linear.weight: value this Parameter float32 (4, 4)",
+        "self: members no forward, gain = 2.0, sizes = this list", "self.sizes: length 2", "self.sizes[0]: value 1",
+        "self.linear.bias: value None", "forward hooks: empty 4 containers", "Net.forward: value Net.forward",
+    ):  # fmt: skip
+        assert line in told, told
+    assert f"guards looked at before every replay: {len(told)}\n  {told[0]}\n" in str(explanation)
+
+
+def test_a_recording_keeps_its_guards_where_a_tensor_moves() -> None:
+    net = Net()
+    captured, xs = capture(lambda x: net(x)), [torch.randn(n, 4) for n in (1, 2)]
+    with torch.no_grad(), config.patch(cache=False):
+        for x in xs:
+            for _ in range(4):
+                captured(x)
+        first, second = (entry.nodes[0].guard for entry in captured_states(captured)[0].entries())
+        assert first.structure is second.structure, "the second recording takes the guards of the first"
+        assert (first.check(xs[:1]), second.check(xs[1:])) == (OK, OK)
+        net.linear.weight.data = torch.ones(4, 4)
+        assert (first.check(xs[:1]), second.check(xs[1:])) == (MOVED, MOVED)
+        assert torch.equal(captured(xs[0]), net(xs[0]))
+        assert (first.check(xs[:1]), second.check(xs[1:])) == (OK, MOVED), "each follows on its own"
+        net.sizes.append(3)
+        assert first.check(xs[:1]) == CHANGED
+        assert [guard.verdict for guard in first.guards()] == sorted((g.verdict for g in first.guards()), reverse=True)
+        for guard in first.guards():
+            assert text_of(guard).startswith(guard.source.path)

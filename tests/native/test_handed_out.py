@@ -1,0 +1,195 @@
+"""Outputs and gradients that are handed out again, and who holds them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from capture import capture, mark_step_begin
+from capture.native import native
+from capture.torch_private import tensor_reads
+from capture.torch_private.capabilities import count_holders, raw_use_count
+from tests.support.device import DEVICE
+from tests.support.fast_paths import fresh as fresh
+from tests.support.fast_paths import way as way
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda t: t, lambda t: t.view(-1), lambda t: t.detach(), lambda t: t.untyped_storage(), lambda t: [t][0],
+        lambda t: torch.ones(4, requires_grad=True, device="cpu") * t,
+    ],
+)  # fmt: skip
+def test_an_alias_is_handed_out_again_only_while_nobody_has_it(use: Callable[[Tensor], Any]) -> None:
+    assert tensor_reads.counts_holders()
+    first = torch.zeros(4, device="cpu")
+    storage = first.untyped_storage()
+    watch = native.StorageWatch(count_holders, storage, storage._cdata, first, raw_use_count)
+    assert watch.settle() == 2  # the tensor and the storage's object
+    assert watch() is None
+    taken = watch.again()
+    assert taken.data_ptr() == first.data_ptr()
+    assert (watch(), watch.again()) == (storage, None)
+    number, used = id(taken), use(taken)
+    del taken
+    assert (watch(), watch.again()) == (storage, None)
+    del used
+    assert watch() is None
+    assert id(watch.again()) == number
+
+
+def test_an_alias_that_was_changed_is_not_handed_out_again() -> None:
+    assert tensor_reads.counts_holders()
+    first = torch.zeros(4, device="cpu")
+    storage = first.untyped_storage()
+    changes: list[Callable[[Tensor], Any]]
+    changes = [lambda t: t.resize_(2), lambda t: t.requires_grad_(), lambda t: setattr(t, "data", torch.ones(2))]
+    for change in changes:
+        watch = native.StorageWatch(count_holders, storage, storage._cdata, first, raw_use_count)
+        watch.settle()
+        change(watch.again())
+        assert watch.again() is None
+    with pytest.raises(TypeError):
+        native.StorageWatch(count_holders, storage, storage._cdata, first)
+
+
+LEAVES: list[Callable[[Tensor], Any]] = [
+    lambda t: setattr(t, "note", 1), lambda t: t.add_(1), lambda t: t.requires_grad_(), lambda t: t.t_(),
+    weakref.ref, lambda t: weakref.finalize(t, int), lambda t: setattr(t, "data", torch.ones(2, 3)),
+    lambda t: t.resize_(1, 2), lambda t: setattr(t, "__class__", nn.Parameter),
+]  # fmt: skip
+"""What somebody leaves on a tensor, or makes of it, before it is dropped."""
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+@pytest.mark.parametrize("several", [False, True])
+def test_an_output_is_as_new_whatever_was_left_on_the_last_one(
+    leave: Callable[[Tensor], Any], several: bool, way: str
+) -> None:
+    def body(x: Tensor) -> Any:
+        return (x * 2, x + 1) if several else x * 2
+
+    mine, x = capture(body), torch.randn(3, 2, device=DEVICE)
+    for _ in range(4):
+        mine(x)
+    for _ in range(3):
+        mark_step_begin()
+        y = mine(x)[0] if several else mine(x)
+        assert (type(y), y._version, y.requires_grad, y.__dict__) == (Tensor, 0, False, {})
+        assert torch.equal(y, x * 2)
+        assert y.stride() == (2, 1)
+        left = leave(y)
+        del y
+        if isinstance(left, weakref.ref):
+            mine(x)
+            assert left() is None
+
+
+def test_an_output_that_became_part_of_a_graph_lets_go_of_it(way: str) -> None:
+    """A user's autograd function returns it: gradients are off in there."""
+    mine, x = capture(lambda x: x * 2), torch.randn(3, 2, device=DEVICE, requires_grad=True)
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        @override
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            result: Tensor = mine(x.detach())
+            return result
+
+        @staticmethod
+        @override
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 2
+
+    for _ in range(5):
+        y = Twice.apply(x * 1)  # type: ignore[no-untyped-call]
+        node = weakref.ref(y.grad_fn)
+        y.sum().backward()
+        del y
+        assert node() is None
+    assert torch.equal(x.grad, torch.full_like(x, 10))  # type: ignore[arg-type]
+
+
+def test_an_output_that_is_held_is_not_handed_out_again(way: str) -> None:
+    mine, x = capture(lambda x: x * 2), torch.randn(3, 2, device=DEVICE)
+    uses: list[Callable[[Tensor], Any]]
+    uses = [lambda t: t, lambda t: t[1:], lambda t: t.detach(), lambda t: t.untyped_storage(), lambda t: [t]]
+    for use in uses:
+        for _ in range(4):
+            mine(x)
+        kept = use(mine(x))
+        before = torch.tensor(list(kept)) if isinstance(kept, torch.UntypedStorage) else kept
+        before = before.clone() if isinstance(before, Tensor) else before[0].clone()
+        mark_step_begin()
+        other = mine(x + 1)
+        after = torch.tensor(list(kept)) if isinstance(kept, torch.UntypedStorage) else kept
+        assert torch.equal(before, after if isinstance(after, Tensor) else after[0])
+        assert torch.equal(other, (x + 1) * 2)
+        del other, kept, after
+
+
+def test_what_watches_a_storage_counts_all_that_use_it() -> None:
+    tensor = torch.zeros(4)
+    storage = tensor.untyped_storage()
+    watch = native.StorageWatch(count_holders, storage, storage._cdata)
+    alone = watch.settle()
+    assert watch() is None
+    view = tensor[1:]
+    assert watch() is storage
+    del view
+    assert watch() is None
+    other = tensor.untyped_storage()
+    assert watch() is other
+    del other
+    assert (watch(), watch.settle()) == (None, alone)
+    with pytest.raises(TypeError):
+        watch(1)
+    with pytest.raises(TypeError):
+        native.StorageWatch(count_holders, storage)
+    with pytest.raises(IndexError):
+        native.hand_out((None,), [None], (0,), [None], (1,), None)
+    assert native.hand_out((None,), [None], (0,), [None], (0,), None) == [0]
+
+
+def test_untouched_gradients_are_seen_to_be_touched() -> None:
+    """Whoever gets hold of one shows, and who lets it go again does not."""
+    assert tensor_reads.counts_holders(), "else it is as slow as without"
+    with torch.enable_grad():
+        parameters = tuple(torch.ones(4, 4, device=DEVICE, requires_grad=True) for _ in range(3))
+        firsts = [torch.ones(4, 4, device=DEVICE) for _ in parameters]
+        storages = [one.untyped_storage() for one in firsts]
+        watches = tuple(native.StorageWatch(count_holders, one, one._cdata) for one in storages)
+        for one, first, watch in zip(parameters, firsts, watches, strict=True):
+            watch.settle()
+            one.grad = first.data
+        known = native.Untouched(parameters, watches, raw_use_count)
+        assert known(parameters)
+        middle = parameters[1]
+        assert middle.grad is not None
+        middle.grad.mul_(2)
+        assert known(parameters), "a write gives it to nobody"
+        kept: Any
+        for hold in (
+            lambda: middle.grad, lambda: middle.grad[0], lambda: middle.grad.data,
+            lambda: middle * middle.grad, lambda: [one.grad for one in parameters],
+        ):  # fmt: skip
+            kept = hold()
+            assert not known(parameters)
+            del kept
+            assert known(parameters)
+        assert not known(parameters[:2])
+        assert not known((*parameters[:2], torch.ones(1)))
+        assert not known((*parameters[:2], None))
+        middle.grad = torch.ones(4, 4, device=DEVICE)
+        assert not known(parameters)
+    with pytest.raises(ValueError, match="no gradient"):
+        native.Untouched((torch.ones(1),), watches[:1], raw_use_count)
+    with pytest.raises(TypeError):
+        known(1)

@@ -1,0 +1,11 @@
+"""When CG102 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.rules.case import Case
+from tests.support.samples import argument, case, implicit, mutation
+
+FIRES: list[Case] = [case(placeholders=(argument("bias", mutation=mutation()),))]
+NEAR_MISSES: list[Case] = [
+    case(placeholders=(argument("kv", static=True, mutation=mutation()), implicit("self.n", mutation=mutation())))
+]

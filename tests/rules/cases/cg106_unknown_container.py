@@ -1,0 +1,18 @@
+"""When CG106 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.core.facts import OpaqueLeaf
+from capture.rules.case import Case
+from tests.support.samples import case
+
+FIRES: list[Case] = [
+    case(
+        opaque=(
+            OpaqueLeaf(path="pair", type="Pair", role="argument", num_tensors=2),
+            OpaqueLeaf(path="0", type="Box", role="output", num_tensors=1),
+            OpaqueLeaf(path="mode", type="Mode", role="argument", num_tensors=0, keyless=True),
+        )
+    )
+]
+NEAR_MISSES: list[Case] = [case(opaque=(OpaqueLeaf(path="mode", type="Mode", role="argument", num_tensors=0),))]

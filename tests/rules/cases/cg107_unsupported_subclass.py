@@ -1,0 +1,10 @@
+"""When CG107 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.core.facts import SubclassLeaf
+from capture.rules.case import Case
+from tests.support.samples import argument, case
+
+FIRES: list[Case] = [case(subclasses=(SubclassLeaf(path="weight", type="sparse_coo tensor"),))]
+NEAR_MISSES: list[Case] = [case(placeholders=(argument("weight"),))]

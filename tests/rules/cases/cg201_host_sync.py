@@ -1,0 +1,23 @@
+"""When CG201 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.core.facts import HostSync
+from capture.rules.case import Case
+from tests.support.samples import case, where
+
+FIRES: list[Case] = [
+    case(host_syncs=(HostSync(op=op, where=where(12, code)),))
+    for op, code in (
+        ("aten._local_scalar_dense.default", "if x.sum() > 0:"),
+        ("aten.is_nonzero.default", "while mask.any():"),
+        ("aten.equal.default", "if torch.equal(a, b):"),
+        ("tolist", "ids.tolist()"),
+        ("Tensor.numpy", "x.numpy()"),
+        ("__repr__", "print(x)"),
+        ("mylib.peek.default", "peek(x)"),
+    )
+]
+NEAR_MISSES: list[Case] = [
+    case(host_syncs=(HostSync(op="aten.nonzero.default", where=where(), data_dependent_shape=True),))
+]

@@ -1,0 +1,22 @@
+"""When CG202 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.core.facts import HostWork
+from capture.rules.case import Case
+from tests.support.samples import case, where
+
+FIRES: list[Case] = [
+    case(
+        devices=("cpu", "cuda:0"),
+        host_work=(
+            HostWork(op="aten.add.Tensor", kind="compute", where=where()),
+            HostWork(op="aten._to_copy.default", kind="copy", where=where(90, "x.cpu()")),
+        ),
+    ),
+    case(devices=("cpu",), host_work=(HostWork(op="mylib.wait.default", kind="unsafe", where=where()),)),
+    case(host_work=(HostWork(op="mylib.peek.default", kind="address", where=where()),)),
+]
+NEAR_MISSES: list[Case] = [
+    case(devices=("cpu",), host_work=(HostWork(op="aten.add.Tensor", kind="compute", where=where()),))
+]

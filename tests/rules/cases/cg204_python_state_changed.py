@@ -1,0 +1,17 @@
+"""When CG204 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.core.facts import Effect
+from capture.rules.case import Case
+from tests.support.samples import case, where
+
+FIRES: list[Case] = [
+    case(
+        effects=(
+            Effect(path="self.num_calls", kind="python", before="1", after="2", where=where()),
+            Effect(path="self.seen", kind="container", before="list of 1", after="list of 2"),
+        )
+    )
+]
+NEAR_MISSES: list[Case] = [case(effects=(Effect(path="self.h", kind="tensor", before="None", after="f16[8]"),))]

@@ -1,0 +1,13 @@
+"""When CG206 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.core.facts import SequenceChange
+from capture.rules.case import Case
+from tests.support.samples import case, where
+
+FIRES: list[Case] = [
+    case(sequence_change=SequenceChange(index=3, first="aten.mul.Tensor", second="aten.add.Tensor")),
+    case(sequence_change=SequenceChange(index=3, first="aten.mul.Tensor", second="", where=where())),
+]
+NEAR_MISSES: list[Case] = [case(runs=2, sequence=("aten.mul.Tensor",))]

@@ -1,0 +1,10 @@
+"""When CG801 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.core.facts import Inlined
+from capture.rules.case import Case
+from tests.support.samples import case, where
+
+FIRES: list[Case] = [case(inlined=(Inlined(function="model.attend", where=where()),))]
+NEAR_MISSES: list[Case] = [case()]

@@ -1,0 +1,9 @@
+"""When CG803 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.rules.case import Case
+from tests.support.samples import case
+
+FIRES: list[Case] = [case(separate_pools="cudaMallocAsync")]
+NEAR_MISSES: list[Case] = [case(devices=("cuda:0",))]

@@ -1,0 +1,9 @@
+"""When CG904 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.rules.case import Case
+from tests.support.samples import case
+
+FIRES: list[Case] = [case(refused="aten.resize_.default changes the shape of a tensor in place")]
+NEAR_MISSES: list[Case] = [case()]
