@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.timing import Effort, Figure, Side, alternate
 from capture import capture, recordings
-from capture._decorate import captured_states
+from capture.api.decorator import captured_states
 
 FEW, MANY = 10, 500
 
