@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from capture import capture, explain, mark_step_begin, plans, recordings
-from capture.backends import backend_for
+from capture.engines.registry import backend_for
 from examples import plot
 from examples.gpt import GPT, Cache, Shape
 from examples.training import curve, train
