@@ -32,6 +32,8 @@ class Config:
     cache: bool = True
     """Plans are kept on disk between processes (``CAPTURE_CACHE=0`` turns it off)."""
     cache_dir: Path = Path(platformdirs.user_cache_dir("torch-capture"))
+    cache_limit: int = 64 << 20
+    """Bytes that all plans on disk may take; those that were not used for longest are deleted first."""
     poison: bool = False
     """Dead pool memory is filled with NaN before every replay, so that a stale read shows."""
     verify: Verify = "off"
@@ -46,6 +48,7 @@ class ConfigPatch(TypedDict, total=False):
     enabled: bool
     cache: bool
     cache_dir: Path
+    cache_limit: int
     poison: bool
     verify: Verify
     skip_warmup: bool
@@ -56,6 +59,23 @@ def _flag(name: str, default: bool) -> bool:
     return default if text is None else text.strip().lower() not in ("", "0", "false", "no", "off")
 
 
+def _bytes(name: str, default: int) -> int:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise AnnotationError(f"{name}={text!r} is no number of bytes")
+    return int(text)
+
+
+def _directory() -> Path:
+    path = Path(os.environ.get("CAPTURE_CACHE_DIR") or platformdirs.user_cache_dir("torch-capture"))
+    try:
+        return path.expanduser()
+    except RuntimeError:  # nobody of that name has a home
+        return path
+
+
 def _from_environment() -> Config:
     text = os.environ.get("CAPTURE_VERIFY", "off")
     verify: Verify | None = next((choice for choice in get_args(Verify) if choice == text), None)
@@ -64,9 +84,8 @@ def _from_environment() -> Config:
     return Config(
         enabled=_flag("CAPTURE_ENABLED", True),
         cache=_flag("CAPTURE_CACHE", True),
-        cache_dir=Path(
-            os.environ.get("CAPTURE_CACHE_DIR") or platformdirs.user_cache_dir("torch-capture")
-        ).expanduser(),
+        cache_dir=_directory(),
+        cache_limit=_bytes("CAPTURE_CACHE_LIMIT", Config().cache_limit),
         poison=_flag("CAPTURE_POISON", False),
         verify=verify,
         skip_warmup=_flag("CAPTURE_SKIP_WARMUP", False),

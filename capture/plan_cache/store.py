@@ -33,10 +33,14 @@ from capture.key import signature
 from capture.key.modes import Ambient
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Key
+from capture.plan_cache import files, locations
 from capture.rules import changed_rules, deciding_rules
 from capture.torch_private import devices
 
 _loaded: dict[str, CapturePlan] = {}  # by file name
+_looked_at: OrderedDict[str, None] = OrderedDict()
+"""Names of plans that say eager and that a run of this process has found to be right, those used last at the end."""
+_MOST_LOOKED_AT = 4096
 _unwritable: set[Path] = set()  # directories that were complained about
 _DEVICE = re.compile(r"\bdevice\(([a-z]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{8,}")
@@ -64,7 +68,27 @@ def load(annotation: Annotation, function: Callable[..., Any], key: Key, log: Lo
         if plan is None or not _holds(plan, annotation, function, key, log):
             return None
     log.add("plan-loaded", name)
-    return plan
+    return locations.local(plan, _file_of(function))
+
+
+def is_looked_at(plan: CapturePlan) -> bool:
+    """A run of this process has shown that this plan's reasons to be eager hold. What they lie in may be no part of the
+    fingerprint: code far below the function, another library's version, the machine."""
+    return _file_name(plan.function, plan.fingerprint.get("key", "")) in _looked_at
+
+
+def _note_look(plan: CapturePlan) -> None:
+    name = _file_name(plan.function, plan.fingerprint["key"])
+    _looked_at.pop(name, None)
+    if plan.outcome == "eager":
+        _looked_at[name] = None
+        if len(_looked_at) > _MOST_LOOKED_AT:
+            _looked_at.popitem(last=False)
+
+
+def _file_of(function: Any) -> str | None:  # Any: whatever can be called
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return getattr(code, "co_filename", None)
 
 
 def _cached(name: str, log: Log) -> CapturePlan | None:
@@ -80,12 +104,13 @@ def save(annotation: Annotation, function: Callable[..., Any], key: Key, plan: C
     """Keep a plan on disk, if the cache is on. The plan comes back with its fingerprint."""
     plan = evolve(plan, fingerprint=fingerprint(annotation, function, key))
     _digests.pop(key, None)
+    _note_look(plan)
     if not config.current().cache:
         return plan
     directory = default_dir()
     try:
-        log.add("plan", f"{plan.outcome}, kept as {_write(directory, plan)}")
-    except (OSError, ValueError) as error:  # ValueError: a directory's name that no file system takes
+        log.add("plan", f"{plan.outcome}, kept as {_write(directory, plan, config.current().cache_limit)}")
+    except (OSError, ValueError) as error:  # ValueError: too large, or a directory's name that no file system takes
         log.add("plan", f"{plan.outcome}, not kept: {error}")
         if directory not in _unwritable:
             _unwritable.add(directory)
@@ -112,7 +137,7 @@ def load_plans(directory: str | os.PathLike[str]) -> LoadReport:
     here = _of_process()
     for path in sorted(path for path in Path(directory).iterdir() if path.suffix == ".json"):
         try:
-            plan = _read(path)
+            plan = _read(path, shipped=True)
         except PlanError as error:
             stale.append((path.name, str(error)))
             continue
@@ -131,28 +156,22 @@ def forget_loaded() -> None:
     _loaded.clear()
 
 
-def _read(path: Path) -> CapturePlan | None:
+def _read(path: Path, *, shipped: bool = False) -> CapturePlan | None:
     """The plan in a file, None if there is no file. Raises ``PlanError`` for whatever else is there."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8
-        raise PlanError(f"cannot be read ({error})") from None
-    return loads(text)
-
-
-def _write(directory: Path, plan: CapturePlan) -> str:
-    """Write under a name of this call's own, then move: a reader sees the old file or the new one, whole."""
-    name = _file_name(plan.function, plan.fingerprint["key"])
-    directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f".{name}.{os.urandom(6).hex()}.tmp"
+        text = files.read(path, shipped=shipped)
+    except files.UnusableFileError as error:
+        raise PlanError(str(error)) from None
     try:
-        temporary.write_text(dumps(plan), encoding="utf-8", newline="\n")
-        os.replace(temporary, directory / name)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        return None if text is None else loads(text)
+    except MemoryError:
+        raise PlanError("no plan: not enough memory to read it") from None
+
+
+def _write(directory: Path, plan: CapturePlan, limit: int | None = None) -> str:
+    """The name of the plan's file."""
+    name = _file_name(plan.function, plan.fingerprint["key"])
+    files.write(directory, name, dumps(locations.portable(plan)), limit)
     return name
 
 
@@ -162,7 +181,9 @@ def _file_name(function: str, key: str) -> str:
 
 
 def _holds(plan: CapturePlan, annotation: Annotation, function: Callable[..., Any], key: Key, log: Log) -> bool:
-    reason = _differ(plan.fingerprint, fingerprint(annotation, function, key)) or _outdated_line(plan)
+    reason = _differ(plan.fingerprint, fingerprint(annotation, function, key)) or _outdated_line(
+        locations.local(plan, _file_of(function))
+    )
     if reason:
         log.counters.plans_stale += 1
         log.add("plan-stale", reason)

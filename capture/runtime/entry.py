@@ -70,6 +70,8 @@ class Entry:
     """Runs that did what is done once, such as compiling."""
     plan_is_new: bool = False
     """The plan differs from the one kept on disk."""
+    said_eager: CapturePlan | None = None
+    """The plan of another process that found no way to record, until a run of this one was watched."""
     trusts_store: bool = True
     """False once a plan from disk did not hold."""
     shares_memory: bool = False

@@ -39,13 +39,16 @@ def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
         return entry.phase  # only a watched run tells whether a graph through staged arguments would be left
     if config.current().skip_warmup and entry.trusts_store:
         return "ready"
-    if not entry.trusts_store or not captured.keeps_plans:
+    if not entry.trusts_store or not captured.keeps_plans or entry.said_eager is not None:
         return entry.phase
     plan = store.load(captured.annotation, captured.function, _stored_key(entry), captured.log)
     if plan is None or (plan.collectives and registers_segments()):
         return entry.phase
-    entry.plan = plan
     captured.log.counters.plans_loaded += 1
+    if plan.outcome == "eager" and not store.is_looked_at(plan):
+        entry.said_eager = plan  # its reasons may be gone: one run of this process is watched
+        return entry.phase
+    entry.plan = plan
     if plan.outcome == "eager":
         return "eager"
     captured.note_findings(plan)
@@ -155,11 +158,18 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
         captured.note_findings(plan)
         save(captured, entry)
         return "warm"
-    if plan.may_settle and entry.may_differ_again and not _always_unsettled(captured, plan):
+    confirmed = entry.said_eager is not None and _says_no_more(plan, entry.said_eager)
+    if plan.may_settle and entry.may_differ_again and not confirmed and not _always_unsettled(captured, plan):
         entry.differing_runs += 1  # what a first call sets up once is no reason; watch another one
         return entry.phase
     save(captured, entry)
     return "eager"
+
+
+def _says_no_more(plan: CapturePlan, known: CapturePlan) -> bool:
+    """Another process has found all reasons to be eager, after it had looked as often as it takes."""
+    reasons = {(one.code, one.path) for one in known.findings_at_least(Severity.EAGER)}
+    return all((one.code, one.path) in reasons for one in plan.findings_at_least(Severity.EAGER))
 
 
 def _is_of_this_run(facts: Facts | None) -> bool:

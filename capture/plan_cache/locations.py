@@ -1,0 +1,79 @@
+"""Locations: the places in a plan without directories of this machine, and back.
+
+A file of a plan is named as Python finds it, relative to an entry of ``sys.path``; one that lies below none by its own
+name. So a plan tells nobody where its maker keeps things, and names the right file where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from capture.core.facts import CodeLocation
+from capture.core.plan import CapturePlan
+
+Rename = Callable[[str], str]
+
+
+def portable(plan: CapturePlan) -> CapturePlan:
+    """The plan as it goes to disk."""
+    roots = sorted({os.path.abspath(entry) for entry in sys.path}, key=len, reverse=True)
+    renamed: CapturePlan = _renamed(plan, _remembering(lambda file: _relative(file, roots)))
+    return renamed
+
+
+def local(plan: CapturePlan, near: str | None) -> CapturePlan:
+    """The plan as it is used here. ``near``: the file of the function, beside which others may lie."""
+    roots = [os.path.abspath(entry) for entry in (*sys.path, *([os.path.dirname(near)] if near else []))]
+    found: CapturePlan = _renamed(plan, _remembering(lambda file: _absolute(file, roots)))
+    return found
+
+
+def _relative(file: str, roots: Sequence[str]) -> str:
+    if not os.path.isabs(file):
+        return file
+    for root in roots:
+        if file.startswith(root.rstrip(os.sep) + os.sep) and root != os.sep:
+            return Path(file).relative_to(root).as_posix()
+    return os.path.basename(file)
+
+
+def _absolute(file: str, roots: Sequence[str]) -> str:
+    if os.path.isabs(file) or file.startswith("<"):
+        return file
+    return next((path for path in (os.path.join(root, file) for root in roots) if os.path.isfile(path)), file)
+
+
+def _remembering(rename: Rename) -> Rename:
+    known: dict[str, str] = {}
+
+    def renamed(file: str) -> str:
+        if file not in known:
+            known[file] = rename(file)
+        return known[file]
+
+    return renamed
+
+
+def _renamed(value: Any, rename: Rename) -> Any:
+    """``value`` with other names of files; itself where there are none."""
+    if isinstance(value, CodeLocation):
+        file = rename(value.file)
+        return value if file == value.file else attrs.evolve(value, file=file)
+    if isinstance(value, tuple):
+        members = [_renamed(one, rename) for one in value]
+        return value if all(map(_is, members, value)) else tuple(members)
+    if not attrs.has(type(value)):
+        return value
+    fields = {one.name: getattr(value, one.name) for one in attrs.fields(type(value))}
+    others = {name: new for name, old in fields.items() if (new := _renamed(old, rename)) is not old}
+    return attrs.evolve(value, **others) if others else value
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
