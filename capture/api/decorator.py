@@ -23,7 +23,7 @@ from capture.core import events
 from capture.core.errors import AnnotationError
 from capture.core.options import Annotation, CaptureOptions, annotate
 from capture.key.code_names import named_key
-from capture.key.signature import Binder, make_binder, signature_of
+from capture.key.signature import Binder, make_binder, sees_form, signature_of
 from capture.native import MISS, native
 from capture.observe import aoti_packages, source_location
 from capture.runtime import dispatch
@@ -264,11 +264,12 @@ def _name_of(target: Any) -> str:
 
 
 def _annotated(function: Any, options: dict[str, Any], *, method: bool, name: str) -> Handle:
-    binder = make_binder(signature_of(function, method=method))
+    signature = signature_of(function, method=method)
+    binder = make_binder(signature, formed=sees_form(function))
     code = getattr(inspect.unwrap(function), "__code__", None)
     receiver = (code.co_varnames[0] if code is not None and code.co_argcount else "self") if method else None
     annotation = annotate(
-        name, binder.names, options, receiver=receiver, variadic=binder.variadic,
+        name, tuple(signature.parameters), options, receiver=receiver, variadic=binder.variadic,
         defined_at=source_location.of_function(code) if code is not None else None,
     )  # fmt: skip
     return Handle(annotation, function, binder)

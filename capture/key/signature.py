@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from capture.key import numpy_arrays, pytree
 from capture.native import native
@@ -45,10 +45,86 @@ class Binder:
     """How many parameters, the first ones, may be given by position; -1 if more arguments may follow."""
     keywords: str | None = None
     """Name of the ``**kwargs`` parameter."""
+    by_position: Callable[[tuple[Any, ...]], int | None] | None = None
+    """Where the function sees in which form it is called: how many values bound ones were given by position; None
+    where some were given by name."""
 
 
-def make_binder(signature: inspect.Signature) -> Binder:
-    """The binder of a signature; of a method's without its receiver. Default values are shared, not copied."""
+_FORM = "form of the call"
+"""A parameter more, the last one, of functions that see in which form they are called."""
+
+
+def sees_form(function: Any) -> bool:
+    """Code between a call and the parameters of ``signature_of``, as of a decorator, may look at what was given by
+    position, by name, or not at all. A plain function sees its parameters alone."""
+    is_plain = type(function) is types.FunctionType
+    return not is_plain or hasattr(function, "__wrapped__") or hasattr(function, "__signature__")
+
+
+def make_binder(signature: inspect.Signature, *, formed: bool = False) -> Binder:
+    """The binder of a signature; of a method's without its receiver. Default values are shared, not copied.
+
+    ``formed``: the form of a call is a value, too, and the function is called in it.
+    """
+    binder = _plain_binder(signature)
+    if not formed:
+        return binder
+    forms = _Forms(signature, binder)
+    return evolve(
+        binder, names=(*binder.names, _FORM), values=forms.values, call=forms.call, by_position=forms.by_position
+    )
+
+
+class _Forms:
+    """Binds calls together with their form: how many arguments were given by position, and which by name."""
+
+    def __init__(self, signature: inspect.Signature, binder: Binder) -> None:
+        kinds = [parameter.kind for parameter in signature.parameters.values()]
+        self._bound = binder.values
+        self._placed = sum(kind in _BY_POSITION for kind in kinds)
+        self._star = kinds.index(inspect.Parameter.VAR_POSITIONAL) if inspect.Parameter.VAR_POSITIONAL in kinds else -1
+        self._stars = kinds.index(inspect.Parameter.VAR_KEYWORD) if inspect.Parameter.VAR_KEYWORD in kinds else -1
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        self._at = {name: at for at, name in enumerate(signature.parameters) if kinds[at] in named}
+        self._nothing = (None,) * len(kinds)
+        self._texts: dict[tuple[Any, ...], str] = {}
+        self._parts: dict[str, tuple[int, tuple[str, ...]]] = {}
+
+    def values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """One value a parameter, and the form: a text, so that it is compared as any plain value is. What the
+        parameters do not take may still be what the code before them does: such a call is its own form."""
+        try:
+            found = self._bound(*args, **kwargs)
+        except TypeError:
+            return (*self._nothing, (args, kwargs))
+        form = (len(args), *kwargs)
+        text = self._texts.get(form)
+        if text is None:
+            text = self._texts[form] = f"{len(args)} by position" + "".join(f", {name}=" for name in kwargs)
+            self._parts[text] = len(args), tuple(kwargs)
+        return (*found, text)
+
+    def call(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+        """Call the function in the form of these values."""
+        form = values[-1]
+        if type(form) is tuple:
+            return function(*form[0], **form[1])
+        count, names = self._parts[form]
+        args = values[: min(count, self._placed)]
+        if count > self._placed:
+            args = (*args, *values[self._star])
+        at = self._at
+        return function(
+            *args, **{name: values[at[name]] if name in at else values[self._stars][name] for name in names}
+        )
+
+    def by_position(self, values: tuple[Any, ...]) -> int | None:
+        """See ``Binder.by_position``."""
+        count, names = self._parts.get(values[-1], (0, (_FORM,))) if type(values[-1]) is str else (0, (_FORM,))
+        return None if names else count
+
+
+def _plain_binder(signature: inspect.Signature) -> Binder:
     parameters = tuple(signature.parameters.values())
     kinds = {parameter.kind: parameter.name for parameter in parameters}
     names = tuple(signature.parameters)

@@ -23,7 +23,7 @@ from capture.core.options import Annotation
 from capture.core.plan import CapturePlan
 from capture.key.code_names import NamedKey, part_of
 from capture.key.modes import Here
-from capture.key.signature import Binder, Key, Leaf, make_binder, module_key, signature_of
+from capture.key.signature import Binder, Key, Leaf, make_binder, module_key, sees_form, signature_of
 from capture.observe import source_location
 from capture.reporting import text as _text
 from capture.runtime.entry import Entry, Family
@@ -126,7 +126,9 @@ class Captured:
         """The values of all parameters. Raises ``TypeError``, worded less well than the function's own."""
         if self._is_function and self._defaults is not self.function.__defaults__:  # replaced after decoration
             self._defaults = self.function.__defaults__
-            self.binder = make_binder(signature_of(self.function, method=self.receiver is not None))
+            self.binder = make_binder(
+                signature_of(self.function, method=self.receiver is not None), formed=sees_form(self.function)
+            )
         return self.binder.values(*args, **kwargs)
 
     @property

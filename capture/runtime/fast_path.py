@@ -178,12 +178,17 @@ def _modes(here: Here, device: str) -> Any:
 
 def _given(captured: Captured, values: Values) -> tuple[int, int] | None:
     """How many of the values a call has to give, and may give, by position: the others are defaults, and no tensors."""
-    most = captured.binder.positional
-    least = None
+    binder = captured.binder
+    if binder.by_position is not None:
+        exactly = binder.by_position(tuple(values))
+        given = exactly is not None and exactly <= binder.positional
+        simple = given and not any(type(one) in _KINDS for one in values[exactly:])
+        return (exactly, exactly) if simple and exactly is not None else None
+    most, least = binder.positional, None
     for count in range(most, -1, -1):
         left = values[count:]
         try:
-            bound = captured.binder.values(*values[:count])
+            bound = binder.values(*values[:count])
         except TypeError:
             break
         same = len(bound) == len(values) and all(map(operator.is_, bound, values))
