@@ -265,15 +265,15 @@ class Backend(Protocol):
         """Somebody else records what this thread does now: a call is to become part of that."""
 
     def record(
-        self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
+        self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
         expected: Expectation | None = None,
     ) -> Recorded:  # fmt: skip
         """Run the body of ``call`` once, in the pool, as a recording. ``undo``: keep what ``observe.run.undo`` needs
-        and leave the caller's mutated arguments alone. ``warm``: the body ran eagerly before in this process.
-        ``moving``: paths of tensors in Python state that are others in the next call. ``generators``: all that the
-        body may draw from, beside the default ones. ``expected``: what a watched run told; an engine may take that for
-        known, and stop where the body does anything else (``Recorded.followed``).
+        and leave the caller's mutated arguments alone. ``moving``: paths of
+        tensors in Python state that are others in the next call. ``generators``: all that the body may draw from,
+        beside the default ones. ``expected``: what a watched run told; an engine may take that for known, and stop
+        where the body does anything else (``Recorded.followed``).
 
         If ``executed``, the run is the call: its effects on the caller's tensors, generators and Python state have
         happened afterwards, once, and its result is in the returned ``ObservedRun``, also where ``recording`` is None.

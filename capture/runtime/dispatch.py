@@ -493,7 +493,7 @@ def _tells_apart(captured: Captured, entry: Entry, known: Sequence[Value]) -> bo
 
 def _forget(captured: Captured, entry: Entry, tree: Tree) -> None:
     """Drop all recordings of an entry and start it over."""
-    for node in entry.nodes:
+    for node in list(entry.nodes):
         tree.forget(node)
     entry.nodes.clear()
     if entry.region is not None:

@@ -126,7 +126,7 @@ class Entry:
 
     def release(self) -> None:
         """Drop the recordings."""
-        for node in self.nodes:
+        for node in list(self.nodes):
             node.drop()
         self.nodes.clear()
 

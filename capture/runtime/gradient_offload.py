@@ -48,17 +48,15 @@ class OffloadedGradients:
                     bytes_of(storage).copy_(values)
 
 
-def parked(entry: Entry, call: Call) -> OffloadedGradients:
+def park(parked: OffloadedGradients, entry: Entry, call: Call) -> None:
     """Park the gradients that the plan replaces without reading them, and that nobody else has."""
-    found = OffloadedGradients()
     engine, paths = entry.backend, _dropped(entry)
     if engine is None or not engine.has_own_memory or not paths:
-        return found
+        return
     with torch.no_grad(), torch.inference_mode(False):
         storages = _alone(call, paths, torch.device(engine.name))
         if sum(one.nbytes() for one in storages) >= WORTH:
-            found.park(storages)
-    return found
+            parked.park(storages)
 
 
 def _dropped(entry: Entry) -> set[str]:

@@ -6,7 +6,6 @@ put where staged ones were, and what lies in the pool is moved out of it.
 
 from __future__ import annotations
 
-import gc
 import time
 import weakref
 from collections.abc import Sequence
@@ -40,24 +39,19 @@ _latest: weakref.WeakKeyDictionary[Captured, weakref.ref[RecordingGuard]] = weak
 
 
 def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Reply:
-    """Record ``call`` under the current node. Its result, or what is to give it where nothing of the run stands.
-
-    No garbage is collected meanwhile: what a recording notes would be looked through several times, and dies by itself.
-    """
-    tree.recording, collecting = True, gc.isenabled()
-    gc.disable()
-    parked = gradient_offload.parked(entry, call)
-    if parked.nbytes or (entry.facts is not None and not entry.nodes):  # after a watched run
-        with capture_lock:
-            tree.make_room(captured.log)
+    """Record ``call`` under the current node. Its result, or what is to give it where nothing of the run stands."""
+    parked = gradient_offload.OffloadedGradients()
     try:
+        tree.recording = True
+        gradient_offload.park(parked, entry, call)
+        if parked.nbytes or (entry.facts is not None and not entry.nodes):  # after a watched run
+            with capture_lock:
+                tree.make_room(captured.log)
         with rank_agreement.exchange(captured, entry) as exchange:
             reply = _record(captured, entry, call, tree, pattern, exchange, undo=undo)
     finally:
         tree.recording = False
         parked.settle()
-        if collecting:
-            gc.enable()
         tree.put_away(captured.log, "a failed recording")
     return reply
 
@@ -112,7 +106,7 @@ def _record(
         entry.region.settle(node)
     result = _result(captured, call, tree, node, recorded, uncounted, undo=undo)
     tree.attach(node)
-    entry.nodes.append(node)
+    node.listed_in(entry.nodes)
     counters.recordings += 1
     ms = (time.perf_counter() - begin) * 1e3
     captured.log.add("record", _detail(plan, tree, recorded), ms=ms, nbytes=tree.pool.reserved_bytes())
@@ -160,7 +154,6 @@ def _run(
                 call,
                 inputs,
                 undo=undo,
-                warm=entry.facts is not None,
                 moving=moving_paths(entry),
                 generators=generators_of(call, entry),
                 expected=expected if entry.facts is not None else None,

@@ -79,8 +79,25 @@ class Node:
     layout: Any = None
     """The pool as this recording left it."""
     tree: OwningTree | None = None
+    _listed_in: list[Node] | None = None
     view: Any = None
     """For the C module: what stays as it is from now on."""
+
+    def listed_in(self, nodes: list[Node]) -> None:
+        """Whoever keeps it by key does so in this list, until it is dropped."""
+        self._listed_in = nodes
+        nodes.append(self)
+
+    def lose(self) -> None:
+        """Nothing of this recording is used again; outputs that are still held are their holders' alone."""
+        if self.recording is not None:
+            self.recording.release()
+        self.recording = self.tree = None
+        if self.outputs is not None:
+            for number in range(len(self.outputs.groups)):
+                self.outputs.lose(number)
+        if self._listed_in is not None and self in self._listed_in:
+            self._listed_in.remove(self)
 
     def see(self) -> None:
         """It is in its tree, complete."""

@@ -21,7 +21,7 @@ from capture.tree.tree import Tree
 
 
 class _ThreadTrees:
-    """A thread's trees, given up when it ends."""
+    """A thread's trees, given up when it ends: others keep its fast paths, and nodes by their keys."""
 
     def __init__(self) -> None:
         self.trees: dict[str, Tree] = {}
@@ -29,8 +29,13 @@ class _ThreadTrees:
     def __del__(self) -> None:
         if sys.is_finalizing():  # torch no longer counts who holds a storage, and aborts where Python's count differs
             return
-        for tree in self.trees.values():
-            tree.pool.keep_for([storage for _, storage in tree.live_blocks()])
+        _give_up(self.trees)
+
+
+def _give_up(trees: dict[str, Tree]) -> None:
+    while trees:
+        _, tree = trees.popitem()
+        tree.give_up()
 
 
 _NO_TASK = -1
@@ -156,6 +161,4 @@ def trees_of(function: Any) -> list[Tree]:
 
 def forget_trees() -> None:
     """Start over in this thread."""
-    for tree in _trees.in_use.trees.values():
-        tree.pool.keep_for([storage for _, storage in tree.live_blocks()])
-    _trees.in_use.trees.clear()
+    _give_up(_trees.in_use.trees)

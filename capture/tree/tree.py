@@ -312,12 +312,16 @@ class Tree:
 
     def retire(self) -> None:
         """Give up this pool and all recordings; whoever still holds memory of it keeps it alive."""
-        self.pool.keep_for([storage for _, storage in self.live_blocks()])
-        for node in walk(self.root):
-            _lose(node)
+        self.give_up()
         self.pool = self.backend.new_pool()
         self.root = self.pool_is_at = Node()
         self._end()
+
+    def give_up(self) -> None:
+        """Drop all recordings: nothing but the holders of outputs keeps memory of the pool."""
+        self.pool.keep_for([storage for _, storage in self.live_blocks()])
+        for node in walk(self.root):
+            node.lose()
 
     def forget(self, node: Node) -> None:
         """Drop a recording and all below it. Outputs still held keep their values."""
@@ -337,14 +341,4 @@ class Tree:
             if not siblings:
                 del node.parent.children[node.key]
         for below in walk(node):
-            _lose(below)
-
-
-def _lose(node: Node) -> None:
-    """Nothing of this recording is used again; outputs that are still held are their holders' alone."""
-    if node.recording is not None:
-        node.recording.release()
-    node.recording = node.tree = None
-    if node.outputs is not None:
-        for number in range(len(node.outputs.groups)):
-            node.outputs.lose(number)
+            below.lose()

@@ -211,14 +211,13 @@ class Spy(CpuBackend):
         inputs: Sequence[Input],
         *,
         undo: bool = False,
-        warm: bool = True,
         moving: frozenset[str] = frozenset(),
         generators: Sequence[torch.Generator] = (),
         expected: Expectation | None = None,
     ) -> Recorded:
         self.asked.append("record")
         del expected
-        return super().record(pool, call, inputs, undo=undo, warm=warm, moving=moving, generators=generators)
+        return super().record(pool, call, inputs, undo=undo, moving=moving, generators=generators)
 
 
 @pytest.fixture

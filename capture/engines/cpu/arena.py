@@ -54,9 +54,13 @@ class Arena:
         self._segments: list[ArenaSegment] = []
         self._free: list[tuple[Address, int]] = []  # sorted by address, neighbours merged
         self._taken: dict[Address, tuple[Block, weakref.ref[torch.UntypedStorage]]] = {}
+        self._died: list[tuple[Block, weakref.ref[torch.UntypedStorage]]] = []
+        """Storages die in the middle of anything: by garbage collection, or in another thread. Their blocks are given
+        back when the thread that records asks for memory."""
 
     def allocate(self, nbytes: int) -> Block:
         """A free block of at least ``nbytes``, the tightest fit there is. It is taken once ``track`` is called."""
+        self._settle()
         size = max(-(-nbytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
         fits = [(length, address) for address, length in self._free if length >= size]
         if not fits:
@@ -94,15 +98,16 @@ class Arena:
 
     def track(self, block: Block, storage: torch.UntypedStorage) -> None:
         """The block is taken until the storage dies."""
-        address = block.address
+        died = self._died
+        self._taken[block.address] = (block, weakref.ref(storage, lambda reference: died.append((block, reference))))
 
-        def died(reference: weakref.ref[torch.UntypedStorage]) -> None:
-            taken = self._taken.get(address)
+    def _settle(self) -> None:
+        while self._died:
+            block, reference = self._died.pop()
+            taken = self._taken.get(block.address)
             if taken is not None and taken[1] is reference:
-                del self._taken[address]
+                del self._taken[block.address]
                 self._release(block)
-
-        self._taken[address] = (block, weakref.ref(storage, died))
 
     def _release(self, block: Block) -> None:
         begin, length = block.address, block.nbytes
@@ -124,6 +129,7 @@ class Arena:
 
     def live_blocks(self) -> set[Block]:
         """Blocks taken now."""
+        self._settle()
         return {block for block, _ in self._taken.values()}
 
     def find(self, address: Address) -> bool:

@@ -60,12 +60,12 @@ class CpuBackend:
         return False
 
     def record(
-        self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
+        self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
         expected: Expectation | None = None,
     ) -> Recorded:  # fmt: skip
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""
-        del warm, moving, generators, expected
+        del moving, generators, expected
         tape = Tape(pool)
         staged = _Staged(pool, tape, call, inputs)
         recorder = TapeRecorder(pool, tape, undo=undo)

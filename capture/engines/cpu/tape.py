@@ -14,7 +14,6 @@ nobody looks.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, Literal
@@ -30,6 +29,7 @@ from capture.native import native
 from capture.observe.operator_schema import OperatorTraits
 from capture.state.call import Call
 from capture.torch_private import capabilities, operators
+from capture.torch_private.warned import warned
 
 
 @define(eq=False)
@@ -166,27 +166,25 @@ class Tape:
         outs = [self.registers[out[1]] for out in step.outs if out is not None]
         for out in outs:
             _fill(out)
+        sources = [(out.data_ptr(), out.shape, out.stride()) for out in outs]
         try:
-            with warnings.catch_warnings(record=True) as objections, torch.no_grad():
-                warnings.simplefilter("always")  # as errors, torch would print those of a call that fails
-                sources = [(out.data_ptr(), out.shape, out.stride()) for out in outs]
+            with torch.no_grad():
                 args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
-                function(*args, **kwargs, out=outs[0] if len(outs) == 1 else tuple(outs))
+                _, objected = warned(function, *args, **kwargs, out=outs[0] if len(outs) == 1 else tuple(outs))
         except Exception:  # noqa: BLE001 - any objection means that this form is not used
             return False
-        kept = not objections and sources == [(out.data_ptr(), out.shape, out.stride()) for out in outs]
+        kept = not objected and sources == [(out.data_ptr(), out.shape, out.stride()) for out in outs]
         return kept and all(same_bits(out, result) for out, result in zip(outs, results, strict=True))
 
     def prove(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
         """Run ``function`` like the operator; True if it gave the bits of ``results`` in as many tensors."""
         try:
-            with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("error")
+            with torch.no_grad():
                 args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
-                found = function(*args, **kwargs)
+                found, objected = warned(function, *args, **kwargs)
         except Exception:  # noqa: BLE001 - any objection means that this form is not used
             return False
-        if step.single is not isinstance(found, torch.Tensor):
+        if objected or step.single is not isinstance(found, torch.Tensor):
             return False
         found = [found] if step.single else list(found)
         same = len(found) == len(results) and all(isinstance(one, torch.Tensor) for one in found)

@@ -80,7 +80,7 @@ def _compare(
 ) -> Refusal | None:  # fmt: skip
     here = (pool.device, torch.device("cuda"))
     mine = [one for one in generators if one.device in here]
-    capture = Capture(pool, mine, relaxed=False)
+    capture = Capture(pool, mine)
     recorder = GraphRecorder(pool, {generator_id(one) for one in (*mine, default_generator(pool.device))}, made.moving)
     watched, failure = None, None
     try:

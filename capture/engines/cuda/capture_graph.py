@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from capture.engines.cuda.driver import node_counter
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.streams import order_draws
 from capture.torch_private import capabilities, cuda
+from capture.torch_private.warned import warned
 
 _ATTEMPTS = 3  # another thread's sync may end a capture at any moment
 
@@ -31,13 +31,12 @@ class RefusedError(BaseException):
 class Capture:
     """One ``torch.cuda.CUDAGraph`` on the pool's stream.
 
-    ``error``: why the capture itself could not be ended, where the body did not raise. ``relaxed``: for a body that
-    was not warmed up, whose libraries initialise themselves in the middle of it.
+    ``error``: why the capture itself could not be ended, where the body did not raise. The mode is relaxed: libraries
+    may initialise themselves in the middle of the body, and graphs, events and tensors may be collected meanwhile.
     """
 
-    def __init__(self, pool: CudaPool, generators: Sequence[torch.Generator], *, relaxed: bool) -> None:
+    def __init__(self, pool: CudaPool, generators: Sequence[torch.Generator]) -> None:
         self._pool = pool
-        self._mode = "relaxed" if relaxed else "thread_local"
         self._generators = list({capabilities.generator_id(one): one for one in generators}.values())
         self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph(keep_graph=True)
         self.error: str | None = None
@@ -47,7 +46,6 @@ class Capture:
     def running(self) -> Iterator[None]:
         """Everything launched inside the block becomes the graph. What the block raises comes out unchanged."""
         pool = self._pool
-        collecting = gc.isenabled()
         before = torch.cuda.current_stream(pool.device)
         pool.keep_workspaces()
         with torch.cuda.device(pool.device), torch.cuda.stream(pool.stream):
@@ -57,7 +55,6 @@ class Capture:
             pool.stream.wait_stream(before)
             order_draws(pool.device)  # a capture begins by writing what replays that draw may be reading
             pool.is_capturing = True
-            gc.disable()  # a collection may free graphs and events, which no capture survives
             try:
                 self._begin()
                 try:
@@ -66,8 +63,6 @@ class Capture:
                     self._end()
             finally:
                 pool.end_capture()
-                if collecting:
-                    gc.enable()
         before.wait_stream(pool.stream)
 
     def generators(self) -> list[torch.Generator]:
@@ -109,18 +104,18 @@ class Capture:
     def _begin(self) -> None:
         assert self._graph is not None
         try:
-            self._graph.capture_begin(pool=self._pool.id, capture_error_mode=self._mode)
+            self._graph.capture_begin(pool=self._pool.id, capture_error_mode="relaxed")
         except RuntimeError:
             self._recover()
             raise
 
     def _end(self) -> None:
         try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                assert self._graph is not None
-                self._graph.capture_end()
-            self.is_empty = any("CUDA Graph is empty" in str(one.message) for one in caught)
+            assert self._graph is not None
+            count = node_counter(self._pool.stream)
+            nodes = -1 if count is None else count()
+            _, objected = warned(torch.cuda.CUDAGraph.capture_end, self._graph)  # torch says where it is empty
+            self.is_empty = objected if nodes < 0 else nodes == 0
         except RuntimeError as error:
             self.error = str(error).partition("\n")[0]
             self._recover()
@@ -142,8 +137,6 @@ class Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         for generator in self._generators:
             graph.register_generator_state(generator)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            order_draws(self._pool.device)
-            graph.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="thread_local")
-            graph.capture_end()
+        order_draws(self._pool.device)
+        graph.capture_begin(pool=torch.cuda.graph_pool_handle(), capture_error_mode="relaxed")
+        warned(torch.cuda.CUDAGraph.capture_end, graph)  # torch says that it is empty

@@ -62,7 +62,7 @@ class CudaBackend:
     """The current stream is being captured by somebody."""
 
     def record(
-        self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False, warm: bool = True,
+        self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
         expected: Expectation | None = None,
     ) -> Recorded:  # fmt: skip
@@ -73,7 +73,7 @@ class CudaBackend:
         pool.find(0)  # look at the memory once, before anything is asked about it while capturing
         here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
         mine = [one for one in generators if one.device in here]
-        capture = Capture(pool, mine, relaxed=not warm)
+        capture = Capture(pool, mine)
         known = {generator_id(one) for one in (*mine, default_generator(self.device))}
         follows = expected is not None and not moving and self._may_verify(pool, call)
         recorder = VerifyingRecorder(pool, expected) if expected and follows else GraphRecorder(pool, known, moving)

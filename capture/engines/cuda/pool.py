@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +39,7 @@ from capture.engines.cuda.streams import (
 from capture.engines.staging import over
 from capture.native import seen
 from capture.torch_private import capabilities, cuda
+from capture.torch_private.warned import warned
 
 _MUCH = 8 << 20  # bytes
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
@@ -119,12 +119,11 @@ class CudaPool:
         if self._anchors:
             return False
         anchor = torch.cuda.CUDAGraph(keep_graph=True)
-        with warnings.catch_warnings(), torch.cuda.device(self.device), torch.cuda.stream(self.stream):
-            warnings.simplefilter("ignore")  # torch says that the graph is empty
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             order_draws(self.device)  # a capture begins by writing what replays that draw may be reading
             try:
-                anchor.capture_begin(pool=self.id, capture_error_mode="thread_local")
-                anchor.capture_end()
+                anchor.capture_begin(pool=self.id, capture_error_mode="relaxed")
+                warned(torch.cuda.CUDAGraph.capture_end, anchor)  # torch says that it is empty
             except RuntimeError:
                 self.is_broken = True
                 cuda.end_failed_capture(self.index, self.id)

@@ -1,0 +1,44 @@
+"""Whether a call of torch warned, without touching the warning filters, which belong to all threads.
+
+The interpreter looks up where a warning of C code belongs in the globals of the Python function that made the call. It
+notes what was said in their ``__warningregistry__``, which it makes where there is none; and where their ``__name__``
+is None, as while modules are torn down, it drops the warning. So the call is made by a function that has globals of its
+own: the warning is not shown, raises nothing, and the registry tells that there was one.
+"""
+
+from __future__ import annotations
+
+import _warnings
+import types
+from collections.abc import Callable
+from typing import Any
+
+_REGISTRY = "__warningregistry__"
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+def warned(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
+    """What a function gives, and whether it warned: one in C, or one in Python that calls such a one itself. The
+    warning is dropped."""
+    own: dict[str, Any] = {"__name__": None}
+    if isinstance(function, types.FunctionType):
+        own = {name: value for name, value in function.__globals__.items() if name != _REGISTRY} | own
+        same = types.FunctionType(function.__code__, own, None, function.__defaults__, function.__closure__)
+        same.__kwdefaults__ = function.__kwdefaults__
+        return same(*args, **kwargs), _REGISTRY in own
+    return types.FunctionType(_call.__code__, own)(function, args, kwargs), _REGISTRY in own
+
+
+def _is_told() -> bool:
+    """This interpreter does as described above."""
+    try:
+        return warned(_warnings.warn, "a probe of torch-capture") == (None, True)
+    except Warning:
+        return False
+
+
+CAN_TELL = _is_told()
+"""False where the interpreter does otherwise: a warning comes out then as any other, and nothing tells of it."""
