@@ -341,6 +341,8 @@ class Facts:
     host_syncs: tuple[HostSync, ...] = ()
     host_work: tuple[HostWork, ...] = ()
     unkeyed: tuple[Unkeyed, ...] = ()
+    reads_form: bool = True
+    """What the body does or gives may follow from strides that tell no element's place, or from alignments."""
     runners: tuple[PackageRunner, ...] = ()
     collectives: tuple[Collective, ...] = ()
     dissent: Dissent | None = None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
-from capture.key import numpy_arrays, pytree
+from capture.key import numpy_arrays, pytree, tensor_meta
 from capture.native import native
 from capture.torch_private import capabilities
 from capture.torch_private.distributed import progress_of, sharding_of
@@ -162,17 +162,21 @@ class Unkeyable(Exception):
 
 
 def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
-    """Metadata of a plain tensor: all that a recording has frozen except its address and values."""
+    """Metadata of a plain tensor: all that a recording has frozen except its address and values, and its form
+    (``runtime.entry.Family``)."""
     try:
+        shape, stride = tensor.shape, tensor.stride()
+        if shape and shape[0] == 1:
+            stride = tensor_meta.plain_strides(shape, stride)
         part = (
             tensor.dtype,
-            tensor.shape,
-            tensor.stride(),
+            shape,
+            stride,
             tensor.device,
             tensor.requires_grad,
             tensor.is_inference(),
+            tensor.data_ptr() == -1,  # raises where there is none
             "no memory" if capabilities.is_zero_tensor(tensor) else tensor.is_conj() or tensor.is_neg(),
-            tensor.data_ptr() & 63,  # kernels sum in another order on other alignments, so the staged copy keeps it
         )
     except RuntimeError:  # a sparse or nested tensor has no strides or no address
         return _odd_tensor_key(tensor, leaves)

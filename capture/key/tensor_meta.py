@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -119,6 +121,31 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
+
+
+def leading_ones(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """How many dimensions of size 1 stand before all others in a contiguous tensor, their strides in order and beyond
+    all else. Such strides tell no element's place; nor do they change the order of dimensions, by which kernels go."""
+    count = next((i for i, size in enumerate(shape) if size != 1), len(shape))
+    expected = 1
+    for size, step in zip(reversed(shape[count:]), reversed(stride[count:]), strict=True):
+        if size > 1 and step != expected:
+            return 0
+        expected *= size
+    steps = (*stride[:count], expected)
+    return count if all(outer >= inner for outer, inner in itertools.pairwise(steps)) else 0
+
+
+def is_in_order(tensor: torch.Tensor) -> bool:
+    """A contiguous tensor no dimension of which has smaller strides than those after it."""
+    plain = tensor.layout is torch.strided and not tensor.is_nested and tensor.is_contiguous()
+    return plain and all(outer >= inner for outer, inner in itertools.pairwise(tensor.stride()))
+
+
+def plain_strides(shape: Sequence[int], stride: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides with those of ``leading_ones`` as in a tensor of its own."""
+    count = leading_ones(shape, stride)
+    return (math.prod(shape),) * count + stride[count:]
 
 
 def is_part_of_one(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:

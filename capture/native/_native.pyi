@@ -153,6 +153,7 @@ class FastPath:
         ready: Any,
         constants: tuple[Any, ...],
         alignments: tuple[int, ...],
+        leading: tuple[int, ...],
         spans: tuple[int, ...],
         order: tuple[int, ...],
         shared: tuple[int, ...],

@@ -4,6 +4,8 @@
    general way. So a step must not change anything until the last one that may refuse has been passed. */
 #include "torch_abi.h"
 
+#define ANYWHERE 64 /* the alignment of a tensor that may have any */
+
 typedef struct {
     PyObject_HEAD
     PyObject *modes;       /* Modes */
@@ -20,7 +22,9 @@ typedef struct {
     PyObject *constants;   /* tuple: a value, or MISS in the place of a tensor */
     Steps steps;           /* holds references, too */
     Py_ssize_t least, most; /* values that a call may give: the others are defaults */
-    uint8_t alignments[MOST_VALUES]; /* of tensors: their addresses modulo 64 */
+    uint8_t alignments[MOST_VALUES]; /* of tensors: their addresses modulo 64, or ANYWHERE */
+    uint8_t leading[MOST_VALUES]; /* of tensors: how many first dimensions, of size 1, may have other strides */
+    int loose;             /* some may */
     uint64_t spans[MOST_VALUES]; /* bytes from a tensor's first to its last, of a group's leader to the group's last */
     uint64_t shifts[MOST_VALUES]; /* bytes from where the group begins: tensors that share memory */
     uint16_t leaders[MOST_VALUES]; /* the tensor where its group begins, or itself */
@@ -68,6 +72,21 @@ static int share_alike(FastPath *self, PyObject *const *tensors, const uint64_t 
     return 1;
 }
 
+/* Strides of first dimensions that nobody compared are in order, and beyond all else: 1, 0, -1. */
+static int leads(PyObject *tensor, Py_ssize_t count)
+{
+    TensorMeta meta;
+    if (!is_plain_tensor(tensor) || !read_meta(tensor, &meta) || meta.dim < count)
+        return 0;
+    int64_t least = 1;
+    for (Py_ssize_t i = count; i < meta.dim; i++)
+        least *= meta.sizes[i];
+    for (Py_ssize_t i = count - 1; i >= 0; least = meta.strides[i], i--)
+        if (meta.strides[i] < least)
+            return 0;
+    return 1;
+}
+
 /* Arguments of the same kinds: 1 with the tensors and their addresses, 0, -1. */
 static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uint64_t *addresses)
 {
@@ -87,8 +106,11 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
         int read = is_plain_tensor(tensors[i]) && read_address(tensors[i], &addresses[i]);
         if (!read && address_of(tensors[i], &addresses[i]) < 0)
             return -1;
-        same = (addresses[i] & 63) == self->alignments[i];
+        same = self->alignments[i] == ANYWHERE || (addresses[i] & 63) == self->alignments[i];
     }
+    for (Py_ssize_t i = 0; same > 0 && self->loose && i < count; i++)
+        if (self->leading[i])
+            same = leads(tensors[i], self->leading[i]);
     if (same > 0 && self->shares)
         same = share_alike(self, tensors, addresses);
     return same > 0 ? are_apart(self, addresses) : same;
@@ -237,7 +259,8 @@ static void path_dealloc(PyObject *self)
 }
 
 /* ``order``: the leaders. ``shared``: a leader, a shift and an object for each tensor, or empty. */
-static int set_tensors(FastPath *self, PyObject *alignments, PyObject *spans, PyObject *order, PyObject *shared)
+static int set_tensors(
+    FastPath *self, PyObject *alignments, PyObject *leading, PyObject *spans, PyObject *order, PyObject *shared)
 {
     Py_ssize_t count = self->steps.tensors, leaders = PyTuple_GET_SIZE(order);
     self->shares = PyTuple_GET_SIZE(shared) > 0;
@@ -246,7 +269,7 @@ static int set_tensors(FastPath *self, PyObject *alignments, PyObject *spans, Py
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        long long found[5] = {0, 0, i, 0, i};
+        long long found[5] = {0, 0, i, 0, i}, ones = PyLong_AsLongLong(PyTuple_GET_ITEM(leading, i));
         found[0] = PyLong_AsLongLong(PyTuple_GET_ITEM(alignments, i));
         found[1] = PyLong_AsLongLong(PyTuple_GET_ITEM(spans, i));
         for (int part = 0; self->shares && part < 3; part++)
@@ -256,6 +279,8 @@ static int set_tensors(FastPath *self, PyObject *alignments, PyObject *spans, Py
         if (PyErr_Occurred())
             return -1;
         self->alignments[i] = (uint8_t)found[0];
+        self->leading[i] = (uint8_t)(ones < 255 ? ones : 255); /* torch has no more than 64 dimensions */
+        self->loose |= ones > 0;
         self->spans[i] = (uint64_t)found[1];
         self->leaders[i] = (uint16_t)found[2];
         self->shifts[i] = (uint64_t)found[3];
@@ -277,24 +302,25 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
         "guards", "receiver", "kind", "in_use", "trees", "backend", "counters", "marks",
-        "replay", "ready", "constants", "alignments", "spans", "order", "shared", "least", "most", "verifies", "attach",
+        "replay", "ready", "constants", "alignments", "leading", "spans", "order", "shared", "least", "most", "verifies", "attach",
         "registrations", "sampled", NULL};
     FastPath given = {0};
     Steps *steps = &given.steps;
-    PyObject *alignments, *spans, *order, *shared;
+    PyObject *alignments, *leading, *spans, *order, *shared;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!nnpOOl", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!O!nnpOOl", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
             &given.in_capture, &given.check, &given.guards, &given.receiver,
             &given.kind, &given.in_use, &PyDict_Type, &given.trees, &given.backend, &steps->counters,
             &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &PyTuple_Type, &alignments,
-            &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,
+            &PyTuple_Type, &leading, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,
             &steps->verifies, &steps->attach, &steps->registrations, &steps->sampled))
         return NULL;
     given.steps.count = PyTuple_GET_SIZE(given.constants);
     given.steps.tensors = PyTuple_GET_SIZE(alignments);
     if (given.steps.count > MOST_VALUES || given.steps.tensors > given.steps.count ||
         given.most > given.steps.count || PyTuple_GET_SIZE(spans) != given.steps.tensors ||
+        PyTuple_GET_SIZE(leading) != given.steps.tensors ||
         !is_modes(given.modes) ||
         (given.guards != Py_None && !is_guards(given.guards)) ||
         (given.receiver != Py_None && !PyWeakref_Check(given.receiver)) ||
@@ -313,7 +339,7 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->vectorcall = path_call;
     self->least = given.least;
     self->most = given.most;
-    if (set_tensors(self, alignments, spans, order, shared) < 0)
+    if (set_tensors(self, alignments, leading, spans, order, shared) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }

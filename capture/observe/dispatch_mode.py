@@ -15,7 +15,7 @@ import torch
 from typing_extensions import override
 
 from capture.core.facts import CodeLocation, Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Unkeyed
-from capture.key.tensor_meta import is_part_of_one, memory_of, nbytes_of, storage_of
+from capture.key.tensor_meta import is_in_order, is_part_of_one, memory_of, nbytes_of, storage_of
 from capture.observe import operator_schema, source_location
 from capture.observe.higher_order import HigherOrderMode
 from capture.observe.operator_schema import (
@@ -105,6 +105,10 @@ class ObserveMode(HigherOrderMode):
         if id(storage) in self.arguments or (name in ("_version", *COUNTING) and self.before.owners(storage)):
             kind: Literal["answer", "place"] = "place" if name in COUNTING else "answer"
             self._note_unkeyed(f"{type(holder).__name__}.{name}", kind, storage)
+
+    def note_form(self) -> None:
+        """The body asks a tensor for its strides."""
+        self.trace.reads_form = True
 
     def _note_unkeyed(self, name: str, kind: Literal["answer", "place", "beside"], storage: Any) -> None:
         """Whose storage it is. Nobody else's counts, such as what the body made."""
@@ -208,6 +212,7 @@ class ObserveMode(HigherOrderMode):
         made, among = False, set() if lifted else set(map(id, storages))
         for tensor in tensors_out(result):
             made = self._see_output(tensor, known, among) or made
+        trace.reads_form = trace.reads_form or _reads_form(known, inputs, result)
         trace.num_ops += made or bool(known.writes)
         trace.sequence.append(known.name)
         trace.scalars.append(scalars_of(known, args, kwargs, constant=self._made_constant(known, inputs)))
@@ -399,6 +404,10 @@ class ObserveMode(HigherOrderMode):
     def alive(self) -> dict[int, Produced]:
         """Memory made by the body that is still in use."""
         return {key: produced for key, produced in self.trace.produced.items() if produced.storage() is not None}
+
+
+def _reads_form(op: OperatorTraits, inputs: list[torch.Tensor], result: Any) -> bool:
+    return op.reads_form or not (op.view or all(map(is_in_order, (*inputs, *tensors_out(result)))))
 
 
 def _shape_of(tensor: torch.Tensor) -> Reshaped:

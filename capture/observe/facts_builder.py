@@ -76,6 +76,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         host_syncs=tuple(trace.syncs.values()),
         host_work=tuple(trace.work) + (_once_a_line(trace.cpu_work) if accelerators else ()),
         unkeyed=tuple(trace.unkeyed),
+        reads_form=_reads_form(watched, kept),
         runners=tuple(trace.runners),
         collectives=(*trace.collectives.values(), *_handles(outputs)),
         draws=tuple(trace.draws.values()),
@@ -94,6 +95,13 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     )
     unread = {one.path for one in handed_on} | {path for path, leaf in arguments if trace.is_unread(leaf)}
     return DescribedRun(facts, implicit, outputs, effects, unread=frozenset(unread))
+
+
+def _reads_form(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> bool:
+    """Nobody asked for strides, and what is left is new, or the caller's own: views of arguments have their strides."""
+    trace = watched.watch.trace
+    odd = trace.reads_form or trace.work or trace.unkeyed or trace.syncs or trace.hooks or trace.lent
+    return bool(odd) or any(leaf.kind not in ("fresh", "input", "python") for leaf in kept)
 
 
 def _escapes(watched: ObservedRun, kept: set[int]) -> list[Produced]:

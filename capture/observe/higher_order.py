@@ -38,7 +38,7 @@ class HigherOrderMode(TorchDispatchMode):
 
     def higher_order(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one, its operators seen where that is possible."""
-        kernel = _kernel(op, args, kwargs)
+        kernel, self.trace.reads_form = _kernel(op, args, kwargs), True
         if kernel is None:
             self.trace.work.append(HostWork(op=op.name(), kind="unsafe", where=source_location.user_location()))
             return op(*args, **kwargs)

@@ -89,6 +89,8 @@ class OperatorTraits:
     """Makes a view, which runs nothing on a device."""
     composite: Callable[..., Any] | None
     """Runs the operators that it is made of; None if it is not made of others."""
+    reads_form: bool
+    """Its results may follow from the form of a tensor (``runtime.entry.Family``)."""
     plain: bool
     """Nothing but what its arguments are decides what it does: no host reads, no copies to or from the CPU."""
 
@@ -163,6 +165,7 @@ def _traits_of(op: Operator) -> OperatorTraits:
         opaque=full == RUNS_PACKAGE or (foreign and not view and not writes),
         lifts=base.startswith("lift"),
         composite=composite(op),
+        reads_form=not (view and base not in _REACHING) and not _is_elementwise(op),
         plain=not (reads_host or dynamic or unsafe or special or changes != "no" or namespace in NAMESPACES),
     )
 
@@ -171,6 +174,13 @@ def _metadata_change(base: str, tags: Any) -> Literal["no", "view", "storage"]:
     if base in ("resize_", "resize_as_", "set_", "set_data", "_resize_output_"):
         return "storage"
     return "view" if torch.Tag.inplace_view in tags else "no"
+
+
+def _is_elementwise(op: Operator) -> bool:
+    """Each element follows from the elements in its place. With ``memory_format`` strides are taken over, as ``clone``
+    does."""
+    named = (argument.name == "memory_format" for argument in op._schema.arguments)
+    return torch.Tag.pointwise in op.tags and not any(named)
 
 
 _REACHING = ("as_strided", "as_strided_", "as_strided_copy", "set_")

@@ -102,7 +102,7 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
     try:
         with contextlib.ExitStack() as around:
             around.enter_context(host_reads(watch.note_sync, watch.note_export, watch.note_resized))
-            around.enter_context(unkeyed_reads(watch.note_unkeyed, arguments, theirs))
+            around.enter_context(unkeyed_reads(watch.note_unkeyed, watch.note_form, arguments, theirs))
             around.enter_context(graph_uses(watch.note_hook))
             around.enter_context(watch.device_syncs())
             around.enter_context(handles_watched(watch.note_unsafe, before.modules))

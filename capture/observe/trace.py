@@ -99,6 +99,8 @@ class RunTrace:
     num_ops: int = 0
     plain: bool = True
     """No operator so far does more than its arguments tell."""
+    reads_form: bool = False
+    """See ``OperatorTraits``: of any operator so far."""
     objects: set[int] = field(factory=set)
     """``id`` of the tensor objects that operators got, while the caller or the snapshot keeps them alive."""
     lists: set[int] = field(factory=set)

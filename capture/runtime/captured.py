@@ -161,6 +161,11 @@ class Captured:
         own = [entry for family in self.families.values() for entry in family.entries.values()]
         return [one for entry in own for one in (entry, *(entry.region.entries() if entry.region is not None else ()))]
 
+    def note_form(self, entry: Entry, facts: Facts) -> None:
+        """A run showed whether calls that differ in form alone are the same (``Family``)."""
+        if entry.family is not None and entry.family.note(reads_form=facts.reads_form):
+            self.fast_paths.clear()
+
     def release(self) -> None:
         """Drop all recordings; plans stay."""
         for entry in self.entries():

@@ -56,7 +56,7 @@ from capture.observe import run, source_location
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import inputs, miss_reason, planning, rebind, record, verify
 from capture.runtime.captured import Captured
-from capture.runtime.entry import Entry, Family, Phase, drop_dead
+from capture.runtime.entry import Entry, Phase, drop_dead
 from capture.runtime.replay import replay
 from capture.runtime.training_region import Region
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict, done
@@ -129,11 +129,11 @@ def _entry_of(captured: Captured, values: Values, modes: Ambient) -> tuple[Entry
     if family is None:
         if captured.deaths_seen != deaths():
             captured.deaths_seen = drop_dead(captured.families)
-        family = captured.families[key] = Family(tuple(inputs.span_of(leaf) for leaf in leaves))
+        family = captured.families[key] = inputs.family_of(leaves)
     pattern = inputs.alias_pattern(leaves, family.spans) if len(leaves) > 1 else ()
-    entry = family.entries.get(pattern)
+    entry = family.find(pattern, leaves)
     if entry is None:
-        entry = family.entries[pattern] = Entry((*key, pattern), shares_memory=bool(pattern))
+        entry = family.add(Entry((*key, pattern), shares_memory=bool(pattern)), pattern, leaves)
     return entry, leaves
 
 

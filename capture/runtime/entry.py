@@ -90,6 +90,9 @@ class Entry:
     backend: Backend | None = None
     partners: frozenset[int] = frozenset()
     """Ranks that took part when this rank told the others of a run for this key."""
+    family: Family | None = field(default=None, repr=False)
+    form: tuple[Any, ...] = ()
+    """See ``Family``: of the call it was made for."""
     region: TrainingRegion | None = None
     """If the results need gradients: what is recorded is the forward pass then."""
 
@@ -139,10 +142,55 @@ class Entry:
 
 @define(eq=False)
 class Family:
-    """Entries of one key; ``spans`` are the bytes each tensor leaf covers."""
+    """Entries of one key, by the pattern of shared memory among the leaves and by their form.
+
+    The form of a leaf is where it begins, modulo 64, and strides that tell no element's place
+    (``tensor_meta.leading_ones``). It tells entries apart, as kernels sum in another order on another alignment, until
+    a watched run shows that nothing follows from it. The staged copy of an argument keeps the form of the first one.
+    """
 
     spans: tuple[int, ...]
+    """Bytes that each tensor leaf covers."""
+    placed: tuple[int, ...]
+    """Positions of the leaves whose alignment counts: a single element is read alone, wherever it lies."""
+    loose: tuple[int, ...]
+    """Positions of the leaves that have such strides."""
     entries: dict[tuple[Any, ...], Entry] = field(factory=dict)
+    reads_form: bool | None = None
+    """What watched runs showed; None before the first."""
+
+    @property
+    def takes_any_form(self) -> bool:
+        """Calls that differ in form alone are the same."""
+        return self.reads_form is False
+
+    def form(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """That of a call."""
+        begins = [leaves[position].data_ptr() & 63 for position in self.placed]
+        return (*begins, *[leaves[position].stride() for position in self.loose])
+
+    def find(self, pattern: tuple[Any, ...], leaves: Sequence[Any]) -> Entry | None:
+        """The entry of a call."""
+        return self.entries.get((pattern, () if self.reads_form is False else self.form(leaves)))
+
+    def add(self, entry: Entry, pattern: tuple[Any, ...], leaves: Sequence[Any]) -> Entry:
+        """Keep a new entry for calls like this one."""
+        entry.family, entry.form = self, self.form(leaves)
+        self.entries[pattern, () if self.takes_any_form else entry.form] = entry
+        return entry
+
+    def note(self, *, reads_form: bool) -> bool:
+        """A run was watched. True if calls come to other entries than before."""
+        before = self.takes_any_form
+        self.reads_form = bool(self.reads_form) or reads_form
+        if before == self.takes_any_form:
+            return False
+        known, self.entries = self.entries, {}
+        for (pattern, _), entry in known.items():
+            form = () if self.takes_any_form else entry.form
+            if self.entries.setdefault((pattern, form), entry) is not entry:
+                entry.retire()
+        return True
 
 
 def drop_dead(families: dict[tuple[Any, ...], Family]) -> int:

@@ -22,7 +22,7 @@ from capture.guards.module_registrations import registrations
 from capture.guards.recording_guard import nothing_to_check
 from capture.key.modes import Here, modes_like_now
 from capture.key.signature import Leaf, switches_of
-from capture.key.tensor_meta import span_bytes
+from capture.key.tensor_meta import leading_ones, span_bytes
 from capture.native import MISS, MOST_PATHS, MOST_VALUES, native
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
@@ -34,6 +34,7 @@ from capture.tree.thread_trees import in_use
 from capture.tree.tree import Tree
 
 _KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
+_ANYWHERE = 64  # the alignment of a tensor that may have any
 _KEPT = 8  # paths of equal shapes: some for each thread and mode
 _NO_POSITION = (1, 0)  # at least one value and at most none: no call by position alone fits
 
@@ -111,18 +112,21 @@ def _path(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Ent
     receiver, guards = captured.receiver_of, () if captured.stateless else tuple(_key_guards(captured, len(values)))
     order, spans, shared = _layout(leaves)
     trees = in_use()
+    any_form = entry.family is not None and entry.family.takes_any_form
+    leading = tuple([leading_ones(leaf.shape, leaf.stride()) if any_form else 0 for leaf in leaves])
+    begins = [_ANYWHERE if any_form or leaf.numel() < 2 else leaf.data_ptr() & 63 for leaf in leaves]
     return native.FastPath(
         modes=modes, miss=MISS, ok=nothing_to_check, function=captured,
         defaults_of=function if isinstance(function, types.FunctionType) else None,
         defaults=getattr(function, "__defaults__", None), entry=entry, number=entry.number,
         limit=captured.annotation.max_recordings,
         in_capture=entry.backend.in_capture if entry.backend.has_own_memory else None,  # nothing captures the host
-        check=capabilities.metadata_guard(leaves), guards=native.Guards(guards) if guards else None,
+        check=capabilities.metadata_guard(leaves, leading), guards=native.Guards(guards) if guards else None,
         receiver=receiver if isinstance(receiver, weakref.ref) else None,
         kind=type(receiver()), in_use=trees, trees=trees.trees,
         backend=entry.backend.name, counters=captured.log.counters, marks=marks(), replay=goes_on.replay,
         ready=goes_on.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
-        alignments=tuple([leaf.data_ptr() & 63 for leaf in leaves]), spans=spans,
+        alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
         attach=None if entry.region is None else entry.region.attach, registrations=registrations,
         sampled=SAMPLED if captured.annotation.checks == "sampled" else 0,

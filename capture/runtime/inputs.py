@@ -14,7 +14,7 @@ from capture.engines.base import Input
 from capture.engines.staging import dense_enough
 from capture.key import tensor_meta
 from capture.key.tensor_meta import alias_groups, any_overlap
-from capture.runtime.entry import Entry
+from capture.runtime.entry import Entry, Family
 from capture.state import snapshot
 from capture.state.call import Call
 from capture.state.source import Source
@@ -26,6 +26,22 @@ def span_of(leaf: Any) -> int:
     """Bytes between a tensor's first element and the end of its last; 0 for what is no strided tensor."""
     strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
     return tensor_meta.span_bytes(leaf) if strided else 0
+
+
+def _has_address(leaf: torch.Tensor) -> bool:
+    try:
+        leaf.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
+def family_of(leaves: Sequence[Any]) -> Family:
+    """A family of calls like this one."""
+    spans = tuple(map(span_of, leaves))
+    seen = [i for i, leaf in enumerate(leaves) if spans[i] and _has_address(leaf)]
+    loose = [i for i in seen if tensor_meta.leading_ones(leaves[i].shape, leaves[i].stride())]
+    return Family(spans, tuple(i for i in seen if leaves[i].numel() > 1), tuple(loose))
 
 
 def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...]:

@@ -58,7 +58,7 @@ def _of_keys(captured: Captured, old: Entry, new: Entry, call: Call) -> tuple[st
         if index == 5:
             return _first(captured.optimizers.labels(), before, after)
         return ("module training flags" if index == 3 else "a guard"), "", ""
-    return None
+    return None if old.form == new.form else ("the alignment of an argument", str(old.form), str(new.form))
 
 
 def _first(names: Any, before: Key, after: Key) -> tuple[str, str, str] | None:

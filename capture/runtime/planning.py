@@ -152,6 +152,7 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
     if facts.gradients and plan.outcome == "record":
         return None
     entry.facts = facts
+    captured.note_form(entry, facts)
     entry.expected = None if facts.drifts or facts.sequence_change else expected(watched, observed.described)
     if plan.outcome == "record":
         entry.warmups_left = max(captured.annotation.warmup - 1, passes_measured(watched.before.modules))

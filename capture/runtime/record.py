@@ -107,6 +107,7 @@ def _record(
     result = _result(captured, call, tree, node, recorded, uncounted, undo=undo)
     tree.attach(node)
     node.listed_in(entry.nodes)
+    captured.note_form(entry, facts)
     counters.recordings += 1
     ms = (time.perf_counter() - begin) * 1e3
     captured.log.add("record", _detail(plan, tree, recorded), ms=ms, nbytes=tree.pool.reserved_bytes())

@@ -239,10 +239,13 @@ HAS_METADATA_GUARD = _TensorGuards is not None
 """Metadata of several tensors can be compared in one call; without it keys are always built in full."""
 
 
-def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A function that tells whether other tensors have the types and metadata of these. Needs the guard."""
+def metadata_guard(tensors: Sequence[torch.Tensor], free: Sequence[int] = ()) -> Callable[..., bool]:
+    """A function that tells whether other tensors have the types and metadata of these. Needs the guard. ``free``: of
+    how many first dimensions the strides may be others, for each tensor."""
     sizes: Any = [list(tensor.size()) for tensor in tensors]  # Any: the stub asks for one tensor's
     strides: Any = [list(tensor.stride()) for tensor in tensors]
+    for numbers, count in zip(strides, free, strict=False):
+        numbers[:count] = [None] * count
     return _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 

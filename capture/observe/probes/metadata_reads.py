@@ -26,9 +26,11 @@ _OF_STORAGES = ("nbytes", "size", "__len__", "is_shared", "is_pinned")
 
 @contextmanager
 def unkeyed_reads(
-    note: Callable[[str, Holder], None], given: Iterable[tuple[str, Any]], theirs: Mapping[int, torch.Tensor]
-) -> Iterator[None]:
-    """Call ``note(name, holder)`` where code in this thread asks a tensor or a storage for one of these.
+    note: Callable[[str, Holder], None], note_form: Callable[[], None], given: Iterable[tuple[str, Any]],
+    theirs: Mapping[int, torch.Tensor],
+) -> Iterator[None]:  # fmt: skip
+    """Call ``note(name, holder)`` where code in this thread asks a tensor or a storage for one of these, and
+    ``note_form()`` where it asks for strides.
 
     ``given``: the leaves that the body got; what the caller's code put on them is no part of the key either.
     ``theirs``: see `stand_ins`; they answer.
@@ -41,11 +43,17 @@ def unkeyed_reads(
         note(name, holder)
         return theirs.get(id(holder), holder)
 
+    def asked_for_strides(name: str, holder: Any) -> Any:
+        if threading.get_ident() == thread and is_asked_by_users():
+            note_form()
+        return holder
+
     tensors: dict[str, Any] = {name: _method(name, getattr(torch.Tensor, name), asked) for name in _METHODS}
     tensors |= {name: _property(name, getattr(torch.Tensor, name), asked) for name in _PROPERTIES}
     tensors |= {
         name: _counting(name, found, asked) for name in COUNTING if (found := getattr(torch.Tensor, name, None))
     }
+    tensors["stride"] = _method("stride", torch.Tensor.stride, asked_for_strides)
     functions = {name: _counting(name, found, asked) for name in COUNTING if (found := getattr(torch, name, None))}
     named = {id(leaf): leaf for _, leaf in given if isinstance(leaf, torch.Tensor) and leaf.__dict__}
     if named:

@@ -1,0 +1,136 @@
+"""What no kernel can tell is no part of a key: alignments and strides that mean nothing, where nobody asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import capture, recordings
+from tests.support.device import DEVICE
+from tests.support.keys import bits, x_of
+from tests.support.keys import fresh as fresh
+
+
+def _last(n: int) -> Tensor:
+    """The last 8 of a row: another stride of the dimension of size 1, and another alignment, for each length."""
+    return x_of(n, 1, n)[:, -8:]
+
+
+def _compare(body: Callable[..., Any], makers: list[Callable[[int], Tensor]], times: int = 24) -> Any:
+    """Calls with other forms give what eager gives, strides included. The captured function."""
+    mine = capture(body, max_recordings=50)
+    for n in range(8, 8 + times):
+        assert bits(mine(*[make(n) for make in makers])) == bits(body(*[make(n) for make in makers]))
+    return mine
+
+
+ELEMENTWISE: dict[str, tuple[Callable[..., Any], list[Callable[[int], Tensor]]]] = {
+    "scaled": (lambda x: x * 2, [_last]),
+    "chain": (lambda x: torch.where(x > 0, x.exp() - 1, x.sin()), [_last]),
+    "two": (lambda x, y: x + y * 2, [_last, _last]),
+    "broadcast": (lambda x, y: x * y, [_last, lambda n: x_of(n, 3, 1, 8)]),
+    "views inside": (lambda x: x.view(2, 4).unsqueeze(1) * 2, [_last]),
+    "a row of a table": (lambda x: torch.relu(x) + 1, [lambda n: x_of(n, 40, 5)[n]]),
+    "three dimensions": (lambda x: x * 3, [lambda n: x_of(n, 1, n, 4)[:, -1:]]),
+    "channels": (lambda x: x * 3, [lambda n: x_of(n, 1, 1, n, 4)[:, :, -4:]]),
+    "in place": (lambda x: x.mul_(2), [_last]),
+    "none of size 1": (lambda x: x - 1, [lambda n: x_of(n, n + 4)[n:]]),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_forms_of_one_kind_share_a_recording(name: str) -> None:
+    mine = _compare(*ELEMENTWISE[name])
+    assert recordings(mine).recordings == 1
+    assert recordings(mine).replays >= 22
+
+
+ONE_ELEMENT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "product": lambda x, t: x * t,
+    "matrix": lambda x, t: (x @ x.T) * t,
+    "softmax": lambda x, t: torch.softmax(x / t.abs(), 0),
+    "index": lambda x, t: x.index_select(0, t.reshape(1).long() * 0),
+}
+
+
+@pytest.mark.parametrize("name", ONE_ELEMENT)
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_element_lies_anywhere(name: str, shape: tuple[int, ...]) -> None:
+    table, x = torch.arange(1.0, 33.0, device=DEVICE), x_of(0, 3, 4)
+    mine = capture(ONE_ELEMENT[name])
+    for i in range(32):
+        one = table[i].view(shape)
+        assert bits(mine(x, one)) == bits(ONE_ELEMENT[name](x, one))
+    assert recordings(mine).recordings == 1
+
+
+SEEN: dict[str, tuple[Callable[..., Any], list[Callable[[int], Tensor]]]] = {
+    "view given back": (lambda x: (x * 2, x[:, 2:]), [_last]),
+    "clone": (lambda x: x.clone(), [_last]),
+    "like": (lambda x: torch.zeros_like(x) + x, [_last]),
+    "another dtype": (lambda x: x.double(), [_last]),
+    "strides": (lambda x: x * x.stride(0), [_last]),
+    "strides at once": (lambda x: x * sum(x.stride()), [_last]),
+    "sum": (lambda x: x.sum(), [lambda n: x_of(n, 800 + n)[n:]]),
+    "product of matrices": (lambda x: x @ x.T, [_last]),
+    "transposed": (lambda x: x.T * 2, [_last]),
+    "laid out by strides": (lambda x: torch.empty_strided(x.shape, x.stride(), device=DEVICE).copy_(x) * 2, [_last]),
+    "contiguous": (
+        lambda x: x.contiguous(memory_format=torch.channels_last) * 2,
+        [lambda n: x_of(n, 1, 2, n, 4)[:, :, -4:]],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+@pytest.mark.parametrize("name", SEEN)
+def test_what_the_body_can_see_tells_calls_apart(name: str) -> None:
+    _compare(*SEEN[name])
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+def test_strides_of_another_order_are_another_key() -> None:
+    """A row that is a transposed column: kernels go through its dimensions in another order."""
+
+    def body(x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    mine = capture(body)
+    for y in (x_of(3, 1), torch.tensor(2.0)):
+        for _ in range(3):
+            for x in (x_of(1, 8, 1).t(), x_of(2, 1, 8), x_of(1, 20, 1)[:8].t(), _last(12)):
+                assert bits(mine(x, y)) == bits(body(x, y))
+
+
+def test_a_branch_that_sees_forms_ends_it() -> None:
+    """What is known of one branch does not hold for the other, which the same key may reach."""
+    ways = [0]
+
+    def body(x: Tensor) -> Tensor:
+        return x * 2 if ways[0] == 0 else x.clone()
+
+    mine = capture(body, max_recordings=50)
+    for n in [*range(8, 16), *range(8, 24)]:
+        ways[0] = int(n % 3 == 0)
+        assert bits(mine(_last(n))) == bits(body(_last(n)))
+
+
+def test_forms_of_a_region() -> None:
+    """Results need gradients: forward and backward are recorded apart."""
+    torch.set_grad_enabled(True)
+    weight, other = (nn.Parameter(x_of(3, 1, 8)) for _ in range(2))
+
+    def body(x: Tensor, weight: Tensor) -> Tensor:
+        return x * weight + 1
+
+    mine = capture(body, max_recordings=50)
+    for n in range(8, 24):
+        got, expected = mine(_last(n), weight), body(_last(n), other)
+        assert bits(got) == bits(expected)
+        got.sum().backward()
+        expected.sum().backward()
+    assert bits(weight.grad) == bits(other.grad)
