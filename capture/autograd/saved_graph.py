@@ -15,7 +15,9 @@ that a gradient would be computed from values that the forward pass never saw.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -33,20 +35,28 @@ from capture.observe.gradient_uses import ends_of, hooks_off, nodes_above, refus
 from capture.state.call import Call
 from capture.state.snapshot import Snapshot
 from capture.torch_private.autograd import donation_allowed, nodes_on_stream, writes_saved_tensors
+from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.torch_private.cuda import is_capturing
 from capture.torch_private.devices import captured_stream
 from capture.tree.outputs import Alias
 
 
-class ForwardOutputs(NamedTuple):
-    """What a body gives whose results need gradients."""
-
+class _ForwardOutputs(NamedTuple):
     result: Any
     """The user's result, without a graph."""
     attached: tuple[torch.Tensor, ...]
     """Tensors in it that need gradients."""
     saved: tuple[torch.Tensor, ...]
     """Made by the body and needed by its backward pass."""
+
+
+class ForwardOutputs(_ForwardOutputs):
+    """What a body gives whose results need gradients."""
+
+    program: SavedGraph | None = None
+    """What its gradients are computed with: that of the run, or of the recording, which gave this. No member of the
+    tuple, so that no recording hands it out."""
+    is_replay: bool = False
 
 
 def lies_apart(pair: ForwardOutputs) -> bool:
@@ -73,13 +83,58 @@ class SavedTensor:
         """From what an attention kernel drew, which reads this on the host unless it is captured."""
 
 
-class SavedTensorHooks:
-    """The tensors of the call whose gradients are computed now. The graph knows this, and nothing that knows it."""
+class Pass:
+    """One backward pass through a graph, which several threads may run at once."""
 
-    __slots__ = ("is_marking", "saved_tensors", "tensors")
+    __slots__ = ("task", "tensors", "thread")
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.thread, self.task = threading.get_ident(), NO_TASK
+        """The thread that began it, and the run of autograd that it is, once autograd came here."""
+
+
+class Passes:
+    """The backward passes that run through a graph now."""
+
+    __slots__ = ("_running",)
 
     def __init__(self) -> None:
-        self.tensors: Sequence[torch.Tensor] = ()
+        self._running: list[Pass] = []
+
+    @contextlib.contextmanager
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """One runs in the block, with the tensors of its call."""
+        one = Pass(tensors)
+        self._running.append(one)
+        try:
+            yield
+        finally:
+            self._running.remove(one)
+
+    def current(self) -> Pass:
+        """The one that autograd, which asks, is in. It asks in the thread that began it, or in one of its own: then it
+        can only be one that it has not asked for yet."""
+        running = list(self._running)
+        task = graph_task()
+        if task != NO_TASK:
+            for one in running:
+                if one.task == task:
+                    return one
+            running = [one for one in running if one.task == NO_TASK]
+        here = threading.get_ident()
+        mine = [one for one in running if one.thread == here] or running
+        mine[-1].task = task
+        return mine[-1]
+
+
+class SavedTensorHooks:
+    """Puts what tells of a tensor in its place. The graph knows this, and nothing that knows it."""
+
+    __slots__ = ("is_marking", "passes", "saved_tensors")
+
+    def __init__(self) -> None:
+        self.passes = Passes()
         self.is_marking = False
         """What is looked for are seeds."""
         self.saved_tensors: list[SavedTensor] = []
@@ -96,7 +151,7 @@ class SavedTensorHooks:
             saved_tensor.is_seed = self.is_marking and may_be_seed(saved_tensor.tensor)
             return saved_tensor.tensor if self.is_marking else saved_tensor.tensor.detach()
         assert saved_tensor.alias is not None
-        tensor = saved_tensor.alias.build(self.tensors[saved_tensor.index].detach())
+        tensor = saved_tensor.alias.build(self.passes.current().tensors[saved_tensor.index].detach())
         tensor = tensor.conj() if saved_tensor.conj else tensor
         tensor = tensor.neg() if saved_tensor.neg else tensor
         return on_host(tensor) if saved_tensor.is_seed and not is_capturing() else tensor
@@ -113,6 +168,8 @@ class SavedTensorHooks:
 class SavedGraph:
     """Gradients of one body. Tensors it needs, in order: ``saved``, then arguments, then tensors in Python state."""
 
+    owner: Any = None
+    """Makes the results of calls part of the callers' graphs."""
     hooks: SavedTensorHooks = field(factory=SavedTensorHooks)
     outputs: tuple[GradientEdge, ...] = ()
     inputs: tuple[GradientEdge, ...] = ()
@@ -190,16 +247,13 @@ class SavedGraph:
             return (None,) * len(self.inputs)
         if self.before_eager is not None and not is_capturing():
             self.before_eager()
-        self.hooks.tensors = tensors
-        try:
-            with (
-                hooks_off(self.parameters),
-                self._here(defined),
-                donation_allowed() if self.donates else nullcontext(),
-            ):
-                return torch.autograd.grad(edges, self.inputs, defined, retain_graph=True, allow_unused=True)
-        finally:
-            self.hooks.tensors = ()
+        with (
+            self.hooks.passes(tensors),
+            hooks_off(self.parameters),
+            self._here(defined),
+            donation_allowed() if self.donates else nullcontext(),
+        ):
+            return torch.autograd.grad(edges, self.inputs, defined, retain_graph=True, allow_unused=True)
 
     def _here(self, grads: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
         """A capture cannot go to the streams of nodes that others made."""
@@ -242,8 +296,9 @@ class GraphSaver:
         for alias in (*self._aliases.values(), *(alias for alias, _ in self._lent.values())):
             if (alias.dtype, alias.device) in empty:
                 alias.data = empty[alias.dtype, alias.device]
-        result = _replaced(result, detached)
-        return ForwardOutputs(result, tuple(detached.values()), tuple(saved))
+        pair = ForwardOutputs(_replaced(result, detached), tuple(detached.values()), tuple(saved))
+        pair.program = self.program
+        return pair
 
     def _to_lend(self) -> Iterator[torch.Tensor]:
         """What needs gradients in Python state and is no argument: the program's graph is to end at the run's own. It

@@ -58,7 +58,7 @@ from capture.runtime import inputs, miss_reason, planning, rebind, record, verif
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry, Phase, drop_dead
 from capture.runtime.replay import replay
-from capture.runtime.training_region import Region
+from capture.runtime.training_region import Region, finish
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict, done
 from capture.state import snapshot
 from capture.state.call import Call
@@ -148,14 +148,11 @@ def _unkeyable(captured: Captured, values: Values, reason: str) -> Any:
 
 def _go_on(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
     """The result of a call that has its entry."""
-    region = entry.region
-    if region is not None:
-        region.begin()
     reply = GO_ON
     while reply.verdict is Verdict.GO_ON:
         reply = _STAGES[entry.phase](captured, entry, values, leaves)
     if reply.verdict is Verdict.DONE:
-        return reply.result if region is None else region.finish(reply.result, leaves)
+        return finish(reply.result, leaves)
     assert reply.verdict is Verdict.START_OVER
     now = here()
     assert now is not None  # as at the beginning of the call
@@ -513,11 +510,7 @@ class _GoesOn:
 
     def replay(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
         """Run a recording that was found to fit."""
-        region = self.entry.region
-        if region is None:
-            return replay(self.captured, node, tree, values, leaves)
-        region.begin()
-        return region.finish(replay(self.captured, node, tree, values, leaves), leaves)
+        return finish(replay(self.captured, node, tree, values, leaves), leaves)
 
     def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
         """The recording that follows relies on state that is another now."""

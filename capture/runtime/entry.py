@@ -32,17 +32,8 @@ class TrainingRegion(Protocol):
     def make_call(self, **parts: Any) -> Call:
         """A call whose body is the forward pass."""
 
-    def begin(self) -> None:
-        """A call of the forward pass begins."""
-
-    def finish(self, result: Any, leaves: Sequence[Any]) -> Any:
-        """The result of the forward pass as part of the caller's graph."""
-
     def attach(self, result: Any, leaves: list[Any], node: Node) -> Any:
-        """The same for what C replayed, from begin to end."""
-
-    def settle(self, node: Node) -> None:
-        """A recording was made of the last run."""
+        """What C replayed of the forward pass as part of the caller's graph."""
 
     def entries(self) -> list[Entry]:
         """Those of all backward passes."""

@@ -102,8 +102,7 @@ def _record(
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
     node.written = written
     process_groups.note_user(node, facts)
-    if entry.region is not None:
-        entry.region.settle(node)
+    call.settle(node)
     result = _result(captured, call, tree, node, recorded, uncounted, undo=undo)
     tree.attach(node)
     node.listed_in(entry.nodes)
@@ -178,7 +177,7 @@ def _result(
     assert described is not None
     if not recorded.executed:
         return None if undo else _first_replay(captured, node, tree, call, uncounted)
-    return outputs.finish(outputs.adopt(own_values(outputs, call, described)), call.named_roots)
+    return call.whole(outputs.finish(outputs.adopt(own_values(outputs, call, described)), call.named_roots))
 
 
 def _facts_and_plan(
@@ -232,7 +231,7 @@ def _first_replay(captured: Captured, node: Node, tree: Tree, call: Call, uncoun
     assert outputs is not None
     recording.replay(call.leaves)
     count_writes(uncounted, call.leaves)
-    return outputs.build(tree.pool, call.leaves, node.statics.__getitem__, call.named_roots)
+    return call.whole(outputs.build(tree.pool, call.leaves, node.statics.__getitem__, call.named_roots))
 
 
 def _node(

@@ -38,7 +38,7 @@ def refused(
     values = own_values(outputs, call, recorded.described)
     _settle_shapes(call, recorded)
     _leave_pool(tree, recorded)
-    result = outputs.finish(values, call.named_roots)
+    result = call.whole(outputs.finish(values, call.named_roots))
     if undo:
         undo_run(recorded)
     return Reply(Verdict.DONE, result, refuted=Refuted(facts, plan, reason))

@@ -22,11 +22,14 @@ def replay(captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], 
     recording.replay(leaves)
     if node.written:
         count_writes(node.written, leaves)
+    result: Any
     if outputs.single is not None:
         result = outputs.build_single()
     else:
         roots = lambda: captured.call(values, leaves).named_roots()  # noqa: E731 - a call is made only if it is asked for
         result = outputs.build(tree.pool, leaves, node.statics.__getitem__, roots, in_place=in_place)
+    if node.program is not None:
+        result.program, result.is_replay = node.program, True
     tree.stand_on(node)
     captured.log.counters.replays += 1
     return result

@@ -12,6 +12,7 @@ in another thread, it comes in by the front door, as any caller of a captured fu
 from __future__ import annotations
 
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,10 +45,6 @@ from capture.tree.thread_trees import acting_for, thread_state, tree_for
 _DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
-def _nowhere() -> None:
-    """Where no program was recorded."""
-
-
 class DoubleBackwardError(CaptureError, RuntimeError):
     """Gradients of gradients were asked for through a captured function."""
 
@@ -56,12 +53,26 @@ class DoubleBackwardError(CaptureError, RuntimeError):
 class RegionCall(Call):
     """A call whose body gives a ``ForwardOutputs``."""
 
-    forward: Callable[[Call, tuple[Any, ...]], ForwardOutputs]
+    region: Region
+    program: SavedGraph | None = None
+    """Of the body's last run."""
     keeps_program: bool = True
 
     @override
     def run(self, values: tuple[Any, ...] | None = None) -> Any:
-        return self.forward(self, self.values if values is None else values)
+        pair = self.region.run(self, self.values if values is None else values)
+        self.program = pair.program
+        return pair
+
+    @override
+    def settle(self, node: Node) -> None:
+        assert self.program is not None
+        self.region.settle(node, self.program)
+
+    @override
+    def whole(self, result: ForwardOutputs) -> ForwardOutputs:
+        result.program = self.program
+        return result
 
 
 class BackwardCall(Call):
@@ -93,10 +104,10 @@ class Region:
                        for dtype in _DIFFERENTIABLE for device in devices}  # fmt: skip
         self._accumulates = captured.annotation.gradients == "accumulate"
         self._anchor: accumulate_grad.Anchor | None = None
-        self._made: SavedGraph | None = None
-        """Of the body's run in the present call, if there was one."""
-        self._recorded: dict[Any, tuple[SavedGraph, weakref.ref[Pool]]] = {}
-        """By form, one whose body ran in a recording, and where: autograd runs a node on the stream it was made on."""
+        self._recorded: weakref.WeakKeyDictionary[Pool, dict[Any, SavedGraph]] = weakref.WeakKeyDictionary()
+        """By form, one whose body was recorded in that pool: autograd runs a node on the stream it was made on."""
+        self._forms: set[Any] = set()
+        """All of these."""
         self._backwards: dict[Any, _Backward] = {}
         """By form, and whether it accumulates."""
         self._retired = False
@@ -106,47 +117,29 @@ class Region:
         watch = run_module.active_watch()
         before = watch.before if watch is not None else snapshot.snapshot(call.roots())
         saver = GraphSaver(call, values, before, self._wanted)
-        pair = saver.run(values, self._empty)
-        self._made = saver.program
-        return pair
+        saver.program.owner = self
+        return saver.run(values, self._empty)
 
     def make_call(self, **parts: Any) -> Call:
         """A call whose body is the forward pass."""
-        return RegionCall(forward=self.run, **parts)
-
-    def begin(self) -> None:
-        """A call of the forward pass begins: no body has run in it yet."""
-        self._made = None
+        return RegionCall(region=self, **parts)
 
     def attach(self, pair: ForwardOutputs, leaves: list[Leaf], node: Node) -> Any:
         """What the C module replayed, with the graph of the caller."""
-        self._made = None
-        return self._join(pair, leaves, node.program, is_replay=True) if pair.attached else pair.result
+        return self.join(pair, leaves, node.program, is_replay=True) if pair.attached else pair.result
 
-    def settle(self, node: Node) -> None:
-        """A recording was made of the last run."""
-        node.program = program = self._made
-        assert program is not None
+    def settle(self, node: Node, program: SavedGraph) -> None:
+        """A recording was made of the run that gave the program."""
+        node.program = program
         pool = self._pool()
-        self._recorded[program.form], program.before_eager = (program, weakref.ref(pool)), pool.before_eager()
+        self._recorded.setdefault(pool, {})[program.form] = program
+        self._forms.add(program.form)
+        program.before_eager = pool.before_eager()
         paths = {id(tensor): path for path, tensor in node.statics.items()}
         program.paths = {id(one): paths[id(one)] for one in (*program.parameters, *program.held) if id(one) in paths}
         program.follow(node.statics)
 
-    def finish(self, result: Any, leaves: Sequence[Leaf]) -> Any:
-        """Make the results of a call part of the caller's graph."""
-        made, self._made = self._made, None
-        if type(result) is not ForwardOutputs:
-            return result
-        if not result.attached:
-            return result.result
-        program = made
-        if program is None:
-            assert self._entry.backend is not None
-            program = tree_for(self._entry.backend).current.program
-        return self._join(result, leaves, program, is_replay=made is None)
-
-    def _join(self, pair: ForwardOutputs, leaves: Sequence[Leaf], program: SavedGraph, *, is_replay: bool) -> Any:
+    def join(self, pair: ForwardOutputs, leaves: Sequence[Leaf], program: SavedGraph, *, is_replay: bool) -> Any:
         inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
         frame = Frame(self, program, inner, kept, pair.attached)
         wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
@@ -176,15 +169,12 @@ class Region:
         key = program.form, buffers is not None
         backward = self._backwards.get(key)
         if backward is None:
-            backward = self._backwards[key] = _Backward(
-                self._captured, program, self._calls, accumulates=buffers is not None
-            )
-        recorded, where = self._recorded.get(program.form, (None, _nowhere))
-        if recorded is None and not backward.was_called:
-            return backward(program, tensors, grads, buffers or ())
-        if recorded is None or where() is not self._pool():
+            made = _Backward(self._captured, program, self._calls, accumulates=buffers is not None)
+            backward = self._backwards.setdefault(key, made)
+        recorded = self._recorded.get(self._pool(), {}).get(program.form)
+        if recorded is None and (backward.was_called or program.form in self._forms):
             return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
-        return backward(recorded, tensors, grads, buffers or ())
+        return backward(recorded or program, tensors, grads, buffers or ())
 
     def _pool(self) -> Pool:
         assert self._entry.backend is not None
@@ -200,6 +190,17 @@ class Region:
         for backward in self._backwards.values():
             backward.captured.retire()
         self._backwards.clear()
+
+
+def finish(result: Any, leaves: Sequence[Leaf]) -> Any:
+    """What a call gave, if it was a forward pass as part of the caller's graph."""
+    if type(result) is not ForwardOutputs:
+        return result
+    if not result.attached:
+        return result.result
+    program = result.program
+    assert program is not None
+    return program.owner.join(result, leaves, program, is_replay=result.is_replay)
 
 
 def _parted(
@@ -237,11 +238,17 @@ def _computed(
     return (*wanted, *made)
 
 
+class _Programs(threading.local):
+    """The program whose backward pass a thread runs now, or ran last."""
+
+    now: SavedGraph
+
+
 class _Backward:
     """The backward pass of programs of one form, as a captured function of the tensors it takes."""
 
     def __init__(self, forward: Captured, program: SavedGraph, calls: Calls, *, accumulates: bool) -> None:
-        self._program, self._accumulates, self.was_called = program, accumulates, False
+        self._programs, self._accumulates, self.was_called = _Programs(), accumulates, False
         self._calls = calls
         names = [f"saved_{index}" for index in range(program.num_saved)]
         names += [f"input_{index}" for index in range(len(program.given))]
@@ -263,7 +270,7 @@ class _Backward:
     def __call__(
         self, program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any]
     ) -> Sequence[Any]:
-        self._program, self.was_called = program, True
+        self._programs.now, self.was_called = program, True
         values = (*tensors, *grads, *buffers)
         result = self.captured.straight(*values)
         found: Sequence[Any] = self._calls(self.captured, values, {}) if result is MISS else result
@@ -271,11 +278,12 @@ class _Backward:
 
     def _receivers(self, positions: Sequence[int]) -> Sequence[torch.Tensor]:
         """The parameters that get the results at these positions, if all are gradients of some."""
-        first = len(self._program.wanted)
-        return [self._program.now_parameters[one - first] for one in positions] if min(positions) >= first else ()
+        program = self._programs.now
+        first = len(program.wanted)
+        return [program.now_parameters[one - first] for one in positions] if min(positions) >= first else ()
 
     def _run(self, *values: Any) -> tuple[Any, ...]:
-        program = self._program
+        program = self._programs.now
         end = len(values) - len(program.parameters) if self._accumulates else len(values)
         begin = end - len(program.outputs)
         with inlining():

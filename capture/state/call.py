@@ -37,6 +37,13 @@ class Call:
         """What is watched and recorded: the body, called with these values or with the caller's own."""
         return self.run_plainly(values)
 
+    def settle(self, node: Any) -> None:
+        """A recording was made of this call's last run."""
+
+    def whole(self, result: Any) -> Any:
+        """What that run gave, put together anew, with all that belongs to it."""
+        return result
+
     def run_plainly(self, values: tuple[Any, ...] | None = None) -> Any:
         """The body and nothing else."""
         function = self.function if self.receiver is None else types.MethodType(self.function, self.receiver)

@@ -227,8 +227,12 @@ def only_default_device_modes() -> bool:
     return all(isinstance(mode, DeviceContext) for mode in stack)
 
 
+NO_TASK = -1
+"""No run of autograd."""
+
+
 def _no_task() -> int:
-    return -1
+    return NO_TASK
 
 
 graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _no_task)

@@ -15,7 +15,7 @@ from attrs import frozen
 from capture.core.config import Config, current, put, put_back
 from capture.engines.base import Backend
 from capture.native import seen
-from capture.torch_private.capabilities import graph_task
+from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.tree.step import Marks, marks, use_marks
 from capture.tree.tree import Tree
 
@@ -36,9 +36,6 @@ def _give_up(trees: dict[str, Tree]) -> None:
     while trees:
         _, tree = trees.popitem()
         tree.give_up()
-
-
-_NO_TASK = -1
 
 
 @frozen(eq=False)
@@ -67,7 +64,7 @@ class _Local(threading.local):
         self.in_use = InUse(self.own.trees)
         self.state: ThreadState | None = None
         """The last one that was asked for."""
-        self.serves = (_NO_TASK, 0)
+        self.serves = (NO_TASK, 0)
         """The run of autograd that this thread works in, and the thread that was found to wait for it."""
 
 
@@ -107,7 +104,7 @@ class acting_for:
         if there.thread == threading.get_ident():
             return True
         serves = (graph_task(), there.thread)
-        if serves != _trees.serves or serves[0] == _NO_TASK:
+        if serves != _trees.serves or serves[0] == NO_TASK:
             if not _runs_for(there.thread):
                 return False
             _trees.serves = serves

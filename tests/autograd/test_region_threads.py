@@ -1,0 +1,82 @@
+"""One captured function trained in several threads at once: what a call makes is that call's alone."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capture import capture
+from tests.support.regions import bits, inputs
+from tests.support.regions import fresh as fresh
+
+THREADS = 3
+
+
+def in_threads(work: Callable[[int], None], count: int = THREADS) -> None:
+    """Run ``work(number)`` in threads that begin together. Raises the first error."""
+    gate, errors = threading.Barrier(count), list[BaseException]()
+
+    def run(number: int) -> None:
+        gate.wait()
+        try:
+            work(number)
+        except BaseException as error:  # noqa: BLE001 - handed on
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(120)
+        assert not one.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def chain(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(4):
+        x = torch.tanh(x @ w) * 1.5
+    return x
+
+
+def test_backward_passes_of_one_forward_pass_in_several_threads() -> None:
+    """The graph is kept: passes through it run at once, each with gradients of its own."""
+    for turn in range(6):
+        f = capture(chain)
+        for number in range(turn):  # not recorded, recorded, replayed
+            x, w = inputs(number, 3, 8), inputs(number + 9, 8, 8).requires_grad_()
+            f(x, w).sum().backward()
+        x, w = inputs(1, 3, 8).requires_grad_(), inputs(2, 8, 8).requires_grad_()
+        y, z = chain(x, w), f(x, w)
+        grads = [inputs(30 + number, 3, 8) for number in range(THREADS)]
+        right = [[bits(one) for one in torch.autograd.grad(y, [x, w], grad, retain_graph=True)] for grad in grads]
+
+        def work(number: int, x: Any = x, w: Any = w, z: Any = z, grads: Any = grads, right: Any = right) -> None:
+            for _ in range(5):
+                found = torch.autograd.grad(z, [x, w], grads[number], retain_graph=True)
+                assert [bits(one) for one in found] == right[number]
+
+        in_threads(work)
+
+
+def test_forward_passes_here_and_their_backward_passes_in_other_threads() -> None:
+    f, found = capture(chain), Counter[int]()
+    for turn in range(4):
+        calls = []
+        for number in range(THREADS):
+            x, w = inputs(10 * turn + number, 3, 8), inputs(number + 99, 8, 8).requires_grad_()
+            right = torch.autograd.grad(chain(x, w).square().sum(), w)
+            calls.append((f(x, w), w, bits(right[0])))
+
+        def work(number: int, calls: Any = calls) -> None:
+            z, w, right = calls[number]
+            z.square().sum().backward()
+            found[number] += bits(w.grad) == right
+
+        in_threads(work)
+    assert found == dict.fromkeys(range(THREADS), 4)
