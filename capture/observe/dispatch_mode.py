@@ -7,6 +7,8 @@ with ``execute`` replaced, so that a recording is checked by the same eyes.
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal
@@ -35,7 +37,7 @@ from capture.observe.trace import External, Produced, Reshaped, scalars_of
 from capture.state.snapshot import Snapshot
 from capture.torch_private.capabilities import autocast_inside, generator_id
 from capture.torch_private.devices import captures_kernels
-from capture.torch_private.generators import default_generator, default_generators
+from capture.torch_private.generators import default_generator, default_generators, was_drawn
 from capture.torch_private.operators import is_higher_order, resolving_conjugates
 from capture.torch_private.subclasses import is_wrapper, only_shapes
 
@@ -66,6 +68,9 @@ class ObserveMode(HigherOrderMode):
         """``id`` of the storages of the leaves the body was given."""
         self._leaves: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._devices: set[torch.device] = set()
+        self._began, self._has_others = time.monotonic(), False
+        self._drawn_by_others: set[int] = set()
+        """Generators that other threads drew from meanwhile, by ``generator_id``."""
         self._emptied: list[weakref.ref[torch.UntypedStorage]] = []
         """Storages on the CPU that the body made and gave other memory."""
         self.autocast: dict[str, bool] = {}
@@ -85,13 +90,31 @@ class ObserveMode(HigherOrderMode):
         generators += [source.get() for source in self.before.generators.values()]
         for generator in (*default_generators(), *generators):
             self._drawn[generator_id(generator)] = (generator, generator.get_state())
+        self._began, self._has_others = time.monotonic(), threading.active_count() > 1
 
     def end(self) -> None:
         """The run is over. A generator that stands elsewhere than its draws left it was seeded or set by the body."""
         self.settle_scratch()
-        for generator, state in self._drawn.values():
-            if not torch.equal(state, generator.get_state()):
-                self.note_unsafe(_SEEDING)
+        for generator, _ in self._drawn.values():
+            self._look_at(generator)
+
+    def _look_at(self, generator: torch.Generator) -> torch.Tensor:
+        """Its state. Where it is not the one that the last draw left, others drew from it, or the body set it."""
+        now, key = generator.get_state(), generator_id(generator)
+        known = self._drawn.get(key)
+        if known is None or torch.equal(known[1], now):
+            return now
+        if self._has_others and was_drawn(known[1], now, time.monotonic() - self._began):
+            self._drawn_by_others.add(key)
+        else:
+            self.note_unsafe(_SEEDING)
+        self._drawn[key] = generator, now
+        return now
+
+    def is_drawn_by_others(self, generator: torch.Generator) -> bool:
+        """Another thread drew from it since the run began, which must not be undone."""
+        self._look_at(generator)
+        return generator_id(generator) in self._drawn_by_others
 
     def note_unsafe(self, op: str) -> None:
         """Note what no replay does again, and no operator tells of, once."""
@@ -360,11 +383,7 @@ class ObserveMode(HigherOrderMode):
         if generator is None:
             device = kwargs.get("device") or (inputs[0].device if inputs else "cpu")
             generator = default_generator(torch.device(device))
-        state = generator.get_state()
-        known = self._drawn.get(generator_id(generator))
-        if known is not None and not torch.equal(known[1], state):
-            self.note_unsafe(_SEEDING)
-        return generator, state
+        return generator, self._look_at(generator)
 
     def _see_draws(
         self, op: OperatorTraits, before: tuple[torch.Generator, torch.Tensor], kwargs: dict[str, Any]

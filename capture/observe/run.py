@@ -172,4 +172,5 @@ def undo(watched: ObservedRun) -> None:
     empty_scratch(watched)
     diff.restore(watched.before, watched.changed)
     for generator, state in watched.states:
-        generator.set_state(state)
+        if not watched.watch.is_drawn_by_others(generator):
+            generator.set_state(state)

@@ -453,7 +453,7 @@ def _replay(
     found = verify.verified(captured, entry, node, tree, bound)
     if learned:
         against = f"{found.differs} differs from eager at the new address" if found.is_wrong else None
-        against = verify.NO_MEMORY if found.lacks_memory else against
+        against = found.undecided or against
         if against is not None:
             rebind.distrust(captured, entry, node, learned, against)
     elif found.differs is not None:

@@ -6,6 +6,7 @@ happen once. What a body computes differently from itself is told apart by runni
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from capture.tree.tree import Tree
 Results = list[tuple[str, torch.Tensor | str]]
 """Values by path."""
 NO_MEMORY = "memory does not suffice to compare it with eager"
+OTHERS_DRAW = "another thread draws from the same generator meanwhile"
 _NOISE = 8
 """Times what two runs of a body differ by: a third is no further off. What was read at a wrong address is."""
 
@@ -47,15 +49,23 @@ class State:
     sources: list[tuple[EffectSlot, Any]] = field(factory=list)
     generators: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
 
-    def put_back(self, named: Callable[[], dict[str, Any]]) -> None:
-        """Make everything as it was when this was taken."""
+    def put_back(self, named: Callable[[], dict[str, Any]], left: State | None = None) -> None:
+        """Make everything as it was when this was taken. ``left``: what has been since is this; what other threads
+        drew after that is not undone."""
         with torch.no_grad():
             for _, tensor, contents in self.tensors:
                 tensor.untyped_storage().copy_(contents, False)
         for slot, value in self.sources:
             slot.at(named).set(value)
-        for generator, state in self.generators:
-            generator.set_state(state)
+        for position, (generator, state) in enumerate(self.generators):
+            if left is None or torch.equal(generator.get_state(), left.generators[position][1]):
+                generator.set_state(state)
+
+    def drew_like(self, other: State) -> bool:
+        """Both runs left their generators where the other did. A recording that draws otherwise than its body does not,
+        nor do two runs between which another thread drew: those say nothing."""
+        mine, theirs = ([state for _, state in one.generators] for one in (self, other))
+        return threading.active_count() == 1 or all(map(torch.equal, mine, theirs))
 
 
 def _state(entry: Entry, node: Node, call: Call, named: Callable[[], dict[str, Any]]) -> State:
@@ -67,9 +77,19 @@ def _state(entry: Entry, node: Node, call: Call, named: Callable[[], dict[str, A
             seen.add(id(storage))
             found.tensors.append((path, tensor, storage.clone()))
     found.sources = [(slot, slot.at(named).get()) for slot in node.outputs.effects]
-    generators = [*default_generators(), *(leaf for leaf in call.leaves if isinstance(leaf, torch.Generator))]
-    found.generators = [(generator, generator.get_state()) for generator in (*generators, *node.generators)]
+    found.generators = [(generator, generator.get_state()) for generator in _drawn(entry, node, call)]
     return found
+
+
+def _drawn(entry: Entry, node: Node, call: Call) -> list[torch.Generator]:
+    """What a call draws from, or may draw from. Where other threads run, the rest is their business."""
+    assert entry.plan is not None
+    named = set(entry.plan.generators)
+    unseen = entry.facts is None or bool(entry.facts.unseen) or threading.active_count() == 1
+    given = [(path, leaf) for path, leaf in call.paths() if isinstance(leaf, torch.Generator)]
+    found = default_generators() if unseen or "default" in named else []
+    found += [leaf for path, leaf in given if unseen or path in named]
+    return found + (list(node.generators) if unseen or named - {"default"} - {path for path, _ in given} else [])
 
 
 def _written(entry: Entry, node: Node, call: Call) -> Iterator[tuple[str, torch.Tensor]]:
@@ -163,8 +183,8 @@ class Verified:
     """The path of the first value that differs from the body's."""
     is_wrong: bool = False
     """It is further off than the body is from itself."""
-    lacks_memory: bool = False
-    """Nothing is known, as memory did not suffice to compare."""
+    undecided: str | None = None
+    """Why nothing is known."""
 
 
 @define(eq=False)
@@ -191,13 +211,17 @@ class Comparison:
         """Replay, put back, run the body, compare."""
         captured, (before, _) = self.captured, self.taken()
         replayed = replay(captured, self.node, self.tree, self.call.values, self.call.leaves)
+        left = None
         try:
             left, ours = self.taken(replayed)
         finally:
-            before.put_back(self.call.named_roots)
+            before.put_back(self.call.named_roots, left)
         self.eager = run_body(captured, self.call)
         self.has_run = True
         after, theirs = self.taken(self.eager)
+        if not after.drew_like(left):
+            captured.log.add("verify", OTHERS_DRAW)
+            return Verified(self.eager, undecided=OTHERS_DRAW)
         different = _different(ours, theirs)
         captured.log.add("verify", f"{_names(ours, different)} differs" if different else "equal")
         if not different:
@@ -205,11 +229,12 @@ class Comparison:
             for slot, value in left.sources:  # the result may be what an effect kept
                 slot.at(self.call.named_roots).set(value)
             return Verified(replayed)
-        before.put_back(self.call.named_roots)
+        before.put_back(self.call.named_roots, after)
+        last = None
         try:
-            _, again = self.taken(run_body(captured, self.call))
+            last, again = self.taken(run_body(captured, self.call))
         finally:
-            after.put_back(self.call.named_roots)
+            after.put_back(self.call.named_roots, last)
         wrong = _first_wrong(different, ours, theirs, again)
         return Verified(self.eager, differs=wrong or _names(ours, different), is_wrong=wrong is not None)
 
@@ -222,7 +247,7 @@ def verified(captured: Captured, entry: Entry, node: Node, tree: Tree, call: Cal
         return comparison.run()
     except _NoMemoryError:
         captured.log.add("verify", NO_MEMORY)
-        return Verified(comparison.eager, has_result=comparison.has_run, lacks_memory=True)
+        return Verified(comparison.eager, has_result=comparison.has_run, undecided=NO_MEMORY)
 
 
 def run_body(captured: Captured, call: Call) -> Any:

@@ -6,11 +6,15 @@ decides what it does (layers that are left out, augmentation).
 
 from __future__ import annotations
 
+import ctypes
 import random
+import struct
 import sys
 from typing import Any
 
 import torch
+
+from capture.native import native
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -42,3 +46,52 @@ def restore_host_random(state: tuple[Any, Any]) -> None:
         random.setstate(own)
     if numpys is not None:
         sys.modules["numpy.random"].set_state(numpys)
+
+
+_WORDS = slice(24, 24 + 624 * 8)
+_TWISTER = 5056  # bytes of a CPU generator's state: the seed, what is left of a block, the place in it, 624 words
+_PHILOX = 16  # bytes of an accelerator's: the seed, and how much was drawn
+_BLOCKS = 1000
+_BLOCKS_A_SECOND = 1_000_000  # of 624 numbers: no generator draws as many
+
+
+def was_drawn(before: torch.Tensor, after: torch.Tensor, seconds: float) -> bool:
+    """A generator in the first state comes to the second one by drawing alone, at most so long. Others draw from the
+    default generator while a body is watched; a body that seeds it, or sets its state, leaves what no draw does."""
+    one, other = _bytes_of(before), _bytes_of(after)
+    if one[:8] != other[:8] or len(one) != len(other):  # another seed
+        return False
+    if len(one) == _PHILOX:
+        return bool(one[8:] <= other[8:] if sys.byteorder == "big" else one[:7:-1] <= other[:7:-1])
+    if len(one) != _TWISTER or not _knows_twister:
+        return False
+    limit = _BLOCKS + int(seconds * _BLOCKS_A_SECOND)
+    blocks = native.blocks_between(one[_WORDS], other[_WORDS], limit)
+    return blocks > 0 or (blocks == 0 and _place(one) <= _place(other))
+
+
+def _bytes_of(state: torch.Tensor) -> bytes:
+    return ctypes.string_at(state.data_ptr(), state.numel())
+
+
+def _place(state: bytes) -> int:
+    found: int = struct.unpack_from("=Q", state, 16)[0]
+    return found
+
+
+def _reads_twister() -> bool:
+    """The state of a CPU generator is laid out as it is read here."""
+    try:
+        generator, numbers = torch.Generator("cpu"), torch.empty(1000, dtype=torch.int32, device="cpu")
+        states = [generator.manual_seed(5).get_state()]
+        for count in (3, 300, 1000, 1000):
+            numbers[:count].random_(generator=generator)
+            states.append(generator.get_state())
+    except (RuntimeError, TypeError):
+        return False
+    found = [[was_drawn(one, other, 0) for other in states] for one in states]
+    return found == [[second >= first for second in range(5)] for first in range(5)]
+
+
+_knows_twister = True
+_knows_twister = _reads_twister()

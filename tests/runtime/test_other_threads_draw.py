@@ -1,0 +1,222 @@
+"""Other threads draw from the same generators at any time: that neither counts for a body nor is it undone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import CaptureWarning, capture, config, plans, recordings, warmup
+from capture.observe import dispatch_mode, run
+from capture.torch_private.generators import was_drawn
+from capture.tree import thread_trees
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Inference, no plans on disk, no tree of another test, the generator as it was."""
+    thread_trees.forget_trees()
+    state = torch.get_rng_state()
+    with torch.no_grad(), config.patch(cache=False):
+        yield
+    torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def drawing(draw: Callable[[], Any], every: float = 0.0003) -> Iterator[list[Tensor]]:
+    """Another thread draws all the time."""
+    stop, drawn = threading.Event(), list[Tensor]()
+
+    def other() -> None:
+        while not stop.is_set():
+            drawn.append(draw())
+            time.sleep(every)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        yield drawn
+    finally:
+        stop.set()
+        thread.join()
+
+
+def plain(x: Tensor) -> Tensor:
+    for _ in range(20):
+        x = torch.tanh(x) * 1.5 + 1
+    return x
+
+
+def drops(x: Tensor) -> Tensor:
+    for _ in range(20):
+        x = torch.tanh(x) * 1.5
+    return nn.functional.dropout(x, 0.5, training=True)
+
+
+def noisy(x: Tensor) -> Tensor:
+    y = x + torch.rand_like(x)
+    return plain(y) + torch.randn(x.shape[-1])
+
+
+DRAWS: list[Callable[[], Tensor]] = [
+    lambda: torch.rand(8), lambda: torch.randn(1), lambda: torch.randperm(1000), lambda: torch.rand(100_000),
+    lambda: torch.empty(3).exponential_(), lambda: torch.multinomial(torch.ones(5), 3, replacement=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("body", [plain, drops, noisy])
+def test_bodies_are_recorded_all_the_same(body: Callable[[Tensor], Tensor], draw: Callable[[], Tensor]) -> None:
+    f = capture(body, max_recordings=64, name="f")
+    with drawing(draw):
+        for number in range(1, 9):
+            for _ in range(4):
+                f(torch.ones(number, 4))
+    assert not [plan.findings for plan in plans(f) if plan.outcome == "eager"]
+    assert recordings(f).replays >= 8
+
+
+@pytest.mark.parametrize("body", [plain, drops, noisy])
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+def test_verification_says_nothing_wrong(body: Callable[[Tensor], Tensor]) -> None:
+    f, x = capture(body, verify="first", name="f"), torch.randn(3, 4)
+    with drawing(DRAWS[0]):
+        for _ in range(12):
+            f(x)
+    assert not any(event.detail.endswith("differs") for event in recordings(f).events if event.kind == "verify")
+    torch.manual_seed(3)
+    expected = body(x)
+    torch.manual_seed(3)
+    assert torch.equal(f(x), expected)
+
+
+def test_draws_of_others_are_not_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is undone puts the generator back, but not behind what another thread has drawn: that would draw the
+    same numbers again."""
+    real, drawn = run.run_watched, list[Tensor]()
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        thread = threading.Thread(target=lambda: drawn.append(torch.rand(4)))
+        thread.start()
+        thread.join()
+        return found
+
+    waiting = threading.Event()
+    other = threading.Thread(target=waiting.wait)
+    other.start()  # there are other threads
+    try:
+        f = capture(drops, name="f")
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "run_watched", watched)
+            warmup(f)(torch.ones(3, 4))
+        assert drawn
+        after = torch.rand(4)
+        assert not any(torch.equal(after, one) for one in drawn)
+    finally:
+        waiting.set()
+        other.join()
+
+
+def test_what_a_run_draws_itself_is_undone() -> None:
+    """With and without other threads that do not draw."""
+    f, before = capture(drops, name="f"), torch.get_rng_state()
+    warmup(f)(torch.ones(3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    waiting = threading.Event()
+    other = threading.Thread(target=waiting.wait)
+    other.start()
+    try:
+        g = capture(drops, name="g")
+        warmup(g)(torch.ones(3, 4))
+        assert torch.equal(torch.get_rng_state(), before)
+    finally:
+        waiting.set()
+        other.join()
+
+
+def seeds(x: Tensor) -> Tensor:
+    torch.manual_seed(5)
+    return x + torch.rand(4)
+
+
+def sets(x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    y = x + torch.rand(4)
+    torch.set_rng_state(state)
+    return y + torch.rand(4)
+
+
+def forks(x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        y = torch.rand(4)
+    return x + y
+
+
+def seeds_last(x: Tensor) -> Tensor:
+    y = x + torch.rand(4)
+    torch.seed()
+    return y
+
+
+@pytest.mark.parametrize("body", [seeds, sets, forks, seeds_last])
+@pytest.mark.parametrize("others", [False, True])
+def test_bodies_that_seed_are_still_found(body: Callable[[Tensor], Tensor], others: bool) -> None:
+    f = capture(body, name="f")
+    with drawing(DRAWS[0], 0.001) if others else contextlib.nullcontext():
+        with pytest.warns(CaptureWarning, match="CG202"):
+            f(torch.ones(4))
+        for _ in range(3):
+            f(torch.ones(4))
+    assert recordings(f).replays == 0
+
+
+def test_states_by_draws() -> None:
+    """Forward by any draw, with another cached number too; not back, not from another seed."""
+    generator = torch.Generator().manual_seed(11)
+    states = [generator.get_state()]
+    for draw in range(40):
+        if draw % 3 == 0:
+            torch.rand(draw * 97, generator=generator)
+        elif draw % 3 == 1:
+            torch.randn(1, generator=generator)
+        else:
+            torch.randperm(draw, generator=generator)
+        states.append(generator.get_state())
+    for first, before in enumerate(states):
+        for second, after in enumerate(states):
+            same = torch.equal(before[:5016], after[:5016])
+            assert was_drawn(before, after, 0.1) == (second >= first or same)
+    assert not was_drawn(states[0], torch.Generator().manual_seed(12).get_state(), 0.1)
+    assert not was_drawn(states[-1], torch.Generator().manual_seed(11).get_state(), 0.1)
+    one, other = (torch.tensor([1, 0, 0, 0, 0, 0, 0, 0, low, high, 0, 0, 0, 0, 0, 0], dtype=torch.uint8)
+                  for low, high in ((8, 0), (4, 1)))  # fmt: skip
+    assert was_drawn(one, other, 0)
+    assert not was_drawn(other, one, 0)
+    assert was_drawn(one, one, 0)
+    assert not was_drawn(one, torch.zeros(16, dtype=torch.uint8), 0)
+    assert not was_drawn(torch.zeros(7, dtype=torch.uint8), torch.zeros(7, dtype=torch.uint8), 0)
+
+
+def test_far_away_is_found_in_time() -> None:
+    generator = torch.Generator().manual_seed(11)
+    before = generator.get_state()
+    torch.rand(5_000_000, generator=generator)
+    assert was_drawn(before, generator.get_state(), 0.1)
+    assert not was_drawn(before, generator.get_state(), 0)
+
+
+def test_alone_nothing_is_taken_for_another_threads() -> None:
+    """A draw that no operator tells of is the body's own where there is no other thread."""
+    watch = dispatch_mode.ObserveMode()
+    watch.begin([])
+    torch.rand(3)
+    watch.end()
+    assert watch.trace.work
