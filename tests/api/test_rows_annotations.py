@@ -321,11 +321,12 @@ def run_program(tmp_path: Path, mode: str) -> dict[str, Any]:
 
 
 def test_row_183_plan_round_trip(tmp_path: Path) -> None:
-    """Plans saved by one process give another one the same decisions, byte for byte; it watches nothing."""
+    """Plans saved by one process give another one the same decisions, byte for byte. It watches one run alone: of the
+    function that is said to be eager, whose reasons may be gone."""
     first = run_program(tmp_path, "save")
     second = run_program(tmp_path, "load")
     assert (first["observations"], first["recordings"], first["replays"]) == (2, 1, 1)
-    assert (second["observations"], second["recordings"], second["replays"]) == (0, 1, 2)
+    assert (second["observations"], second["recordings"], second["replays"]) == (1, 1, 2)
     assert (len(second["used"]), second["stale"]) == (2, [])
     assert second["plans"] == first["plans"]
     assert second["results"] == first["results"]
