@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from capture.core import forks
 from capture.engines.base import Backend
 
 _backends: dict[str, Callable[[torch.device], Backend]] = {}
@@ -36,6 +37,19 @@ def backend_for(device: torch.device) -> Backend | None:
             return None
         _made[name] = factory(device)
     return _made[name]
+
+
+@forks.in_child
+def _leave_to_parent() -> None:
+    """A device that a process has used is of no use to a child that it forks: bodies run there as they are, and torch
+    says so."""
+    for backend in _made.values():
+        if backend.has_own_memory:
+            backend.in_capture = _always  # type: ignore[method-assign]
+
+
+def _always() -> bool:
+    return True
 
 
 def _cpu(_: torch.device) -> Backend:

@@ -35,6 +35,7 @@ from capture.torch_private.aoti import (
 )
 from capture.torch_private.capabilities import unseen
 from capture.torch_private.devices import is_capturing_now
+from capture.torch_private.monkeypatch import replaced
 
 
 @define(eq=False)
@@ -91,13 +92,13 @@ def packages(watch: HigherOrderMode, user: Annotation, *, keep_undo: bool) -> It
         return _see(watch, user, loader, given, keep_undo=keep_undo)
 
     outer = _watched.get(thread)
-    Loader.run, Loader.boxed_run, _watched[thread] = run, boxed_run, watch
     try:
-        yield
+        with replaced(Loader, {"run": run, "boxed_run": boxed_run}):
+            _watched[thread] = watch
+            yield
     finally:
-        Loader.run, Loader.boxed_run = before
         if outer is None:
-            del _watched[thread]
+            _watched.pop(thread, None)
         else:
             _watched[thread] = outer
 

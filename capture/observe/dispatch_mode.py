@@ -60,6 +60,9 @@ class ObserveMode(HigherOrderMode):
     def __init__(self, *, undo: bool = False) -> None:
         super().__init__()
         self.keep_undo = undo
+        self.thread = threading.get_ident()
+        self.looks_away = False
+        """What runs is no part of the body."""
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
         self._operator: str | None = "code outside of operators"
@@ -80,6 +83,10 @@ class ObserveMode(HigherOrderMode):
     @override
     def ignore_compile_internals(cls) -> bool:
         return True  # else compiled functions inside the body would run their original code
+
+    def look_away(self) -> None:
+        """The body goes on in the child of a fork, where nothing is to be made of it."""
+        self.looks_away = True
 
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
         """The run begins: the state before it is noted, and these are the leaves the body gets."""
@@ -194,7 +201,7 @@ class ObserveMode(HigherOrderMode):
         if known.base == "_efficientzerotensor":  # zeros without memory, as in the backward pass of ``sgn``
             op, trace.plain = torch.ops.aten.zeros.default, False
             known = traits(op)
-        if known.unseen or only_shapes():
+        if known.unseen or self.looks_away or only_shapes():
             return op(*args, **kwargs)
         if known.composite is not None and torch.is_inference_mode_enabled():
             with self:  # elsewhere torch opens it before a mode sees it

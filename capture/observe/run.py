@@ -6,12 +6,14 @@ Before the run the reachable Python state is noted, afterwards compared.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from attrs import define, field
 
+from capture.core import forks
 from capture.observe.aoti_packages import packages
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.probes.device_constants import constants_on_host
@@ -78,6 +80,22 @@ def active_watch() -> ObserveMode | None:
     return _active[-1] if _active else None
 
 
+@forks.before_fork
+def _note_fork() -> None:
+    """A body that forks: no replay would."""
+    for watch in _active:
+        if watch.thread == threading.get_ident():
+            watch.note_unsafe("os.fork")
+
+
+@forks.in_child
+def _look_away() -> None:
+    """What runs in the child of a fork is no part of a body, or of one that no recording is made of."""
+    for watch in _active:
+        watch.look_away()
+    _active.clear()
+
+
 def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None = None) -> ObservedRun:
     """Run the body under ``watch`` and compare the reachable Python state before and after.
 
@@ -118,10 +136,12 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
         watched.error = error
     finally:
-        _active.remove(watch)
+        if watch in _active:
+            _active.remove(watch)
     if watched.error is None:
         watch.end()
     watched.once = arranged() or ("it was compiled" if graphs_compiled() > compiled else "")
+    watched.once = watched.once or ("the process is a child that was forked in it" if watch.looks_away else "")
     _count_writes(watched)
     watched.changed = diff.changes(before)
     return watched

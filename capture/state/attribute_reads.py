@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from capture.core import forks
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.snapshot import Snapshot, closed_package
 from capture.state.source import MODULE_INTERNALS
@@ -111,14 +112,22 @@ class _ReadNotes:
         """Read no more: by ``id`` of the holder, what was read."""
         thread = threading.get_ident()
         with self._lock:
-            del self._kinds[thread]
-            found = self.trace.pop(thread)
+            self._kinds.pop(thread, None)
+            found = self.trace.pop(thread, {})
             if not self.trace and self._remove is not None:
                 self._remove()
             if not self.trace:
                 self._remove, self._is_told, self._is_suspended = None, False, False
             self._install_wanted()
         return found
+
+    def forget_all(self) -> None:
+        """In the child of a fork: whoever reads is in the parent."""
+        forks.free(self._lock)
+        for thread in (*self.trace, *self._kinds):
+            self._kinds.pop(thread, None)
+            self.trace.pop(thread, None)
+        self.end()
 
     def look_for_compiler(self) -> None:
         """It may be loaded by now."""
@@ -140,19 +149,22 @@ class _ReadNotes:
         with self._lock:
             wanted = frozenset[type]() if self._is_suspended else frozenset[type]().union(*self._kinds.values())
             for kind in [kind for kind in self._installed if kind not in wanted]:
-                own = self._installed.pop(kind).own
-                if own is None:
-                    del kind.__getattribute__
-                else:
+                own = self._installed[kind].own
+                if own is not None:
                     kind.__getattribute__ = own  # type: ignore[method-assign]
+                elif isinstance(kind.__dict__.get("__getattribute__"), _NotingGetattribute):
+                    del kind.__getattribute__
+                del self._installed[kind]
             for kind in wanted - self._installed.keys():
-                noting = _NotingGetattribute(self, kind)
-                with contextlib.suppress(AttributeError, TypeError):  # a metaclass may let nobody change its classes
+                noting = self._installed[kind] = _NotingGetattribute(self, kind)
+                try:
                     kind.__getattribute__ = noting  # type: ignore[method-assign, assignment]
-                    self._installed[kind] = noting
+                except (AttributeError, TypeError):  # a metaclass may let nobody change its classes
+                    del self._installed[kind]
 
 
 _read_notes = _ReadNotes()
+forks.in_child(_read_notes.forget_all)
 
 
 @contextlib.contextmanager

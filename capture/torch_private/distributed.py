@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from capture.torch_private.monkeypatch import replaced
+
 _HAS_GROUPS = dist.is_available()
 _without_modes: Callable[[], contextlib.AbstractContextManager[Any]] | None
 _without_modes = getattr(torch._C, "_DisableTorchDispatch", None)
@@ -137,11 +139,8 @@ def handles_watched(note: Callable[[str], None], modules: Sequence[torch.nn.Modu
             note("Work.get_future")
         return get_future(handle)
 
-    work.wait, work.get_future = unseen, noted
-    try:
+    with replaced(work, {"wait": unseen, "get_future": noted}):
         yield
-    finally:
-        work.wait, work.get_future = wait, get_future
 
 
 def buckets_to_arrange(modules: Sequence[torch.nn.Module]) -> Callable[[], str]:

@@ -7,7 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from capture.core import forks
+
 _INHERITED = object()
+_put: list[tuple[Any, str, Any]] = []
+"""Holder, name and what was there before, of all attributes that are others now. One thread at a time does this."""
 _TRUSTED = ("capture", "torch", "triton")
 """Whose code asks for what this library looks at, too: of what it made itself, or to compare with the next call."""
 
@@ -15,17 +19,31 @@ _TRUSTED = ("capture", "torch", "triton")
 @contextmanager
 def replaced(holder: Any, others: Mapping[str, Any]) -> Iterator[None]:
     """In the block ``holder`` has ``others``, by name; what it inherited before it inherits again afterwards."""
-    saved = {name: holder.__dict__.get(name, _INHERITED) for name in others}
-    for name, other in others.items():
-        setattr(holder, name, other)
+    before = len(_put)
     try:
+        for name, other in others.items():
+            _put.append((holder, name, holder.__dict__.get(name, _INHERITED)))  # first: whoever is stopped here
+            setattr(holder, name, other)
         yield
     finally:
-        for name, original in saved.items():
-            if original is _INHERITED:
-                delattr(holder, name)
-            else:
-                setattr(holder, name, original)
+        put_back(before)
+
+
+@forks.in_child
+def put_back(count: int = 0) -> None:
+    """Have all attributes but the first ``count`` be what they were before. Doing it once more does nothing more."""
+    while len(_put) > count:
+        holder, name, original = _put[-1]
+        if original is not _INHERITED:
+            setattr(holder, name, original)
+        elif name in holder.__dict__:
+            delattr(holder, name)
+        _put.pop()
+
+
+def num_replaced() -> int:
+    """How many attributes are others now."""
+    return len(_put)
 
 
 def is_asked_by_users() -> bool:

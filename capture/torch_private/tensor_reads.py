@@ -114,7 +114,7 @@ def _place_of_impl() -> int:
 
 def _swapped() -> torch.Tensor:
     tensor = _plain()
-    torch.utils.swap_tensors(tensor, torch.ones(3, device="cpu"))
+    _swap(tensor, torch.ones(3, device="cpu"))
     return tensor
 
 
@@ -144,6 +144,16 @@ def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 Change = Callable[[torch.Tensor], object]
+
+
+def _swap(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Leaves no note of the interpreter's on the class, which others may compare."""
+    noted = "__slotnames__" in torch.Tensor.__dict__
+    torch.utils.swap_tensors(one, other)
+    if not noted and "__slotnames__" in torch.Tensor.__dict__:
+        del torch.Tensor.__slotnames__  # type: ignore[attr-defined]
+
+
 _CHANGES: tuple[Change, ...] = (
     lambda t: t.t_(),
     lambda t: t.unsqueeze_(0),
@@ -155,7 +165,7 @@ _CHANGES: tuple[Change, ...] = (
     lambda t: _set_data(t, t.detach().t()),
     lambda t: _set_data(t, t.detach().view(torch.int32)),
     lambda t: t.requires_grad_(not t.requires_grad),
-    lambda t: torch.utils.swap_tensors(t, torch.zeros(4, 4)),
+    lambda t: _swap(t, torch.zeros(4, 4)),
     lambda t: t.untyped_storage().resize_(1 << 20),
     lambda t: setattr(t, "__class__", torch.nn.Parameter),
 )

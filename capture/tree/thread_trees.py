@@ -5,6 +5,7 @@ Each thread has its own for each device type. Autograd's threads use those of th
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from contextvars import Token
@@ -12,10 +13,12 @@ from typing import Any
 
 from attrs import frozen
 
+from capture.core import forks
 from capture.core.config import Config, current, put, put_back
 from capture.engines.base import Backend
 from capture.native import seen
 from capture.torch_private.capabilities import NO_TASK, graph_task
+from capture.tree.node import walk
 from capture.tree.step import Marks, marks, use_marks
 from capture.tree.tree import Tree
 
@@ -25,11 +28,30 @@ class _ThreadTrees:
 
     def __init__(self) -> None:
         self.trees: dict[str, Tree] = {}
+        self.process = os.getpid()
 
     def __del__(self) -> None:
         if sys.is_finalizing():  # torch no longer counts who holds a storage, and aborts where Python's count differs
             return
+        if self.process != os.getpid():  # of a thread of the process that was forked
+            _disown(self.trees)
         _give_up(self.trees)
+
+
+_of_parent: list[Any] = []
+"""Recordings on devices of the process that was forked. Kept: whoever destroyed them would ask its driver."""
+
+
+def _disown(trees: dict[str, Tree]) -> None:
+    """Leave what lies on devices to the parent. Memory of the host is a child's own."""
+    for name, tree in list(trees.items()):
+        if tree.backend.has_own_memory:
+            _of_parent.append(tree)
+            for node in walk(tree.root):
+                _of_parent.append(node.recording)
+                node.recording = None
+                node.lose()
+            del trees[name]
 
 
 def _give_up(trees: dict[str, Tree]) -> None:
@@ -69,6 +91,13 @@ class _Local(threading.local):
 
 
 _trees = _Local()
+
+
+@forks.in_child
+def _disown_own() -> None:
+    _disown(_trees.own.trees)
+    _trees.own.process = os.getpid()
+    _trees.serves = (NO_TASK, 0)
 
 
 _ENGINE = "_engine_run_backward"

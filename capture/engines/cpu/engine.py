@@ -206,6 +206,11 @@ class TapeRecorder(ObserveMode):
         self._fail(f"{op} reads values on the host")
 
     @override
+    def look_away(self) -> None:
+        super().look_away()
+        self._fail("the process is a child that was forked in the body")
+
+    @override
     def lent(self, generator: torch.Generator) -> contextlib.AbstractContextManager[None]:
         self._fail("the default generator is set to another one's state and back, which no operator tells of")
         return super().lent(generator)

@@ -59,7 +59,7 @@ class CudaBackend:
         return CudaPool(self.device)
 
     in_capture = staticmethod(cuda.is_capturing)
-    """The current stream is being captured by somebody."""
+    """The current stream is being captured by somebody, or nobody can as this is the child of a fork."""
 
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False,

@@ -38,6 +38,7 @@ from capture.observe.released_gradients import keep
 from capture.torch_private.autograd import node_of, nodes_on_stream
 from capture.torch_private.capabilities import generator_id, use_count
 from capture.torch_private.cuda import is_capturing
+from capture.torch_private.monkeypatch import replaced
 
 
 class GraphRecorder(ObserveMode):
@@ -233,11 +234,8 @@ def _as_if_eager() -> Iterator[None]:
     def answer() -> bool:
         return threading.get_ident() != thread and asked()
 
-    torch.cuda.is_current_stream_capturing = answer
-    try:
+    with replaced(torch.cuda, {"is_current_stream_capturing": answer}):
         yield
-    finally:
-        torch.cuda.is_current_stream_capturing = asked
 
 
 def _unreadable(known: OperatorTraits, tensors: list[torch.Tensor]) -> str | None:

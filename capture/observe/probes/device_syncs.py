@@ -5,6 +5,7 @@ Operators that read values are known by their schema; this finds the others, suc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from capture.torch_private import devices
+from capture.torch_private.monkeypatch import replaced
 
 
 class _Filter:
@@ -68,19 +70,19 @@ def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]
         if name is not None:
             note(name)
 
-    saved = [(holder, name, holder.__dict__[name]) for holder, name in devices.WAITS if name in holder.__dict__]
     before = _filter.users_mode = devices.wait_debug_mode()
-    _filter.listeners[thread] = listen
-    for holder, name, original in saved:
-        setattr(holder, name, _noting(f"{holder.__name__}.{name}", original, note, thread))
-    _filter.set_mode(before or 1)  # a mode of the user's stays, an error included
     try:
-        yield
+        _filter.listeners[thread] = listen
+        with contextlib.ExitStack() as around:
+            for holder, name in devices.WAITS:
+                if name in holder.__dict__:
+                    waiting = _noting(f"{holder.__name__}.{name}", holder.__dict__[name], note, thread)
+                    around.enter_context(replaced(holder, {name: waiting}))
+            _filter.set_mode(before or 1)  # a mode of the user's stays, an error included
+            yield
     finally:
         _filter.set_mode(before)
-        del _filter.listeners[thread]
-        for holder, name, original in saved:
-            setattr(holder, name, original)
+        _filter.listeners.pop(thread, None)
 
 
 @contextmanager

@@ -163,11 +163,8 @@ def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
             kind, enabled = args if len(args) == 2 else (devices.DEFAULT_AUTOCAST_TYPE, args[0])
             state[str(kind)] = bool(enabled)
 
-    torch.set_autocast_enabled = switch  # type: ignore[assignment]
-    try:
+    with replaced(torch, {"set_autocast_enabled": switch}):
         yield
-    finally:
-        torch.set_autocast_enabled = original
 
 
 @contextmanager
@@ -181,12 +178,11 @@ def no_autocast_cache() -> Iterator[None]:
     def switch(enabled: bool) -> None:
         original(enabled and (threading.get_ident() != thread or not _autocast_is_on()))
 
-    torch.set_autocast_cache_enabled = switch
-    switch(cached)
     try:
-        yield
+        with replaced(torch, {"set_autocast_cache_enabled": switch}):
+            switch(cached)
+            yield
     finally:
-        torch.set_autocast_cache_enabled = original
         original(cached)
 
 

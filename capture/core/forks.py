@@ -1,0 +1,49 @@
+"""What a child of a fork does before anything else runs in it.
+
+A child has one thread, the one that forked. What other threads were in the middle of nobody ends there: locks they held
+stay locked, stand-ins they put on torch's classes stay on. Each module that keeps such things says here how to drop
+them. Nothing is done before the fork that would wait for anybody.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[[], None])
+_first: list[Callable[[], None]] = []
+_before: list[Callable[[], None]] = []
+
+
+def in_child(function: Function) -> Function:
+    """Have the child of a fork call this, in the order of registration. It must not wait, nor need other threads."""
+    _first.append(function)
+    return function
+
+
+def before_fork(function: Function) -> Function:
+    """Have the thread that forks call this before it does."""
+    _before.append(function)
+    return function
+
+
+def free(lock: Any) -> None:
+    """Let go of a reentrant lock, in a child, unless the one thread that is left holds it."""
+    if not lock._is_owned():
+        lock._at_fork_reinit()
+
+
+def _call_each(functions: list[Callable[[], None]]) -> None:
+    failed: BaseException | None = None
+    for function in functions:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - the others have to run; the interpreter then prints it
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=lambda: _call_each(_before), after_in_child=lambda: _call_each(_first))

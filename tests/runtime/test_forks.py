@@ -1,0 +1,396 @@
+"""The child of a fork, made at any moment by any thread, works wherever the same program without this library would."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
+
+from capture import capture, config, recordings
+from capture.core import forks
+from capture.observe.capture_lock import capture_lock
+from capture.tree import thread_trees
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+PATIENCE = 20.0  # seconds
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Inference, no plans on disk, no tree of another test."""
+    thread_trees.forget_trees()
+    with torch.no_grad(), config.patch(cache=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer interpreters warn of forks beside threads
+        yield
+
+
+def in_fork(run: Callable[[], Any]) -> Any:
+    """What this gives in a child; its exception, or ``hangs``."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            result = run()
+        except BaseException as error:  # noqa: BLE001 - the child ends here
+            result = repr(error)
+        os.write(writing, pickle.dumps(result))
+        os._exit(0)
+    os.close(writing)
+    until = time.monotonic() + PATIENCE
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if time.monotonic() > until:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return "hangs"
+        time.sleep(0.002)
+    with os.fdopen(reading, "rb") as told:
+        return pickle.loads(told.read() or pickle.dumps("died"))  # noqa: S301 - of a child of its own
+
+
+def body(x: Tensor) -> Tensor:
+    for _ in range(30):
+        x = torch.tanh(x) * 1.5 + 1
+    return x
+
+
+HOLDERS: list[Any] = [
+    torch.Tensor, torch.UntypedStorage, nn.Module, torch.autograd, torch.autograd.graph.saved_tensors_hooks, torch,
+]  # fmt: skip
+
+
+def attributes() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for number, holder in enumerate(HOLDERS):
+        found |= {f"{number} {name}": value for name, value in holder.__dict__.items() if name != "__dict__"}
+    return found
+
+
+BEFORE = attributes()
+
+
+def stand_ins() -> list[str]:
+    """What is another one than before any watch, in classes and modules that a watch changes."""
+    now = attributes()
+    return [name for name in BEFORE.keys() | now.keys() if BEFORE.get(name) is not now.get(name)]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.h = nn.Linear(4, 4), torch.zeros(2, 4)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        self.h = torch.tanh(self.linear(x) + self.h)
+        return self.h * 2
+
+
+def works(known: Any, new: Any) -> Callable[[], Any]:
+    """Old recordings, new shapes, a new function, state and training, all equal to eager in a child."""
+
+    def run() -> Any:
+        found: list[Any] = [stand_ins()[:3]]
+        for f in (known, new):
+            for size in (3, 4):
+                x = torch.randn(size)
+                found.append(all(torch.equal(f(x), body(x)) for _ in range(4)))
+        ours, eager = Net(), Net()
+        eager.load_state_dict(ours.state_dict())
+        model = capture(ours)
+        x = torch.ones(2, 4)
+        found += [torch.equal(model(x), eager(x)) and torch.equal(ours.h, eager.h) for _ in range(4)]
+        with torch.enable_grad():
+            model.zero_grad()
+            layer, same = nn.Linear(3, 3), nn.Linear(3, 3)
+            same.load_state_dict(layer.state_dict())
+            g = capture(lambda x: layer(x).relu().sum(), name="g")
+            for _ in range(4):
+                layer.zero_grad()
+                g(torch.ones(2, 3)).backward()
+            same(torch.ones(2, 3)).relu().sum().backward()
+            both = zip(layer.parameters(), same.parameters(), strict=True)
+            found += [torch.equal(a.grad, b.grad) for a, b in both if a.grad is not None and b.grad is not None]
+        return found
+
+    return run
+
+
+def fine(found: Any) -> bool:
+    return isinstance(found, list) and found[0] == [] and all(one is True for one in found[1:])
+
+
+@pytest.mark.parametrize("mode", ["watch", "record", "train"])
+def test_while_another_thread_watches_and_records(mode: str) -> None:
+    """At some moments. What torch imports at the first use it imports before: no child of any program survives a lock
+    of that kind."""
+    known = capture(body, name="known")
+    assert fine(works(known, capture(body, name="first"))())
+    stop = threading.Event()
+
+    def other() -> None:
+        number, layer = 0, nn.Linear(5, 5)
+        with torch.set_grad_enabled(mode == "train"), config.patch(cache=False):
+            while not stop.is_set():
+                number += 1
+                inner = body if mode != "train" else (lambda x: body(layer(x)).sum())
+                f = capture(inner, name=f"f{number}")
+                for _ in range(1 if mode == "watch" else 3):
+                    found = f(torch.ones(5))
+                    if mode == "train":
+                        found.backward()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        for number in range(3):
+            time.sleep(0.007 * number)
+            found = in_fork(works(known, capture(body, name=f"new{number}")))
+            assert fine(found), (number, found)
+    finally:
+        stop.set()
+        thread.join()
+    assert stand_ins() == []
+    x = torch.ones(3)
+    assert torch.equal(known(x), body(x))
+
+
+class Stop:
+    """Runs a function in the middle of a body of another thread, where that is watched or recorded."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self.run, self.found = run, list[Any]()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        inside, over = threading.Event(), threading.Event()
+
+        def paused(x: Tensor) -> Tensor:
+            y = body(x)
+            inside.set()
+            over.wait(PATIENCE)
+            return y + 1
+
+        f = capture(paused, name="paused")
+
+        def other() -> None:
+            with torch.no_grad(), config.patch(cache=False):
+                for _ in range(2):
+                    f(x)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        for _ in range(2):
+            inside.wait(PATIENCE)
+            inside.clear()
+            self.found.append(self.run())
+            over.set()
+            time.sleep(0.05)
+            over.clear()
+        over.set()
+        thread.join()
+        return x
+
+
+def test_in_the_middle_of_a_body_of_another_thread() -> None:
+    """The moments at which a child would wait for a lock for ever, or run behind stand-ins."""
+    known = capture(body, name="known")
+    for _ in range(4):
+        known(torch.ones(3))
+    stop = Stop(lambda: in_fork(works(known, capture(body, name="new"))))
+    stop(torch.ones(7))
+    assert all(map(fine, stop.found)), stop.found
+    assert len(stop.found) == 2
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+def test_a_body_that_forks() -> None:
+    """The parent's call and what the child does equal eager's; no replay leaves the child out."""
+    children: list[Any] = []
+
+    def forking(x: Tensor) -> Tensor:
+        y = body(x)
+        children.append(in_fork(lambda: (body(y).tolist(), stand_ins()[:3])))
+        return y + 1
+
+    f, x = capture(forking, name="f"), torch.ones(3)
+    for number in range(1, 5):
+        assert torch.equal(f(x), body(x) + 1)
+        assert len(children) == number
+    assert all(one == (body(body(x)).tolist(), []) for one in children), children
+    assert recordings(f).replays == 0
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+def test_a_child_goes_on_in_the_body() -> None:
+    """It returns from the call that forked as from an eager one, and records anew."""
+
+    def going_on(x: Tensor) -> Any:
+        y = body(x)
+        return y + 1 if os.fork() else y * 0
+
+    f, x = capture(going_on, name="f"), torch.ones(3)
+    reading, writing = os.pipe()
+    for _ in range(3):
+        found = f(x)
+        if not found.any():  # in the child
+            try:
+                known = capture(body, name="known")
+                told = [torch.equal(known(x), body(x)) for _ in range(4)] + [stand_ins() == []]
+                os.write(writing, b"1" if all(told) else b"0")
+            finally:
+                os._exit(0)
+        assert torch.equal(found, body(x) + 1)
+    for _ in range(3):
+        os.wait()
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answers:
+        assert answers.read() == b"111"
+
+
+def test_the_child_writes_no_memory_of_its_parent() -> None:
+    """Outputs, state and recordings of both go different ways."""
+    ours, eager = Net(), Net()
+    eager.load_state_dict(ours.state_dict())
+    model, x = capture(ours), torch.ones(2, 4)
+    kept = [model(x) for _ in range(4)]
+    expected = [eager(x) for _ in range(4)]
+    assert fine([[], in_fork(lambda: all(not model(x * n).isnan().any() for n in range(5)))])
+    assert all(map(torch.equal, kept, expected))
+    assert torch.equal(model(x), eager(x))
+    assert torch.equal(ours.h, eager.h)
+
+
+class Squares(Dataset[Tensor]):
+    """Calls a captured function in workers."""
+
+    def __init__(self, f: Callable[[Tensor], Tensor]) -> None:
+        self.f = f
+
+    def __len__(self) -> int:
+        return 12
+
+    @override
+    def __getitem__(self, index: int) -> Tensor:
+        with torch.no_grad():
+            return self.f(torch.full((3,), float(index)))
+
+
+def test_workers_of_a_data_loader() -> None:
+    f = capture(body, name="f")
+    for _ in range(4):
+        f(torch.ones(3))
+    for _ in range(2):
+        loader = DataLoader(Squares(f), batch_size=3, num_workers=2, multiprocessing_context="fork")
+        found = torch.cat(list(loader))
+        assert torch.equal(found, torch.stack([body(torch.full((3,), float(n))) for n in range(12)]))
+
+
+def _task(number: int) -> list[float]:
+    with torch.no_grad():
+        result: list[float] = _captured(torch.full((3,), float(number))).tolist()
+        return result
+
+
+_captured = capture(body, name="in_a_pool")
+
+
+@pytest.mark.parametrize("from_thread", [False, True])
+def test_pools_of_processes(from_thread: bool) -> None:
+    """Made by the main thread or by another one, before and after the parent recorded."""
+    expected = [body(torch.full((3,), float(number))).tolist() for number in range(8)]
+    found: list[Any] = []
+
+    def run() -> None:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            found.append(pool.map_async(_task, range(8)).get(PATIENCE * 2))
+
+    for _ in range(2):
+        if from_thread:
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+        else:
+            run()
+        for _ in range(3):
+            _task(1)
+    assert found == [expected] * 2
+
+
+def test_forks_of_forks() -> None:
+    f = capture(body, name="f")
+    for _ in range(4):
+        f(torch.ones(3))
+
+    def grandchild() -> Any:
+        f(torch.ones(4))
+        return in_fork(works(f, capture(body, name="new")))
+
+    assert fine(in_fork(grandchild))
+
+
+def test_a_lock_of_this_thread_stays_its_own() -> None:
+    def run() -> Any:
+        owned = capture_lock._is_owned()  # type: ignore[attr-defined]
+        capture_lock.release()
+        return owned and capture_lock.acquire(timeout=1)
+
+    with capture_lock:
+        assert in_fork(run) is True
+    lock = threading.RLock()
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    thread.join()
+    assert not lock.acquire(timeout=0.01)
+    forks.free(lock)
+    assert lock.acquire(timeout=0.01)
+
+
+def test_one_step_that_fails_leaves_the_others() -> None:
+    ran: list[int] = []
+
+    def fails() -> None:
+        ran.append(1)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        forks._call_each([fails, lambda: ran.append(2), fails, lambda: ran.append(3)])
+    assert ran == [1, 2, 1, 3]
+
+
+def test_threads_of_the_parent_are_left_to_it() -> None:
+    """What they recorded takes nothing in the child, and is there in the parent as before."""
+    f, ready, over = capture(body, name="f"), threading.Event(), threading.Event()
+    found: list[bool] = []
+
+    def other() -> None:
+        with torch.no_grad(), config.patch(cache=False):
+            for _ in range(4):
+                f(torch.ones(9))
+            ready.set()
+            over.wait(PATIENCE)
+            replays = recordings(f).replays
+            found.append(torch.equal(f(torch.ones(9)), body(torch.ones(9))) and recordings(f).replays > replays)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    ready.wait(PATIENCE)
+    try:
+        assert in_fork(lambda: recordings(f).pool_bytes) == 0
+        assert fine(in_fork(works(f, capture(body, name="new"))))
+    finally:
+        over.set()
+        thread.join()
+    assert found == [True]
+    assert sys.is_finalizing() is False
