@@ -104,6 +104,7 @@ def _advance(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say_li
 
 def _bring_to_replay(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Outcome:
     for _ in range(2 * RETRIES + 3):  # each run either brings the entry on or is one that differs from the last
+        entry = entry.in_use()
         call = captured.call(call.values, call.leaves, entry)
         phase = dispatch.load(captured, entry, call.leaves) if entry.phase == "cold" else entry.phase
         if phase == "cold":
@@ -145,7 +146,7 @@ def _limit_reached(captured: Captured, entry: Entry, call: Call, tree: Tree, *, 
     """Nothing runs, and a key that nothing is known about is forgotten, as many would count as ever new ones."""
     _, plan = dispatch.limit_plan(captured, entry, call, tree)
     family = captured.families.get(entry.key[:-1])
-    if entry.plan is None and family is not None and list(family.entries.values()) == [entry]:
+    if entry.plan is None and family is not None and [one.in_use() for one in family.entries.values()] == [entry]:
         del captured.families[entry.key[:-1]]
     if say:
         captured.report(plan)

@@ -99,13 +99,15 @@ def put(parameters: Sequence[torch.Tensor], made: Gradients) -> None:
             parameter.grad = gradient
 
 
-def through_autograd(parameters: Sequence[torch.Tensor], gradients: Gradients) -> None:
-    """Have autograd accumulate: hooks run."""
+def through_autograd(
+    parameters: Sequence[torch.Tensor], gradients: Gradients, *, keeps_graph: bool = False
+) -> None:  # fmt: skip
+    """Have autograd accumulate: hooks run. ``keeps_graph``: of the gradients."""
     given = [(one, grad) for one, grad in zip(parameters, gradients, strict=True) if grad is not None]
     with torch.enable_grad():
         ends = [one.view_as(one) for one, _ in given]
     if ends:
-        torch.autograd.backward(ends, [grad for _, grad in given])
+        torch.autograd.backward(ends, [grad for _, grad in given], create_graph=keeps_graph)
 
 
 def _add(gradient: torch.Tensor, buffer: torch.Tensor) -> bool:

@@ -183,6 +183,8 @@ class SavedGraph:
     views: tuple[int, ...] = ()
     """Which of ``given`` and ``held``, by position, were saved as views: those keep memory that ``.data =`` takes from
     the tensor."""
+    apart: tuple[int, ...] = ()
+    """Which of ``wanted``, by position, are not among ``given`` as they are."""
     num_saved: int = 0
     donates: bool = False
     """The backward pass writes into saved tensors: it can run once with the same ones."""
@@ -236,29 +238,85 @@ class SavedGraph:
 
     def gradients(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
         """Gradients of the inputs, None where nothing reaches one."""
+        return self._differentiate(tensors, self.outputs, self.inputs, grads)
+
+    def gradients_of_order(
+        self, tensors: Sequence[torch.Tensor], orders: Sequence[Grads], *, keeps_graph: bool, reaches_inputs: bool
+    ) -> tuple[torch.Tensor | None, ...]:
+        """As ``higher_order.Body``. Each order is that of the one before, which has a graph for that."""
+        ends: Sequence[Any] = self.outputs
+        places: list[Any] = []
+        with torch.enable_grad():
+            for number, grads in enumerate(orders, 1):
+                is_last = number == len(orders)
+                come = grads if is_last and not keeps_graph else [_apart(one) for one in grads]
+                inputs = (None,) * len(self.inputs) if is_last and not reaches_inputs else self.inputs
+                ends = self._differentiate(
+                    tensors, ends, [*inputs, *places], come, keeps_graph=keeps_graph or not is_last
+                )
+                places += [one for one in come if one is not None]
+        return tuple([one if one is None else one.detach() for one in ends] if keeps_graph else ends)
+
+    def gradients_of_both(
+        self, tensors: Sequence[torch.Tensor], grads: Grads, higher: Sequence[tuple[Grads, Grads]]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of the inputs in one pass: of the results, and of their gradients. ``higher``: what came in for
+        the first and for the second order, the latest first."""
+        ends, come = list[Any](self.outputs), list(grads)
+        with torch.enable_grad():
+            for first, second in reversed(higher):
+                first = [_apart(one) for one in first]
+                ends += self._differentiate(tensors, self.outputs, self.inputs, first, keeps_graph=True)
+                come += second[: len(self.inputs)]
+        return self._differentiate(tensors, ends, self.inputs, come)
+
+    def _differentiate(
+        self, tensors: Sequence[torch.Tensor], ends: Sequence[Any], places: Sequence[Any],
+        grads: Sequence[torch.Tensor | None], *, keeps_graph: bool = False,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Gradients at ``places`` of ``ends``, which are the graph's or hang on it."""
         if self.modified:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation in the "
                 "captured function that made it"
             )
-        edges = [edge for edge, grad in zip(self.outputs, grads, strict=True) if grad is not None]
-        defined = [grad for grad in grads if grad is not None]
-        if not edges:
-            return (None,) * len(self.inputs)
+        pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and _has_graph(end)]
+        reached = [place for place in places if _has_graph(place)]
+        if not pairs or not reached:
+            return (None,) * len(places)
         if self.before_eager is not None and not is_capturing():
             self.before_eager()
+        edges, defined = zip(*pairs, strict=True)
         with (
             self.hooks.passes(tensors),
             hooks_off(self.parameters),
             self._here(defined),
             donation_allowed() if self.donates else nullcontext(),
         ):
-            return torch.autograd.grad(edges, self.inputs, defined, retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(
+                edges, reached, defined, retain_graph=True, create_graph=keeps_graph, allow_unused=True
+            )
+        if len(reached) == len(places):
+            return found
+        row = iter(found)
+        return tuple(next(row) if _has_graph(place) else None for place in places)
 
     def _here(self, grads: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
         """A capture cannot go to the streams of nodes that others made."""
         stream = captured_stream(grads[0]) if self.foreign else None
         return nullcontext() if stream is None else nodes_on_stream(self.foreign, stream)
+
+
+Grads = Sequence[torch.Tensor | None]
+
+
+def _apart(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The same without its graph; with one to come if it had one."""
+    return tensor if tensor is None else tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _has_graph(end: torch.Tensor | GradientEdge | None) -> bool:
+    return isinstance(end, GradientEdge) or (end is not None and end.requires_grad)
 
 
 class GraphSaver:
@@ -366,6 +424,8 @@ class GraphSaver:
             _note_aliases(members, index, base)
         whole = [all(_alias_of(saved_tensor).same for saved_tensor, _ in members) for _, members in bases]
         program.views = tuple(position for position, is_whole in enumerate(whole) if not is_whole)
+        shown = {given for given, is_whole in zip(program.given, whole, strict=False) if is_whole}
+        program.apart = tuple(at for at, position in enumerate(program.wanted) if position not in shown)
         program.follow({})
         return saved
 

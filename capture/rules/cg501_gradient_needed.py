@@ -36,8 +36,9 @@ A step moved into the function as a whole computes what it computed before.
 `torch.no_grad()` is safe for inference; under it no gradient reaches the parameters.
 
 ## Known gaps
-One finding stands for all operators of the call; the first is named. Gradients of gradients through a captured
-function raise an error. Where a tensor is used several times inside and again outside of the function, its gradients
+One finding stands for all operators of the call; the first is named. Gradients of gradients are computed, and calls
+are eager from then on; those of the third order of a call that was replayed before that was seen may differ from eager
+in the last bit. Where a tensor is used several times inside and again outside of the function, its gradients
 are added in another order, which may differ from eager in the last bit. A parameter's hooks run as in eager, but after
 all gradients of the function were computed.
 

@@ -158,7 +158,7 @@ class Captured:
 
     def entries(self) -> list[Entry]:
         """All entries, oldest first, those of backward passes after that of their forward pass."""
-        own = [entry for family in self.families.values() for entry in family.entries.values()]
+        own = [entry.in_use() for family in list(self.families.values()) for entry in list(family.entries.values())]
         return [one for entry in own for one in (entry, *(entry.region.entries() if entry.region is not None else ()))]
 
     def note_form(self, entry: Entry, facts: Facts) -> None:
@@ -196,7 +196,13 @@ class Captured:
     def note_findings(self, plan: CapturePlan) -> None:
         """Keep a plan's findings for ``recordings`` and ``report``."""
         for finding in plan.findings:
-            self.findings.setdefault((finding.code, finding.path), finding)
+            if self._is_news(finding):
+                self.findings[finding.code, finding.path] = finding
+
+    def _is_news(self, finding: Finding) -> bool:
+        """Nothing was found there by that rule, or nothing as bad."""
+        known = self.findings.get((finding.code, finding.path))
+        return known is None or known.severity < finding.severity
 
     def report(self, plan: CapturePlan) -> None:
         """Warn about what keeps a call eager, once for each code and path; raise where the annotation asks for it.
@@ -205,7 +211,7 @@ class Captured:
         """
         findings = plan.findings_at_least(Severity.EAGER)
         lasting = [finding for finding in findings if finding.code not in SETTLING] or findings
-        new = [finding for finding in lasting if (finding.code, finding.path) not in self.findings]
+        new = [finding for finding in lasting if self._is_news(finding)]
         self.note_findings(plan)
         raising = self.annotation.fallback == "error" or any(f.severity is Severity.ERROR for f in findings)
         if findings and raising:

@@ -42,7 +42,7 @@ from attrs import frozen
 
 from capture.core import config as _config
 from capture.core.errors import UncapturableError
-from capture.core.facts import Facts, Inlined, LimitReached, Verification
+from capture.core.facts import Facts, GradientObstacle, GradientUse, Inlined, LimitReached, Verification
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Move
 from capture.engines.registry import backend_for
@@ -134,7 +134,7 @@ def _entry_of(captured: Captured, values: Values, modes: Ambient) -> tuple[Entry
     entry = family.find(pattern, leaves)
     if entry is None:
         entry = family.add(Entry((*key, pattern), shares_memory=bool(pattern)), pattern, leaves)
-    return entry, leaves
+    return entry.in_use(), leaves
 
 
 def _unkeyable(captured: Captured, values: Values, reason: str) -> Any:
@@ -148,7 +148,10 @@ def _unkeyable(captured: Captured, values: Values, reason: str) -> Any:
 
 def _go_on(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
     """The result of a call that has its entry."""
-    reply = GO_ON
+    entry, reply = entry.in_use(), GO_ON
+    region = entry.region
+    if region is not None and region.obstacle is not None and entry.phase != "eager":
+        _put_together(captured, entry, region.uses, region.obstacle)
     while reply.verdict is Verdict.GO_ON:
         reply = _STAGES[entry.phase](captured, entry, values, leaves)
     if reply.verdict is Verdict.DONE:
@@ -319,9 +322,22 @@ def _plan(captured: Captured, entry: Entry, observed: planning.Observed) -> None
     assert entry.plan is not None
     captured.note_findings(entry.plan)
     captured.log.add("plan", "results need gradients: forward and backward are recorded apart")
-    entry.region = Region(captured, entry, observed.watched.call.leaves, call)
-    entry.plan, entry.facts, entry.differing_runs = None, None, 0
-    _enter(captured, entry, "cold")
+    assert entry.backend is not None
+    region = Region(captured, entry.backend, observed.watched.call.leaves, call, observed.facts.gradients)
+    region.look_for_higher_order(observed.watched.result)
+    entry.plan = None
+    entry.with_region(region)
+
+
+def _put_together(
+    captured: Captured, entry: Entry, uses: Sequence[GradientUse], obstacle: GradientObstacle
+) -> None:  # fmt: skip
+    """Forward and backward cannot be recorded apart after all."""
+    entry.retire()
+    captured.fast_paths.clear()
+    facts = captured.bare_facts(gradients=tuple(uses), gradient_obstacles=(obstacle,))
+    entry.plan, entry.facts = compile_plan(captured.annotation, facts), None
+    _enter(captured, entry, "eager")
 
 
 def _overlapping(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
@@ -365,7 +381,7 @@ def _too_many_keys(captured: Captured) -> bool:
 def _no_new_key(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     """Run eagerly and forget the key, which will hardly come again."""
     for key, family in list(captured.families.items()):
-        if entry in family.entries.values():
+        if any(one.in_use() is entry for one in family.entries.values()):
             del captured.families[key]
     if captured.hopeless is None:
         return _limit_reached(captured, entry, bound, tree)
@@ -495,7 +511,7 @@ def _forget(captured: Captured, entry: Entry, tree: Tree) -> None:
     entry.nodes.clear()
     if entry.region is not None:
         entry.region.retire()
-        entry.region = None
+        entry.without_region()
     captured.fast_paths.clear()
     entry.plan, entry.facts = None, None
     _enter(captured, entry, "cold")

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from attrs import define, evolve, field
 
-from capture.core.facts import Facts, diff_facts
+from capture.core.facts import Facts, GradientObstacle, GradientUse, diff_facts
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Refusal
 from capture.guards.module_guards import Value, values_of
@@ -31,6 +31,11 @@ class TrainingRegion(Protocol):
 
     def make_call(self, **parts: Any) -> Call:
         """A call whose body is the forward pass."""
+
+    obstacle: GradientObstacle | None
+    """Why forward and backward cannot be apart any more, once that was seen."""
+    uses: Sequence[GradientUse]
+    """Who asks for gradients."""
 
     def attach(self, result: Any, leaves: list[Any], node: Node) -> Any:
         """What C replayed of the forward pass as part of the caller's graph."""
@@ -86,11 +91,33 @@ class Entry:
     """See ``Family``: of the call it was made for."""
     region: TrainingRegion | None = None
     """If the results need gradients: what is recorded is the forward pass then."""
+    forward: Entry | None = None
+    """The entry with a region that calls of this one go to once their results were seen to need gradients. It is
+    another entry, so that none changes its kind while a call in another thread is under way."""
+    plain: Entry | None = None
+    """The entry that this is the ``forward`` one of."""
 
     @property
     def may_differ_again(self) -> bool:
         """Another run may clear what kept the last ones from being recorded."""
         return self.differing_runs < RETRIES
+
+    def in_use(self) -> Entry:
+        """The entry for calls from now on."""
+        return self.forward or self
+
+    def with_region(self, region: TrainingRegion) -> None:
+        """Have calls from now on recorded as forward and backward apart."""
+        if self.forward is None:
+            self.forward = evolve(
+                self, number=next(_numbers), phase="cold", plan=None, facts=None, expected=None, differing_runs=0,
+                nodes=[], overlapping=None, region=region, plain=self,
+            )  # fmt: skip
+
+    def without_region(self) -> None:
+        """What was recorded so is forgotten, and a watched run tells whether gradients are needed."""
+        assert self.plain is not None
+        self.plain.forward, self.plain.trusts_store = None, self.trusts_store
 
     def advance(self, phase: Phase) -> None:
         """Come to another phase, or stay. Only dispatch may say so."""
@@ -129,6 +156,8 @@ class Entry:
         self.release()
         if self.region is not None:
             self.region.retire()
+        if self.forward is not None:
+            self.forward.retire()
 
 
 @define(eq=False)

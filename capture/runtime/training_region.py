@@ -11,25 +11,27 @@ in another thread, it comes in by the front door, as any caller of a captured fu
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import define, evolve
 from typing_extensions import override
 
-from capture.autograd import accumulate_grad
+from capture.autograd import accumulate_grad, higher_order
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
-from capture.core.errors import CaptureError
-from capture.engines.base import Pool
+from capture.core.facts import GradientObstacle, GradientUse
+from capture.engines.base import Backend, Pool
 from capture.key.modes import inlining
-from capture.key.pytree import TENSOR_TYPES, replace_leaves
+from capture.key.pytree import TENSOR_TYPES, replace_leaves, result_leaves
 from capture.key.signature import Leaf, make_binder
 from capture.native import MISS
 from capture.observe import run as run_module
+from capture.observe import source_location
 from capture.observe.capture_lock import PATIENCE, capture_lock
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
@@ -39,14 +41,11 @@ from capture.state.call import Call
 from capture.state.source import Source
 from capture.torch_private import autograd as torch_autograd
 from capture.torch_private import capabilities
+from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.tree.node import Node
 from capture.tree.thread_trees import acting_for, thread_state, tree_for
 
 _DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-
-
-class DoubleBackwardError(CaptureError, RuntimeError):
-    """Gradients of gradients were asked for through a captured function."""
 
 
 @define(kw_only=True)
@@ -94,12 +93,15 @@ Calls = Callable[[Captured, tuple[Any, ...], dict[str, Any]], Any]
 class Region:
     """Forward and backward of one entry."""
 
-    def __init__(self, captured: Captured, entry: Entry, leaves: Sequence[Leaf], calls: Calls) -> None:
-        self._captured, self._entry, self._calls = captured, entry, calls
+    def __init__(
+        self, captured: Captured, backend: Backend, leaves: Sequence[Leaf], calls: Calls, uses: Sequence[GradientUse]
+    ) -> None:
+        self._captured, self._backend, self._calls, self.uses = captured, backend, calls, uses
+        self.obstacle: GradientObstacle | None = None
         tensors = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
         self._wanted = tuple(index for index, leaf in tensors.items() if leaf.requires_grad)
         devices = {leaf.device for leaf in tensors.values()} | {torch.device("cpu")}
-        devices |= {torch.device(entry.backend.name)} if entry.backend is not None else set()
+        devices.add(torch.device(backend.name))
         self._empty = {(dtype, device): torch.empty(0, dtype=dtype, device=device)
                        for dtype in _DIFFERENTIABLE for device in devices}  # fmt: skip
         self._accumulates = captured.annotation.gradients == "accumulate"
@@ -119,6 +121,27 @@ class Region:
         saver = GraphSaver(call, values, before, self._wanted)
         saver.program.owner = self
         return saver.run(values, self._empty)
+
+    def look_for_higher_order(self, result: Any) -> None:
+        """Notice where gradients of gradients are asked for of what an eager run gave: its graph is the caller's."""
+        region = weakref.ref(self)
+
+        def look(_: Any) -> None:
+            mine = region()
+            if torch.is_grad_enabled() and mine is not None:
+                mine.note_higher_order()
+
+        for _, leaf in result_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                leaf.grad_fn.register_prehook(look)
+
+    def note_higher_order(self) -> None:
+        """A backward pass keeps a graph of its own. As the caller's graph has one node for the whole body, sums of
+        gradients of several orders would be made in another order than eager's: calls to come are eager."""
+        if self.obstacle is None:
+            reason = "gradients of its gradients are asked for (create_graph=True)"
+            self.obstacle = GradientObstacle(path=None, reason=reason, where=source_location.user_location())
+            self._captured.fast_paths.clear()
 
     def make_call(self, **parts: Any) -> Call:
         """A call whose body is the forward pass."""
@@ -143,6 +166,12 @@ class Region:
         inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
         frame = Frame(self, program, inner, kept, pair.attached)
         wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
+        if program.apart:
+            frame.handles = {
+                position: higher_order.handle(wanted[position])
+                for position in program.apart
+                if wanted[position].grad_fn is not None
+            }
         if self._accumulates and parameters and self._deposits(program):
             anchor = self._anchor
             if anchor is None:
@@ -177,8 +206,7 @@ class Region:
         return backward(recorded or program, tensors, grads, buffers or ())
 
     def _pool(self) -> Pool:
-        assert self._entry.backend is not None
-        return tree_for(self._entry.backend).pool
+        return tree_for(self._backend).pool
 
     def entries(self) -> list[Entry]:
         """Of all backward passes."""
@@ -219,9 +247,16 @@ def _run_plainly(
     program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None, *, at_home: bool
 ) -> Sequence[torch.Tensor | None]:
     """The thread of the forward pass, unless it waits for this, may be capturing the stream of a recorded program."""
+    with _no_capture(at_home=at_home):
+        return _computed(program, tensors, grads, buffers)
+
+
+@contextlib.contextmanager
+def _no_capture(*, at_home: bool) -> Iterator[None]:
+    """The thread of the forward pass captures nothing in the block."""
     held = not at_home and capture_lock.acquire(timeout=PATIENCE)
     try:
-        return _computed(program, tensors, grads, buffers)
+        yield
     finally:
         if held:
             capture_lock.release()
@@ -230,7 +265,13 @@ def _run_plainly(
 def _computed(
     program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None
 ) -> tuple[Any, ...]:
-    found = program.gradients(tensors, grads)
+    return _added(program, program.gradients(tensors, grads), tensors, grads, buffers)
+
+
+def _added(
+    program: SavedGraph, found: tuple[Any, ...], tensors: Sequence[Any], grads: Sequence[Any],
+    buffers: Sequence[Any] | None,
+) -> tuple[Any, ...]:  # fmt: skip
     if buffers is None:
         return found
     wanted, mine = found[: len(program.wanted)], found[len(program.wanted) :]
@@ -273,7 +314,10 @@ class _Backward:
         self._programs.now, self.was_called = program, True
         values = (*tensors, *grads, *buffers)
         result = self.captured.straight(*values)
-        found: Sequence[Any] = self._calls(self.captured, values, {}) if result is MISS else result
+        if result is MISS:
+            is_batch = not all(one is None or capabilities.has_memory(one) for one in values)  # ``is_grads_batched``
+            result = self._run(*values) if is_batch else self._calls(self.captured, values, {})
+        found: Sequence[Any] = result
         return found
 
     def _receivers(self, positions: Sequence[int]) -> Sequence[torch.Tensor]:
@@ -291,6 +335,13 @@ class _Backward:
             return _computed(program, values[:begin], values[begin:end], buffers)
 
 
+_NO_HANDLES: Mapping[int, torch.Tensor] = {}
+
+
+def _nothing() -> None:
+    """No graph of gradients is alive."""
+
+
 class Frame:
     """One call in the caller's graph."""
 
@@ -300,6 +351,8 @@ class Frame:
         "_region",
         "anchor",
         "attached",
+        "handles",
+        "higher",
         "inner",
         "kept",
         "parameters",
@@ -313,6 +366,10 @@ class Frame:
         self.inner = inner
         """Tensors that no user gets: they stay until a backward pass has run that does not keep the graph."""
         self.kept, self.attached = kept, attached
+        self.handles: Mapping[int, torch.Tensor] = _NO_HANDLES
+        """Have the places of inputs, by position, in the caller's graph that the node does not save itself."""
+        self.higher: Callable[[], _Higher | None] = _nothing
+        """The gradients of its gradients, while a graph of those is alive, which knows this node."""
         self.anchor: accumulate_grad.Anchor | None = None
         """Stands for ``parameters``, to whose ``.grad`` the backward pass adds."""
         self.parameters: Sequence[torch.Tensor] = ()
@@ -321,18 +378,51 @@ class Frame:
 
     def gradients(self, node: Any, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
         """The backward pass, in the tree that the forward pass ran in. ``node``: of the caller's graph."""
-        if torch.is_grad_enabled():
-            raise DoubleBackwardError(
-                "gradients of gradients (create_graph=True) do not pass through a captured function. Run the forward "
-                "pass under capture.config.patch(enabled=False), or capture the whole computation with both backward "
-                "passes inside"
-            )
         if self._program.donates and torch_autograd.keeps_graph():
             raise RuntimeError(torch_autograd.DONATED_ERROR)
+        if torch.is_grad_enabled():
+            return self._with_graph(node, tensors, grads)
         if self.anchor is not None:
             return self._accumulate(self.anchor, node, tensors, grads)
         with acting_for(self._forward_thread) as is_there:
-            return self._region.gradients(self._program, tensors, grads, at_home=is_there)
+            return self._of_inputs(tensors, grads, None, at_home=is_there)
+
+    def _with_graph(self, node: Any, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        """The same as part of the caller's graph: gradients of it may be asked for."""
+        program, count = self._program, len(self._program.wanted)
+        self._region.note_higher_order()
+        saved = tensors[len(self.inner) :]
+        known = [*saved, *program.now_parameters]
+        if self.anchor is None:
+            inputs = higher_order.inputs_of(node, len(program.inputs), known, self.handles)
+        else:
+            self.anchor.check()
+            inputs = [*higher_order.inputs_of(node, count, known, self.handles), *self.parameters]
+        higher = self.higher() or _Higher(node)
+        self.higher = weakref.ref(higher)
+        order = higher_order.Order(higher, self.inner, len(saved), len(inputs), ())
+        made = higher_order.apply(order.after(grads), [*saved, *inputs], [one for one in grads if one is not None])
+        made = made[: len(inputs)]
+        if self.anchor is None:
+            return made
+        accumulate_grad.through_autograd(self.parameters, made[count:], keeps_graph=True)
+        return (*made[:count], self.anchor.gradient())
+
+    def _of_inputs(
+        self, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any] | None, *, at_home: bool
+    ) -> Sequence[Any]:
+        higher = self.higher()
+        later = () if higher is None else higher.take()
+        if not later:
+            return self._region.gradients(self._program, tensors, grads, buffers, at_home=at_home)
+        with _no_capture(at_home=at_home):
+            found = self._program.gradients_of_both(tensors, grads, later)
+            return _added(self._program, found, tensors, grads, buffers)
+
+    def of_order(self, tensors: Sequence[Any], orders: Sequence[Any], **asked: bool) -> Sequence[Any]:
+        """As ``higher_order.Body``."""
+        with acting_for(self._forward_thread) as is_there, _no_capture(at_home=is_there):
+            return self._program.gradients_of_order(tensors, orders, **asked)
 
     def _accumulate(
         self, anchor: accumulate_grad.Anchor, node: Any, tensors: Sequence[Any], grads: Sequence[Any]
@@ -341,7 +431,7 @@ class Frame:
         parameters, count = self.parameters, len(self._program.wanted)
         buffers = accumulate_grad.buffers_of(parameters)
         with acting_for(self._forward_thread) as is_there:
-            found = self._region.gradients(self._program, tensors, grads, buffers, at_home=is_there)
+            found = self._of_inputs(tensors, grads, buffers, at_home=is_there)
         if buffers is None:
             accumulate_grad.through_autograd(parameters, found[count:])
             return (*found[:count], anchor.gradient())
@@ -358,6 +448,35 @@ class Frame:
             and other._forward_thread.trees is self._forward_thread.trees
         )
         return gradient if gradient is None or is_near else gradient.clone()
+
+
+class _Higher:
+    """Gradients of the gradients of one call."""
+
+    __slots__ = ("__weakref__", "_later", "_node", "_task")
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        self._task = NO_TASK
+        """The run of autograd that came to the results last."""
+        self._later: dict[int, list[Any]] = {}
+        """By run of autograd, gradients of both orders that wait until it comes to the results."""
+
+    def gradients_of_order(self, tensors: Sequence[Any], orders: Sequence[Any], **asked: bool) -> Sequence[Any]:
+        frame: Frame = self._node.frame
+        return frame.of_order(tensors, orders, **asked)
+
+    def puts_off(self, orders: Sequence[Any]) -> bool:
+        task, will_execute = graph_task(), torch_autograd.will_execute
+        if len(orders) != 2 or task in (NO_TASK, self._task) or will_execute is None or not will_execute(self._node):
+            return False
+        self._later.setdefault(task, []).append(orders)
+        return True
+
+    def take(self) -> Sequence[Any]:
+        """What waited for autograd to come to the results, where it is now."""
+        self._task = graph_task()
+        return self._later.pop(self._task, ())
 
 
 class _Gradients(torch.autograd.Function):

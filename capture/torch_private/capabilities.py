@@ -337,6 +337,18 @@ swap_tensors: Callable[[torch.Tensor, torch.Tensor], object] | None = getattr(to
 is_zero_tensor: Callable[[torch.Tensor], bool] = getattr(torch, "_is_zerotensor", lambda _: False)
 
 
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+has_memory: Callable[[torch.Tensor], bool] = getattr(torch._C, "_has_storage", _has_memory)
+"""It lies in memory, and does not stand for several others, as under a transform. Without this name it is tried."""
+
+
 def generator_id(generator: torch.Generator) -> int:
     """Tells generators apart where operators get them as new Python objects around the same generator."""
     return getattr(generator, "_cdata", id(generator))

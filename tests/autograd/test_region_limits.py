@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from capture import (
-    CaptureError,
     CaptureWarning,
     capture,
     config,
@@ -114,17 +113,6 @@ def test_a_closure_tensor_with_a_graph_of_its_own() -> None:
         found.append(log)
     assert found[0] == found[1]
     assert recordings(f).replays >= 8 or not MOVES_HELD
-
-
-def test_gradients_of_gradients_are_an_error_that_names_the_fix() -> None:
-    mine, _ = captured_twins(Block)
-    for number in range(STEPS):
-        x = inputs(number).requires_grad_()
-        if number < 4:
-            mine.m[0](x).sum().backward()
-            continue
-        with pytest.raises(CaptureError, match="enabled=False"):
-            torch.autograd.grad(mine.m[0](x).sum(), x, create_graph=True)
 
 
 def test_regions_die_with_their_modules() -> None:

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from capture import capture
+from capture import capture, recordings
 from tests.support.regions import bits, inputs
 from tests.support.regions import fresh as fresh
 
@@ -42,6 +43,42 @@ def chain(x: Tensor, w: Tensor) -> Tensor:
     for _ in range(4):
         x = torch.tanh(x @ w) * 1.5
     return x
+
+
+def several(x: Tensor, w: Tensor) -> dict[str, Any]:
+    y = x @ w
+    return {"a": torch.tanh(y), "b": [torch.sin(y), y.detach().sum()]}
+
+
+def some(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(x @ w.t() + x) @ w
+
+
+BODIES: dict[str, tuple[Callable[..., Any], Callable[[Any], Tensor]]] = {
+    "one result": (chain, lambda y: y.square().sum()),
+    "several results": (several, lambda y: y["a"].sum() * 3 + y["b"][0].square().sum()),
+    "views of a weight": (some, lambda y: y.exp().mean()),
+}
+
+
+def compared(f: Callable[..., Any], body: Callable[..., Any], loss: Callable[[Any], Tensor], number: int) -> None:
+    """Calls with tensors of this thread's own give eager's values and gradients."""
+    for call in range(6):
+        x = inputs(100 * number + call, 3, 8).requires_grad_()
+        w = inputs(100 * number + call + 50, 8, 8).requires_grad_()
+        y, z = body(x, w), f(x, w)
+        right = torch.autograd.grad(loss(y), [x, w])
+        found = torch.autograd.grad(loss(z), [x, w], allow_unused=True)
+        assert bits(loss(z)) == bits(loss(y))
+        assert [bits(one) for one in found] == [bits(one) for one in right]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_function_that_is_first_called_in_all_threads_at_once(name: str) -> None:
+    body, loss = BODIES[name]
+    for _ in range(12):
+        f = capture(body)
+        in_threads(lambda number, f=f: compared(f, body, loss, number))  # type: ignore[misc]
 
 
 def test_backward_passes_of_one_forward_pass_in_several_threads() -> None:
@@ -80,3 +117,14 @@ def test_forward_passes_here_and_their_backward_passes_in_other_threads() -> Non
 
         in_threads(work)
     assert found == dict.fromkeys(range(THREADS), 4)
+
+
+def test_every_thread_replays() -> None:
+    f = capture(chain)
+
+    def work(number: int) -> None:
+        compared(f, chain, BODIES["one result"][1], number)
+
+    in_threads(work)
+    in_threads(work)
+    assert recordings(f).eager_calls == 0

@@ -1,0 +1,134 @@
+"""Gradients of gradients through a body whose forward pass was cut off.
+
+Eager's graph of a first backward pass with ``create_graph=True`` hangs on the graph of the forward pass: what that one
+saved leads back into it. The kept graph (``saved_graph``) can do the same, but it serves many calls, and what hangs on
+it could be run only while it has the tensors of its own call. So each order is computed from the beginning inside one
+node of the caller's graph: the first pass with a graph of its own, then the gradients of that. The node's inputs are
+the body's inputs and the gradients that came in; its own backward pass is the next order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from attrs import evolve, frozen
+from typing_extensions import override
+
+from capture.torch_private.capabilities import function_apply
+
+Grads = Sequence[torch.Tensor | None]
+
+
+class Body(Protocol):
+    """One call of a body, to compute gradients of."""
+
+    def gradients_of_order(
+        self, tensors: Sequence[torch.Tensor], orders: Sequence[Grads], *, keeps_graph: bool, reaches_inputs: bool
+    ) -> Sequence[torch.Tensor | None]:
+        """Of the tensors that the body saved, and of the gradients that came in, order by order: gradients of the
+        body's inputs, then of all those that came in before the last ones. ``keeps_graph``: computed as where the last
+        ones get a graph, too. ``reaches_inputs=False``: None for the inputs."""
+
+    def puts_off(self, orders: Sequence[Grads]) -> bool:
+        """The first backward pass comes to the body in the present run of autograd, too, and then computes gradients
+        of the inputs in one pass through the graph, as eager does."""
+
+
+@frozen(eq=False)
+class Order:
+    """What one node computes."""
+
+    body: Body
+    inner: Sequence[torch.Tensor]
+    """What the body saved and nobody else has."""
+    num_saved: int
+    num_inputs: int
+    defined: tuple[tuple[bool, ...], ...]
+    """Which gradients came in, order by order; the rest are None."""
+
+    def of(
+        self, tensors: Sequence[torch.Tensor], come: Sequence[torch.Tensor], *, keeps_graph: bool
+    ) -> Sequence[torch.Tensor | None]:
+        """``come``: all that came in, in one row."""
+        row = iter(come)
+        orders = [[next(row) if there else None for there in defined] for defined in self.defined]
+        later = not keeps_graph and self.body.puts_off(orders)
+        return self.body.gradients_of_order(
+            (*self.inner, *tensors), orders, keeps_graph=keeps_graph, reaches_inputs=not later
+        )
+
+    def parts(self, tensors: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """What was saved, the inputs, what came in."""
+        begin, end = self.num_saved, self.num_saved + self.num_inputs
+        return tensors[:begin], tensors[begin:end], tensors[end:]
+
+    def after(self, grads: Grads) -> Order:
+        """The next one, where these come in."""
+        return evolve(self, defined=(*self.defined, tuple(one is not None for one in grads)))
+
+
+class _Node(torch.autograd.Function):
+    """The gradients of one order as part of the caller's graph."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, order: Order, *tensors: Any) -> Any:
+        ctx.order, ctx.there = order, [one is not None for one in tensors]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*[one for one in tensors if one is not None])
+        saved, _, come = order.parts(tensors)
+        return tuple(order.of(saved, come, keeps_graph=True))
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *grads: Any) -> Any:
+        saved, order = iter(ctx.saved_tensors), ctx.order.after(grads)
+        tensors = [next(saved) if there else None for there in ctx.there]
+        made = apply(order, tensors, [one for one in grads if one is not None])
+        return (None, *[None] * order.num_saved, *made)
+
+
+class _Handle(torch.autograd.Function):
+    """A tensor without memory of its own that has a place in the graph of another one."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.new_zeros(()).expand(tensor.shape)
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+_apply, handle = function_apply(_Node), function_apply(_Handle)
+
+
+def apply(order: Order, tensors: Sequence[Any], come: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    """The gradients of an order; as part of a graph where gradients are on."""
+    if torch.is_grad_enabled():
+        made: Sequence[torch.Tensor | None] = _apply(order, *tensors, *come)
+        return made
+    saved, _, before = order.parts(tensors)
+    return order.of(saved, (*before, *come), keeps_graph=False)
+
+
+def inputs_of(
+    node: Any, count: int, known: Sequence[torch.Tensor], handles: Mapping[int, torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Tensors that have the places in the graph of the first ``count`` inputs of a node: leaves, ``handles`` by
+    position, or some of the ``known`` ones. None for an input that needs no gradients."""
+    found: list[torch.Tensor | None] = []
+    for position, (above, number) in enumerate(node.next_functions[:count]):
+        if above is None:
+            found.append(None)
+        elif hasattr(above, "variable"):
+            found.append(above.variable)
+        elif position in handles:
+            found.append(handles[position])
+        else:
+            found.append(next(one for one in known if one.grad_fn is above and one.output_nr == number))
+    return found
