@@ -39,4 +39,4 @@ with torch.no_grad():
     print("equal to eager:", all(map(torch.equal, kept, expected)))
     print(recordings(body))  # two recordings: one for the first place in the step, one for the second
     print(recordings(head))
-    print(f"shared pool: {recordings(head).pool_bytes} bytes, moved out: {recordings(head).evacuations} outputs")
+    print(f"shared pool: {recordings(head).pool_bytes} bytes, kept: {recordings(head).kept_outputs} outputs")

@@ -20,7 +20,7 @@ from capture import capture, mark_step_begin, recordings
 
 WIDTH, LAYERS = 64, 32
 FACTOR, PER_LAYER_US = 1.15, 1.5
-COUNTED = ("recordings", "replays", "rebinds", "eager_calls", "observations", "checkpoints", "misses", "evacuations")
+COUNTED = ("recordings", "replays", "rebinds", "eager_calls", "observations", "checkpoints", "misses", "kept_outputs")
 
 
 class Layer(nn.Module):

@@ -72,8 +72,8 @@ class Counters:
     """Times that the pool was put back to where a recording was to begin."""
     misses: int = 0
     """Calls with a known key that no recording fitted."""
-    evacuations: int = 0
-    """Outputs that were moved out of the pool, as they were still used when their step was over."""
+    kept_outputs: int = 0
+    """Outputs that were still used when their memory was needed: they have fresh memory in every call since."""
     verifications: int = 0
     """Replays that were compared with the body."""
     body_runs: int = 0

@@ -29,6 +29,14 @@ class Block:
     address: Address
     nbytes: int
 
+    def holds(self, address: Address) -> bool:
+        """The address lies in it."""
+        return self.address <= address < self.address + self.nbytes
+
+    def overlaps(self, other: Block) -> bool:
+        """They share bytes."""
+        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+
 
 @frozen(kw_only=True)
 class Geometry:
@@ -68,6 +76,15 @@ def views_of(first: torch.Tensor, geometries: Sequence[Geometry]) -> list[torch.
         view = base.as_strided(geometry.shape, geometry.stride, geometry.offset)
         found.append(view.conj() if geometry.conj else view)
     return found
+
+
+def on_storage(storage: torch.UntypedStorage, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors like these on another storage, sharing a version counter."""
+    one = like[0]
+    first = torch.empty(0, dtype=one.dtype, device=one.device)
+    first = first.set_(storage, one.storage_offset(), one.shape, one.stride())
+    others = views_of(first, [Geometry.of(other) for other in like[1:]])
+    return [first.conj() if one.is_conj() else first, *others]
 
 
 @frozen(kw_only=True)
@@ -120,6 +137,18 @@ class Refusal:
     """The tensors it is about; all that moved, if empty."""
 
 
+@frozen(eq=False)
+class OwnedOutput:
+    """An output that has fresh memory in every call: where it lies in the pool, and where each replay leaves its
+    tensor, or the list of its tensors."""
+
+    block: Block
+    geometries: tuple[Geometry, ...]
+    places: list[Any]
+    number: int
+    """Its place."""
+
+
 class Recording(Protocol):
     """One recorded graph."""
 
@@ -158,6 +187,13 @@ class Recording(Protocol):
 
     def kernels_using(self, paths: Sequence[str]) -> list[str]:
         """Names of the kernels known to use these tensors."""
+
+    def own(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
+        """From now on these outputs, and no others, have fresh memory in every call. Gives what makes it after a
+        replay; None if every replay does."""
+
+    def avoid(self, block: Block) -> bool:
+        """Write nothing in this part of the pool from now on. False if the engine cannot tell, or has to."""
 
     def release(self) -> None:
         """Drop the graph; its blocks may be reused."""
@@ -218,7 +254,7 @@ class Pool(Protocol):
 
     def restore(self, layout: Any, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         """Make exactly these blocks taken, each until its storage dies; all others are free. They were taken in
-        ``layout``, what the recording that is followed left; None at the root."""
+        ``layout``, which a recording left; None for the empty pool."""
 
     def device_guard(self) -> AbstractContextManager[object] | None:
         """Makes the pool's device the current one for the length of a block; None where nothing has to be done."""
@@ -235,8 +271,8 @@ class Pool(Protocol):
     def enter(self) -> None:
         """What follows on the current stream comes after the last replay, and the next one after that."""
 
-    def evacuate(self, storage: torch.UntypedStorage) -> bool:
-        """Move a storage's contents out of the pool, its tensors with it. False if this cannot be done."""
+    def used(self) -> list[tuple[Block, torch.UntypedStorage]]:
+        """What of a run that was no recording is still used."""
 
     def before_eager(self) -> Callable[[], None] | None:
         """To be called before eager code runs on the stream that recordings are made on. It outlives the pool."""
@@ -253,6 +289,8 @@ class Backend(Protocol):
     """A recording run of a body that ran before is a call. Else it only captures one, which a replay makes happen."""
     rebinds_to_pool: bool
     """``Recording.rebind`` takes any tensor, one that lies in the pool as well."""
+    owns_in_place: bool
+    """``Recording.own`` has outputs written where their callers have them, and no more in the pool."""
 
     @property
     def rebinds_tensors(self) -> bool:

@@ -3,7 +3,6 @@
 
 #define NAMES(X) X(data) X(build_left) X(__dict__) X(grad) X(_backward_hooks)
 NAMES(DECLARE)
-static PyObject *s_clone;
 
 typedef struct {
     PyObject_HEAD
@@ -283,29 +282,34 @@ static int note_tensor(PyObject *tensors, Py_ssize_t number, PyObject *tensor)
     return PyList_SetItem(tensors, number, known);
 }
 
+/* What a replay left for its caller alone; NULL without an exception where there is no single tensor. */
+static PyObject *taken_from(PyObject *places, PyObject *name)
+{
+    Py_ssize_t number = PyLong_AsSsize_t(name);
+    PyObject *found = !PyList_CheckExact(places) || number < 0 || number >= PyList_GET_SIZE(places)
+                          ? NULL
+                          : PyList_GET_ITEM(places, number);
+    if (found == NULL || found == Py_None || PyList_CheckExact(found))
+        return NULL;
+    PyList_SET_ITEM(places, number, Py_NewRef(Py_None)); /* the place's reference goes to the caller */
+    return found;
+}
+
 /* The next tensor of a source, which may be asked for as it stands; NULL without an exception: Python has to. */
 static PyObject *handed_out(PyObject *source, PyObject *live, Py_ssize_t number, PyObject *tensors)
 {
     if (source == Py_None || number >= PyList_GET_SIZE(live))
         return NULL;
+    if (PyTuple_CheckExact(source) && PyTuple_GET_SIZE(source) == 2)
+        return taken_from(PyTuple_GET_ITEM(source, 0), PyTuple_GET_ITEM(source, 1));
     PyObject *result = alias_of(source, PyList_GET_ITEM(live, number), known_reference(tensors, number));
     if (result != NULL && tensors != NULL && note_tensor(tensors, number, result) < 0)
         Py_CLEAR(result);
     return result;
 }
 
-int copies_outputs(NodeView *view)
-{
-    if (view->preserving)
-        return 0;
-    PyObject *policy = is_of(view->outputs, slots.OutputPlan.type) ? SLOT(view->outputs, OutputPlan, policy) : NULL;
-    return policy == NULL ? -1 : policy == s_clone ? 1 : PyObject_RichCompareBool(policy, s_clone, Py_EQ);
-}
-
 PyObject *single_output(NodeView *view)
 {
-    if (copies_outputs(view))
-        return NULL;
     return handed_out(view->source, view->live, 0, view->preserving ? NULL : view->tensors);
 }
 
@@ -414,7 +418,6 @@ static PyMethodDef functions[] = {
 int add_held(PyObject *module)
 {
     NAMES(INTERN)
-    INTERN(clone)
     if (PyType_Ready(&StorageWatchType) < 0 || PyModule_AddObjectRef(module, "StorageWatch", (PyObject *)&StorageWatchType) < 0)
         return -1;
     return PyModule_AddFunctions(module, functions);

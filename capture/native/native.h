@@ -28,20 +28,19 @@ int is_path(PyObject *one);
 /* Attributes that are read where their class keeps them: each such class says so (``capture.native.seen``). Lists, dicts and what
    an object is made with are never other ones. */
 #define TREE(X) \
-    X(path) X(warm) X(buried) X(lingering) X(kept) X(times) X(current) X(root) X(mark) X(pool_is_at) X(pool)
-#define NODE(X) X(latest_children) X(view) X(verified) X(check) X(unchecked) X(registered) X(recording)
+    X(path) X(warm) X(buried) X(lingering) X(times) X(pins) X(current) X(root) X(mark) X(pool_is_at) X(pool)
+#define NODE(X) X(clear_of) X(latest_children) X(view) X(verified) X(check) X(unchecked) X(registered) X(recording)
 #define ENTRY(X) X(phase)
 #define COUNTERS(X) X(replays)
 #define MARKS(X) X(begun)
 #define IN_USE(X) X(trees)
 #define GUARD(X) X(kind) X(source) X(expected) X(verdict)
 #define SHARED_STORAGE(X) X(held) X(first) X(address)
-#define OUTPUT_PLAN(X) X(policy)
 #define POOL(X) X(ran_on) X(beside)
 #define SOURCE(X) X(kind) X(holder) X(name) X(path) X(parent)
 #define CLASSES(X) \
     X(Tree, TREE) X(Node, NODE) X(Entry, ENTRY) X(Counters, COUNTERS) X(Marks, MARKS) X(InUse, IN_USE) \
-    X(Guard, GUARD) X(SharedStorage, SHARED_STORAGE) X(OutputPlan, OUTPUT_PLAN) \
+    X(Guard, GUARD) X(SharedStorage, SHARED_STORAGE) \
     X(CudaPool, POOL) X(Source, SOURCE)
 #define AT(name) Py_ssize_t name;
 #define OF_CLASS(class, names) \
@@ -76,7 +75,8 @@ int add_follow(PyObject *module);
 typedef struct {
     PyObject_HEAD
     PyObject *outputs; /* OutputPlan */
-    PyObject *source;  /* of its one fresh tensor, or None where there is more to do */
+    PyObject *source;  /* of its one fresh tensor, or None where there is more to do: a SharedStorage, or a list and the
+                          place in it where a replay leaves the tensor */
     PyObject *several; /* ``OutputPlan.several``, or None */
     PyObject *live;    /* a list: what watches each group handed out last */
     PyObject *pattern; /* a tuple: addresses of arguments that are outputs on the path, or None */
@@ -94,8 +94,6 @@ int is_used(PyObject *watch);
 PyObject *single_output(NodeView *view);
 /* ``OutputPlan.build`` where there are fresh tensors, constants and repeats alone. */
 PyObject *several_outputs(NodeView *view, PyObject *pool);
-/* Copies are handed out: 1, 0, -1. */
-int copies_outputs(NodeView *view);
 int add_held(PyObject *module);
 int add_gradients(PyObject *module);
 

@@ -1,7 +1,7 @@
 /* What a call does once its arguments fit: from the tree on to the result. */
 #include "native.h"
 
-#define NAMES(X) X(begin_call) X(find) X(compare_in_full) X(replay) X(build_single)
+#define NAMES(X) X(begin_call) X(find) X(compare_in_full) X(is_clear) X(replay) X(build_single)
 NAMES(DECLARE)
 
 /* The view of a node: borrowed, or NULL with an exception. */
@@ -47,7 +47,7 @@ static int may_run(NodeView *view)
 
 /* The lists and the dict of a tree: never other ones, so that they are borrowed as long as the tree is there. */
 typedef struct {
-    PyObject *path, *warm, *buried, *lingering, *kept, *times;
+    PyObject *path, *warm, *buried, *lingering, *times;
 } Lists;
 
 static int lists_of(PyObject *tree, Lists *lists)
@@ -57,7 +57,7 @@ static int lists_of(PyObject *tree, Lists *lists)
 #define TAKE(name) \
     if ((lists->name = SLOT(tree, Tree, name)) == NULL) \
         return -1;
-    TAKE(path) TAKE(warm) TAKE(buried) TAKE(lingering) TAKE(kept) TAKE(times)
+    TAKE(path) TAKE(warm) TAKE(buried) TAKE(lingering) TAKE(times)
     return 0;
 }
 
@@ -75,15 +75,11 @@ static int is_path_used(PyObject *path)
     return used;
 }
 
-/* The path ends: what it kept is to be buried. 0, -1. */
+/* The path ends: 0, -1. */
 static int end_step(PyObject *tree, const Lists *at)
 {
-    Py_ssize_t end = PyList_GET_SIZE(at->buried);
     PyObject *root = SLOT(tree, Tree, root);
     if (root == NULL)
-        return -1;
-    if (PyList_GET_SIZE(at->kept) && (PyList_SetSlice(at->buried, end, end, at->kept) < 0 ||
-                                      PyList_SetSlice(at->kept, 0, PyList_GET_SIZE(at->kept), NULL) < 0))
         return -1;
     PUT(tree, Tree, current, root);
     PyDict_Clear(at->times);
@@ -155,6 +151,15 @@ static int stands(NodeView *node, PyObject *tree, const uint64_t *addresses, Py_
     return result;
 }
 
+/* No memory that stays because somebody uses it is in its way: 1, 0, -1. What is not known is looked up in Python. */
+static int is_clear(PyObject *node, PyObject *tree)
+{
+    const PyObject *known = SLOT(node, Node, clear_of), *pins = known == NULL ? NULL : SLOT(tree, Tree, pins);
+    if (pins == NULL || known == pins)
+        return pins == NULL ? -1 : 1;
+    return truth_of(PyObject_CallMethodOneArg(tree, s_is_clear, node));
+}
+
 /* The node that the current one is to be followed by: a new reference; NULL without an exception if none fits. */
 static PyObject *fitting(
     const Steps *self, PyObject *tree, const Lists *at, const uint64_t *addresses, NodeView **view)
@@ -162,12 +167,13 @@ static PyObject *fitting(
     PyObject *current = SLOT(tree, Tree, current);
     PyObject *followers = current != NULL && is_of(current, slots.Node.type) ? SLOT(current, Node, latest_children) : NULL;
     PyObject *node = followers == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(followers, self->number));
-    if (node == NULL || (*view = view_of(node)) == NULL) {
+    int fits = node == NULL || !is_of(node, slots.Node.type) ? 0 : is_clear(node, tree);
+    if (fits <= 0 || (*view = view_of(node)) == NULL) {
         Py_XDECREF(node);
         return NULL;
     }
     Py_INCREF(*view);
-    int fits = PyList_GET_SIZE(at->path) ? stands(*view, tree, addresses, self->tensors) : 1;
+    fits = PyList_GET_SIZE(at->path) ? stands(*view, tree, addresses, self->tensors) : 1;
     if (fits > 0)
         fits = may_run(*view);
     if (fits > 0 && self->verifies)
@@ -280,10 +286,6 @@ static PyObject *run(
         goto end;
     }
     int to_python = PyList_GET_SIZE(at->lingering) || (view->source == Py_None && view->several == Py_None);
-    if (!to_python && view->source == Py_None)
-        to_python = copies_outputs(view);
-    if (to_python < 0)
-        goto end;
     if (to_python) {
         leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
         result = leaves == NULL ? NULL : in_python(self, node, tree, values, leaves);

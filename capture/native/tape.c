@@ -4,7 +4,7 @@
    engine changes when tensors move; locals are results that nothing needs after the call, and live as long as it. */
 #include "native.h"
 
-#define NAMES(X) X(copy_)
+#define NAMES(X) X(copy_) X(data)
 NAMES(DECLARE)
 
 enum { NOTHING, CONSTANT, REGISTER, LOCAL, LEAF, LEAVES, LIST, TUPLE };
@@ -25,12 +25,22 @@ typedef struct {
     int is_single; /* else the step returns a sequence, a member for each of ``results`` */
 } Step;
 
+/* A register that is another tensor in every call, which is left to the caller afterwards. */
+typedef struct {
+    Py_ssize_t at; /* of the register */
+    PyObject *make;
+    PyObject *places; /* a list */
+    Py_ssize_t number; /* of its place */
+} Owned;
+
 typedef struct {
     PyObject_HEAD
     PyObject *registers; /* a list */
     PyObject *grad;      /* a function: sets grad mode; None if it is left as it is */
     Py_ssize_t count, locals, most; /* ``most``: arguments of one step */
     Step *steps;
+    Py_ssize_t owners;
+    Owned *owned;
     vectorcallfunc vectorcall;
 } Tape;
 
@@ -172,6 +182,40 @@ static int run_steps(const Tape *self, PyObject *leaves)
     return failed ? -1 : 0;
 }
 
+/* ``list[at] = item``, which is given up: 0, or -1 with an exception set. */
+static int put_item(PyObject *list, Py_ssize_t at, PyObject *item)
+{
+    return item == NULL ? -1 : PyList_SetItem(list, at, item);
+}
+
+/* The registers keep no hold of what a call gave. Users get an alias, which has seen no write. 0, -1. */
+static int leave_owned(const Tape *self, int failed)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    for (Py_ssize_t i = 0; i < self->owners; i++) {
+        const Owned *one = &self->owned[i];
+        PyObject *made = one->at < PyList_GET_SIZE(self->registers) ? PyList_GET_ITEM(self->registers, one->at) : Py_None;
+        Py_INCREF(made);
+        PyObject *given = failed || made == Py_None ? Py_NewRef(Py_None) : PyObject_GetAttr(made, s_data);
+        failed |= put_item(one->places, one->number, given) < 0;
+        Py_DECREF(made);
+        failed |= put_item(self->registers, one->at, Py_NewRef(Py_None)) < 0;
+    }
+    if (type != NULL)
+        PyErr_Restore(type, value, traceback);
+    return failed ? -1 : 0;
+}
+
+static int run_with_owned(const Tape *self, PyObject *leaves)
+{
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < self->owners; i++)
+        failed = put_item(self->registers, self->owned[i].at, PyObject_CallNoArgs(self->owned[i].make)) < 0;
+    failed = failed || run_steps(self, leaves) < 0;
+    return self->owners ? leave_owned(self, failed) : (failed ? -1 : 0);
+}
+
 static int set_grad(const Tape *self, PyObject *mode)
 {
     PyObject *done = PyObject_CallOneArg(self->grad, mode);
@@ -188,7 +232,7 @@ static PyObject *tape_call(PyObject *object, PyObject *const *args, size_t nargs
     }
     if (self->grad != Py_None && set_grad(self, Py_False) < 0)
         return NULL;
-    int failed = run_steps(self, args[0]) < 0;
+    int failed = run_with_owned(self, args[0]) < 0;
     if (self->grad != Py_None) {
         PyObject *type, *value, *traceback; /* what a step raised goes on to the caller once the mode is as it was */
         PyErr_Fetch(&type, &value, &traceback);
@@ -320,6 +364,10 @@ static int tape_traverse(PyObject *object, visitproc visit, void *arg)
     const Tape *self = (Tape *)object;
     Py_VISIT(self->registers);
     Py_VISIT(self->grad);
+    for (Py_ssize_t i = 0; i < self->owners; i++) {
+        Py_VISIT(self->owned[i].make);
+        Py_VISIT(self->owned[i].places);
+    }
     for (Py_ssize_t i = 0; i < self->count; i++) {
         const Step *step = &self->steps[i];
         Py_VISIT(step->function);
@@ -341,6 +389,11 @@ static int tape_clear(PyObject *object)
         Py_XDECREF(step.function);
         Py_XDECREF(step.names);
     }
+    while (self->owners) {
+        Owned one = self->owned[--self->owners];
+        Py_DECREF(one.make);
+        Py_DECREF(one.places);
+    }
     return 0;
 }
 
@@ -350,17 +403,37 @@ static void tape_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     tape_clear(object);
     PyMem_Free(self->steps);
+    PyMem_Free(self->owned);
     Py_XDECREF(self->registers);
     Py_XDECREF(self->grad);
     Py_TYPE(object)->tp_free(object);
 }
 
+/* ``(register, make, places, number)``: 0, or -1 with an exception set. */
+static int read_owned(Tape *self, PyObject *given)
+{
+    Py_ssize_t at, number;
+    PyObject *make, *places;
+    if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "nOO!n", &at, &make, &PyList_Type, &places, &number)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "an owned register is a tuple");
+        return -1;
+    }
+    if (at < 0 || at >= PyList_GET_SIZE(self->registers) || number < 0 || number >= PyList_GET_SIZE(places)) {
+        PyErr_SetString(PyExc_IndexError, "no such register or place");
+        return -1;
+    }
+    self->owned[self->owners++] = (Owned){at, Py_NewRef(make), Py_NewRef(places), number};
+    return 0;
+}
+
 static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"registers", "steps", "grad", NULL};
-    PyObject *registers, *steps, *grad = Py_None;
+    static char *names[] = {"registers", "steps", "grad", "owned", NULL};
+    PyObject *registers, *steps, *grad = Py_None, *owned = NULL;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!O!|O", names, &PyList_Type, &registers, &PyTuple_Type, &steps, &grad))
+            args, kwargs, "O!O!|OO!", names, &PyList_Type, &registers, &PyTuple_Type, &steps, &grad, &PyTuple_Type,
+            &owned))
         return NULL;
     Tape *self = (Tape *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -369,10 +442,16 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->registers = Py_NewRef(registers);
     self->grad = Py_NewRef(grad);
     self->steps = PyMem_Calloc(PyTuple_GET_SIZE(steps) + 1, sizeof(Step));
-    if (self->steps == NULL) {
+    self->owned = PyMem_Calloc((owned == NULL ? 0 : PyTuple_GET_SIZE(owned)) + 1, sizeof(Owned));
+    if (self->steps == NULL || self->owned == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
+    for (Py_ssize_t i = 0; owned != NULL && i < PyTuple_GET_SIZE(owned); i++)
+        if (read_owned(self, PyTuple_GET_ITEM(owned, i)) < 0) {
+            Py_DECREF(self);
+            return NULL;
+        }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(steps); i++) {
         self->count = i + 1;
         if (read_step(&self->steps[i], PyTuple_GET_ITEM(steps, i), self) < 0) {

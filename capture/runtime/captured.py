@@ -9,7 +9,7 @@ import itertools
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -91,8 +91,8 @@ class Captured:
     families: dict[Key, Family] = field(factory=dict, init=False)
     unsettled: dict[tuple[str, str | None], tuple[int, int]] = field(factory=dict, init=False)
     """By code and path of a finding: how many runs in a row it kept eager, and the count of replays then."""
-    copied_entries: set[int] = field(factory=set, init=False)
-    """Numbers of entries whose outputs are copied, as they are kept in a way that they cannot be moved."""
+    kept_outputs: dict[tuple[str, ...], set[int]] = field(factory=dict, init=False)
+    """Outputs, by the paths of what shares their memory, that were used for longer than a step: numbers of entries."""
     hopeless: CapturePlan | None = field(default=None, init=False)
     """Set once every call changes what its own key is made of: new keys then run eagerly at once."""
     optimizers: Optimizers = field(factory=Optimizers, init=False)
@@ -183,9 +183,20 @@ class Captured:
         self.retire()
         self.findings.clear()
         self.unsettled.clear()
+        self.kept_outputs.clear()
         self.hopeless = None
         self.optimizers = Optimizers()
         self.log = Log(self.annotation.function)
+
+    def note_kept(self, entry: int, outputs: Iterable[tuple[str, ...]]) -> None:
+        """Outputs of an entry were used for longer than a step."""
+        for paths in outputs:
+            self.kept_outputs.setdefault(paths, set()).add(entry)
+
+    def is_owned(self, entry: int, paths: tuple[str, ...]) -> bool:
+        """An output has fresh memory in every call: it was kept before, or was in two entries."""
+        known = self.kept_outputs.get(paths, ())
+        return self.annotation.outputs == "clone" or entry in known or len(known) > 1
 
     # -------------------------------------------------------------------------------------------- what the user is told
 

@@ -213,19 +213,35 @@ def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
         if tree.warm:
             return done(_warm_up(captured, captured.call(values, leaves), tree))
     pattern = tree.pattern(leaves)
-    for node in tree.current.children.get((entry.number, pattern), ()):
-        if not node.dead_before or node.may_run():
-            break
-    else:
+    node = _fitting(captured, entry, tree, pattern)
+    if node is None:
         return _miss(captured, entry, captured.call(values, leaves, entry), tree, pattern)
     state, config = node.check(leaves), _current_config()
     if tree.lingering and (state or config.poison or _verifies(captured)):
         tree.let_go()
+        return GO_ON
     if state == OVERLAPS:
         return done(_overlapping(captured, entry, values, leaves))
     if state:
         return _state_moved(captured, entry, node, values, leaves, tree)
     return done(_replay(captured, entry, node, values, leaves, tree))
+
+
+def _fitting(captured: Captured, entry: Entry, tree: Tree, pattern: Pattern) -> Node | None:
+    """The recording that may run now. One that would write in memory that somebody uses is dropped: it is made again
+    beside that memory."""
+    for node in tuple(tree.current.children.get((entry.number, pattern), ())):
+        if node.dead_before and not node.may_run():
+            continue
+        if tree.lingering and node is not tree.awaited:
+            tree.settle_gradients(node)
+        if tree.is_clear(node):
+            return node
+        captured.log.add("drop", "it writes in memory that is still used")
+        if node in entry.nodes:
+            entry.nodes.remove(node)
+        tree.forget(node)
+    return None
 
 
 _STAGES = {"cold": _prepare, "warm": _prepare, "ready": _match, "eager": _eager}

@@ -16,7 +16,6 @@ from attrs import evolve
 from capture.core.facts import LimitReached, Moved, Unbound
 from capture.core.plan import CapturePlan
 from capture.engines.base import Move, Recording, Refusal
-from capture.guards.guard import CHANGED
 from capture.guards.recording_guard import ALIGNMENT, RecordingGuard
 from capture.key.signature import Leaf
 from capture.observe import source_location
@@ -26,7 +25,7 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import MOVES, Entry
 from capture.runtime.inputs import generators_of
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict
-from capture.tree.node import SAMPLED, Node
+from capture.tree.node import Node
 from capture.tree.tree import Tree
 
 _NAMED = 4  # moves that an event names
@@ -42,8 +41,6 @@ def state_moved(
         return Reply(Verdict.OBSERVE)
     moves, others = found
     outside = _outside(node, tree, moves)
-    if outside is None:
-        return Reply(Verdict.OBSERVE)
     refusal, learned = _bind(captured, entry, node, values, leaves, tree, moves, others, outside=outside)
     if node.tree is None:  # the pool was given up meanwhile
         return START_OVER
@@ -102,13 +99,13 @@ def _moves(node: Node, leaves: Sequence[Any]) -> tuple[list[Move], list[Move]] |
     return moves, others
 
 
-def _outside(node: Node, tree: Tree, moves: Sequence[Move]) -> bool | None:
-    """No moved tensor lies in the pool, where its address means little. None: the engine would bind it even so."""
+def _outside(node: Node, tree: Tree, moves: Sequence[Move]) -> bool:
+    """No moved tensor lies in the pool, or the engine tells it there from what recordings have there."""
     assert node.recording is not None
-    if not node.recording.rebinds_tensors:
+    if not node.recording.rebinds_tensors or tree.backend.rebinds_to_pool:
         return True
-    found = all(tree.expel(move.tensor) for move in moves if move.path not in node.recording.copied_paths)
-    return True if found else (None if tree.backend.rebinds_to_pool else False)
+    copied = node.recording.copied_paths
+    return not any(tree.pool.find(move.tensor.data_ptr()) for move in moves if move.path not in copied)
 
 
 def _bind(
@@ -171,8 +168,6 @@ def _drop(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], r
         entry.nodes.remove(node)
     if node.tree is not None:
         node.tree.forget(node)
-    if node.tree is not None:  # an output that cannot leave the pool keeps it: it must not be used either
-        node.check, node.unchecked = _never, SAMPLED
     captured.log.add("miss", f"{_text(moves)}: {refusal.reason}")
     _note_moved(captured, [move for move in moves if move.path not in bound])
     if refusal.environment:
@@ -197,11 +192,6 @@ def _given_up(captured: Captured, entry: Entry, moves: Sequence[Move]) -> Captur
     difference = f"{path!r} is at another address in every call, and {why}"
     limit = LimitReached(num_recordings=entry.moves[path], difference=difference)
     return compile_plan(captured.annotation, captured.bare_facts(limit=limit))
-
-
-def _never(leaves: Sequence[Any]) -> int:
-    del leaves
-    return CHANGED
 
 
 def distrust(captured: Captured, entry: Entry, node: Node, moves: Sequence[Move], reason: str) -> None:

@@ -19,7 +19,6 @@ from capture.distributed import process_groups, rank_agreement
 from capture.engines.base import BoundInput, Input, Recorded
 from capture.guards.recording_guard import RecordingGuard, make_recording_guard
 from capture.observe.capture_lock import capture_lock
-from capture.observe.described import DescribedRun
 from capture.observe.expectation import Expectation, other_result
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import gradient_offload, record_failure
@@ -87,10 +86,6 @@ def _record(
     uncounted = (*written, *[at for at in apart if call.paths()[at][0] in wrote])
     if recorded.executed:
         count_writes(uncounted, call.leaves)
-    copied = recorded.recording.copied_paths if recorded.recording is not None else frozenset()
-    if recorded.followed != "yes" and not _expel_state(tree, recorded.described, copied):
-        facts = evolve(facts, refused="a tensor of Python state lies in the pool and cannot be moved out of it")
-        plan = compile_plan(captured.annotation, facts)
     as_planned = followed and (plan is entry.plan or _as_planned(entry.plan, plan))
     holds = recorded.recording is not None and as_planned and not facts.gradients
     facts, plan = _heard(exchange, captured, entry, recorded, facts, plan, holds=holds)
@@ -101,6 +96,8 @@ def _record(
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     node = _node(captured, entry, call, recorded, outputs, inputs, pattern)
     node.written = written
+    groups = enumerate(outputs.groups)
+    node.own([number for number, one in groups if captured.is_owned(entry.number, one.paths)])
     process_groups.note_user(node, facts)
     call.settle(node)
     result = _result(captured, call, tree, node, recorded, uncounted, undo=undo)
@@ -161,11 +158,6 @@ def _run(
         if recorded.watched is not None:
             captured.optimizers.note_gradients(*recorded.watched.gradient_uses())
         return recorded
-
-
-def _expel_state(tree: Tree, described: DescribedRun, copied: frozenset[str]) -> bool:
-    owned = [one for one in described.implicit if one.owners and one.path not in copied]
-    return all(tree.expel(one.owners[0][1]) for one in owned)
 
 
 def _result(

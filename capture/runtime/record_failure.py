@@ -35,10 +35,10 @@ def refused(
         return _nothing_ran(captured, entry, recorded, Refuted(facts, plan, reason))
     assert recorded.described is not None
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
-    values = own_values(outputs, call, recorded.described)
+    values = outputs.adopt(own_values(outputs, call, recorded.described), copied=True)
     _settle_shapes(call, recorded)
-    _leave_pool(tree, recorded)
     result = call.whole(outputs.finish(values, call.named_roots))
+    tree.keep_used()
     if undo:
         undo_run(recorded)
     return Reply(Verdict.DONE, result, refuted=Refuted(facts, plan, reason))
@@ -53,7 +53,7 @@ def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, reco
         assert error is not None
         if recorded.executed:
             _settle_shapes(call, recorded)
-            _leave_pool(tree, recorded)
+            tree.keep_used()
             _settle_effects(call, recorded)
         if undo or not recorded.executed:
             undo_run(recorded)
@@ -93,20 +93,6 @@ def undo_run(recorded: Recorded) -> None:
         _run.undo(watched)
     elif watched is not None:
         _run.undo_python(watched)
-
-
-def _leave_pool(tree: Tree, recorded: Recorded) -> None:
-    """Move what a refused run made, as far as it is still used, and what it was given out of the pool: a graph may have
-    saved either."""
-    assert recorded.watched is not None
-    made = [produced.storage() for produced in recorded.watched.watch.alive().values()]
-    leaves = [leaf for _, leaf in recorded.watched.arguments if isinstance(leaf, torch.Tensor)]
-    given = {id(one): one for one in (leaf.untyped_storage() for leaf in leaves if leaf.layout is torch.strided)}
-    for storage in (*made, *given.values()):
-        if storage is not None and tree.pool.find(storage.data_ptr()) and not tree.pool.evacuate(storage):
-            tree.retire()
-            return
-    tree.pool_is_at = None
 
 
 def _settle_effects(call: Call, recorded: Recorded) -> None:

@@ -52,7 +52,6 @@ def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Po
     """How the outputs of this recording are built."""
     policy = captured.annotation.outputs
     policy = "preserve" if policy == "borrow" and entry.region is not None else policy  # autograd keeps what it saved
-    policy = "clone" if policy == "preserve" and entry.number in captured.copied_entries else policy
     described, watched = recorded.described, recorded.watched
     assert described is not None
     assert watched is not None

@@ -23,9 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode 
 class Capabilities:
     """What this torch offers beyond its documented interface."""
 
-    swap_data_ptr: bool
-    """``UntypedStorage._swap_data_ptr_`` (2.13): a held output leaves the pool with all its views.
-    Without it only an output whose tensor is its memory's sole holder can be moved."""
     storage_weakref: bool
     """A Python weak reference to an untyped storage lives exactly as long as the memory is in use.
     Without it liveness is read from the storage's use count (0.27 us instead of 0.03 us)."""
@@ -93,16 +90,10 @@ def _probe_storage_counts() -> bool:
 
 CAPABILITIES = Capabilities(
     pool_checkpoint=_probe_pool_checkpoint(),
-    swap_data_ptr=hasattr(torch.UntypedStorage, "_swap_data_ptr_"),
     storage_weakref=_probe_storage_weakref(),
     global_state_guard=GlobalStateGuard is not None,
     storage_counts=_probe_storage_counts(),
 )
-
-
-def swap_data_ptr(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
-    """Exchange the memory of two storages; every tensor on either follows."""
-    storage._swap_data_ptr_(other)  # type: ignore[attr-defined]
 
 
 class CountedStorage:
@@ -373,13 +364,13 @@ _EMPTY = {
 }
 
 
-def empty_like_maker(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """A function that makes tensors like a dense one; on CUDA only while its device is the current one. As compiled
-    code makes them (1.2 us); without that through the public operator (2.8 us), which may also fill them."""
-    make, form = _EMPTY.get(tensor.device.type), (tuple(tensor.shape), tensor.stride())
+def empty_maker(device: str, shape: tuple[int, ...], stride: tuple[int, ...], dtype: Any) -> Callable[[], torch.Tensor]:
+    """A function that makes dense tensors; on CUDA on the current device. As compiled code makes them (1.2 us); without
+    that through the public operator (2.8 us), which may also fill them."""
+    make = _EMPTY.get(device)
     if make is None:
-        return functools.partial(torch.empty_strided, *form, dtype=tensor.dtype, device=tensor.device)
-    return functools.partial(make, *form, tensor.dtype)
+        return functools.partial(torch.empty_strided, shape, stride, dtype=dtype, device=device)
+    return functools.partial(make, shape, stride, dtype)
 
 
 def function_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 In: a recording and where it was made. Out: which node may run next (``tree``, ``node``), outputs built again after a
 replay (``output_planner``, ``outputs``, ``output_structure``), whether somebody still uses a block (``liveness``), and
-outputs moved out of the pool when their step ends (``evacuation``, ``clone``). ``step`` has the marks between steps,
+memory that stays with those who use it for longer than a step (``pins``). ``step`` has the marks between steps,
 ``thread_trees`` the trees of each thread.
 
 Invariant: a node is replayed only where everything that was dead when it was recorded is dead now, as the pool may have

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -68,8 +68,10 @@ class Node:
     """Replays since the state was compared in full, for ``checks="sampled"``; ``SAMPLED`` asks for a comparison now."""
     registered: int = -1
     """Registrations in modules until then."""
-    moved_at: int | None = None
-    """Replays that its log counted when gradients it gave were last moved out of the pool."""
+    beside: frozenset[Block] = frozenset()
+    """Blocks that were taken when this was recorded: it does not write there."""
+    clear_of: tuple[Any, ...] = ()
+    """The tree's pins that were found not to be in its way, last."""
     bound: tuple[BoundInput, ...] = ()
     """Arguments that may be elsewhere in every call, and that the recording does not follow yet."""
     groups: frozenset[str] = frozenset()
@@ -114,6 +116,18 @@ class Node:
         assert self.outputs is not None
         found = self.outputs.replaced.get(id(parameter))
         return found is not None and found() is parameter
+
+    def is_in_the_way(self, block: Block) -> bool:
+        """It may write where somebody uses memory."""
+        return block not in self.beside and self.recording is not None and not self.recording.avoid(block)
+
+    def own(self, numbers: Iterable[int]) -> None:
+        """From now on these groups of its outputs have fresh memory in every call."""
+        assert self.outputs is not None
+        assert self.recording is not None
+        self.outputs.own(numbers, self.recording)
+        if self.view is not None:
+            self.see()
 
     def drop(self) -> None:
         """Remove this recording and all below it from the tree, now or, from another thread, at its next call."""

@@ -13,7 +13,6 @@ from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, Pool
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.state.source import Source
-from capture.torch_private import capabilities
 from capture.tree.liveness import Again, SharedStorage
 from capture.tree.output_structure import EffectSlot, Slot, effect_slot, filler, skeleton_of
 from capture.tree.outputs import Alias, OutputGroup, OutputPlan
@@ -59,32 +58,34 @@ def plan_outputs(
     slots = tuple(
         effect_slot(effect.change.source, skeleton_of(effect.change.after, numbers, own)) for effect in effects
     )
-    made = tuple(OutputGroup(block, tuple(p), tuple(g)) for block, p, g in groups.values())
+    made = tuple(
+        OutputGroup(block, tuple(p), tuple(g), tuple(leaves[one].path for one in p)) for block, p, g in groups.values()
+    )
     fresh = [leaf.value for leaf in leaves if leaf.kind == "fresh"]
     inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
     values = [leaf.value for leaf in leaves]
     shared_storages = tuple(_source(pool, one, again.get(id(values[one.positions[0]]), "no")) for one in made)
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference
-    gradients, others = _gradients(made, effects, slots)
+    gradients, taken, others = _gradients(made, effects, slots)
     shared = _shared_gradients(made, effects, len(outputs), gradients)
     every = [*gradients.values(), *(one for several in shared.values() for one in several)]
-    preserving = policy == "preserve" and capabilities.CAPABILITIES.swap_data_ptr
     return OutputPlan(
-        policy=policy, preserving=preserving, count=len(leaves), skeleton=skeleton, groups=made, aliases=tuple(aliases),
+        policy=policy, preserving=policy != "borrow", count=len(leaves), skeleton=skeleton, groups=made,
+        aliases=tuple(aliases),
         constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
         inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
         shared_storages=shared_storages, single=shared_storages[0] if alone else None, gradients=gradients,
         shared=shared, replaced={id(of()): of for of in every}, fills=filler(skeleton),
-        numbers=tuple(range(len(made))), first_positions=tuple(group.positions[0] for group in made),
+        numbers=tuple(range(len(made))), first_positions=tuple(group.positions[0] for group in made), slots=taken,
         others=(tuple(number for number in range(len(made)) if number not in gradients), others),
     )  # fmt: skip
 
 
 def _gradients(
     groups: Sequence[OutputGroup], effects: Sequence[KeptEffect], slots: Sequence[EffectSlot]
-) -> tuple[dict[int, weakref.ref[torch.Tensor]], tuple[EffectSlot, ...]]:
-    """Gradients by the group that each of them alone is, and effects that are something else."""
-    found, others = {}, []
+) -> tuple[dict[int, weakref.ref[torch.Tensor]], dict[int, EffectSlot], tuple[EffectSlot, ...]]:
+    """Gradients and where they go, by the group that each of them alone is, and effects that are something else."""
+    found, taken, others = {}, {}, []
     numbers = {group.positions: number for number, group in enumerate(groups)}
     for effect, slot in zip(effects, slots, strict=True):
         source, skeleton = effect.change.source, slot.skeleton
@@ -93,8 +94,8 @@ def _gradients(
         if number is None or number in found:
             others.append(slot)
         else:
-            found[number] = weakref.ref(source.holder)
-    return found, tuple(others)
+            found[number], taken[number] = weakref.ref(source.holder), slot
+    return found, taken, tuple(others)
 
 
 def _shared_gradients(

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import torch
 from attrs import define, field, frozen
 
 from capture.core.options import Outputs
-from capture.engines.base import Block, Geometry, Pool
+from capture.engines.base import Block, Geometry, OwnedOutput, Pool, Recording, on_storage
 from capture.key import pytree
-from capture.native import native, seen
+from capture.native import native
 from capture.torch_private import capabilities
 from capture.torch_private.tensor_reads import counts_holders
-from capture.tree.clone import Copier, on_storage
 from capture.tree.liveness import (
     SharedStorage,
     StorageWatch,
@@ -62,16 +61,17 @@ class OutputGroup:
     block: Block
     positions: tuple[int, ...]
     geometries: tuple[Geometry, ...]
+    paths: tuple[str, ...] = ()
+    """What users call its leaves."""
 
 
-@seen
 @define(eq=False)
 class OutputPlan:
     """Builds all leaves of one recording. ``live`` watches the storages handed out last, one a group."""
 
     policy: Outputs
     preserving: bool
-    """Tensor objects need not be known: storages can be moved with all their views."""
+    """Tensor objects need not be known: they are never invalidated."""
     count: int
     skeleton: Any
     groups: tuple[OutputGroup, ...]
@@ -85,10 +85,16 @@ class OutputPlan:
     """Fresh leaves are inference tensors although the caller is not in inference mode: the body was, by itself."""
     live: list[StorageWatch | None] = field(factory=list)
     tensors: list[list[weakref.ref[torch.Tensor]]] = field(factory=list)
-    """The tensor objects handed out, a group: needed to move or to invalidate them."""
+    """The tensor objects handed out, a group: needed to invalidate them."""
     shared_storages: tuple[SharedStorage | None, ...] = ()
-    """Where the tensors of each group come from that is one tensor."""
-    single: SharedStorage | None = None
+    """Where the tensors of each group come from that is one tensor, and is not owned."""
+    owned: frozenset[int] = frozenset()
+    """Groups that have fresh memory in every call."""
+    places: list[Any] = field(factory=list)
+    """Where a replay leaves those, one place a group."""
+    sources: tuple[Any, ...] = ()
+    """For the C module: what gives each group's tensor, ``SharedStorage`` or the list of places and a number in it."""
+    single: Any = None
     """The source of a plan that has nothing else."""
     gradients: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
     """Groups that become the ``grad`` of a tensor, which the body does not read."""
@@ -98,6 +104,8 @@ class OutputPlan:
     """The tensors of both by ``id``."""
     deposits: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None
     """Gives the tensors whose ``grad`` the caller makes of the leaves at these positions, or nothing."""
+    slots: dict[int, EffectSlot] = field(factory=dict)
+    """Where such gradients go."""
     others: tuple[tuple[int, ...], tuple[EffectSlot, ...]] = ((), ())
     """Groups and effects that are no such gradients."""
     fresh: Callable[..., bool] | None = None
@@ -110,28 +118,51 @@ class OutputPlan:
     """For the C module: those gradients, once they were found untouched, until others are made."""
     fills: Callable[[Sequence[Any]], Any] | None = None
     """``fill`` for a structure of tuples and lists."""
-    copier: Copier | None = None
-    """Made at the first replay whose outputs are copies."""
+    collect: Callable[[], None] | None = None
+    """Makes owned outputs after a replay that does not."""
+
+    def __attrs_post_init__(self) -> None:
+        self.sources = self.shared_storages
+        self.places = [None] * len(self.groups)
+
+    def own(self, numbers: Iterable[int], recording: Recording) -> None:
+        """From now on these groups have fresh memory in every call."""
+        self.owned |= frozenset(numbers)
+        for number in self.owned:
+            self.lose(number)
+        self.shared_storages = tuple(
+            None if number in self.owned else one for number, one in enumerate(self.shared_storages)
+        )
+        groups = [(number, self.groups[number]) for number in sorted(self.owned)]
+        self.collect = recording.own(
+            [OwnedOutput(one.block, one.geometries, self.places, number) for number, one in groups]
+        )
+        self.sources = tuple(
+            (self.places, number) if number in self.owned else one for number, one in enumerate(self.shared_storages)
+        )
+        self.single = self.sources[0] if self.single is not None else None
+        groups_left, effects = self.others
+        for number in self.owned & set(self.gradients):
+            del self.gradients[number]
+            groups_left, effects = (*groups_left, number), (*effects, self.slots[number])
+        self.others, self.fresh = (groups_left, effects), None
 
     def build_single(self) -> torch.Tensor:
         """Result of a replay of a plan with one fresh tensor and nothing else."""
-        shared, values = self.single, [None]
-        assert shared is not None
-        copies = not self.preserving and self.policy == "clone"
-        known = None if self.preserving or copies else self.tensors
-        left = native.hand_out(self.shared_storages, self.live, (0,), values, (0,), known)
-        tensor: Any = values[0]
+        values: list[Any] = [None]
+        known = None if self.preserving else self.tensors
+        left = native.hand_out(self.sources, self.live, (0,), values, (0,), known)
         if left:
-            tensor = shared.renewed()
-            self.live[0] = shared.held
-        return tensor if self.preserving or not (left or copies) else self._hand_out(0, [tensor])[0]
+            self.build_left(None, values, left)
+        result: torch.Tensor = values[0]
+        return result
 
     def several(self) -> tuple[Any, ...] | None:
         """For the C module: how results are built where there are fresh tensors, constants and repeats alone."""
         if self.inference or self.aliases or self.empties or self.effects or self.fills is None:
             return None
         return (
-            self.shared_storages,
+            self.sources,
             self.first_positions,
             self.numbers,
             self.constants,
@@ -157,12 +188,6 @@ class OutputPlan:
             return [], []
         found = only_gradients(parameters, storage, self._holders(number))
         return ([], []) if found is None else (parameters, found)
-
-    def is_gradient(self, number: int) -> bool:
-        """The group becomes the ``grad`` of a tensor."""
-        return number in self.gradients or (
-            self.deposits is not None and bool(self.deposits(self.groups[number].positions))
-        )
 
     def leave_out_gradients(self, read: Container[int]) -> None:
         """The body reads some of them before it replaces them: these tensors, by ``id``."""
@@ -239,35 +264,35 @@ class OutputPlan:
         return self.finish(values, named_values, effects)
 
     def _build_fresh(self, pool: Pool, values: list[Any], groups: tuple[int, ...]) -> None:
-        if self.policy == "clone":
-            if self.copier is None:
-                self.copier = Copier(pool, [(group.block, group.positions, group.geometries) for group in self.groups])
-            self.copier.copy_into(values)
-        else:
-            self._build_watched(pool, values, groups)
+        known = None if self.preserving else self.tensors
+        left = native.hand_out(self.sources, self.live, self.first_positions, values, groups, known)
+        self.build_left(pool, values, left)
         for position, geometry, device in self.empties:
             values[position] = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype, device=device)
 
-    def _build_watched(self, pool: Pool, values: list[Any], groups: tuple[int, ...]) -> None:
-        known = None if self.preserving else self.tensors
-        left = native.hand_out(self.shared_storages, self.live, self.first_positions, values, groups, known)
-        self.build_left(pool, values, left)
-
-    def build_left(self, pool: Pool, values: list[Any], groups: Sequence[int]) -> None:
-        """Tensors of groups whose source begins, or begins anew."""
+    def build_left(self, pool: Pool | None, values: list[Any], groups: Sequence[int]) -> None:
+        """Tensors of groups that C could not hand out. ``pool``: not needed for a lone tensor."""
+        if self.collect is not None and not self.owned.isdisjoint(groups):
+            self.collect()
         for number in groups:
             group, shared = self.groups[number], self.shared_storages[number]
-            if shared is not None:
+            if number in self.owned:
+                tensors = self._taken(number)
+            elif shared is not None:
                 tensors = [shared.renewed()]
                 self.live[number] = shared.held
-                if self.preserving:
-                    values[group.positions[0]] = tensors[0]
-                    continue
             else:
+                assert pool is not None
                 tensors = pool.views(group.block, group.geometries)
                 self.live[number] = hold(tensors[0].untyped_storage())
             for position, tensor in zip(group.positions, self._hand_out(number, tensors), strict=True):
                 values[position] = tensor
+
+    def _taken(self, number: int) -> list[torch.Tensor]:
+        """What a replay left of an owned group."""
+        found, self.places[number] = self.places[number], None
+        tensors: list[torch.Tensor] = found if isinstance(found, list) else [found]
+        return on_storage(tensors[0].untyped_storage(), tensors) if self.inference else tensors
 
     def finish(
         self,
@@ -292,12 +317,16 @@ class OutputPlan:
             values[position] = values[first]
         return values
 
-    def adopt(self, tensors: Sequence[Any]) -> list[Any]:
-        """Hand out the leaves that the recording run itself made, instead of building them."""
+    def adopt(self, tensors: Sequence[Any], *, copied: bool = False) -> list[Any]:
+        """Hand out the leaves that the recording run itself made, instead of building them. ``copied``: none of them in
+        the pool, but what is part of a graph."""
         values, self.kept = list(tensors), None
         for number, group in enumerate(self.groups):
             mine = [values[position] for position in group.positions]
-            self.live[number] = hold(mine[0].untyped_storage())
+            if number in self.owned or (copied and not any(one.requires_grad for one in mine)):
+                mine = on_storage(mine[0].untyped_storage().clone(), mine)
+            else:
+                self.live[number] = hold(mine[0].untyped_storage())
             for position, tensor in zip(group.positions, self._hand_out(number, mine), strict=True):
                 values[position] = tensor
         for position, first in self.repeats:
@@ -305,8 +334,6 @@ class OutputPlan:
         return values
 
     def _hand_out(self, number: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        if self.policy == "clone":
-            storage = tensors[0].untyped_storage().clone()
-            return on_storage(storage, tensors)
-        self.tensors[number] = [weakref.ref(tensor) for tensor in tensors]
+        if not self.preserving and self.live[number] is not None:
+            self.tensors[number] = [weakref.ref(tensor) for tensor in tensors]
         return tensors

@@ -7,9 +7,9 @@ path of recordings; replaying it moves the path one node on; a **step** begins a
 is set back to the end of the path, less what has died since.
 
 Invariant: a node runs again only where everything that was dead when it was recorded is dead (``Node.dead_before``),
-since the pool may have given that memory to it. Outputs that are still used when their step ends leave the pool before
-anything else may take their memory (``evacuation``). Without either, a tensor that a user holds would change its values
-when another function is called.
+since the pool may have given that memory to it, and where it does not write in memory that outputs of earlier steps
+still have (``pins``). Without either, a tensor that a user holds would change its values when another function is
+called.
 
 A recording that is dropped may be asked for by garbage collection, in the middle of a capture or in another thread:
 ``bury`` notes it, and ``sweep`` forgets it when this thread may.
@@ -31,7 +31,8 @@ from capture.core.events import Log
 from capture.engines.base import Backend, Block, Pool
 from capture.native import native, seen
 from capture.torch_private.capabilities import dispatch_mode_depth
-from capture.tree import evacuation, step
+from capture.tree import pins as _pins
+from capture.tree import step
 from capture.tree.liveness import StorageWatch, hold
 from capture.tree.node import Node, Pattern, walk
 
@@ -49,8 +50,8 @@ class Tree:
     """All recordings of one thread on one device type. Its lists and dicts are never other ones."""
 
     __slots__ = (
-        "__weakref__", "awaited", "backend", "buried", "checkpoints", "current", "in_place", "kept", "lingering",
-        "mark", "path", "pool", "pool_is_at", "recording", "root", "thread", "times", "warm",
+        "__weakref__", "awaited", "backend", "base", "beside", "buried", "checkpoints", "current", "in_place",
+        "lingering", "mark", "path", "pins", "pool", "pool_is_at", "recording", "root", "thread", "times", "warm",
     )  # fmt: skip
 
     def __init__(self, backend: Backend) -> None:
@@ -64,7 +65,13 @@ class Tree:
         self.warm: list[WarmCall] = []
         self.lingering: list[tuple[Node, int]] = []
         """Gradients of the last step, by node and group, that nobody has but their parameter: the replay to come
-        replaces them. What else comes has them moved out first."""
+        replaces them. Where something else comes, they are pinned."""
+        self.pins: tuple[_pins.Pin, ...] = ()
+        """Memory that outputs of earlier steps have. Another tuple with each change."""
+        self.base: Any = None
+        """The layout in which all pins are taken, with gradients that linger."""
+        self.beside: frozenset[Block] = frozenset()
+        """Blocks that are taken while a recording is made."""
         self.awaited: Node | None = None
         """That replay, while nobody else can have got hold of a gradient: in the call that found them."""
         self.in_place = False
@@ -73,14 +80,12 @@ class Tree:
         self.pool_is_at: Node | None = self.root
         self.checkpoints = 0
         self.buried: list[Node] = []
-        self.kept: list[Node] = []
-        """To be buried when the path ends, which an output of theirs holds open."""
         self.recording = False
         self.thread = threading.get_ident()
 
     def bury(self, node: Node) -> None:
-        """Forget a recording as soon as this thread may. Garbage collection asks for it at any time: what is moved out
-        must not become part of what is recorded or watched. When the process ends, all goes anyway."""
+        """Forget a recording as soon as this thread may. Garbage collection asks for it at any time, in the middle of
+        a recording, too. When the process ends, all goes anyway."""
         if sys.is_finalizing():
             return
         self.buried.append(node)
@@ -133,12 +138,9 @@ class Tree:
         first = self.path[0].function if self.path else self.warm[0].function
         return bool(first.is_backward) and not function.is_backward
 
-    def end_path(self, reason: str, successor: Node | None = None) -> bool:
-        """End the step. Outputs that are still used leave the pool first, or turn stale if they were borrowed.
-        Gradients that the ``successor`` replaces stay.
-
-        False if one of them cannot be moved: the path then goes back to it, and the next step goes on under it.
-        """
+    def end_path(self, reason: str, successor: Node | None = None) -> None:
+        """End the step. Outputs that are still used are pinned, or turn stale if they were borrowed. Gradients that the
+        ``successor`` replaces stay."""
         lingering, leaving, in_place = [], [], False
         for node in self.path:
             assert node.outputs is not None
@@ -146,50 +148,66 @@ class Tree:
             lingering += [(node, number) for number in stays]
             in_place = in_place or bool(stays)
             for number in [number for number, _, _ in node.live_groups(but=stays)]:  # no storage stays in a variable
-                if (
-                    node.outputs.policy == "borrow"
-                    and reason in ("step", "again")
-                    and evacuation.invalidate(node, number)
-                ):
+                if node.outputs.policy == "borrow" and reason in ("step", "again") and _pins.invalidate(node, number):
                     continue
                 if successor is not None and self._is_replaced(node, number, successor):
                     lingering.append((node, number))
                 else:
                     leaving.append((node, number))
-        stuck = self._move_out(leaving)
-        for node, _ in stuck:
-            evacuation.copy_from_now_on(node, "that cannot leave the pool")
-        evacuation.note_gradients(leaving, self.path)
-        if stuck and self._go_back():
-            return False
+        if lingering or leaving:
+            self.base = self.path[-1].layout
+        self._pin(leaving)
         self._end()
         self.lingering[:], self.awaited, self.in_place = lingering, successor, in_place
-        return True
-
-    def _go_back(self) -> bool:
-        """The step is over, but for outputs that have to stay in the pool: what comes after the last of them goes.
-        False if none is used any more: what held them was garbage that was collected meanwhile."""
-        while self.path and not any(True for _ in self.path[-1].live_groups()):
-            self.path.pop()
-        if not self.path:
-            return False
-        self.current, self.pool_is_at = self.path[-1], None
-        self.times.clear()
-        self.warm.clear()  # what warmed up is not in the pool
-        self.mark = step.steps_begun()
-        return True
 
     def _take_up(self) -> None:
-        """The call that found gradients to linger was stopped before its replay. Where somebody has got hold of one
-        since, and it cannot leave the pool, its step goes on."""
-        lingering, self.awaited = self._lingering_no_more(), None
-        stuck = [node for node, _ in self._move_out(lingering)]
-        above: Node | None = stuck[-1] if stuck else None
-        while above is not None and above is not self.root:
-            self.path.insert(0, above)
-            above = above.parent
-        if self.path and not self._go_back():
-            self._end()
+        """The call that found gradients to linger was stopped before its replay."""
+        self.awaited = None
+        self._pin(self._lingering_no_more())
+
+    def _pin(self, groups: Sequence[tuple[Node, int]]) -> None:
+        found = _pins.pins_of(groups)
+        if found:
+            self.pins, self.pool_is_at = (*self._pins_in_use(), *found), None
+
+    def _pins_in_use(self) -> list[_pins.Pin]:
+        return [pin for pin in self.pins if pin.is_used]
+
+    def is_clear(self, node: Node) -> bool:
+        """The node may run beside all pins. Outputs that are in its way are owned from now on: they are used for longer
+        than a step, where others need the memory."""
+        if node.clear_of is self.pins:
+            return True
+        if not all(pin.is_used for pin in self.pins):
+            self.pins = tuple(self._pins_in_use())
+        for other in {pin.node for pin in self.pins if node.is_in_the_way(pin.block)}:
+            if other is not None and other.tree is self:
+                self._own(other, [pin.number for pin in self.pins if pin.node is other])
+        if self.backend.owns_in_place and node.outputs is not None:
+            blocks = [pin.block for pin in self.pins]
+            self._own(node, [at for at, one in enumerate(node.outputs.groups) if any(map(one.block.overlaps, blocks))])
+        if node.tree is not self or any(node.is_in_the_way(pin.block) for pin in self.pins):
+            return False
+        node.clear_of = self.pins
+        return True
+
+    def _own(self, node: Node, numbers: Sequence[int]) -> None:
+        """What follows on such an output as an argument in the pool does not follow any more."""
+        assert node.outputs is not None
+        assert node.log is not None
+        new = [number for number in numbers if number not in node.outputs.owned]
+        groups = [node.outputs.groups[number] for number in new]
+        if not groups:
+            return
+        node.own(new)
+        node.function.note_kept(node.key[0], [group.paths for group in groups])
+        node.log.counters.kept_outputs += len(groups)
+        paths = ", ".join(path for group in groups for path in group.paths)
+        node.log.add("step", f"{paths}: kept, so with fresh memory in every call from now on")
+        for below in [one for one in walk(node) if one is not node]:
+            addresses = [one for one in below.key[1] if one is not None]
+            if below.tree is not None and any(group.block.holds(one) for group in groups for one in addresses):
+                self.forget(below)
 
     def _lingering_no_more(self) -> list[tuple[Node, int]]:
         lingering = self.lingering[:]
@@ -202,29 +220,23 @@ class Tree:
         return bool(parameters) and all(map(successor.replaces, parameters))
 
     def let_go(self, successor: Node | None = None) -> bool:
-        """What is to come is the replay of ``successor``, or something else: other gradients leave the pool. True if
-        all gradients that the replay writes are in place already, those of its last run, which nobody else has."""
+        """What is to come is the replay of ``successor``, or something else: other gradients are pinned. True if all
+        gradients that the replay writes are in place already, those of its last run, which nobody else has."""
         lingering = self._lingering_no_more()
         if successor is not None and successor is self.awaited:
             return self.in_place
-        self._move_out([one for one in lingering if not (successor and self._is_replaced(*one, successor))])
+        self._pin([one for one in lingering if not (successor and self._is_replaced(*one, successor))])
         return False
+
+    def settle_gradients(self, successor: Node) -> None:
+        """Another replay than the awaited one may come: what it does not replace is pinned."""
+        lingering, self.awaited = self._lingering_no_more(), None
+        stays = [one for one in lingering if self._is_replaced(*one, successor)]
+        self.lingering[:] = stays
+        self._pin([one for one in lingering if one not in stays])
 
     def _end(self) -> None:
         native.end_step(self)
-
-    def _move_out(self, groups: Sequence[tuple[Node, int]]) -> list[tuple[Node, int]]:
-        """Gives those that cannot leave the pool."""
-        if groups:
-            self.pool_is_at = None
-        return evacuation.move_out(self.pool, groups)
-
-    def expel(self, tensor: torch.Tensor) -> bool:
-        """Make sure that a tensor used as a static one does not lie in the pool, where its address means little."""
-        if not self.pool.find(tensor.data_ptr()):
-            return True
-        self.pool_is_at = None
-        return self.pool.evacuate(tensor.untyped_storage())
 
     def pattern(self, leaves: Sequence[Any]) -> Pattern:
         """Which leaves are live outputs on the path, by address."""
@@ -245,8 +257,10 @@ class Tree:
         return None
 
     def live_blocks(self) -> list[tuple[Block, torch.UntypedStorage]]:
-        """Blocks on the path, and of gradients that linger, which must not be given away."""
-        found = [(block, storage) for node in self.path for _, block, storage in node.live_groups()]
+        """Blocks on the path, of gradients that linger, and pins, which must not be given away."""
+        pinned = [(pin.block, pin.held()) for pin in self.pins]
+        found = [(block, storage) for block, storage in pinned if storage is not None]
+        found += [(block, storage) for node in self.path for _, block, storage in node.live_groups()]
         for node, wanted in self.lingering:
             found += [(block, storage) for number, block, storage in node.live_groups() if number == wanted]
         return found
@@ -263,12 +277,14 @@ class Tree:
         switched = self.pool_is_at is not self.current
         if switched or self.pool.free_between_recordings:
             with log.timed("checkpoint", f"{len(self.path)} recordings on the path"):
-                self.pool.restore(self.current.layout, self.live_blocks())
+                self.pool.restore(self.base if self.current is self.root else self.current.layout, self.live_blocks())
         if switched and self.current is not self.root:
             self.checkpoints += 1
             log.counters.checkpoints += 1
+        live = [block for block, _ in self.live_blocks()]
+        self.beside = frozenset(live)
         if config.current().poison:
-            self.pool.poison([block for block, _ in self.live_blocks()])
+            self.pool.poison(live)
 
     def attach(self, node: Node) -> None:
         """Add a recording below the current node and stand on it."""
@@ -281,7 +297,7 @@ class Tree:
                 if number not in alive and (ancestor.number, number) not in dead:
                     before.append((ancestor, number))
                     dead.add((ancestor.number, number))
-        node.tree = self
+        node.tree, node.beside, node.clear_of = self, self.beside, self.pins
         node.parent, node.dead_before, node.dead = self.current, tuple(before), frozenset(dead)
         self.current.children.setdefault(node.key, []).append(node)
         node.see()
@@ -302,6 +318,14 @@ class Tree:
         storages = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
         self.warm.append(WarmCall(function, [hold(storage) for storage in storages.values()]))
 
+    def keep_used(self) -> None:
+        """A run in the pool was no recording: what of it is still used keeps its memory."""
+        known = {block for block, _ in self.live_blocks()}
+        found = [_pins.Pin(block, hold(storage)) for block, storage in self.pool.used() if block not in known]
+        if found:
+            self.pins = (*self._pins_in_use(), *found)
+        self.pool_is_at = None
+
     def put_away(self, log: Log, what: str) -> bool:
         """After ``what``: nothing may have memory of the pool but outputs on the path. Gives the pool up, else."""
         if self.pool.is_tidy():
@@ -315,6 +339,7 @@ class Tree:
         self.give_up()
         self.pool = self.backend.new_pool()
         self.root = self.pool_is_at = Node()
+        self.pins, self.base = (), None
         self._end()
 
     def give_up(self) -> None:
@@ -324,13 +349,10 @@ class Tree:
             node.lose()
 
     def forget(self, node: Node) -> None:
-        """Drop a recording and all below it. Outputs still held keep their values."""
+        """Drop a recording and all below it. Outputs still held keep their memory."""
         self.let_go()
         if node in self.path:
             self.end_path("drop")
-        if node in self.path:
-            self.kept.append(node)
-            return
         if node.parent is None:
             return
         siblings = node.parent.children.get(node.key, [])

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,7 @@ from typing_extensions import override
 
 from capture import BorrowedOutputError, capture, mark_step_begin, recordings
 from capture.autograd.leaf_swap import lent
-from capture.torch_private import capabilities
-from capture.tree import evacuation
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, know_nothing_of_writes
 from tests.support.regions import Block, bits, both, captured_twins, inputs, twins
 from tests.support.regions import fresh as fresh
 
@@ -235,15 +232,14 @@ def test_a_recurrent_step() -> None:
     assert recordings(captured).replays >= 4
 
 
-def test_borrowed_outputs_turn_stale_beside_one_that_cannot_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)  # as before torch 2.13
-    monkeypatch.setattr(capabilities, "CAPABILITIES", without)
+def test_borrowed_outputs_turn_stale_beside_one_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    know_nothing_of_writes(monkeypatch)
     preserved, borrowed = capture(lambda x: x * 2), capture(lambda x: x + 1, outputs="borrow")
     views = []
     with torch.no_grad():
         for number in range(4):
             mark_step_begin()
-            views.append(preserved(inputs(number))[1:])  # a view cannot be moved
+            views.append(preserved(inputs(number))[1:])
             kept = borrowed(inputs(number))
             mark_step_begin()
             again = preserved(inputs(number))
@@ -286,9 +282,7 @@ def test_a_default_device_changes_nothing() -> None:
 
 @torch.no_grad()
 def test_an_output_that_is_kept_for_ever_does_not_make_the_path_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it cannot leave the pool, later steps go on under it, and replay there."""
-    lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
-    monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
+    know_nothing_of_writes(monkeypatch)
     first, second, third = (capture(lambda x, k=k: torch.sin(x * k)) for k in (2, 3, 4))
     kept = [first(inputs(0)) for _ in range(3)]
     views = [one[0] for one in kept]
@@ -306,19 +300,11 @@ def test_an_output_that_is_kept_for_ever_does_not_make_the_path_grow(monkeypatch
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("after", ["moving", "copying"])
-def test_a_held_output_that_only_garbage_holds(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot leave the pool, and then a collection frees it: the step is over all the same."""
-    lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
-    monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
-    plain = getattr(evacuation, {"moving": "_move_group", "copying": "copy_from_now_on"}[after])
-
-    def then_collect(*given: Any) -> Any:
-        result = plain(*given)
-        gc.collect()
-        return result
-
-    monkeypatch.setattr(evacuation, plain.__name__, then_collect)
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_held_output_that_only_garbage_holds(knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is pinned, and then a collection frees it."""
+    if not knows:
+        know_nothing_of_writes(monkeypatch)
     first, second = capture(lambda x: x * 2), capture(lambda x: x + 1)
     for number in range(6):
         x = inputs(number)
@@ -329,5 +315,7 @@ def test_a_held_output_that_only_garbage_holds(after: str, monkeypatch: pytest.M
         box: list[Any] = [y, y[0]]
         box.append(box)
         del y, z, box
+        if number % 2:
+            gc.collect()
     gc.collect()
     assert recordings(first).replays >= 3

@@ -256,7 +256,7 @@ def test_a_backward_in_a_thread_of_autograd_itself(monkeypatch: pytest.MonkeyPat
     both(step, mine, theirs)
     replayed(mine, 2 * (STEPS - 4))
     found = recordings(mine.m[0])
-    assert (found.recordings, found.evacuations) == (2, 0)
+    assert (found.recordings, found.kept_outputs) == (2, 0)
 
 
 def test_settings_hold_in_a_thread_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from capture import (
 )
 from capture.runtime import dispatch as _dispatch
 from capture.runtime.captured import Captured
-from tests.support.device import MOVES_HELD
 from tests.support.regions import STEPS, Block, Several, Wrapped, bits, both, captured_twins, inputs, replayed, twins
 from tests.support.regions import fresh as fresh
 
@@ -48,7 +47,7 @@ def test_blocks_in_an_eager_loop(optimizer: str, to_none: bool, marks: bool) -> 
     both(step, mine, theirs, 20)
     for block in mine:
         assert recordings(block).replays >= 20, recordings(block)
-        assert recordings(block).recordings <= (4 if MOVES_HELD else 6)  # the step's results are held: copies then
+        assert recordings(block).recordings <= 4
         assert recordings(block).eager_calls == 0
 
 

@@ -8,7 +8,6 @@ import warnings
 import weakref
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from typing_extensions import override
 
 from capture import CaptureWarning, capture, config, mark_step_begin, recordings, release
 from capture.torch_private import capabilities
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, know_nothing_of_writes
 from tests.support.trainers import (
     STEPS,
     Body,
@@ -87,14 +86,13 @@ def test_hooks_on_tensors_run_or_are_named() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("swaps", [True, False], ids=["as it is", "as before torch 2.13"])
+@pytest.mark.parametrize("knows", [True, False], ids=["as it is", "as with graphs"])
 @pytest.mark.parametrize("body", [plain_step, clipped_step, zeroing_step, flat_step])
 def test_gradients_are_true_whatever_happens_between_steps(
-    body: Body, swaps: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+    body: Body, knows: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not swaps:
-        lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
-        monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
+    if not knows:
+        know_nothing_of_writes(monkeypatch)
     chance = random.Random(seed)
     mine, step, theirs, eager = pair(body)
     look = capture(lambda x: mine.model(x).sum(), max_recordings=3)

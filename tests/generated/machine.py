@@ -42,7 +42,7 @@ class Tally:
     replays: dict[str, int] = field(factory=dict)
     recordings: int = 0
     rebinds: int = 0
-    evacuations: int = 0
+    kept_outputs: int = 0
 
     def add(self, name: str, calls: int, replays: int) -> None:
         """Count one function's calls."""
@@ -177,7 +177,7 @@ class Runner:
             self._tally.add(one.name, calls, counted.replays)
             self._tally.recordings += counted.recordings
             self._tally.rebinds += counted.rebinds
-            self._tally.evacuations += counted.evacuations
+            self._tally.kept_outputs += counted.kept_outputs
 
 
 def _borrowing(x: Tensor) -> Tensor:

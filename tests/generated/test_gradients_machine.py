@@ -14,11 +14,11 @@ from tests.generated import gradients
 from tests.generated.gradient_bodies import EAGER, OPTIMIZERS, REGIONS, STEPS
 from tests.generated.machine import Tally
 from tests.generated.runner import quickly, run_programs
-from tests.support.device import DEVICE, MOVES_HELD, REBINDS
+from tests.support.device import DEVICE, REBINDS
 
 EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "1000" if DEVICE.type == "cpu" else "300"))
 PARTS = min(max(EXAMPLES // 125, 1), 8)
-LEAST_SHARE = 0.05 if not (MOVES_HELD and REBINDS) else 0.25 if EXAMPLES >= 1000 else 0.1
+LEAST_SHARE = 0.05 if not REBINDS else 0.25 if EXAMPLES >= 1000 else 0.1
 """Of the calls, replays. The first programs of a part are short, and replay little: few programs make fewer parts."""
 ENOUGH = 100
 """Calls of a region after which one should have been a replay."""
@@ -49,7 +49,7 @@ def test_random_training_programs_equal_their_eager_twins(part: int) -> None:
     assert tally.share() > LEAST_SHARE, f"only {tally.share():.0%} of the calls were replays"
     kinds = set(REGIONS) - EAGER
     never = [name for name in kinds if tally.calls.get(name, 0) > ENOUGH and not tally.replays[name]]
-    assert not never or not MOVES_HELD, f"never replayed: {never}"
+    assert not never, f"never replayed: {never}"
 
 
 def run_part(part: int) -> Tally:

@@ -8,26 +8,22 @@ from __future__ import annotations
 import os
 import random
 
-import attrs
 import pytest
 from hypothesis import strategies as st
 
-from capture.torch_private import capabilities
 from tests.generated.actions import DECK, Program
 from tests.generated.bodies_of_state import OPERATIONS
 from tests.generated.machine import NAMES, Tally, run
 from tests.generated.runner import FUZZING, quickly, run_programs
 from tests.generated.worlds import CATALOGUE
-from tests.support.device import MOVES_HELD, REBINDS
+from tests.support.device import REBINDS, know_nothing_of_writes
 
 PARTS = 8
 EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "2000"))
-LEAST_SHARE = 0.25 if MOVES_HELD and REBINDS else 0.1 if REBINDS else 0.05
+LEAST_SHARE = 0.25 if REBINDS else 0.05
 """Of the calls, replays. What cannot leave the pool or be bound anew is recorded again, and compared as well."""
-ENOUGH = 150 if MOVES_HELD and REBINDS else 250
+ENOUGH = 150 if REBINDS else 250
 """Calls of a function after which one should have been a replay."""
-NEVER = frozenset() if MOVES_HELD else frozenset({"last_kept", "concatenating"})
-"""Their state holds a view of what the last call made: each recording lies under the one before."""
 
 steps = st.tuples(st.integers(0, len(DECK) - 1), st.integers(0, 4), st.integers(0, 16**4 - 1), st.integers(0, 63))
 operations = st.tuples(st.integers(0, len(OPERATIONS) - 1), st.integers(0, 7), st.integers(0, 7))
@@ -51,16 +47,15 @@ def test_random_programs_equal_their_eager_twins(part: int) -> None:
     never = [
         name
         for name, calls in tally.calls.items()
-        if calls > ENOUGH and not tally.replays[name] and not CATALOGUE[name].eager and name not in NEVER
+        if calls > ENOUGH and not tally.replays[name] and not CATALOGUE[name].eager
     ]
     assert not never, f"never replayed: {[(name, tally.calls[name]) for name in never]}"
 
 
 @pytest.mark.parametrize("part", quickly(range(PARTS, PARTS + 2), 1))
-def test_random_programs_where_held_outputs_cannot_leave(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on torch before 2.13, which swaps no data pointers."""
-    without = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
-    monkeypatch.setattr(capabilities, "CAPABILITIES", without)
+def test_random_programs_where_nobody_knows_what_is_written(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with graphs."""
+    know_nothing_of_writes(monkeypatch)
     assert run_part(part).share() > 0.1
 
 

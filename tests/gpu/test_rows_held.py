@@ -61,7 +61,7 @@ def test_row_028_nothing_is_moved_for_dead_outputs() -> None:
             at.add(y.data_ptr())
         del y
     assert len(at) == 1
-    assert recordings(f).evacuations == 0
+    assert recordings(f).kept_outputs == 0
     assert counts(f) == (1, 1, 6, 0)
 
 

@@ -24,7 +24,6 @@ from capture.integrations.aoti import entry_point
 from capture.observe import aoti_packages
 from capture.torch_private import aoti as private
 from tests.gpu.support import same
-from tests.support.device import MOVES_HELD
 from tests.support.rows import fresh as fresh
 from tests.support.rows import rand
 
@@ -134,7 +133,7 @@ def test_a_package_is_recorded_and_replayed(package: Path) -> None:
         assert result[0]["cache"] is ours.cache
         result[0]["noise"].fill_(seed)
         assert (result[0]["flat"] == seed).all()
-    assert counts(captured) == ((1, 5, 0) if MOVES_HELD else (2, 4, 0))  # results are held that share memory
+    assert counts(captured) == (1, 5, 0)
 
 
 def test_each_shape_is_a_recording_of_its_own(package: Path) -> None:

@@ -70,7 +70,7 @@ def test_training(name: str) -> None:
     same(train(compiled(net), net, inputs), train(eager, twin, inputs))
     replayed("forward")
     replayed("backward")
-    assert only("forward").evacuations == 0, "saved activations stay in the pool"
+    assert only("forward").kept_outputs == 0, "saved activations stay in the pool"
     assert only("backward").rebinds == 0
 
 
@@ -165,7 +165,7 @@ def test_a_backward_pass_without_its_forward_pass_does_not_shift_the_steps() -> 
             one.zero_grad()  # between the two, so that no step ends by itself
             loss.backward()
         same([p.grad for p in net.parameters()], [p.grad for p in twin.parameters()])
-    assert only("forward").evacuations == 0
+    assert only("forward").kept_outputs == 0
     assert only("forward").replays >= STEPS
 
 
@@ -350,7 +350,7 @@ def test_blocks_compiled_one_by_one() -> None:
     parts = [recordings(graph) for graph in made()]
     assert sum(now.recordings for now in parts) == 6, "each block has its own, although Dynamo shares the graphs"
     assert sum(now.replays for now in parts) == 6 * (STEPS - 2)
-    assert not any(now.eager_calls or now.rebinds or now.evacuations for now in parts)
+    assert not any(now.eager_calls or now.rebinds or now.kept_outputs for now in parts)
 
 
 def test_a_recurrence() -> None:

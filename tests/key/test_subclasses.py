@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import attrs
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,8 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, mark_step_begin, recordings
-from capture.torch_private import capabilities
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, know_nothing_of_writes
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no process groups")
 
@@ -170,14 +168,13 @@ def test_parameters_gradients_and_optimizers(mesh: DeviceMesh) -> None:
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("swaps", [True, False], ids=["as it is", "as before torch 2.13"])
+@pytest.mark.parametrize("knows", [True, False], ids=["as it is", "as with graphs"])
 @pytest.mark.parametrize("seed", range(4))
 def test_gradients_are_true_whatever_happens_between_steps(
-    mesh: DeviceMesh, swaps: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+    mesh: DeviceMesh, knows: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not swaps:
-        lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
-        monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
+    if not knows:
+        know_nothing_of_writes(monkeypatch)
 
     def train(captures: bool) -> tuple[list[list[Any]], Any]:
         chance = random.Random(seed)
@@ -222,9 +219,8 @@ def test_gradients_are_true_whatever_happens_between_steps(
 
 
 def test_gradients_that_nobody_takes_stay_in_the_pool(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of distributed parameters, too, also where no storage can be swapped."""
-    lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
-    monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
+    """Of distributed parameters, too."""
+    know_nothing_of_writes(monkeypatch)
     model = distribute_module(nn.Linear(6, 3).to(DEVICE), mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -241,7 +237,7 @@ def test_gradients_that_nobody_takes_stay_in_the_pool(mesh: DeviceMesh, monkeypa
         mark_step_begin()
         run(distribute_tensor(numbers(number), mesh, [Shard(0)]))
     assert recordings(run).recordings == 1
-    assert recordings(run).evacuations == 0
+    assert recordings(run).kept_outputs == 0
 
 
 def test_gradients_outside_keep_it_eager(mesh: DeviceMesh) -> None:

@@ -131,6 +131,7 @@ def test_row_157_captured_neighbours_are_not_affected() -> None:
             b = unfit(a)
             c = g(b)
             same((a, b, c), (x * 2, eager(unfit, x * 2), eager(unfit, x * 2) - 1))
+            del a, b, c
     assert recordings(f).replays == recordings(g).replays == 3
 
 

@@ -293,6 +293,7 @@ def test_row_079_limit_names_the_input_and_both_addresses() -> None:
             outputs = three(rand(4))
             addresses.append(hex(outputs[i].data_ptr()))
             same(g(outputs[i]), (rand(4) + 1 + i) * 2)
+            del outputs
     (message,) = messages
     for part in ("'x'", addresses[2], addresses[3]):
         assert part in message
@@ -437,6 +438,7 @@ def test_row_096_limit_falls_back_to_eager() -> None:
             x = rand(4, seed=i)
             outputs = three(x)
             same(g(outputs[i]), (x + 1 + i) * 2)
+            del outputs
     assert times("g") == 6
     assert recordings(g).eager_calls == 4
     for i in range(3):
@@ -444,6 +446,7 @@ def test_row_096_limit_falls_back_to_eager() -> None:
         x = rand(4, seed=i)
         y = other(x)
         same(g(y), (x - 1) * 2)
+        del y
     assert recordings(g).recordings == 2
 
 
@@ -459,5 +462,6 @@ def test_row_097_below_the_limit_nothing_falls_back() -> None:
         x = rand(4, seed=i)
         outputs = three(x)
         same(g(outputs[i]), (x + 1 + i) * 2)
+        del outputs
     assert counts(g)[1] == 2
     assert counts(g)[3] == 0

@@ -86,6 +86,7 @@ def test_row_005_output_of_a_function_into_itself_makes_a_child() -> None:
         y = f(x)
         z = f(y)
         same((y, z), (eager(f, x), eager(f, eager(f, x))))
+        del y, z
     assert descendants() == [1]
 
 

@@ -111,6 +111,7 @@ def test_row_119_mutated_managed_input_is_recorded() -> None:
         y = make(x)
         z = mutate(y)
         same((y, z), (x + 1 + 2, (x + 1 + 2) * 3))
+        del y, z
     (parent,) = roots()
     (child,) = kids(parent)
     assert (copies_in(child), copies_back(child)) == (0, 0)
@@ -136,6 +137,7 @@ def test_row_120_same_function_on_a_tensor_of_the_caller() -> None:
         z = mutate(mine)
         same((mine, z), (x + 1 + 2, (x + 1 + 2) * 3))
         same(y, x + 1 if i % 2 else x + 1 + 2)
+        del y, z, mine
     assert descendants() == [2]
     assert counts(mutate)[3] == 0
 

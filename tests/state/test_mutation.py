@@ -268,6 +268,7 @@ def test_a_managed_argument_is_written() -> None:
         expected = torch.tanh(x_of(seed)) + 1
         assert bits(second(y)) == bits(expected.mul_(3).sum())
         assert bits(y) == bits(expected)
+        del y
     assert recordings(second).recordings == 1
 
 

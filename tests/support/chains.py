@@ -6,25 +6,21 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from torch import Tensor
 
 from capture import capture, config
-from capture.torch_private import capabilities
 from capture.tree import thread_trees
-from tests.support.device import DEVICE, MOVES_HELD
+from tests.support.device import DEVICE, know_nothing_of_writes
 
 
-@pytest.fixture(autouse=True, params=["swap", "no-swap"])
+@pytest.fixture(autouse=True, params=["tape", "graph"])
 def fresh(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Inference, no plans on disk, no marks and no tree of another test; dead memory is NaN."""
-    if request.param == "no-swap":
-        lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
-        monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
-    elif not MOVES_HELD:
-        pytest.skip("this torch cannot swap storages")
+    """Inference, no plans on disk, no marks and no tree of another test; dead memory is NaN. ``graph``: nobody knows
+    where recordings write."""
+    if request.param == "graph":
+        know_nothing_of_writes(monkeypatch)
     thread_trees.forget_trees()
     with torch.no_grad(), config.patch(cache=False, poison=True):
         yield

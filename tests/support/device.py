@@ -1,28 +1,22 @@
-"""The device that tests which name none run on: ``CAPTURE_TEST_DEVICE``, the CPU without it; what its engine can do.
-
-``CAPTURE_TEST_NO_SWAP=1`` tests as on a torch that cannot exchange the memory of two storages (before 2.13).
-"""
+"""The device that tests which name none run on: ``CAPTURE_TEST_DEVICE``, the CPU without it; what its engine can do."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 
-import attrs
+import pytest
 import torch
 
+from capture.engines.base import OwnedOutput
+from capture.engines.cpu.engine import CpuBackend
+from capture.engines.cpu.tape import Tape
 from capture.engines.cuda import kernel_params
-from capture.torch_private import capabilities
+from capture.engines.cuda.copy_out import OutputCopies
 
 DEVICE = torch.device(os.environ.get("CAPTURE_TEST_DEVICE", "cpu"))
 if DEVICE.type == "cuda":
     DEVICE = torch.device("cuda", torch.cuda.current_device())
-
-if os.environ.get("CAPTURE_TEST_NO_SWAP"):
-    capabilities.CAPABILITIES = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
-
-MOVES_HELD = capabilities.CAPABILITIES.swap_data_ptr
-"""A held output leaves the pool with all its views. Without it the path goes on under one that has views or several
-holders: more is recorded, less replayed, never another value."""
 
 REBINDS = DEVICE.type == "cpu" or kernel_params.missing() is None
 """A recording is bound to the new address of a static or implicit tensor. Without it the call is recorded again."""
@@ -32,6 +26,17 @@ EXECUTES = DEVICE.type == "cpu"
 is undone, and the body runs once more, eagerly."""
 
 default_generator = torch.default_generator if DEVICE.type == "cpu" else torch.cuda.default_generators[DEVICE.index]
+
+
+def know_nothing_of_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU engine as one of graphs, which write where they were recorded, and nobody knows where else."""
+
+    def own(self: Tape, outputs: Sequence[OwnedOutput]) -> Callable[[], None]:
+        return OutputCopies(self.arena, outputs)
+
+    monkeypatch.setattr(CpuBackend, "owns_in_place", False)
+    monkeypatch.setattr(Tape, "own", own)
+    monkeypatch.setattr(Tape, "avoid", lambda *_: False)
 
 
 def rng_state() -> torch.Tensor:

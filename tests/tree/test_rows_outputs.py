@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings
-from tests.support.device import DEVICE, MOVES_HELD
+from tests.support.device import DEVICE
 from tests.support.rows import any_live, counts, eager, kids, ran, rand, results, roots, same, times, total, warned
 from tests.support.rows import fresh as fresh
 
@@ -178,7 +178,7 @@ def test_row_104_geometry_and_dtype_are_eagers() -> None:
         for name in expected:
             same(actual[name], expected[name])
             assert actual[name].storage_offset() == expected[name].storage_offset(), name
-    assert counts(f) == (1, 1, 2, 0) if MOVES_HELD else sum(counts(f)) == 4
+    assert counts(f) == (1, 1, 2, 0)
 
 
 def test_row_106_none_and_ints_pass_through() -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from capture import BorrowedOutputError, capture, mark_step_begin, recordings, step
-from tests.support.device import MOVES_HELD
 from tests.support.rows import counts, descendants, ran, rand, roots, same, times, total, tree
 from tests.support.rows import fresh as fresh
 
@@ -39,6 +38,7 @@ def test_row_020_chain_of_top_level_calls_is_one_path() -> None:
         y = f(x)
         z = g(y)
         same((y, z), (f_of(x), g_of(f_of(x))))
+        del y, z
     assert descendants() == [1]
 
 
@@ -70,6 +70,8 @@ def test_row_021_marking_once_ends_automatic_steps() -> None:
         y = f(x)
         z = f(y)
         same((y, z), (f_of(x), f_of(f_of(x))))
+        if i < 2:
+            del y, z
         mark_step_begin()
     assert descendants() == [1]
     assert [node.function.annotation.function for node in tree().path] == [recordings(f).function] * 2
@@ -95,6 +97,8 @@ def test_row_023_one_step_is_one_path() -> None:
         b = g(a)
         c = f(b)
         same((a, b, c), (f_of(x), g_of(f_of(x)), f_of(g_of(f_of(x)))))
+        if i < 3:
+            del a, b, c
     assert len(tree().path) == 3
     assert descendants() == [2]
 
@@ -192,7 +196,8 @@ def test_row_026_held_output_never_shows_new_data() -> None:
         same((out, view), (f_of(x), f_of(x)[1:3]))
     assert out.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
     assert before == 1
-    assert recordings(f).recordings == 1 if MOVES_HELD else recordings(f).recordings + recordings(f).replays == 13
+    assert recordings(f).recordings <= 2
+    assert recordings(f).recordings + recordings(f).replays == 13
 
 
 def test_row_026_clones_are_always_copies() -> None:

@@ -25,7 +25,6 @@ import torch
 
 from capture.engines.base import Address, Block, Geometry, views_of
 from capture.engines.staging import ALIGNMENT
-from capture.torch_private import capabilities
 
 _SEGMENT = 1 << 27  # bytes; untouched pages cost nothing, and blocks of two segments never merge
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
@@ -228,14 +227,10 @@ class Arena:
     def enter(self) -> None:
         """There are no streams."""
 
-    def evacuate(self, storage: torch.UntypedStorage) -> bool:
-        """Swap the storage's memory with a copy outside; needs torch >= 2.13."""
-        if not capabilities.CAPABILITIES.swap_data_ptr:
-            return False
-        outside = torch.UntypedStorage(storage.nbytes())
-        outside.copy_(storage, False)
-        capabilities.swap_data_ptr(storage, outside)
-        return True
+    def used(self) -> list[tuple[Block, torch.UntypedStorage]]:
+        """Blocks whose storages live."""
+        found = [(block, reference()) for block, reference in self._taken.values()]
+        return [(block, storage) for block, storage in found if storage is not None]
 
 
 def _array(memory: mmap.mmap, offset: int, geometry: Geometry) -> Any:

@@ -49,6 +49,7 @@ class CpuBackend:
     has_own_memory = False
     executes_recording_runs = True
     rebinds_to_pool = True
+    owns_in_place = True
     rebinds_tensors = True
 
     def new_pool(self) -> Arena:
@@ -78,7 +79,7 @@ class CpuBackend:
         described = describe(watched)
         for one in described.implicit:
             if one.owners:
-                tape.own(one.path, one.owners[0][1])
+                tape.name_owner(one.path, one.owners[0][1])
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
         failure = recorder.failure or _unresolved(kept, recorder)
         blocks = tuple(recorder.block_of(leaf.value) if leaf.kind == "fresh" else None for leaf in kept)
@@ -130,7 +131,7 @@ class _Staged:
                 seen = self.staging.replacements.get(one.position, leaf)
                 tape.add_static(call.paths()[one.position][0], leaf, seen.untyped_storage())
         for block, storage in self.staging.managed.items():
-            tape.add_block(block, storage)
+            tape.add_block(block, storage).is_managed = True
         self._registers: list[tuple[int, int, bool]] = []
         with torch.no_grad():
             for single in self.staging.singles:
@@ -141,7 +142,7 @@ class _Staged:
                 assert number is not None
                 self._registers.append((single.position, number, single.back))
         for group in self.staging.groups:
-            tape.add_block(group.block, group.storage)
+            tape.add_block(group.block, group.storage).is_grouped = True
             collectives.finish(*[call.leaves[position] for position in group.members])
             group.copy_in(call.leaves)
 

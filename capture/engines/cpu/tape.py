@@ -21,10 +21,10 @@ from typing import Any, Literal
 import torch
 from attrs import define, evolve, field, frozen
 
-from capture.engines.base import Block, BoundInput, Geometry, Move, Refusal
+from capture.engines.base import Block, BoundInput, Geometry, Move, OwnedOutput, Refusal, on_storage, views_of
 from capture.engines.cpu.arena import Arena
 from capture.engines.staging import over
-from capture.key.tensor_meta import same_bits
+from capture.key.tensor_meta import is_dense, same_bits
 from capture.native import native
 from capture.observe.operator_schema import OperatorTraits
 from capture.state.call import Call
@@ -36,7 +36,8 @@ from capture.torch_private.warned import warned
 class TapeMemory:
     """Memory that registers look at: a block of the arena, a static tensor of the caller, or a constant."""
 
-    kind: Literal["block", "static", "constant"]
+    kind: Literal["block", "beside", "static", "constant"]
+    """``beside``: like a block, but not in the arena."""
     number: int
     storage: torch.UntypedStorage | None = None
     path: str = ""
@@ -46,7 +47,18 @@ class TapeMemory:
     is_argument: bool = False
     kept: bool = False
     """An output or effect lies here, so results must be written to this very memory."""
+    is_managed: bool = False
+    """It is an output of an earlier recording."""
+    is_grouped: bool = False
+    """It is written in other ways than by registers, too."""
+    is_owned: bool = False
+    """It is other memory in every call."""
     registers: dict[Geometry, int] = field(factory=dict)
+
+    @property
+    def is_in_arena(self) -> bool:
+        """Replays write there."""
+        return self.kind == "block" and not self.is_owned and not self.is_managed
 
 
 @frozen
@@ -84,7 +96,7 @@ class Tape:
     rebinds_tensors = True
 
     def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+        self.arena = arena
         self._roots: list[TapeMemory] = []
         self._by_storage: dict[int, tuple[weakref.ref[torch.UntypedStorage], TapeMemory]] = {}
         self._steps: list[TapeStep] = []
@@ -98,11 +110,16 @@ class Tape:
         self.copied_paths: frozenset[str] = frozenset()
         self.copies_in: list[TapeStep] = []
         self.copies_out: list[TapeStep] = []
+        self._calls: tuple[Any, ...] = ()
+        """The steps as the C module takes them."""
+        self._grad: Any = None
+        self._bound: list[tuple[BoundInput, TapeMemory]] = []
+        self._owned: tuple[OwnedOutput, ...] = ()
         self.replay: Callable[[Sequence[Any]], None] = _released
 
     def add_block(self, block: Block, visible: torch.UntypedStorage) -> TapeMemory:
         """A root over a block; ``visible`` is the storage that the body sees there."""
-        root = TapeMemory("block", len(self._roots), storage=self._arena.storage(block))
+        root = TapeMemory("block", len(self._roots), storage=self.arena.storage(block))
         return self._add(root, visible)
 
     def add_static(self, path: str, owner: torch.Tensor, seen: torch.UntypedStorage | None = None) -> TapeMemory:
@@ -111,7 +128,7 @@ class Tape:
         root.is_argument = seen is not None
         return self._add(root, owner.untyped_storage() if seen is None else seen)
 
-    def own(self, path: str, owner: torch.Tensor) -> None:
+    def name_owner(self, path: str, owner: torch.Tensor) -> None:
         """Name the owner by which a static root is bound anew when its tensor moves."""
         root = self.root_of(owner)
         if root is not None and root.kind == "static":
@@ -207,10 +224,73 @@ class Tape:
         fresh = [out for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
         alone = [number for root, number in fresh if number in used and _is_alone(root, number)]
         self._locals = {number: place for place, number in enumerate(alone)}
-        steps = tuple(self._call(step, used) for step in [*copies_in, *self._steps, *copies_out])
+        self._calls = tuple(self._call(step, used) for step in [*copies_in, *self._steps, *copies_out])
         # the body needed no gradient, yet operators with out= would refuse parameters
-        grad = capabilities.set_grad_enabled if torch.is_grad_enabled() else None
-        self.replay = native.Tape(self.registers, steps, grad)
+        self._grad = capabilities.set_grad_enabled if torch.is_grad_enabled() else None
+        self.replay = self._make_replay()
+
+    def _make_replay(self) -> Callable[[Sequence[Any]], None]:
+        plain: list[tuple[OwnedOutput, TapeMemory]] = []
+        shared: list[tuple[OwnedOutput, TapeMemory]] = []
+        for one in self._owned:
+            root = self._kept_root(one.block)
+            (plain if list(root.registers) == list(one.geometries) and _is_plain(one) else shared).append((one, root))
+        owned = tuple(
+            (root.registers[one.geometries[0]], _maker(one.geometries[0]), one.places, one.number)
+            for one, root in plain
+        )
+        replay: Callable[[Sequence[Any]], None] = native.Tape(self.registers, self._calls, self._grad, owned)
+        replay = self._with_shared(replay, shared) if shared else replay
+        return self._with_bound(replay) if self._bound else replay
+
+    def _with_shared(
+        self, plain: Callable[[Sequence[Any]], None], shared: Sequence[tuple[OwnedOutput, TapeMemory]]
+    ) -> Callable[[Sequence[Any]], None]:
+        """Outputs that several tensors look at."""
+
+        def replay(leaves: Sequence[Any]) -> None:
+            storages = [torch.UntypedStorage(one.block.nbytes, device="cpu") for one, _ in shared]
+            try:
+                for storage, (_, root) in zip(storages, shared, strict=True):
+                    for geometry, number in root.registers.items():
+                        self.registers[number] = over(storage, geometry)
+                plain(leaves)
+            finally:
+                for _, root in shared:
+                    for number in root.registers.values():
+                        self.registers[number] = None
+            with torch.no_grad():
+                for storage, (one, _) in zip(storages, shared, strict=True):
+                    first = over(storage, one.geometries[0])
+                    made = on_storage(storage, [first, *views_of(first, one.geometries[1:])])
+                    one.places[one.number] = made if len(made) > 1 else made[0]
+
+        return replay
+
+    def own(self, outputs: Sequence[OwnedOutput]) -> None:
+        """Every replay writes where its caller's tensors are made."""
+        self._owned = tuple(outputs)
+        for one in outputs:
+            root = self._kept_root(one.block)
+            root.is_owned = True
+            for number in root.registers.values():
+                self.registers[number] = None
+        self.replay = self._make_replay()
+
+    def _kept_root(self, block: Block) -> TapeMemory:
+        return next(one for one in self._roots if one.kept and _begin(one) == block.address)
+
+    def avoid(self, block: Block) -> bool:
+        """Intermediate results and copies of inputs that lie there get memory of their own."""
+        there = [root for root in self._roots if root.is_in_arena and _overlaps(root, block)]
+        if any(root.kept or root.is_grouped for root in there):
+            return False
+        for root in there:
+            assert root.storage is not None
+            root.storage, root.kind = torch.UntypedStorage(root.storage.nbytes(), device="cpu"), "beside"
+            for geometry, number in root.registers.items():
+                self.registers[number] = over(root.storage, geometry)
+        return True
 
     def rebind(self, moves: Sequence[Move]) -> bool:
         """Look at other tensors of the same metadata under the same paths."""
@@ -234,15 +314,19 @@ class Tape:
     def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
         """All. A tape keeps no hold of them between calls."""
         roots = {root.path: root for root in self._roots if root.is_argument}
-        taken = [(one, roots[one.path]) for one in inputs if one.path in roots]
-        plain = self.replay
+        self._bound += [(one, roots[one.path]) for one in inputs if one.path in roots]
+        self.replay = self._make_replay()
+        return frozenset(one.path for one, _ in self._bound)
+
+    def _with_bound(self, plain: Callable[[Sequence[Any]], None]) -> Callable[[Sequence[Any]], None]:
+        taken = self._bound
 
         def bound(leaves: Sequence[Any]) -> None:
             beside: list[tuple[torch.Tensor, torch.Tensor]] = []
             try:
                 for one, root in taken:
                     tensor = leaf = leaves[one.position]
-                    if self._arena.find(leaf.data_ptr()):
+                    if self.arena.find(leaf.data_ptr()):
                         with torch.no_grad():
                             tensor = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(leaf)
                         beside += [(leaf, tensor)] if one.is_written else []
@@ -257,8 +341,7 @@ class Tape:
                     for number in root.registers.values():
                         self.registers[number] = None
 
-        self.replay = bound
-        return frozenset(one.path for one, _ in taken)
+        return bound
 
     def learn(
         self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
@@ -279,6 +362,8 @@ class Tape:
         self.generators.clear()
         self._roots.clear()
         self._steps.clear()
+        self._calls, self._owned = (), ()
+        self._bound.clear()
         self.copies_in, self.copies_out = [], []
         self._by_storage.clear()
 
@@ -320,6 +405,26 @@ class Tape:
 
 def _released(leaves: Sequence[Any]) -> None:
     raise RuntimeError("this recording was released")
+
+
+def _begin(root: TapeMemory) -> int:
+    assert root.storage is not None
+    return int(root.storage.data_ptr())
+
+
+def _overlaps(root: TapeMemory, block: Block) -> bool:
+    assert root.storage is not None
+    return Block(_begin(root), root.storage.nbytes()).overlaps(block)
+
+
+def _is_plain(output: OwnedOutput) -> bool:
+    """One tensor that an allocation gives as it is."""
+    (geometry, *others) = output.geometries
+    return not others and not geometry.conj and not geometry.offset and is_dense(geometry.shape, geometry.stride)
+
+
+def _maker(geometry: Geometry) -> Callable[[], torch.Tensor]:
+    return capabilities.empty_maker("cpu", geometry.shape, geometry.stride, geometry.dtype)
 
 
 def _is_alone(root: TapeMemory, number: int) -> bool:

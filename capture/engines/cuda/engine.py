@@ -44,6 +44,7 @@ class CudaBackend:
     has_own_memory = True
     executes_recording_runs = False
     rebinds_to_pool = False
+    owns_in_place = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -167,6 +168,7 @@ class CudaBackend:
             recorder.constants(),
             tuple(inputs),
             draws=recorder.draws,
+            kept=frozenset(one.data_ptr() for one in storages.values()),
         )
         try:
             begin = time.perf_counter()

@@ -360,15 +360,9 @@ class CudaPool:
             with torch.inference_mode(False), torch.no_grad():
                 over(cuda.cuda_storage(begin, self.device, end - begin), whole).fill_(_POISON)
 
-    def evacuate(self, storage: torch.UntypedStorage) -> bool:
-        """Swap the storage's memory with a copy outside; needs torch >= 2.13."""
-        self.enter()
-        if not capabilities.CAPABILITIES.swap_data_ptr:
-            return False
-        outside = torch.UntypedStorage(storage.nbytes(), device=self.device)
-        outside.copy_(storage, False)
-        capabilities.swap_data_ptr(storage, outside)
-        return True
+    def used(self) -> list[tuple[Block, torch.UntypedStorage]]:
+        """Nothing: such a run has only been captured."""
+        return []
 
     def keep_for(self, storages: Sequence[torch.UntypedStorage]) -> None:
         """The pool is given up, but its memory stays until these storages die."""

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from capture.engines.base import BoundInput, Input, Move, Refusal
+from capture.engines.base import Block, BoundInput, Input, Move, OwnedOutput, Refusal
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.address_table import AddressTable
 from capture.engines.cuda.bound_inputs import BoundInputs
 from capture.engines.cuda.calibrate import CalibrationSetup, learn_addresses
 from capture.engines.cuda.capture_graph import Capture
 from capture.engines.cuda.copy_in import DeviceConstant, InputCopies
+from capture.engines.cuda.copy_out import OutputCopies
 from capture.engines.cuda.driver import is_reached_from_c
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.streams import order_draws
@@ -38,8 +39,10 @@ class CudaRecording:
 
     def __init__(
         self, pool: CudaPool, capture: Capture, input_copies: InputCopies, constants: list[DeviceConstant],
-        inputs: Sequence[Input], *, draws: bool,
+        inputs: Sequence[Input], *, draws: bool, kept: frozenset[int],
     ) -> None:  # fmt: skip
+        self._kept = kept
+        """Where its outputs begin."""
         self.num_ops = self.copied_inside = 0
         self.graph_bytes = 0
         self.copied_paths = frozenset(
@@ -259,6 +262,14 @@ class CudaRecording:
     def kernels_using(self, paths: Sequence[str]) -> list[str]:
         """Names of the kernels that read or write these tensors, as far as they are known."""
         return self._bindings.kernels(paths) if self._bindings is not None else []
+
+    def own(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
+        """The graph goes on writing in the pool; copies are made after each replay."""
+        return OutputCopies(self._pool, outputs) if outputs else None
+
+    def avoid(self, block: Block) -> bool:
+        """Where a graph writes is not known: anywhere in a pool that it shares, else in its own alone."""
+        return not self._pool.shared and block.address not in self._kept
 
     def release(self) -> None:
         """Destroy the graph. Launches under way end as they would have."""

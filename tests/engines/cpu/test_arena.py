@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Iterator
 
-import attrs
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +17,6 @@ from typing_extensions import override
 from capture.engines.base import Block, Geometry
 from capture.engines.cpu.arena import Arena
 from capture.engines.staging import over
-from capture.torch_private import capabilities
 
 ALIGNMENT = 64
 
@@ -215,7 +213,7 @@ def test_over_looks_at_any_storage() -> None:
     assert base[2:8].eq(0).all()
 
 
-# ---------------------------------------------------------------------------------------------- restore and evacuate
+# ---------------------------------------------------------------------------------------------- restore
 
 
 def test_restore_takes_exactly_the_live_blocks() -> None:
@@ -251,33 +249,6 @@ def test_restore_follows_the_storages_it_was_given() -> None:
     assert arena.live_blocks() == set()
     again, _ = take(arena, 256)
     assert again == block
-
-
-@pytest.mark.skipif(not capabilities.CAPABILITIES.swap_data_ptr, reason="this torch cannot swap storages")
-def test_evacuated_values_leave_with_all_views() -> None:
-    arena = Arena()
-    block = arena.allocate(64)
-    tensor = arena.tensor(block, Geometry(dtype=torch.float32, offset=0, shape=(4, 4), stride=(4, 1)))
-    arena.track(block, tensor.untyped_storage())
-    tensor.copy_(torch.arange(16.0).view(4, 4))
-    view = tensor[1:]
-    assert arena.evacuate(tensor.untyped_storage())
-    assert not arena.find(tensor.data_ptr())
-    arena.poison([])
-    assert torch.equal(tensor, torch.arange(16.0).view(4, 4))
-    assert view.data_ptr() == tensor[1:].data_ptr()
-    tensor.zero_()
-    assert view.eq(0).all()
-
-
-def test_evacuation_says_when_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = attrs.evolve(capabilities.CAPABILITIES, swap_data_ptr=False)
-    monkeypatch.setattr(capabilities, "CAPABILITIES", lacking)
-    arena = Arena()
-    _, storage = take(arena, 64)
-    before = storage.data_ptr()
-    assert not arena.evacuate(storage)
-    assert storage.data_ptr() == before
 
 
 # --------------------------------------------------------------------------------------------------------- poisoning

@@ -1,0 +1,71 @@
+"""Memory of the pool that stays as it is because somebody still uses it.
+
+Nobody's memory moves: NumPy, DLPack and C code may have its address. An output that is still used when its step is over
+is **pinned**: it keeps its block until its storage dies. A recording that writes there may not run meanwhile
+(``Recording.avoid``); where the pin is its own output, that output is **owned** from then on: fresh memory in every
+call, so that it is in nobody's way again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from attrs import frozen
+
+from capture.engines.base import Block
+from capture.tree.liveness import StorageWatch, hold, make_stale
+from capture.tree.node import Node
+from capture.tree.outputs import OutputPlan
+
+OutputGroup = tuple[Node, int]
+"""A node and the number of a group of its outputs."""
+
+
+@frozen(eq=False)
+class Pin:
+    """A block that its storage keeps."""
+
+    block: Block
+    held: StorageWatch
+    node: Node | None = None
+    """Whose output it is."""
+    number: int = 0
+
+    @property
+    def is_used(self) -> bool:
+        """The storage is there."""
+        return self.held() is not None
+
+
+def pins_of(groups: Iterable[OutputGroup]) -> list[Pin]:
+    """Leave what was handed out of these groups to its holders, as far as there are any."""
+    found = []
+    for node, number in groups:
+        outputs = _outputs_of(node)
+        held = outputs.live[number]
+        storage = held() if held is not None else None
+        outputs.lose(number)
+        block = outputs.groups[number].block
+        if storage is not None and storage.data_ptr() == block.address:  # its holder may have given it other memory
+            found.append(Pin(block, hold(storage), node, number))
+    return found
+
+
+def invalidate(node: Node, number: int) -> bool:
+    """Make borrowed outputs raise. False if a view of one is held: a view cannot raise, so it keeps its values."""
+    outputs = _outputs_of(node)
+    tensors = [tensor for reference in outputs.tensors[number] if (tensor := reference()) is not None]
+    alone = len(tensors) == 1 and type(tensors[0]) is torch.Tensor
+    alone = alone and outputs.is_sole_holder(number, tensors[0])
+    for tensor in tensors:
+        if type(tensor) is torch.Tensor:
+            make_stale(tensor, node.function.annotation)
+    if alone:
+        outputs.lose(number)
+    return alone
+
+
+def _outputs_of(node: Node) -> OutputPlan:
+    assert node.outputs is not None
+    return node.outputs
