@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -306,8 +307,7 @@ def _task(number: int) -> list[float]:
 _captured = capture(body, name="in_a_pool")
 
 
-@pytest.mark.parametrize("from_thread", [False, True])
-def test_pools_of_processes(from_thread: bool) -> None:
+def make_pools(*, from_thread: bool) -> None:
     """Made by the main thread or by another one, before and after the parent recorded."""
     expected = [body(torch.full((3,), float(number))).tolist() for number in range(8)]
     found: list[Any] = []
@@ -326,6 +326,14 @@ def test_pools_of_processes(from_thread: bool) -> None:
         for _ in range(3):
             _task(1)
     assert found == [expected] * 2
+
+
+@pytest.mark.parametrize("from_thread", [False, True])
+def test_pools_of_processes(from_thread: bool) -> None:
+    """In a process of its own: threads that other tests left may hold locks of torch's or of C libraries when a child
+    is made, which hangs then, with a captured function or without."""
+    program = f"from tests.runtime.test_forks import make_pools; make_pools(from_thread={from_thread})"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE * 8)
 
 
 def test_forks_of_forks() -> None:
