@@ -38,7 +38,7 @@ EXPECTED = {
     "03_loop_with_marks.py": (
         "equal to eager: True",
         "__main__.body: 2 recordings, 36 replays, 0 rebinds, 0 eager calls, 1 observations",
-        "__main__.head: 1 recordings, 18 replays, 0 rebinds, 0 eager calls, 1 observations",
+        "__main__.head: 2 recordings, 17 replays, 0 rebinds, 0 eager calls, 1 observations",
     ),
     "04_plan_cache.py": (
         "first process: observations 1, recordings 1, replays 1",
