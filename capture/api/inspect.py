@@ -32,7 +32,6 @@ from capture.plan_cache.store import LoadReport
 from capture.reporting import text
 from capture.rules.compile_plan import compile_plan
 from capture.runtime.captured import Captured
-from capture.state.attribute_reads import Reads
 from capture.state.call import Call
 
 P = ParamSpec("P")
@@ -110,12 +109,11 @@ def explain(function: Callable[P, R]) -> Callable[P, Explanation]:
 
 def _guards(call: Call, described: DescribedRun, watched: run.ObservedRun, plan: CapturePlan) -> tuple[str, ...]:
     """As a recording of this run would have them."""
-    reads, policies = Reads(), {one.path: one.policy for one in plan.placeholders}
-    reads.note(watched.attributes_read)
+    policies = {one.path: one.policy for one in plan.placeholders}
     told = [policies.get(path) for path, _ in call.paths()]
     static = [at for at, policy in enumerate(told) if policy is Policy.STATIC]
     copied = [at for at, policy in enumerate(told) if policy in (Policy.COPY, Policy.COPY_BACK)]
-    return tuple(map(text_of, make_recording_guard(described, watched, call, static, copied, reads).guards()))
+    return tuple(map(text_of, make_recording_guard(described, watched, call, static, copied, watched.ran).guards()))
 
 
 def _bound(captured: Captured, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

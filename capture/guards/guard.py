@@ -24,7 +24,10 @@ OK, MOVED, CHANGED, OVERLAPS = 0, 1, 2, 3
 of the state changed; an argument that is copied shares memory with a static tensor, and either is written, so that the
 copy would hide the write."""
 
-Kind = Literal["value", "object", "present", "absent", "length", "members", "empty", "address", "apart"]
+Kind = Literal[
+    "value", "object", "present", "absent", "length", "members", "empty", "address", "apart", "names", "table",
+    "sequence", "functions", "classes",
+]  # fmt: skip
 """What has to be true of what the source leads to:
 
 * ``value``: it is the expected object, or a number, text, bytes, size or device of the same type and bits.
@@ -33,6 +36,14 @@ Kind = Literal["value", "object", "present", "absent", "length", "members", "emp
 * ``absent``: it is not there. Of items of a dict alone.
 * ``length``: a container has this many members.
 * ``members``: a dict has none of some names, and some names with these values: ``(names, ((name, value), ...))``.
+* ``names``: what an object, a class or a dict keeps by some names, and that it keeps nothing by the others of these:
+  ``(all names, those that are there, values, classes)``. Where a class is told, anything of it may be there. An object
+  is told by a weak reference, or by its ``__dict__``.
+* ``table``: a dict has these members, in this order: ``(keys, values, classes)``.
+* ``sequence``: a list, set or deque has these members: ``(values, classes)``. The source names Python's own class,
+  which gives the order.
+* ``functions``: each function in a tuple has this code and these defaults: ``(code, defaults, named ones, code, ...)``.
+* ``classes``: each object in a tuple, told by weak references where they take such, is of this class.
 * ``empty``: nothing is in any of the containers in a tuple.
 * ``address``: an argument begins at this address.
 * ``apart``: an argument shares no memory with some pieces: ``(bytes of the argument, pieces)``, see ``pieces_of``.
@@ -93,6 +104,20 @@ def _expected(guard: Guard) -> str:
             return ""
         case "empty", _:
             return f" {len(guard.source.holder)} containers"
+        case "functions", _:
+            return f" {len(guard.source.holder)} functions"
+        case "classes", _:
+            return f" {len(guard.source.holder)} objects"
+        case "names", (names, there, values, kinds):
+            pairs = zip(there, map(_member, values, kinds), strict=True)
+            return (
+                f" {', '.join([f'{name} = {text}' for name, text in pairs])}, none of {len(names) - len(there)} others"
+            )
+        case "table", (keys, values, kinds):
+            pairs = zip(map(_short, keys), map(_member, values, kinds), strict=True)
+            return f" {', '.join([f'{key}: {text}' for key, text in pairs])}"
+        case "sequence", (values, kinds):
+            return f" {', '.join(map(_member, values, kinds))}"
         case "object", Referent(kind=kind):
             return f" this {kind.__qualname__}"
         case "members", (absent, there):
@@ -103,6 +128,10 @@ def _expected(guard: Guard) -> str:
         case "apart", (nbytes, bytes(pieces)):
             return f": its {nbytes} bytes from {len(pieces) // 16} pieces of memory"
     return f" {_short(guard.expected)}"
+
+
+def _member(value: Any, kind: type | None) -> str:
+    return _short(value) if kind is None else f"a {kind.__qualname__}"
 
 
 def _short(value: Any) -> str:

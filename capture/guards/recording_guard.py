@@ -11,6 +11,7 @@ A tensor that moves is replaced in the list. Another recording of the same funct
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from collections.abc import Callable, Sequence, Set, Sized
 from typing import Any
@@ -20,15 +21,15 @@ from attrs import define, field
 
 from capture.engines.base import Geometry
 from capture.guards.guard import MOVED, OK, OVERLAPS, Guard, pieces_of
-from capture.guards.module_guards import Value, module_ids, state_guards, values_of
+from capture.guards.read_guards import Place, read_by, starts_of
 from capture.key.code_names import MISSING
 from capture.key.pytree import TENSOR_TYPES
 from capture.key.tensor_meta import merged, range_of, span_bytes
 from capture.native import native
 from capture.observe.described import DescribedRun, ImplicitInput
 from capture.observe.run import ObservedRun
-from capture.state.attribute_reads import Reads
 from capture.state.call import Call
+from capture.state.code_run import CodeRun
 from capture.state.snapshot import Snapshot
 from capture.state.source import Source
 from capture.torch_private import capabilities
@@ -90,10 +91,12 @@ class RecordingGuard:
     """Paths of ``owners`` whose memory other places hold other tensors on: one of them alone may move."""
     metadata: Callable[..., bool] | None = None
     """Compares the metadata of tensors in the places of ``owners``; made when one moves first."""
-    values: list[Value] = field(factory=list)
-    """Attributes that the body reads, and what they were."""
-    modules: tuple[int, ...] = ()
-    """``id`` of the attributes of all modules that were found, in order."""
+    places: Sequence[Place] = ()
+    """What the body can have read, by names."""
+    ran: frozenset[types.CodeType] = frozenset()
+    """The code that it ran."""
+    starts: tuple[int, ...] = ()
+    """``id`` of the receiver and of objects among the arguments."""
     is_its_own: bool = False
     """Some guards are about this very recording's tensors: another recording needs others."""
     tensors: Callable[[], bool] | None = None
@@ -191,8 +194,8 @@ class RecordingGuard:
             structure=self.structure,
             owners=[StaticOwner(one.path, one.sources, one.tensor, one.address) for one in self.owners],
             arguments=[StaticArgument(one.position, one.path, one.address) for one in self.arguments],
-            kinds=self.kinds, copied=copied, watched=self.watched, written=self.written, values=self.values,
-            modules=self.modules, pieces=self.pieces, tensors=self.tensors,
+            kinds=self.kinds, copied=copied, watched=self.watched, written=self.written, places=self.places,
+            ran=self.ran, starts=self.starts, pieces=self.pieces, tensors=self.tensors,
         )  # fmt: skip
         like: Any = self.check
         made.check = nothing_to_check if like is nothing_to_check else like.beside(made._apart(), made.tensors)
@@ -216,10 +219,10 @@ def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def make_recording_guard(
     described: DescribedRun, watched: ObservedRun, call: Call, static: Sequence[int], copied: Sequence[int],
-    reads: Reads, like: RecordingGuard | None = None,
+    ran: CodeRun, like: RecordingGuard | None = None,
 ) -> RecordingGuard:  # fmt: skip
     """Guards on what a watched run relied on. ``static`` and ``copied``: positions of arguments that are read where
-    they are, and that are copied. ``reads``: attributes that the body reads. ``like``: the guard of another recording
+    they are, and that are copied. ``ran``: code that the body runs. ``like``: the guard of another recording
     of the same function. The identity of what the body itself gives new values is not guarded."""
     before, leaves = watched.before, call.leaves
     implicit = [*described.implicit, *described.guarded]
@@ -228,8 +231,8 @@ def make_recording_guard(
     paths_of = [path for path, _ in call.paths()]
     static_arguments = [(at, paths_of[at], leaves[at]) for at in static if isinstance(leaves[at], torch.Tensor)]
     paths = {one.path for one in implicit} | {path for _, path, _ in static_arguments}
-    guard = RecordingGuard(modules=module_ids(before), written=written)
-    guard.values = values_of(before, reads)
+    starts = tuple([id(one) for one, _ in starts_of(call)])
+    guard = RecordingGuard(ran=frozenset(ran.codes), starts=starts, written=written)
     guard.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
     if like is not None and not replaced and _is_the_same(like, guard, implicit, static_arguments, leaves):
         return like.copy(guard.copied)
@@ -253,7 +256,12 @@ def make_recording_guard(
         StaticArgument(position, path, tensor.data_ptr())
         for position, path, tensor in static_arguments if tensor.numel()
     ]  # fmt: skip
-    guard.structure += state_guards(before, reads)
+    tensors = {id(tensor) for one in implicit for _, tensor in (*one.owners, *one.also)}
+    tensors |= {id(leaf) for leaf in leaves}
+    read = read_by(ran, call, watched.changed, watched.rebuilt(), tensors)
+    guard.structure += read.guards
+    guard.places = read.places
+    guard.is_its_own = guard.is_its_own or bool(watched.changed)
     guard.settle(leaves)
     return guard
 
@@ -268,8 +276,8 @@ def _is_the_same(
     """
     return (
         not like.is_its_own
-        and [(id(one.holder()), one.name) for one in like.values] == [(id(o.holder()), o.name) for o in guard.values]
-        and (like.modules, like.watched, bool(like.copied)) == (guard.modules, guard.watched, bool(guard.copied))
+        and guard.ran <= like.ran
+        and (like.starts, like.watched, bool(like.copied)) == (guard.starts, guard.watched, bool(guard.copied))
         and [(one.path, len(one.sources)) for one in like.owners] == [(o.path, len(o.owners)) for o in implicit]
         and not any(one.also for one in implicit)
         and [(one.position, one.path) for one in like.arguments]

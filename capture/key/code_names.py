@@ -1,7 +1,7 @@
 """The globals, closure cells and attribute chains that a function's own code mentions.
 
 Read from bytecode once per function. What deeper code reads of modules, and of objects near the body, is found while it
-is watched (``state.attribute_reads``); what it reads elsewhere is not here: ``guards=`` is the answer to that.
+is watched (``guards.read_guards``).
 """
 
 from __future__ import annotations
@@ -38,18 +38,26 @@ class _Missing:
 MISSING = _Missing()
 
 
-_COMPARED = (int, str, bytes, torch.Size, torch.device)
+_COMPARED = (int, str, bytes, torch.device)
+_DEEPEST = 32  # tuples in tuples that are compared by their members
 
 
-def same_value(one: Any, other: Any) -> bool:
-    """The same object, or a number, text, bytes, size or device of the same type and value, bit for bit."""
+def same_value(one: Any, other: Any, depth: int = 0) -> bool:
+    """The same object, or a number, text, bytes or device of the same type and bits, or a tuple of such."""
     if one is other:
         return True
-    if type(one) is not type(other):
+    kind = type(one)
+    if kind is not type(other):
         return False
-    if type(one) is float:  # two zeros are others, and one NaN is itself
+    if kind is float:  # two zeros are others, and one NaN is itself
         return bool(one.hex() == other.hex())
-    return type(one) in _COMPARED and bool(one == other)
+    if kind is complex:
+        return (one.real.hex(), one.imag.hex()) == (other.real.hex(), other.imag.hex())
+    if issubclass(kind, tuple):
+        pairs = zip(tuple.__iter__(one), tuple.__iter__(other), strict=False)
+        same_size = tuple.__len__(one) == tuple.__len__(other) and depth < _DEEPEST
+        return same_size and all(same_value(a, b, depth + 1) for a, b in pairs)
+    return kind in _COMPARED and bool(one == other)
 
 
 @frozen
@@ -209,6 +217,7 @@ class NamedKey:
         """With the name of one that is in the receiver's ``__dict__``, else nothing."""
         self._of_values: dict[int, list[tuple[str, ...]]] = {}
         self._names: tuple[list[str], list[str]] = ([], [])
+        self._told: list[tuple[Callable[[], Any], str]] = []
 
     def is_empty(self) -> bool:
         """The body names nothing."""
@@ -246,15 +255,23 @@ class NamedKey:
                 found += [".".join((self._parameters[position], *one)) for one in attributes]
         return found
 
-    def tell_apart(self, holder: weakref.ref[Any], name: str, path: str) -> None:
-        """An attribute of a module or an object is read from now on, too."""
+    def tell_apart(self, keeper: Callable[[], Any], name: str, path: str) -> bool:
+        """A name in a dict, or in the ``__dict__`` of an object or class, is read from now on, too. False: it was
+        before. ``keeper``: gives it, or None once it is gone."""
+        known = keeper()
+        if any(told() is known and name == one for told, one in self._told):
+            return False
+        self._told.append((keeper, name))
 
         def read() -> Any:
-            found = holder()
-            return MISSING if found is None else found.__dict__.get(name, MISSING)
+            found = keeper()
+            own = found if isinstance(found, dict) else getattr(found, "__dict__", {})
+            return own.get(name, MISSING)
 
+        holder = known if type(known) is dict else keeper if isinstance(keeper, weakref.ref) else None
         self._fixed.append(NamedSource(read, holder, name))
         self._names[0].append(path)
+        return True
 
     def add(self, chain: Chain, function: types.FunctionType, receiver: Any, receiver_name: str | None) -> None:
         """Follow one chain that the function names."""

@@ -9,16 +9,32 @@
 #include <string.h>
 
 /* How a guard reaches its object: ``Source.kind``. */
-typedef enum { AT_ITEM, AT_ATTRIBUTE, AT_CELL, AT_WEAK, AT_CALL, AT_ITSELF, AT_ARGUMENT } Reach;
+typedef enum { AT_ITEM, AT_ATTRIBUTE, AT_CELL, AT_WEAK, AT_CALL, AT_ITSELF, AT_ARGUMENT, AT_SLOT, AT_CONTEXT } Reach;
 /* What has to be true of it: ``Guard.kind``. */
-typedef enum { IS_VALUE, IS_OBJECT, IS_PRESENT, IS_ABSENT, HAS_LENGTH, HAS_MEMBERS, ARE_EMPTY, HAS_ADDRESS, IS_APART } Kind;
+typedef enum {
+    IS_VALUE,
+    IS_OBJECT,
+    IS_PRESENT,
+    IS_ABSENT,
+    HAS_LENGTH,
+    HAS_MEMBERS,
+    ARE_EMPTY,
+    HAS_ADDRESS,
+    IS_APART,
+    HAS_NAMES,
+    IS_TABLE,
+    IS_SEQUENCE,
+    ARE_FUNCTIONS,
+    ARE_OF_CLASSES
+} Kind;
 
 typedef struct {
     Reach reach;
     Kind kind;
     int verdict;        /* of a replay where this does not hold */
     PyObject *holder;   /* the container, the object, the function, or a weak reference */
-    PyObject *key;      /* in it; for AT_WEAK in the ``__dict__`` of what it refers to; the position of an argument */
+    PyObject *key;      /* in it; for AT_WEAK in the ``__dict__`` of what it refers to; the position of an argument; a
+                           descriptor for AT_SLOT */
     PyObject *expected; /* what the record expects */
     PyObject *type;     /* of what a weak ``expected`` refers to; else NULL */
     int needs;          /* whether that requires a gradient; -1: it is no tensor */
@@ -59,11 +75,36 @@ static int is_dict(PyObject *holder)
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* 3.12 says of the version that it will go, as it did */
 #endif
 
+/* The dict that a class or an instance keeps its attributes in, or the dict itself: borrowed; NULL where there is none. */
+static PyObject *dict_behind(PyObject *holder)
+{
+    if (PyDict_Check(holder))
+        return holder;
+    if (PyType_Check(holder))
+        return ((PyTypeObject *)holder)->tp_dict; /* of classes that Python code made; others never change */
+    if (PyWeakref_Check(holder)) {
+        PyObject *referent = (PyObject *)referent_of(holder);
+        PyObject *own = referent == Py_None ? NULL : PyObject_GenericGetDict(referent, NULL);
+        if (own == NULL)
+            PyErr_Clear();
+        Py_XDECREF(own); /* the object keeps it */
+        return own;
+    }
+    return NULL;
+}
+
 /* A number that no two states of any dict share, as long as Python has it; else 0. */
 static uint64_t version_of(const Guard *guard)
 {
 #if PY_VERSION_HEX < 0x030D0000
-    if ((guard->reach == AT_ITEM || guard->reach == AT_ITSELF) && is_dict(guard->holder))
+    if (guard->kind == HAS_NAMES) {
+        PyObject *own = dict_behind(guard->holder);
+        return own == NULL ? 0 : ((PyDictObject *)own)->ma_version_tag;
+    }
+    if (guard->kind == IS_SEQUENCE) /* the order of an ``OrderedDict`` is no matter of the dict in it */
+        return 0;
+    if ((guard->reach == AT_ITEM || guard->reach == AT_ITSELF) &&
+        (guard->kind == IS_TABLE ? PyDict_Check(guard->holder) : is_dict(guard->holder)))
         return ((PyDictObject *)guard->holder)->ma_version_tag;
 #endif
     (void)guard;
@@ -93,6 +134,19 @@ static PyObject *below(const Guard *guard)
     return found;
 }
 
+/* What an object keeps in a slot of its class, or NULL with an exception set: without a look-up, which runs Python. */
+static PyObject *in_slot(const Guard *guard)
+{
+    return Py_TYPE(guard->key)->tp_descr_get(guard->key, guard->holder, (PyObject *)Py_TYPE(guard->holder));
+}
+
+/* The value of a context variable in this context; NULL, with an exception or, where it has none, without one. */
+static PyObject *in_context(const Guard *guard)
+{
+    PyObject *found = NULL;
+    return PyContextVar_Get(guard->holder, NULL, &found) < 0 ? NULL : found;
+}
+
 /* The object that a guard is about, a new reference; NULL where it is gone, with an exception or without one. */
 static PyObject *object_of(const Guard *guard)
 {
@@ -107,12 +161,18 @@ static PyObject *object_of(const Guard *guard)
         return below(guard);
     case AT_CALL:
         return PyObject_CallNoArgs(guard->holder);
+    case AT_SLOT:
+        return in_slot(guard);
+    case AT_CONTEXT:
+        return in_context(guard);
     default:
         return Py_NewRef(guard->holder);
     }
 }
 
-int same_value(PyObject *one, PyObject *other)
+#define DEEPEST 32 /* tuples in tuples that are compared by their members */
+
+static int same_at(PyObject *one, PyObject *other, int depth)
 {
     if (one == other)
         return 1;
@@ -122,11 +182,25 @@ int same_value(PyObject *one, PyObject *other)
         double a = PyFloat_AS_DOUBLE(one), b = PyFloat_AS_DOUBLE(other);
         return memcmp(&a, &b, sizeof(a)) == 0;
     }
-    const char *name = Py_TYPE(one)->tp_name;
+    if (PyComplex_CheckExact(one)) {
+        Py_complex a = PyComplex_AsCComplex(one), b = PyComplex_AsCComplex(other);
+        return memcmp(&a, &b, sizeof(a)) == 0;
+    }
+    if (PyTuple_Check(one)) {
+        int same = depth < DEEPEST && PyTuple_GET_SIZE(one) == PyTuple_GET_SIZE(other);
+        for (Py_ssize_t i = 0; same > 0 && i < PyTuple_GET_SIZE(one); i++)
+            same = same_at(PyTuple_GET_ITEM(one, i), PyTuple_GET_ITEM(other, i), depth + 1);
+        return same;
+    }
     if (PyLong_CheckExact(one) || PyUnicode_CheckExact(one) || PyBytes_CheckExact(one) ||
-        strcmp(name, "torch.Size") == 0 || strcmp(name, "torch.device") == 0)
+        strcmp(Py_TYPE(one)->tp_name, "torch.device") == 0)
         return PyObject_RichCompareBool(one, other, Py_EQ);
     return 0;
+}
+
+int same_value(PyObject *one, PyObject *other)
+{
+    return same_at(one, other, 0);
 }
 
 /* The object is what is expected: 1, 0, -1. */
@@ -182,12 +256,121 @@ static int has_members(const Guard *guard)
     return 1;
 }
 
+/* A member is what is expected: of a class, or where that is None the very value. 1, 0, -1. */
+static int is_member(PyObject *found, PyObject *value, PyObject *kind)
+{
+    return kind == Py_None ? same_value(found, value) : (PyObject *)Py_TYPE(found) == kind;
+}
+
+/* Of some names, a dict has some with what is expected, and none of the others: 1, 0, -1. */
+static int has_names(const Guard *guard)
+{
+    PyObject *names = PyTuple_GET_ITEM(guard->expected, 0), *there = PyTuple_GET_ITEM(guard->expected, 1);
+    PyObject *values = PyTuple_GET_ITEM(guard->expected, 2), *kinds = PyTuple_GET_ITEM(guard->expected, 3);
+    PyObject *own = dict_behind(guard->holder), *key, *value;
+    Py_ssize_t count = 0, at = 0;
+    if (own == NULL)
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(there); i++) {
+        PyObject *found = PyDict_GetItemWithError(own, PyTuple_GET_ITEM(there, i));
+        if (found == NULL)
+            return PyErr_Occurred() ? -1 : 0;
+        int same = is_member(found, PyTuple_GET_ITEM(values, i), PyTuple_GET_ITEM(kinds, i));
+        if (same <= 0)
+            return same;
+    }
+    while (PyDict_Next(own, &at, &key, &value)) { /* one of the names may be new */
+        int inside = PyUnicode_CheckExact(key) ? PySet_Contains(names, key) : 0;
+        if (inside < 0)
+            return -1;
+        count += inside;
+    }
+    return count == PyTuple_GET_SIZE(there);
+}
+
+/* A dict has these members, in this order: 1, 0, -1. */
+static int is_table(const Guard *guard)
+{
+    PyObject *keys = PyTuple_GET_ITEM(guard->expected, 0), *values = PyTuple_GET_ITEM(guard->expected, 1);
+    PyObject *kinds = PyTuple_GET_ITEM(guard->expected, 2), *key, *value;
+    Py_ssize_t at = 0;
+    if (PyDict_GET_SIZE(guard->holder) != PyTuple_GET_SIZE(keys))
+        return 0;
+    for (Py_ssize_t i = 0; PyDict_Next(guard->holder, &at, &key, &value); i++) {
+        int same = same_value(key, PyTuple_GET_ITEM(keys, i));
+        if (same > 0)
+            same = is_member(value, PyTuple_GET_ITEM(values, i), PyTuple_GET_ITEM(kinds, i));
+        if (same <= 0)
+            return same;
+    }
+    return 1;
+}
+
+/* The members of what is no list are these, in the order that its ``type`` gives, which is no class of a user's. 1, 0, -1. */
+static int gives(PyObject *container, const PyTypeObject *type, PyObject *values, PyObject *kinds)
+{
+    PyObject *iterator = type->tp_iter(container), *found;
+    Py_ssize_t count = PyTuple_GET_SIZE(values), i = 0;
+    int same = iterator == NULL ? -1 : 1;
+    while (same > 0 && (found = PyIter_Next(iterator)) != NULL) {
+        same = i < count ? is_member(found, PyTuple_GET_ITEM(values, i), PyTuple_GET_ITEM(kinds, i)) : 0;
+        i++;
+        Py_DECREF(found);
+    }
+    Py_XDECREF(iterator);
+    return same <= 0 ? same : PyErr_Occurred() ? -1 : i == count;
+}
+
+/* A list, set or deque has these members: 1, 0, -1. */
+static int is_sequence(const Guard *guard)
+{
+    PyObject *values = PyTuple_GET_ITEM(guard->expected, 0), *kinds = PyTuple_GET_ITEM(guard->expected, 1);
+    PyObject *list = guard->holder;
+    if (!PyList_Check(list))
+        return gives(list, (PyTypeObject *)guard->key, values, kinds);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(values); i++) {
+        int same = PyList_GET_SIZE(list) != PyTuple_GET_SIZE(values)
+                       ? 0
+                       : is_member(PyList_GET_ITEM(list, i), PyTuple_GET_ITEM(values, i), PyTuple_GET_ITEM(kinds, i));
+        if (same <= 0)
+            return same;
+    }
+    return PyList_GET_SIZE(list) == PyTuple_GET_SIZE(values);
+}
+
+/* Functions have the code and the defaults that they had: 1, 0. */
+static int are_functions(const Guard *guard)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(guard->holder); i++) {
+        PyObject *function = PyTuple_GET_ITEM(guard->holder, i), *defaults = PyFunction_GET_DEFAULTS(function);
+        PyObject *named = PyFunction_GET_KW_DEFAULTS(function);
+        if (PyFunction_GET_CODE(function) != PyTuple_GET_ITEM(guard->expected, 3 * i) ||
+            (defaults == NULL ? Py_None : defaults) != PyTuple_GET_ITEM(guard->expected, 3 * i + 1) ||
+            (named == NULL ? Py_None : named) != PyTuple_GET_ITEM(guard->expected, 3 * i + 2))
+            return 0;
+    }
+    return 1;
+}
+
+/* Objects, held weakly where they can be, are of the classes that they were of: 1, 0. */
+static int are_of_classes(const Guard *guard)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(guard->holder); i++) {
+        const PyObject *one = PyTuple_GET_ITEM(guard->holder, i);
+        if (PyWeakref_Check(one))
+            one = referent_of((PyObject *)one);
+        if ((PyObject *)Py_TYPE(one) != PyTuple_GET_ITEM(guard->expected, i))
+            return 0;
+    }
+    return 1;
+}
+
 /* Nothing is in any of these containers: 1, 0, -1. */
 static int are_empty(const Guard *guard)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(guard->holder); i++) {
         PyObject *one = PyTuple_GET_ITEM(guard->holder, i);
-        Py_ssize_t length = PyDict_Check(one) ? PyDict_GET_SIZE(one) : PyObject_Size(one);
+        Py_ssize_t length = PyDict_Check(one) ? PyDict_GET_SIZE(one) : PyObject_Size(one); /* others are of Python's */
         if (length)
             return length < 0 ? -1 : 0;
     }
@@ -227,6 +410,16 @@ static int holds(const Guard *guard, const Arguments *arguments)
         return has_members(guard);
     case ARE_EMPTY:
         return are_empty(guard);
+    case HAS_NAMES:
+        return has_names(guard);
+    case IS_TABLE:
+        return is_table(guard);
+    case IS_SEQUENCE:
+        return is_sequence(guard);
+    case ARE_FUNCTIONS:
+        return are_functions(guard);
+    case ARE_OF_CLASSES:
+        return are_of_classes(guard);
     case HAS_ADDRESS:
     case IS_APART:
         return argument_holds(guard, arguments);
@@ -370,19 +563,69 @@ static int are_members(PyObject *holder, PyObject *expected)
     return 1;
 }
 
+/* A tuple of so many parts, all of which but the first ``odd`` are tuples of one length. */
+static int are_columns(PyObject *expected, Py_ssize_t count, Py_ssize_t odd)
+{
+    if (!PyTuple_Check(expected) || PyTuple_GET_SIZE(expected) != count)
+        return 0;
+    for (Py_ssize_t i = odd; i < count; i++) {
+        PyObject *one = PyTuple_GET_ITEM(expected, i);
+        if (!PyTuple_Check(one) || PyTuple_GET_SIZE(one) != PyTuple_GET_SIZE(PyTuple_GET_ITEM(expected, odd)))
+            return 0;
+    }
+    return 1;
+}
+
+static int are_all_functions(PyObject *holder, PyObject *expected)
+{
+    if (!PyTuple_Check(holder) || !PyTuple_Check(expected) ||
+        PyTuple_GET_SIZE(expected) != 3 * PyTuple_GET_SIZE(holder))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(holder); i++)
+        if (!PyFunction_Check(PyTuple_GET_ITEM(holder, i)))
+            return 0;
+    return 1;
+}
+
+/* Of the kinds that are about a whole object. */
+static int is_sound_whole(const Guard *guard)
+{
+    PyObject *holder = guard->holder, *expected = guard->expected;
+    if (guard->reach != AT_ITSELF)
+        return 0;
+    switch (guard->kind) {
+    case HAS_NAMES:
+        return are_columns(expected, 4, 1) && PyFrozenSet_CheckExact(PyTuple_GET_ITEM(expected, 0)) &&
+               (PyDict_Check(holder) || PyType_Check(holder) || PyWeakref_Check(holder));
+    case IS_TABLE:
+        return are_columns(expected, 3, 0) && PyDict_Check(holder);
+    case IS_SEQUENCE:
+        return are_columns(expected, 2, 0) && PyType_Check(guard->key) && ((PyTypeObject *)guard->key)->tp_iter != NULL &&
+               PyObject_TypeCheck(holder, (PyTypeObject *)guard->key);
+    case ARE_FUNCTIONS:
+        return are_all_functions(holder, expected);
+    default:
+        return PyTuple_Check(holder) && PyTuple_Check(expected) &&
+               PyTuple_GET_SIZE(holder) == PyTuple_GET_SIZE(expected);
+    }
+}
+
 /* The guard's parts fit together: what comes later does not have to ask. */
 static int is_sound(const Guard *guard)
 {
     PyObject *expected = guard->expected;
     int is_pair = PyTuple_Check(expected) && PyTuple_GET_SIZE(expected) == 2;
-    if (guard->reach == AT_CELL && !PyCell_Check(guard->holder))
+    int has_object = guard->reach <= AT_CALL || guard->reach >= AT_SLOT;
+    if ((guard->reach == AT_CELL && !PyCell_Check(guard->holder)) ||
+        (guard->reach == AT_SLOT && Py_TYPE(guard->key)->tp_descr_get == NULL) ||
+        (guard->reach == AT_CONTEXT && !PyContextVar_CheckExact(guard->holder)))
         return 0;
     switch (guard->kind) {
     case IS_VALUE:
     case IS_PRESENT:
-        return guard->reach <= AT_CALL;
+        return has_object;
     case IS_OBJECT:
-        return guard->reach <= AT_CALL && PyTuple_Check(expected) && PyTuple_GET_SIZE(expected) == 3 &&
+        return has_object && PyTuple_Check(expected) && PyTuple_GET_SIZE(expected) == 3 &&
                PyWeakref_Check(PyTuple_GET_ITEM(expected, 0)) && PyType_Check(PyTuple_GET_ITEM(expected, 1));
     case IS_ABSENT:
         return guard->reach == AT_ITEM && PyDict_Check(guard->holder);
@@ -394,6 +637,12 @@ static int is_sound(const Guard *guard)
         return guard->reach == AT_ITSELF && are_members(guard->holder, expected);
     case HAS_ADDRESS:
         return guard->reach == AT_ARGUMENT && PyLong_Check(guard->key) && PyLong_Check(expected);
+    case HAS_NAMES:
+    case IS_TABLE:
+    case IS_SEQUENCE:
+    case ARE_FUNCTIONS:
+    case ARE_OF_CLASSES:
+        return is_sound_whole(guard);
     default:
         return guard->reach == AT_ARGUMENT && PyLong_Check(guard->key) && is_pair &&
                PyLong_Check(PyTuple_GET_ITEM(expected, 0)) && PyBytes_Check(PyTuple_GET_ITEM(expected, 1));
@@ -430,10 +679,12 @@ static int take_expected(Guard *guard)
 /* A guard of a record, with references of its own: 0, -1. */
 static int take_record(PyObject *record, Guard *guard)
 {
-    static const char *const reaches[] = {"item", "attribute", "closure", "weak", "call", "root", "argument", NULL};
+    static const char *const reaches[] = {"item", "attribute", "closure", "weak", "call", "root", "argument",
+                                          "slot", "context", NULL};
     static const char *const tables[] = {"parameter", "buffer", "module", "global", NULL}; /* items, too */
     static const char *const kinds[] = {"value", "object", "present", "absent", "length", "members", "empty",
-                                        "address", "apart", NULL};
+                                        "address", "apart", "names", "table", "sequence", "functions", "classes",
+                                        NULL};
     PyObject *source = is_of(record, slots.Guard.type) ? SLOT(record, Guard, source) : NULL;
     if (source == NULL || !is_of(source, slots.Source.type))
         return -1;

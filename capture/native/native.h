@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 23 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 24 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -173,6 +173,7 @@ int is_guards(PyObject *one);
 /* The same object, or a number, text, bytes, size or device of the same type and value, bit for bit: 1, 0, -1. */
 int same_value(PyObject *one, PyObject *other);
 int add_guards(PyObject *module);
+int add_code_watch(PyObject *module);
 
 /* Tensors that a recording reads where they are have the metadata and the address that they had: 1, 0, or -1 with an
    exception set. */

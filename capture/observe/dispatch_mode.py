@@ -50,7 +50,7 @@ _SEEDING = "seeding a generator, or setting its state,"
 class ObserveMode(HigherOrderMode):
     """Writes down what a body does. ``undo``: keep the first contents of all external memory it writes."""
 
-    notes_attributes = True
+    notes_code = True
 
     @classmethod
     @override

@@ -27,9 +27,10 @@ from capture.observe.probes.host_reads import (
 from capture.observe.probes.metadata_reads import stand_ins, unkeyed_reads
 from capture.observe.trace import RunTrace
 from capture.state import diff, snapshot
-from capture.state.attribute_reads import Read, attribute_reads
 from capture.state.call import Call
+from capture.state.code_run import CodeRun, code_run
 from capture.state.snapshot import Change, Snapshot
+from capture.state.source import Found
 from capture.torch_private.capabilities import generator_id
 from capture.torch_private.distributed import buckets_to_arrange, handles_watched
 from capture.torch_private.dynamo import graphs_compiled, hide_from_compiler
@@ -50,7 +51,8 @@ class ObservedRun:
     changed: list[Change] = field(factory=list)
     versions: list[tuple[torch.Tensor, int]] = field(factory=list)
     gradients_read: list[torch.Tensor] = field(factory=list)
-    attributes_read: list[Read] = field(factory=list)
+    ran: CodeRun = field(factory=CodeRun)
+    """Python code that the body ran."""
     states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
     """Generators as they were before, where they may have to be put back."""
     host_random: Any = None
@@ -65,10 +67,16 @@ class ObservedRun:
         static = {id(leaf) for path, leaf in self.call.paths() if self.call.is_static(path)}
         return self.gradients_read, self.changed, self.before, {id(leaf) for _, leaf in self.arguments} - static
 
+    def rebuilt(self) -> list[Found]:
+        """Places where the body put an equal container, or value, with the one before."""
+        known = self.before.sources
+        return [known[path] for path in self.before.rebuilt if path in known]
+
     def forget(self) -> None:
         """Drop what the run made; frames of an error would keep it alive."""
         self.result = self.error = None
-        self.values, self.arguments, self.changed, self.gradients_read, self.attributes_read = (), [], [], [], []
+        self.values, self.arguments, self.changed, self.gradients_read = (), [], [], []
+        self.ran = CodeRun()
         self.watch.trace = RunTrace()
 
 
@@ -128,10 +136,10 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(no_autocast_cache())
             watched.gradients_read = around.enter_context(gradient_reads(watch.dropping(watched.versions)))
-            if watch.notes_attributes:
-                watched.attributes_read = around.enter_context(attribute_reads(before))
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
+            if watch.notes_code:
+                watched.ran = around.enter_context(code_run())
             watched.result = call.run(values)
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
         watched.error = error

@@ -47,7 +47,7 @@ from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Move
 from capture.engines.registry import backend_for
 from capture.guards.guard import OVERLAPS
-from capture.guards.module_guards import Value
+from capture.guards.read_guards import Place
 from capture.key.modes import Ambient, Here, ambient, foreign, here, inlining
 from capture.key.pytree import result_leaves
 from capture.key.signature import Leaf, Unkeyable, deaths, forget_module_structure, key_of
@@ -178,7 +178,7 @@ def _eager(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
 
 def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Reply:
     """A cold or warm entry has nothing to replay yet."""
-    if _tells_apart(captured, entry, entry.values):
+    if _tells_apart(captured, entry, entry.places):
         return START_OVER
     bound, backend = captured.call(values, leaves, entry), engine_of(captured, entry, leaves)
     if backend is None:
@@ -416,7 +416,7 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
         return done(_limit_reached(captured, entry, bound, tree, pattern))
     if inputs.shares_with_state(bound, entry.plan):
         return done(_overlapping(captured, entry, bound.values, bound.leaves))
-    if _tells_apart(captured, entry, entry.values):
+    if _tells_apart(captured, entry, entry.places):
         return START_OVER
     if entry.nodes:
         captured.log.counters.misses += 1
@@ -454,7 +454,7 @@ def _state_moved(captured: Captured, entry: Entry, node: Node, values: Values, l
     if reply.verdict is Verdict.REPLAY:
         return done(_replay(captured, entry, node, values, leaves, tree, reply.learned))
     if reply.verdict is Verdict.OBSERVE:
-        if not _tells_apart(captured, entry, node.guard.values):
+        if not _tells_apart(captured, entry, node.guard.places):
             captured.log.add("drop", "modules or attributes the recording relies on were replaced")
             _forget(captured, entry, tree)
             for one in (captured.receiver, *values, *captured.optimizers.modules()):
@@ -505,17 +505,15 @@ def _differs(captured: Captured, entry: Entry, tree: Tree, path: str, *, is_wron
     _enter(captured, entry, "eager")
 
 
-def _tells_apart(captured: Captured, entry: Entry, known: Sequence[Value]) -> bool:
-    """Attributes that the body reads are other values than those that are known: they are part of the key from now on,
+def _tells_apart(captured: Captured, entry: Entry, known: Sequence[Place]) -> bool:
+    """What the body can have read has other values than those that are known: they are part of the key from now on,
     and all that was recorded is dropped, as no call has one of the keys so far any more."""
-    others = [one for one in known if one.is_other()]
-    if not others:
+    told = [path for place in known for path in place.tell_apart(captured.named)]
+    if not told:
         return False
-    captured.log.add("drop", f"{others[0].path} is another value, and tells calls apart from now on")
+    captured.log.add("drop", f"{told[0]} is another value, and tells calls apart from now on")
     if entry.backend is not None:
         _forget(captured, entry, tree_for(entry.backend))
-    for one in others:
-        captured.named.tell_apart(one.holder, one.name, one.path)
     captured.retire()
     return True
 

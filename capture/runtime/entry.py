@@ -11,13 +11,13 @@ from attrs import define, evolve, field
 from capture.core.facts import Facts, GradientObstacle, GradientUse, diff_facts
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Refusal
-from capture.guards.module_guards import Value, values_of
+from capture.guards.read_guards import Place, read_by
 from capture.key.signature import Key, deaths, names_the_dead
 from capture.native import seen
 from capture.observe.expectation import Expectation
 from capture.observe.run import ObservedRun
-from capture.state.attribute_reads import Reads
 from capture.state.call import Call
+from capture.state.code_run import CodeRun
 from capture.tree.node import Node
 
 Phase = Literal["cold", "warm", "ready", "eager"]
@@ -74,10 +74,10 @@ class Entry:
     """Two arguments lie on the same memory."""
     moves: dict[str, int] = field(factory=dict)
     """How often static tensors, by path, made the engine record again at another address."""
-    reads: Reads = field(factory=Reads)
-    """Attributes that its runs read."""
-    values: list[Value] = field(factory=list)
-    """What they were after the last of those."""
+    ran: CodeRun = field(factory=CodeRun)
+    """Python code that its runs ran."""
+    places: Sequence[Place] = ()
+    """What it can have read, as it was after the last of those."""
     unbindable: dict[str, Refusal] = field(factory=dict)
     """Static tensors, by path, to whose address no recording can be bound anew, and why."""
     nodes: list[Node] = field(factory=list)
@@ -131,9 +131,9 @@ class Entry:
         return evolve(facts, drifts=drifts, sequence_change=change, runs=self.facts.runs + 1)
 
     def note_reads(self, watched: ObservedRun) -> None:
-        """A watched run read attributes."""
-        self.reads.note(watched.attributes_read)
-        self.values = values_of(watched.before, self.reads)
+        """A watched run ran code, which read Python state."""
+        self.ran.note(watched.ran)
+        self.places = read_by(self.ran, watched.call, watched.changed, watched.rebuilt(), ()).places
 
     def often_moved(self) -> frozenset[str]:
         """Static tensors, by path, that an engine which cannot bind them anew copies in."""

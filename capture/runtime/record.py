@@ -233,7 +233,7 @@ def _node(
     described, watched = recorded.described, recorded.watched
     assert described is not None
     assert watched is not None
-    entry.reads.note(watched.attributes_read)
+    entry.ran.note(watched.ran)
     paths = [path for path, _ in call.paths()]
     static = [one.position for one in inputs if one.how == "static"]
     mutated = _mutated(described.facts)
@@ -241,8 +241,8 @@ def _node(
     copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
     latest = _latest.get(captured)
     like = latest() if latest is not None else None
-    guard = make_recording_guard(described, watched, call, static, copied, entry.reads, like)
-    _latest[captured], entry.values = weakref.ref(guard), guard.values
+    guard = make_recording_guard(described, watched, call, static, copied, entry.ran, like)
+    _latest[captured], entry.places = weakref.ref(guard), guard.places
     statics = {one.path: one.owners[0][1] for one in (*described.implicit, *described.guarded)}
     read = {id(one) for one in statics.values()}
     outputs.leave_out_gradients(read)

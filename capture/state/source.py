@@ -13,9 +13,11 @@ from capture.key.code_names import MISSING
 from capture.native import native, seen
 
 SourceKind = Literal[
-    "argument", "attribute", "parameter", "buffer", "module", "item", "closure", "global", "root", "weak", "call"
-]
-"""``weak``: in the ``__dict__`` of what a weak reference refers to. ``call``: what a function gives."""
+    "argument", "attribute", "parameter", "buffer", "module", "item", "closure", "global", "root", "weak", "call",
+    "slot", "context",
+]  # fmt: skip
+"""``weak``: in the ``__dict__`` of what a weak reference refers to. ``call``: what a function gives. ``slot``: by a
+descriptor of the class. ``context``: of a context variable."""
 MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) - {"training"}
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import types
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,7 +45,44 @@ def look(source: Source) -> Any:
             return source.holder().__dict__[source.name]
         case "call":
             return source.holder()
+        case "slot":
+            return source.name.__get__(source.holder)
+        case "context":
+            try:
+                return source.holder.get()
+            except LookupError:
+                raise KeyError from None
     raise AssertionError(source.kind)
+
+
+def is_member(found: Any, value: Any, kind: type | None) -> bool:
+    return same_value(found, value) if kind is None else type(found) is kind
+
+
+def holds_whole(guard: Guard) -> bool:
+    """Kinds that are about a whole object."""
+    holder, expected = guard.source.holder, guard.expected
+    match guard.kind:
+        case "names":
+            own = holder if isinstance(holder, dict) else vars(holder() if isinstance(holder, weakref.ref) else holder)
+            names, there, values, kinds = expected
+            told = dict(zip(there, zip(values, kinds, strict=True), strict=True))
+            same = all(name in own and is_member(own[name], *pair) for name, pair in told.items())
+            return same and not any(name in own for name in names - set(there))
+        case "table":
+            keys, values, kinds = expected
+            same = len(holder) == len(keys) and all(map(same_value, holder, keys))
+            return same and all(map(is_member, holder.values(), values, kinds))
+        case "sequence":
+            values, kinds = expected
+            return len(holder) == len(values) and all(map(is_member, holder, values, kinds))
+        case "functions":
+            parts = [part for f in holder for part in (f.__code__, f.__defaults__, f.__kwdefaults__)]
+            return all(one is other for one, other in zip(parts, expected, strict=True))
+        case "classes":
+            objects = [one() if isinstance(one, weakref.ref) else one for one in holder]
+            return [type(one) for one in objects] == list(expected)
+    raise AssertionError(guard.kind)
 
 
 def holds(guard: Guard, leaves: Sequence[Tensor]) -> bool:
@@ -76,6 +114,7 @@ def holds(guard: Guard, leaves: Sequence[Tensor]) -> bool:
             needs = found.requires_grad if isinstance(found, Tensor) else None
             same = found is expected.reference() and type(found) is expected.kind
             return same and needs == expected.requires_grad
+    return holds_whole(guard)
 
 
 def verdict(guards: Sequence[Guard], leaves: Sequence[Tensor], tensors: Callable[[], bool] | None = None) -> int:
@@ -106,6 +145,27 @@ class Thing:
 
 class OtherThing(Thing):
     pass
+
+
+class Slotted:
+    __slots__ = ("a", "b")
+
+    def __init__(self, a: Any) -> None:
+        self.a = a
+
+
+VARIABLE: contextvars.ContextVar[Any] = contextvars.ContextVar("VARIABLE")
+
+
+def helper(a: Any = 1, *, b: Any = 2) -> Any:
+    return a, b
+
+
+def other_helper(a: Any = 3, *, b: Any = 4) -> Any:
+    return b, a
+
+
+CODES = (helper.__code__, other_helper.__code__)
 
 
 NAMES = ["a", "b", "c", "0"]
@@ -141,6 +201,10 @@ class World:
             thing.__dict__.update(draw(st.dictionaries(st.sampled_from(NAMES), VALUES)))
         self.fleeting: list[Any] = [Thing(), nn.ReLU(), torch.zeros(2), torch.zeros(2, requires_grad=True)]
         self.cleared: list[Any] = [{}, [], OrderedDict()]
+        self.kind = type("Kind", (Thing,), dict(draw(st.dictionaries(st.sampled_from(NAMES), VALUES))))
+        self.several: list[Any] = [set(draw(st.sets(st.integers(0, 5)))), deque(draw(st.lists(VALUES, max_size=3)))]
+        self.slotted: Any = Slotted(draw(VALUES))
+        VARIABLE.set(draw(VALUES))
         self.memory = torch.zeros(64)
         self.leaves = [self.memory[at : at + 4] for at in (0, 8, 20)]
 
@@ -148,7 +212,7 @@ class World:
         return [*self.dicts, *self.lists, *[thing.__dict__ for thing in self.things]]
 
     def source(self) -> Source:
-        kind = self.draw(st.sampled_from(["item", "item", "attribute", "closure", "weak", "call"]))
+        kind = self.draw(st.sampled_from(["item", "item", "attribute", "closure", "weak", "call", "slot", "context"]))
         thing, name = self.draw(st.sampled_from(self.things)), self.draw(st.sampled_from([*NAMES, "shared"]))
         match kind:
             case "item":
@@ -160,14 +224,54 @@ class World:
                 return Source(kind, self.draw(st.sampled_from(self.cells)), None, "x")
             case "weak":
                 return Source(kind, weakref.ref(thing), name, "x")
+            case "slot":
+                return Source(
+                    kind, self.slotted, self.draw(st.sampled_from([vars(Slotted)["a"], vars(Slotted)["b"]])), "x"
+                )
+            case "context":
+                return Source(kind, VARIABLE, None, "x")
         position = self.draw(st.integers(0, 2))
         lists = self.lists[0]
         return Source("call", lambda: lists[position], None, "x")
 
+    def columns(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[type | None, ...]]:
+        """Values that are expected, or their classes instead."""
+        kinds = [type(one) if self.draw(st.booleans()) else None for one in values]
+        return tuple([None if kind else one for one, kind in zip(values, kinds, strict=True)]), tuple(kinds)
+
+    def whole(self, told: int) -> Guard:
+        """A guard on a whole object."""
+        kind: Any = self.draw(st.sampled_from(["names", "names", "table", "sequence", "functions", "classes"]))
+        match kind:
+            case "names":
+                things = [*self.things, *self.fleeting[:1]]
+                holder = self.draw(st.sampled_from([*things, *map(weakref.ref, things), *self.dicts, self.kind]))
+                found = holder() if isinstance(holder, weakref.ref) else holder
+                own = found if isinstance(found, dict) else vars(found)
+                holder = holder if isinstance(holder, (weakref.ref, type)) else own
+                wanted = frozenset(self.draw(st.sets(st.sampled_from(NAMES))))
+                there = [name for name in own if name in wanted]
+                expected: Any = (wanted, tuple(there), *self.columns([own[name] for name in there]))
+                return Guard(kind, itself(holder, "x"), expected, told)
+            case "table":
+                holder = self.draw(st.sampled_from([*self.dicts, self.things[0].__dict__]))
+                return Guard(kind, itself(holder, "x"), (tuple(holder), *self.columns(list(holder.values()))), told)
+            case "sequence":
+                holder = self.draw(st.sampled_from([*self.lists, *self.several]))
+                return Guard(kind, Source("root", holder, type(holder), "x"), self.columns(list(holder)), told)
+            case "functions":
+                parts = (helper.__code__, helper.__defaults__, helper.__kwdefaults__)
+                return Guard(kind, itself((helper,), "x"), parts, told)
+        objects = (weakref.ref(self.things[0]), self.slotted)
+        return Guard(kind, itself(objects, "x"), (type(self.things[0]), Slotted), told)
+
     def guard(self) -> Guard:
-        kinds = ["value"] * 4 + ["object", "present", "absent", "length", "members", "empty", "address"]
+        kinds = ["value"] * 4 + ["whole"] * 5
+        kinds += ["object", "present", "absent", "length", "members", "empty", "address"]
         kind: Any = self.draw(st.sampled_from(kinds))
         told = self.draw(st.sampled_from([CHANGED, MOVED]))
+        if kind == "whole":
+            return self.whole(told)
         match kind:
             case "absent":
                 return Guard(kind, Source("item", self.draw(st.sampled_from(self.dicts)), self.name(), "x"), None, told)
@@ -206,7 +310,7 @@ class World:
         return [Guard("apart", Source("argument", None, at, "x"), (size, told), OVERLAPS) for at, size in sizes]
 
     def change(self) -> None:
-        match self.draw(st.integers(0, 9)):
+        match self.draw(st.integers(0, 14)):
             case 0 | 1 | 2:
                 holders = [*self.dicts, *[one.__dict__ for one in self.things], self.cleared[0], self.cleared[2]]
                 holder = self.draw(st.sampled_from(holders))
@@ -231,6 +335,18 @@ class World:
                 holder = self.draw(st.sampled_from(self.dicts))
                 holder["a"] = self.draw(st.sampled_from(self.fleeting))
                 self.leaves[0] = self.memory[self.draw(st.integers(0, 20)) :][:4]
+            case 10:
+                setattr(self.kind, self.name(), self.draw(VALUES))
+            case 11:
+                self.several[0].symmetric_difference_update({self.draw(st.integers(0, 5))})
+                self.several[1].append(self.draw(VALUES))
+            case 12:
+                setattr(self.slotted, self.draw(st.sampled_from(["a", "b"])), self.draw(VALUES))
+            case 13:
+                VARIABLE.set(self.draw(VALUES))
+            case 14:
+                helper.__code__ = self.draw(st.sampled_from(CODES))
+                helper.__defaults__ = self.draw(st.sampled_from([None, (1,), helper.__defaults__]))
 
 
 @settings(max_examples=200, deadline=None)
@@ -342,6 +458,14 @@ def test_records_that_make_no_sense_are_refused() -> None:
         Guard("members", itself(own, "x"), (["a"], ())), Guard("absent", Source("item", [], 0, "x")),
         Guard("value", Source("nothing", own, "a", "x")), Guard("nothing", item), Guard("value", item, 1, OK),  # type: ignore[arg-type]
         Guard("object", item, (weakref.ref(Thing), 1, None)), Guard("value", at, 1),
+        Guard("names", itself(1, "x"), (frozenset(), (), (), ())), Guard("names", item, (frozenset(), (), (), ())),
+        Guard("names", itself(own, "x"), (set(), (), (), ())),
+        Guard("names", itself(own, "x"), (frozenset(), (1,), (), ())),
+        Guard("table", itself([], "x"), ((), (), ())), Guard("table", itself(own, "x"), ((), ())),
+        Guard("sequence", itself([], "x"), ((), ())), Guard("sequence", Source("root", (), list, "x"), ((), ())),
+        Guard("functions", itself((1,), "x"), (1, 1, 1)), Guard("functions", itself((helper,), "x"), ()),
+        Guard("classes", itself((1,), "x"), ()), Guard("value", Source("slot", own, 1, "x")),
+        Guard("value", Source("context", own, None, "x")),
     ]  # fmt: skip
     for wrong in odd:
         with pytest.raises(ValueError, match="no such guard"):
@@ -395,11 +519,12 @@ def test_explain_prints_guards() -> None:
     told = explanation.guards
     assert told == tuple(sorted(told, key=told.index))
     for line in (
-        "self._modules: members linear = this Linear", "self.linear.weight: value this Parameter float32 (4, 4)",
-        "self: members no forward, gain = 2.0, sizes = this list", "self.sizes: length 2", "self.sizes[0]: value 1",
-        "self.linear.bias: value None", "forward hooks: empty 4 containers", "Net.forward: value Net.forward",
+        "self: table 'linear': this Linear", "self.linear.weight: value this Parameter float32 (4, 4)",
+        "self.sizes: sequence 1, 2", "self.linear: table 'weight': a Parameter, 'bias': None",
     ):  # fmt: skip
         assert line in told, told
+    (line,) = [line for line in told if line.startswith("self: names")]
+    assert "gain = 2.0, sizes = this list" in line
     assert f"guards looked at before every replay: {len(told)}\n  {told[0]}\n" in str(explanation)
 
 

@@ -6,6 +6,7 @@ The tape follows by itself; here it is made to ask first, to refuse, to fail and
 from __future__ import annotations
 
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -193,10 +194,10 @@ def test_a_wrong_value_beside_one_that_varies(
     monkeypatch: pytest.MonkeyPatch, verify: Literal["first", "always"]
 ) -> None:
     """The one does not excuse the other."""
-    scale = {"value": 2.0}
+    monkeypatch.setenv("CAPTURE_TEST_SCALE", "2.0")
 
     def deep(x: Tensor) -> Tensor:
-        return x * scale["value"]
+        return x * float(os.environ["CAPTURE_TEST_SCALE"])
 
     @capture(verify=verify)
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,7 +207,7 @@ def test_a_wrong_value_beside_one_that_varies(
     with torch.no_grad(), config.patch(cache=False):
         for _ in range(2):
             f(x)
-        monkeypatch.setitem(scale, "value", 3.0)
+        monkeypatch.setenv("CAPTURE_TEST_SCALE", "3.0")
         with pytest.warns(CaptureWarning, match=r"CG903.*'output\.1'"):
             assert torch.equal(f(x)[1], x * 3)
 

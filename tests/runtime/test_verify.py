@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -23,12 +24,9 @@ def _no_grad() -> Iterator[None]:
         yield
 
 
-SCALE = {"value": 2.0}
-
-
 def deep(x: Tensor) -> Tensor:
-    """Reads a Python value that the key of its caller does not see."""
-    return x * SCALE["value"]
+    """Reads what nothing of ours sees."""
+    return x * float(os.environ.get("CAPTURE_TEST_SCALE", "2.0"))
 
 
 def test_a_difference_is_named_and_eager_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +37,7 @@ def test_a_difference_is_named_and_eager_wins(monkeypatch: pytest.MonkeyPatch) -
     x = torch.arange(4.0)
     for _ in range(3):
         f(x)
-    monkeypatch.setitem(SCALE, "value", 3.0)
+    monkeypatch.setenv("CAPTURE_TEST_SCALE", "3.0")
     with pytest.warns(CaptureWarning, match=r"CG903.*'output\.1'"):
         first, second = f(x)
     assert torch.equal(first, x + 1)
@@ -168,7 +166,7 @@ def test_without_memory_to_compare_the_call_happens_once(
         warnings.simplefilter("ignore", CaptureWarning)  # the fourth call's replay differs
         for turn in range(6):
             if turn == 3:
-                monkeypatch.setitem(SCALE, "value", 3.0)
+                monkeypatch.setenv("CAPTURE_TEST_SCALE", "3.0")
             x = torch.full((3,), float(turn))
             wanted += deep(x)
             if verify == "always" or turn < 3:

@@ -181,7 +181,10 @@ def test_warmup_leaves_no_effect(body: Callable[[Any, Tensor], Tensor]) -> None:
         assert bits(captured(x_of(seed))) == bits(twin(x_of(seed)))
         assert net.kept() == twin.kept()
     now = recordings(net.forward)
-    assert now.replays == 4
+    if body in (_last, _on_child):  # they read what was not there when it was warmed up
+        assert (now.replays, now.eager_calls) == (2, 0)
+    else:
+        assert now.replays == 4
 
 
 def test_an_effect_outlives_the_module() -> None:

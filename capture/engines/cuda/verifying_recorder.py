@@ -67,7 +67,7 @@ class _Progress:
 class VerifyingRecorder(GraphRecorder):
     """A recorder that expects to see nothing new."""
 
-    notes_attributes = False
+    notes_code = False
 
     def __init__(self, pool: CudaPool, expected: Expectation) -> None:
         super().__init__(pool, set(), frozenset())

@@ -1,0 +1,151 @@
+"""Which names code can have looked up: all that it mentions, as attribute, global, key or text.
+
+Code of libraries looks them up in what is of a class of its own package; users' code in anything.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from attrs import define, field, frozen
+
+from capture.key.code_names import globals_in
+from capture.state.code_run import CodeRun, is_library, package_of
+
+_ASKING = frozenset({"getattr", "hasattr", "delattr", "setattr"})
+_WHOLE = frozenset({"vars", "__dict__", "attrgetter", "dir", "__getattribute__", "asdict", "astuple", "fields"})
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
+_SETTING = {dis.opmap[name] for name in ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME")}
+_NAMING = set(dis.hasname)
+_BY_NAME = ("__getattr__", "__getattribute__", "__setattr__", "__delattr__")
+_ACCESSORS = frozenset({"Module.__getattr__", "Module.__setattr__", "Module.__delattr__"})
+"""Of torch: they look into the tables of every module by the names that others mention."""
+
+
+@frozen
+class Uses:
+    """What one code object mentions."""
+
+    names: frozenset[str]
+    scope: tuple[str, ...]
+    """Names of globals and builtins."""
+    stored: frozenset[str]
+    """Names of globals that it sets."""
+    asks: bool
+    """It asks whether something is there, or takes a default."""
+    is_computed: bool
+    """It looks up names that are no constants, or all there are."""
+
+
+@functools.lru_cache(maxsize=16384)
+def uses_of(code: types.CodeType) -> Uses:
+    """What the code mentions; of the code in it that a function of its own runs, only the names of globals."""
+    mentioned = _looked_up(code)
+    texts = {one for one in code.co_consts if type(one) is str and one.isidentifier()}
+    for one in code.co_consts:
+        if type(one) is tuple:  # of keyword arguments, and tuples of names
+            texts.update(part for part in one if type(part) is str and part.isidentifier())
+    asks = bool(mentioned & _ASKING)
+    computed = bool(mentioned & _WHOLE) or (asks and not _asks_for_constants(code))
+    if code.co_name in _BY_NAME:  # with names that others mention
+        computed = False
+    scope = globals_in(code) if code.co_flags & 1 else code.co_names  # a module's or a class's code looks up by name
+    return Uses(frozenset(mentioned | texts), tuple(scope), _stored(code), asks, computed)
+
+
+def _looked_up(code: types.CodeType) -> set[str]:
+    """Names that it does not only set."""
+    found = set(code.co_names)
+    if _SETTING.isdisjoint(code.co_code[::2]):
+        return found
+    kept, sets = set(), set()
+    for one in dis.get_instructions(code):
+        if one.opcode in _SETTING:
+            sets.add(one.argval)
+        elif one.opcode in _NAMING:
+            kept.add(one.argval)
+    return found - (sets - kept)
+
+
+def _stored(code: types.CodeType) -> frozenset[str]:
+    if _STORE_GLOBAL not in code.co_code[::2]:
+        return frozenset()
+    return frozenset(one.argval for one in dis.get_instructions(code) if one.opcode == _STORE_GLOBAL)
+
+
+def _asks_for_constants(code: types.CodeType) -> bool:
+    """Each ``getattr(x, "name")`` in it has a text for a name. What is not plain to see counts as computed."""
+    before: list[dis.Instruction] = []
+    wanted = 0
+    for one in dis.get_instructions(code):
+        if one.opname == "LOAD_GLOBAL" and one.argval in _ASKING:
+            wanted += 1
+        elif one.opname in ("CALL", "CALL_FUNCTION", "CALL_KW") and wanted:
+            count = one.arg or 0
+            tail = [each for each in before if each.opname not in ("PRECALL", "CACHE", "KW_NAMES")]
+            place = 1 if count == 2 else 2
+            found = count in (2, 3) and len(tail) >= place and type(tail[-place].argval) is str
+            wanted -= found and tail[-place].opname == "LOAD_CONST"
+        before = [*before[-4:], one]
+    return not wanted
+
+
+@define(eq=False)
+class Names:
+    """What all code that ran mentions."""
+
+    by_package: dict[str, set[str]] = field(factory=dict)
+    """By the package of the code, where that is a library; users' code has an empty name."""
+    scopes: dict[int, tuple[dict[str, Any], set[str]]] = field(factory=dict)
+    """By ``id`` of globals: those, and the names that were looked up there."""
+    stored: set[tuple[int, str]] = field(factory=set)
+    """By ``id`` of a library's globals, names that its code sets while it runs, such as counters: its own business."""
+    codes: set[types.CodeType] = field(factory=set)
+    asked: set[str] = field(factory=set)
+    """Names that users' code asks for where they may be absent."""
+    is_computed: bool = False
+    """Users' code looked up names that are no constants."""
+    _of_classes: dict[type, frozenset[str]] = field(factory=dict)
+    _packages: dict[frozenset[str], frozenset[str]] = field(factory=dict)
+
+    def of_class(self, kind: type) -> frozenset[str]:
+        """Names that may have been looked up in an object of the class."""
+        known = self._of_classes.get(kind)
+        if known is None:
+            known = self._of_classes[kind] = self.of_packages([package_of(one.__module__) for one in kind.__mro__])
+        return known
+
+    def of_packages(self, packages: Iterable[str]) -> frozenset[str]:
+        """The same for objects that belong to these packages."""
+        kinds = frozenset({"", *packages} & self.by_package.keys())
+        known = self._packages.get(kinds)
+        if known is None:
+            found = frozenset().union(*[self.by_package[one] for one in kinds]) if kinds else frozenset()
+            known = self._packages[kinds] = frozenset(map(sys.intern, found))
+        return known
+
+
+def names_of(run: CodeRun) -> Names:
+    """What the code of some runs mentions."""
+    found = Names()
+    for code, scopes in run.codes.items():
+        uses = uses_of(code)
+        found.codes.add(code)
+        for scope in scopes:
+            package = package_of(scope.get("__name__"))
+            owner = package if is_library(package) else ""
+            if not (package == "torch" and code.co_qualname in _ACCESSORS):
+                found.by_package.setdefault(owner, set()).update(uses.names)
+            found.scopes.setdefault(id(scope), (scope, set()))[1].update(uses.scope)
+            if owner:
+                found.stored.update((id(scope), name) for name in uses.stored)
+            if not owner:
+                found.is_computed = found.is_computed or uses.is_computed
+                if uses.asks:
+                    found.asked.update(uses.names)
+    return found

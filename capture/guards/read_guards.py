@@ -1,0 +1,609 @@
+"""Read guards: what a body can have read of Python state is as it was.
+
+For each object that is reached from the receiver, the arguments, the globals and the closure cells of code that ran,
+every name in that code is looked up, in the object and in its classes. What is found, and that the rest is not there,
+becomes a guard. Nothing is looked up as users' classes do: dicts, slots and the MRO are followed.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import gc
+import sys
+import threading
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+
+from capture.guards.guard import Guard, Referent, itself
+from capture.guards.names_used import Names, names_of
+from capture.key import numpy_arrays
+from capture.key.code_names import MISSING, NamedKey, part_of, same_value
+from capture.key.pytree import PLAIN_TYPES, leaves
+from capture.state.call import Call
+from capture.state.code_run import CodeRun, is_library, package_of
+from capture.state.snapshot import Change
+from capture.state.source import Source
+from capture.torch_private import capabilities
+
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and not to be changed
+_CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing", "abc",
+                     "concurrent", "multiprocessing", "queue", "asyncio", "capture", "importlib", "warnings",
+                     "inspect", "contextlib"})  # fmt: skip
+"""Packages whose objects are not opened: machinery that has no part in what a body computes, or our own."""
+_STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", "torch.fx", "torch._dynamo", "torch._inductor")
+"""Whose objects count their steps in attributes, and have switches or guards of their own."""
+_NOT_OPENED = (
+    torch.Tensor, torch.Generator, torch.Stream, torch.Event, torch.UntypedStorage, torch.device,
+    types.CodeType, types.FrameType, types.GeneratorType, types.BuiltinFunctionType, types.TracebackType,
+)  # fmt: skip
+_SEQUENCES: tuple[Any, ...] = (list, set, deque)
+_OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__"}
+_SMALL = 64  # members of a library's container
+_HANDLE = "__capture__"  # in the ``__dict__`` of a function that is captured
+Key = tuple[int, Any]
+"""``id`` of what keeps a value, and the name there."""
+
+
+@frozen(eq=False)
+class Place:
+    """A guard on names, and who keeps them: told weakly where that is possible."""
+
+    guard: Guard
+    keeper: Callable[[], Any]
+
+    def tell_apart(self, named: NamedKey) -> list[str]:
+        """Make names that have other values a part of the key. Gives the paths of those that were none before."""
+        path = self.guard.source.path
+        others = [(name, f"{path}.{name}") for name, old, new in self.others() if part_of(old) != part_of(new)]
+        return [full for name, full in others if named.tell_apart(self.keeper, name, full)]
+
+    def others(self) -> list[tuple[str, Any, Any]]:
+        """Names that have other values now, with those then and now."""
+        own = _own_dict(self.keeper())
+        if own is None:
+            return []
+        expected = self.guard.expected
+        pairs: list[tuple[str, Any, Any]]
+        if self.guard.kind == "members":
+            absent, there = expected
+            pairs = [(name, value, None) for name, value in there]
+        else:
+            _, names, values, kinds = expected
+            pairs, absent = list(zip(names, values, kinds, strict=True)), expected[0] - set(names)
+        found = [(name, MISSING, own[name]) for name in absent if name in own]
+        for name, value, kind in pairs:
+            now = own.get(name, MISSING)
+            if kind is None and not same_value(now, value):
+                found.append((name, value, now))
+        return found
+
+
+def _own_dict(keeper: Any) -> Any:
+    return keeper if isinstance(keeper, dict) else getattr(keeper, "__dict__", None)
+
+
+@define(eq=False)
+class Read:
+    """Guards on all that was read, and the places that keep it."""
+
+    guards: list[Guard] = field(factory=list)
+    places: list[Place] = field(factory=list)
+    obstacle: str = ""
+    """What was read and cannot be guarded."""
+
+
+@define(eq=False)
+class ReadWalk:
+    """One walk, breadth first, from what is known to be the same in each call with this key."""
+
+    names: Names
+    changed: dict[Key, Any]
+    """Places that the body itself gave another value, with the one before: that has to be there again if it is a plain
+    one, and of others one of its class."""
+    rebuilt: set[int]
+    """``id`` of containers whose members the body changed."""
+    tensors: Collection[int]
+    """``id`` of tensors that have guards of their own."""
+    found: Read = field(factory=Read)
+    _changed_in: dict[int, dict[Any, Any]] = field(factory=dict)
+    _seen: set[int] = field(factory=set)
+    _queue: deque[tuple[Any, str]] = field(factory=deque)
+    _kept: list[Any] = field(factory=list)
+    """Keeps what was seen, so that no ``id`` comes twice."""
+    _empty: list[Any] = field(factory=list)
+    _functions: list[types.FunctionType] = field(factory=list)
+    _objects: list[Any] = field(factory=list)
+    _other_tensors: dict[int, torch.Tensor] = field(factory=dict)
+
+    # --------------------------------------------------------------------------------------------------- from the top
+
+    def begin(self, function: Any, starts: Iterable[tuple[Any, str]], scopes: Iterable[dict[str, Any]]) -> None:
+        """Go from the function that is captured, from these objects, and from globals. The first one's globals have
+        plain names."""
+        for (keeper, name), before in self.changed.items():
+            self._changed_in.setdefault(keeper, {})[name] = before
+        own = getattr(function, "__globals__", None)
+        self._enter(function, "" if isinstance(function, types.FunctionType) else "function")
+        for value, path in starts:
+            self._enter(value, path)
+        for scope in scopes:
+            module = scope.get("__name__", "a module")
+            self._scope(scope, "" if scope is own else f"{module}.")
+        self._scope(vars(sys.modules["builtins"]), "builtins.")
+        while self._queue:
+            value, path = self._queue.popleft()
+            self._open(value, path)
+        self._finish()
+
+    def _scope(self, scope: dict[str, Any], prefix: str) -> None:
+        """Globals: names that code in this module looked up, or in any module where they are built in."""
+        if prefix == "builtins.":
+            wanted = {name for other, names in self.names.scopes.values() for name in names if name not in other}
+        else:
+            wanted = self.names.scopes[id(scope)][1]
+        is_theirs = is_library(package_of(scope.get("__name__")))
+        self._members(scope, sorted(wanted), prefix, _opens_of_library if is_theirs else _always)
+
+    def _members(
+        self, scope: dict[str, Any], wanted: Iterable[str], prefix: str, opens: Callable[[str, Any], bool]
+    ) -> None:
+        """``opens``: by name and value, whether to go into it."""
+        absent, there = [], []
+        for name in wanted:
+            value = scope.get(name, MISSING)
+            if (id(scope), name) in self.names.stored:
+                continue
+            if value is MISSING:
+                absent.append(name)
+            elif (id(scope), name) not in self.changed and id(value) not in self.tensors:
+                there.append((name, value))
+                if opens(name, value):
+                    self._value(value, f"{prefix}{name}")
+        if absent or there:
+            guard = Guard("members", itself(scope, prefix.rstrip(".") or "globals"), (tuple(absent), tuple(there)))
+            self._add(guard, lambda: scope)
+
+    def _add(self, guard: Guard, keeper: Callable[[], Any]) -> None:
+        self.found.guards.append(guard)
+        self.found.places.append(Place(guard, keeper))
+
+    def _finish(self) -> None:
+        found = self.found.guards
+        if self._empty:  # one guard for all is made and looked at fastest
+            found.append(Guard("empty", itself(tuple(self._empty), "what was empty")))
+        if self._functions:
+            functions = tuple(self._functions)
+            parts = [part for one in functions for part in (one.__code__, one.__defaults__, one.__kwdefaults__)]
+            found.append(Guard("functions", itself(functions, "code and defaults"), tuple(parts)))
+        if self._objects:
+            kinds = tuple([type(one) for one in self._objects])
+            found.append(Guard("classes", itself(tuple(map(_weakly, self._objects)), "classes"), kinds))
+        if self._other_tensors:
+            same = capabilities.metadata_check(list(self._other_tensors.values()))
+            found.append(Guard("value", Source("call", same, None, "tensors that no operator read"), True))
+
+    # -------------------------------------------------------------------------------------------------- what is opened
+
+    def _enter(self, value: Any, path: str) -> None:
+        kind = type(value)  # not ``isinstance``, which asks the object: a weak proxy answers for another one
+        if kind in PLAIN_TYPES or id(value) in self._seen or issubclass(kind, _NOT_OPENED):
+            return
+        self._seen.add(id(value))
+        self._kept.append(value)
+        self._queue.append((value, path))
+
+    def _open(self, value: Any, path: str) -> None:
+        kind = type(value)
+        opened = next((open_it for of, open_it in _OPENED if issubclass(kind, of)), None)
+        if opened is not None:
+            opened(self, value, path)
+        elif numpy_arrays.is_array_type(kind):
+            self._array(value, path)
+        if not issubclass(kind, (type, types.ModuleType, types.FunctionType)):
+            self._attributes(value, path)
+
+    def _method(self, value: types.MethodType, path: str) -> None:
+        self._enter(value.__func__, path)
+        self._enter(value.__self__, f"{path}.__self__")
+
+    def _partial(self, value: functools.partial[Any], path: str) -> None:
+        for name in ("func", "args", "keywords"):
+            self._enter(getattr(value, name), f"{path}.{name}")
+
+    def _each(self, values: Any, path: str) -> None:
+        plain: Any = tuple if issubclass(type(values), tuple) else frozenset
+        for at, one in enumerate(plain.__iter__(values)):
+            self._value(one, f"{path}[{at}]")
+
+    def _value(self, value: Any, path: str) -> None:
+        if not self._is_other_tensor(value):
+            self._enter(value, path)
+
+    def _is_other_tensor(self, value: Any) -> bool:
+        """A tensor that no operator read: Python code may look at its metadata. Its values do not count."""
+        if not issubclass(type(value), torch.Tensor) or id(value) in self.tensors:
+            return False
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
+            self._other_tensors[id(value)] = value
+        return True
+
+    def _expected(self, key: Key, value: Any, path: str) -> tuple[Any, type | None]:
+        """What has to be here again, which is gone into; or a class of which anything may be here."""
+        if key in self.changed:
+            value = self.changed[key]
+            return (value, None) if type(value) in PLAIN_TYPES else (None, type(value))
+        if id(value) in self.tensors:
+            return None, type(value)
+        self._value(value, path)
+        return value, None
+
+    # ------------------------------------------------------------------------------------------------------ attributes
+
+    def _attributes(self, value: Any, path: str) -> None:
+        """What is in the object's ``__dict__`` and slots, and in its classes."""
+        kind = type(value)
+        module: Any = kind.__module__
+        if package_of(module) in _CLOSED or (type(module) is str and module.startswith(_STEPS_ASIDE)):
+            return
+        for one in kind.__mro__[:-1]:
+            self._enter(one, one.__qualname__)
+        if kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP:
+            self._objects.append(value)
+        wanted = self.names.of_class(kind)
+        own = _dict_of(value)
+        if own is not None:
+            if issubclass(kind, torch.nn.Module):
+                self._module(own, path)
+            self._names(value, own, wanted, path)
+        self._slots(value, kind, wanted, path)
+
+    def _names(self, value: Any, own: dict[str, Any], wanted: frozenset[str], path: str) -> None:
+        if self.names.is_computed:
+            wanted |= frozenset(own)
+            if id(value) not in self._changed_in:
+                self.found.guards.append(Guard("length", itself(own, path), len(own)))
+        is_captured = isinstance(own.get("forward"), types.FunctionType) and _HANDLE in own["forward"].__dict__
+        if is_captured:  # a captured instance, which its own ``__dict__`` would keep alive
+            wanted -= {"forward"}
+            self._captured(value, own["forward"], path)
+        names, kept, kinds = self._columns(id(value), own, wanted, path)
+        keeper = _weak_or_none(value)
+        holder = keeper if is_captured and keeper is not None else own
+        expected = (wanted, names, kept, kinds)
+        self._add(Guard("names", itself(holder, path), expected), keeper if keeper is not None else lambda: own)
+
+    def _columns(
+        self, keeper: int, own: Mapping[str, Any], wanted: frozenset[str], path: str
+    ) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[type | None, ...]]:
+        """Names that are there, their values, and classes, where they count instead."""
+        there = {name: one for name, one in own.items() if name in wanted}
+        if keeper in self._changed_in:
+            there |= {name: before for name, before in self._changed_in[keeper].items() if name in wanted}
+            there = {name: one for name, one in there.items() if one is not MISSING}
+        expected = [self._expected((keeper, name), one, f"{path}.{name}" if path else name)
+                    for name, one in there.items()]  # fmt: skip
+        return tuple(there), tuple([value for value, _ in expected]), tuple([kind for _, kind in expected])
+
+    def _captured(self, value: Any, forward: types.FunctionType, path: str) -> None:
+        source = Source("weak", weakref.ref(value), "forward", f"{path}.forward")
+        self.found.guards.append(Guard("object", source, Referent.of(forward)))
+        self._enter(getattr(forward.__dict__[_HANDLE], "function", None), f"{path}.forward")
+
+    def _slots(self, value: Any, kind: type, wanted: frozenset[str], path: str) -> None:
+        for one in kind.__mro__[:-1]:
+            if not one.__flags__ & _HEAP or "__slots__" not in one.__dict__:
+                continue
+            for name, slot in one.__dict__.items():
+                if type(slot) is not types.MemberDescriptorType or (name not in wanted and not self.names.is_computed):
+                    continue
+                try:
+                    held = slot.__get__(value, kind)
+                except AttributeError:
+                    read = functools.partial(_is_unset, slot, value)
+                    self.found.guards.append(Guard("value", Source("call", read, None, f"{path}.{name}"), True))
+                    continue
+                self._one((id(value), name), held, Source("slot", value, slot, f"{path}.{name}"))
+
+    def _module(self, own: dict[str, Any], path: str) -> None:
+        """A module's submodules, and the parameters and buffers that it has."""
+        for name in ("_modules", "_parameters", "_buffers"):
+            table = own.get(name)
+            if isinstance(table, dict):
+                self._seen.add(id(table))
+                if table:
+                    self._table(table, path, is_tensors=name != "_modules")
+                else:
+                    self._empty.append(table)
+
+    def _table(self, table: dict[Any, Any], path: str, *, is_tensors: bool = False) -> None:
+        """All members of a dict, in order. Of a module's tensors, those that its code can name have to be there."""
+        expected: list[tuple[Any, type | None]] = []
+        items = list(dict.items(table))
+        for key, one in items:
+            place = f"{path}.{key}" if type(key) is str and not key.isdigit() else f"{path}[{_key_text(key)}]"
+            is_unnamed = is_tensors and key not in self.names.by_package.get("", ())
+            if is_unnamed and issubclass(type(one), torch.Tensor) and id(one) not in self.tensors:
+                expected.append((None, type(one)))
+                continue
+            expected.append(self._expected((id(table), key), one, place))
+            if not is_tensors:
+                self._value(key, f"a key of {path}")
+        keys = tuple([key for key, _ in items])
+        values, kinds = tuple([value for value, _ in expected]), tuple([kind for _, kind in expected])
+        if not any(value is MISSING for value in values):  # else the body put it there: a change of the whole
+            self.found.guards.append(Guard("table", itself(table, path), (keys, values, kinds)))
+        if type(table) is OrderedDict and len(keys) > 1:  # has an order beside that of the dict
+            source = Source("root", table, OrderedDict, path)
+            self.found.guards.append(Guard("sequence", source, (tuple(table), (None,) * len(keys))))
+
+    def _dict(self, value: dict[Any, Any], path: str) -> None:
+        if id(value) in self.rebuilt:
+            return
+        if value:
+            self._table(value, path)
+        else:
+            self._empty.append(value)
+
+    def _sequence(self, value: Any, path: str) -> None:
+        if id(value) in self.rebuilt:
+            return
+        plain = next(one for one in _SEQUENCES if issubclass(type(value), one))
+        members = tuple(plain.__iter__(value))
+        expected = [self._expected((id(value), at), one, f"{path}[{at}]") for at, one in enumerate(members)]
+        kept, kinds = tuple([one for one, _ in expected]), tuple([kind for _, kind in expected])
+        self.found.guards.append(Guard("sequence", Source("root", value, plain, path), (kept, kinds)))
+
+    def _one(self, key: Key, held: Any, source: Source) -> None:
+        """A place of its own."""
+        value, kind = self._expected(key, held, source.path)
+        if kind is None:
+            weak = issubclass(type(value), (types.FunctionType, torch.nn.Module))
+            guard = Guard("object", source, Referent.of(value)) if weak else Guard("value", source, value)
+            self.found.guards.append(guard)
+
+    # ----------------------------------------------------------------------------------------- functions and the like
+
+    def _function(self, value: types.FunctionType, path: str) -> None:
+        """Its code, its defaults, and its closure cells, where it ran."""
+        if _HANDLE in value.__dict__:
+            self._enter(getattr(value.__dict__[_HANDLE], "function", None), path)
+        if value.__code__ not in self.names.codes:
+            return
+        self._functions.append(value)
+        for one in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+            self._value(one, f"a default of {value.__qualname__}")
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            if id(cell) not in self._seen:
+                self._seen.add(id(cell))
+                self._kept.append(cell)
+                self._cell(cell, f"{value.__qualname__}:{name}" if path else name)
+
+    def _cell(self, cell: types.CellType, path: str) -> None:
+        try:
+            held = cell.cell_contents
+        except ValueError:
+            read = functools.partial(_is_empty, cell)
+            self.found.guards.append(Guard("value", Source("call", read, None, path), True))
+            return
+        self._one((id(cell), None), held, Source("closure", cell, None, path))
+
+    def _class(self, kind: type, _: str) -> None:
+        """What code can have read of a class itself, or through its objects."""
+        if kind.__flags__ & (_HEAP | _IMMUTABLE) != _HEAP or package_of(kind.__module__) in _CLOSED:
+            return
+        for one in kind.__mro__[1:-1]:
+            self._enter(one, one.__qualname__)
+        wanted = self.names.of_class(kind) - _OF_CLASSES
+        names, kept, kinds = self._columns(id(kind), kind.__dict__, wanted, kind.__qualname__)
+        self._add(Guard("names", itself(kind, kind.__qualname__), (wanted, names, kept, kinds)), lambda: kind)
+        self._attributes_of_metaclass(kind)
+
+    def _attributes_of_metaclass(self, kind: type) -> None:
+        if type(kind) is not type:
+            metaclass: type = type(kind)
+            for one in metaclass.__mro__:
+                if one not in (type, object):
+                    self._enter(one, one.__qualname__)
+
+    def _wrapped(self, value: Any, path: str) -> None:
+        self._enter(value.__func__, path)
+
+    def _property(self, value: property, path: str) -> None:
+        for part in (value.fget, value.fset):
+            self._enter(part, path)
+
+    def _python_module(self, module: types.ModuleType, path: str) -> None:
+        """What users' code reads of a module that it imported."""
+        if package_of(module.__name__) in _CLOSED:
+            return
+        own, package = module.__dict__, package_of(module.__name__)
+        users = self.names.of_packages(())
+        wanted = {name for name in self.names.of_packages([package]) if name in own}
+        opens = (
+            (lambda name, value: name in users and _opens_of_library(name, value)) if is_library(package) else _always
+        )
+        self._members(own, sorted(wanted | (self.names.asked - own.keys())), f"{module.__name__}.", opens)
+
+    def _cache(self, value: Any, path: str) -> None:
+        """``functools.lru_cache``: what it holds, and that nothing came or went."""
+        self._enter(value.__wrapped__, path)
+        info = value.cache_info()
+        read = functools.partial(_cache_state, value)
+        self.found.guards.append(Guard("value", Source("call", read, None, f"{path}.cache_info()"), info.misses))
+        for one in gc.get_referents(value):
+            if isinstance(one, dict) and one is not value.__dict__:
+                for held in one.values():
+                    self._value(held, f"{path}()")
+            elif one is not value.__wrapped__:
+                self._value(one, f"{path}()")
+
+    def _context(self, value: contextvars.ContextVar[Any], path: str) -> None:
+        held = value.get(MISSING)
+        source = Source("context", value, None, path)
+        if held is MISSING:
+            read = functools.partial(value.get, MISSING)
+            self.found.guards.append(Guard("value", Source("call", read, None, path), MISSING))
+        else:
+            self._value(held, path)
+            self.found.guards.append(Guard("value", source, held))
+
+    def _reference(self, value: weakref.ref[Any], path: str) -> None:
+        held = value()
+        if held is not None:
+            self._enter(held, path)
+        self.found.guards.append(
+            Guard("value", Source("call", functools.partial(_is_dead, value), None, path), held is None)
+        )
+
+    def _array(self, value: Any, path: str) -> None:
+        """An array is written in place: what counts is its content."""
+        known = numpy_arrays.content(value)
+        if known is None:
+            self.found.obstacle = self.found.obstacle or path
+            return
+        read = functools.partial(_same_content, value, known)
+        self.found.guards.append(Guard("value", Source("call", read, None, path), True))
+
+    def _view(self, value: Any, path: str) -> None:
+        for held in gc.get_referents(value):
+            self._value(held, path)
+
+    def _thread_local(self, value: threading.local, path: str) -> None:
+        """What this thread has there: recordings are of one thread."""
+        own = value.__dict__
+        self._names(own, own, self.names.of_class(type(value)), path)
+
+
+_OPENED: tuple[tuple[Any, Callable[[ReadWalk, Any, str], None]], ...] = (
+    (types.FunctionType, ReadWalk._function),
+    (type, ReadWalk._class),
+    (types.ModuleType, ReadWalk._python_module),
+    (dict, ReadWalk._dict),
+    ((tuple, frozenset), ReadWalk._each),
+    (_SEQUENCES, ReadWalk._sequence),
+    (types.MethodType, ReadWalk._method),
+    (functools.partial, ReadWalk._partial),
+    (bytearray, ReadWalk._array),
+    (functools._lru_cache_wrapper, ReadWalk._cache),
+    (contextvars.ContextVar, ReadWalk._context),
+    (weakref.ref, ReadWalk._reference),
+    (types.MappingProxyType, ReadWalk._view),
+    ((staticmethod, classmethod), ReadWalk._wrapped),
+    (property, ReadWalk._property),
+    (threading.local, ReadWalk._thread_local),
+)
+
+
+def _is_unset(slot: types.MemberDescriptorType, value: Any) -> bool:
+    try:
+        slot.__get__(value, type(value))
+    except AttributeError:
+        return True
+    return False
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - raises where it is empty
+    except ValueError:
+        return True
+    return False
+
+
+def _cache_state(cache: Any) -> int:
+    return int(cache.cache_info().misses)
+
+
+def _is_dead(reference: weakref.ref[Any]) -> bool:
+    return reference() is None
+
+
+def _same_content(value: Any, known: tuple[Any, ...]) -> bool:
+    return numpy_arrays.content(value) == known
+
+
+def _key_text(key: Any) -> str:
+    return str(key) if type(key) in PLAIN_TYPES else type(key).__qualname__
+
+
+def _always(_: str, __: Any) -> bool:
+    return True
+
+
+def _opens_of_library(name: str, value: Any) -> bool:
+    """What a library's module holds is its own business, but for functions, classes, modules, and small containers such
+    as tables of hooks; and for what others put there."""
+    kind = type(value)
+    if issubclass(kind, (types.FunctionType, types.ModuleType, type)):
+        return True
+    if issubclass(kind, (dict, list)):
+        return len(value) <= _SMALL
+    return not is_library(package_of(kind.__module__))
+
+
+def _dict_of(value: Any) -> dict[str, Any] | None:
+    """The ``__dict__`` of an object, without running what a class may define for it."""
+    if not type(value).__dictoffset__:
+        return None
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return own if type(own) is dict else None
+
+
+def _weak_or_none(value: Any) -> Callable[[], Any] | None:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
+def _weakly(value: Any) -> Any:
+    reference = _weak_or_none(value)
+    return value if reference is None else reference
+
+
+def read_by(
+    run: CodeRun, call: Call, changed: Iterable[Change], rebuilt: Sequence[tuple[Source, Any]], tensors: Collection[int]
+) -> Read:
+    """What code that ran in this call can have read. ``changed``, ``rebuilt``: what the body gave other values.
+    ``tensors``: see ``ReadWalk``."""
+    names = names_of(run)
+    walk = ReadWalk(names, *changed_places(changed, rebuilt), tensors)
+    walk.begin(call.function, starts_of(call), [scope for scope, _ in names.scopes.values()])
+    if not run.is_complete:
+        walk.found.obstacle = "the body sets a profile function, which takes the place of ours"
+    return walk.found
+
+
+def starts_of(call: Call) -> list[tuple[Any, str]]:
+    """The receiver, and objects among the arguments that are the same ones in each call with the key."""
+    named = [] if call.receiver is None else [(call.receiver, "self")]
+    for name, value in zip(call.binder.names, call.values, strict=True):
+        named += [(leaf, path) for path, leaf in leaves(value, name) if not isinstance(leaf, torch.Tensor)]
+    return named
+
+
+def changed_places(changed: Iterable[Change], rebuilt: Sequence[tuple[Source, Any]]) -> tuple[dict[Key, Any], set[int]]:
+    """The places that a body gave other values, and containers whose members it changed."""
+    places: dict[Key, Any] = {}
+    containers: set[int] = set()
+    for change in changed:
+        if change.container:
+            containers.add(id(change.source.get()))
+        else:
+            places[_key_of(change.source)] = change.before
+    return places | {_key_of(source): before for source, before in rebuilt}, containers
+
+
+def _key_of(source: Source) -> Key:
+    holder = source.holder
+    return id(holder.__dict__) if type(holder) is types.ModuleType else id(holder), source.name

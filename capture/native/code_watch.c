@@ -1,0 +1,205 @@
+/* Which Python code ran in this thread between two moments, and with which globals.
+
+   A profile function of the thread, put beside one that is there already: it gets every event, too. Code is sorted once
+   by a function in Python: noted, or not, and whether what it calls is ours. Nothing but the thread is changed. */
+#include "native.h"
+
+#include <structmember.h>
+
+enum { NOTED, AS_ITS_CALLER, OURS, BETWEEN, ASIDE }; /* as in ``observe/code_run.py`` */
+
+#define APART 2 /* nothing below is noted, whatever it calls */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *sort;  /* a function: code and globals to one of the kinds */
+    PyObject *kinds; /* a dict: what it said of each code */
+    PyObject *seen;  /* a dict: noted code to its globals */
+    PyObject *more;  /* a list: pairs of code that ran with other globals, too */
+    char *depths;    /* of each frame, whether what it calls is noted: 0, 1, or APART */
+    Py_ssize_t depth, room;
+    int failed; /* something went wrong: what was noted is not all */
+    Py_tracefunc other;
+    PyObject *other_object;
+    int is_on;
+} CodeWatch;
+
+static PyTypeObject CodeWatchType;
+
+/* Kind of a code object, or -1. */
+static int kind_of(CodeWatch *self, PyObject *code, PyObject *globals)
+{
+    PyObject *known = PyDict_GetItemWithError(self->kinds, code);
+    if (known != NULL || PyErr_Occurred())
+        return known == NULL ? -1 : (int)PyLong_AsLong(known);
+    PyObject *args[] = {code, globals};
+    PyObject *kind = PyObject_Vectorcall(self->sort, args, 2, NULL);
+    if (kind == NULL || PyDict_SetItem(self->kinds, code, kind) < 0) {
+        Py_XDECREF(kind);
+        return -1;
+    }
+    int found = (int)PyLong_AsLong(kind);
+    Py_DECREF(kind);
+    return found;
+}
+
+/* 0, -1. */
+static int note(CodeWatch *self, PyObject *code, PyObject *globals)
+{
+    PyObject *known = PyDict_GetItemWithError(self->seen, code);
+    if (known == globals)
+        return 0;
+    if (known == NULL)
+        return PyErr_Occurred() ? -1 : PyDict_SetItem(self->seen, code, globals);
+    PyObject *pair = PyTuple_Pack(2, code, globals);
+    int failed = pair == NULL || PyList_Append(self->more, pair) < 0;
+    Py_XDECREF(pair);
+    return failed ? -1 : 0;
+}
+
+/* A frame begins: 0, -1. */
+static int enter(CodeWatch *self, PyFrameObject *frame)
+{
+    if (self->depth == self->room) {
+        char *grown = PyMem_Realloc(self->depths, (size_t)self->room * 2 + 64);
+        if (grown == NULL)
+            return -1;
+        self->depths = grown;
+        self->room = self->room * 2 + 64;
+    }
+    int notes = self->depth == 0 ? 1 : self->depths[self->depth - 1];
+    PyObject *code = (PyObject *)PyFrame_GetCode(frame);
+    PyObject *globals = PyFrame_GetGlobals(frame);
+    int kind = notes == APART ? BETWEEN : globals == NULL ? -1 : kind_of(self, code, globals), failed = kind < 0;
+    if (kind == NOTED || (kind == AS_ITS_CALLER && notes)) {
+        failed = note(self, code, globals) < 0;
+        notes = 1;
+    } else if (kind == OURS || kind == ASIDE)
+        notes = kind == OURS ? 0 : APART;
+    Py_DECREF(code);
+    Py_XDECREF(globals);
+    self->depths[self->depth++] = (char)notes;
+    return failed ? -1 : 0;
+}
+
+static int profile(PyObject *object, PyFrameObject *frame, int what, PyObject *arg)
+{
+    CodeWatch *self = (CodeWatch *)object;
+    if (what == PyTrace_CALL && enter(self, frame) < 0) {
+        PyErr_Clear(); /* the program goes on; the run is not trusted */
+        self->failed = 1;
+    } else if (what == PyTrace_RETURN && self->depth)
+        self->depth--;
+    return self->other == NULL ? 0 : self->other(self->other_object, frame, what, arg);
+}
+
+static PyObject *begin(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    CodeWatch *self = (CodeWatch *)object;
+    PyThreadState *thread = PyThreadState_Get();
+    if (self->is_on) {
+        PyErr_SetString(PyExc_RuntimeError, "it is on");
+        return NULL;
+    }
+    self->other = thread->c_profilefunc;
+    Py_XSETREF(self->other_object, Py_XNewRef(thread->c_profileobj));
+    self->depth = 0;
+    self->is_on = 1;
+    PyEval_SetProfile(profile, object);
+    Py_RETURN_NONE;
+}
+
+static PyObject *end(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    CodeWatch *self = (CodeWatch *)object;
+    PyThreadState *thread = PyThreadState_Get();
+    if (self->is_on && thread->c_profilefunc == profile && thread->c_profileobj == object)
+        PyEval_SetProfile(self->other, self->other_object);
+    else
+        self->failed = 1; /* the body put another one in its place, which stays there */
+    self->is_on = 0;
+    self->other = NULL;
+    Py_CLEAR(self->other_object);
+    return PyBool_FromLong(!self->failed);
+}
+
+static PyObject *code_watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"sort", "kinds", NULL};
+    PyObject *sort, *kinds;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!", names, &sort, &PyDict_Type, &kinds))
+        return NULL;
+    CodeWatch *self = (CodeWatch *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->sort = Py_NewRef(sort);
+    self->kinds = Py_NewRef(kinds);
+    self->seen = PyDict_New();
+    self->more = PyList_New(0);
+    if (self->seen == NULL || self->more == NULL)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static int code_watch_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    CodeWatch *self = (CodeWatch *)object;
+    Py_VISIT(self->sort);
+    Py_VISIT(self->kinds);
+    Py_VISIT(self->seen);
+    Py_VISIT(self->more);
+    Py_VISIT(self->other_object);
+    return 0;
+}
+
+static int code_watch_clear(PyObject *object)
+{
+    CodeWatch *self = (CodeWatch *)object;
+    Py_CLEAR(self->sort);
+    Py_CLEAR(self->kinds);
+    Py_CLEAR(self->seen);
+    Py_CLEAR(self->more);
+    Py_CLEAR(self->other_object);
+    return 0;
+}
+
+static void code_watch_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    code_watch_clear(object);
+    PyMem_Free(((CodeWatch *)object)->depths);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMethodDef methods[] = {
+    {"begin", begin, METH_NOARGS, "Note the code that this thread runs from now on."},
+    {"end", end, METH_NOARGS, "Note no more. False: what was noted is not all."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"seen", T_OBJECT, offsetof(CodeWatch, seen), READONLY, "Code to its globals."},
+    {"more", T_OBJECT, offsetof(CodeWatch, more), READONLY, "Code that ran with other globals, too, with those."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject CodeWatchType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "capture.native._native.CodeWatch",
+    .tp_doc = "Notes the Python code that runs in a thread.",
+    .tp_basicsize = sizeof(CodeWatch),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_methods = methods,
+    .tp_members = members,
+    .tp_new = code_watch_new,
+    .tp_dealloc = code_watch_dealloc,
+    .tp_traverse = code_watch_traverse,
+    .tp_clear = code_watch_clear,
+};
+
+int add_code_watch(PyObject *module)
+{
+    if (PyType_Ready(&CodeWatchType) < 0)
+        return -1;
+    return PyModule_AddObjectRef(module, "CodeWatch", (PyObject *)&CodeWatchType);
+}

@@ -1,0 +1,94 @@
+"""Which Python code a body runs, wherever it is: what it can have read follows from the names in that code.
+
+A profile function of the watching thread notes code objects and their globals (``native/code_watch.c``). What this
+library runs meanwhile is left out, and with it what torch does on its behalf.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import define, field
+
+from capture.native import native
+
+_NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE = range(5)  # as in ``native/code_watch.c``
+_CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
+"""Folders of ours whose functions call users' code: what is called there counts as before."""
+_LIBRARY = sys.stdlib_module_names | {"torch", "attr", "attrs", "numpy", "typing_extensions"}
+"""Packages that run on behalf of their caller: of ours, or of the user's."""
+_kinds: dict[types.CodeType, int] = {}
+_MOST_KINDS = 100_000
+
+
+def package_of(module: Any) -> str:
+    """The first part of a module's name; nothing where that is no text."""
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def is_library(package: str) -> bool:
+    """The package is torch's, or one that comes with Python: its code reads what it made itself."""
+    return package in _LIBRARY or not package
+
+
+def _sort(code: types.CodeType, scope: dict[str, Any]) -> int:
+    name = scope.get("__name__")
+    package = package_of(name)
+    if package == "capture":
+        folder = str(name).split(".")[1:2]
+        return _BETWEEN if not folder or folder[0] in _CALLS_BODIES else _OURS
+    # What importing and compiling run, they run once.
+    if package == "importlib" or name == "torch._dynamo.convert_frame":
+        return _ASIDE
+    return _AS_ITS_CALLER if is_library(package) else _NOTED
+
+
+@define(eq=False)
+class CodeRun:
+    """Code that ran, with the globals that it ran in."""
+
+    codes: dict[types.CodeType, list[dict[str, Any]]] = field(factory=dict)
+    is_complete: bool = True
+    """False where something kept us from seeing all of it."""
+
+    def note(self, other: CodeRun) -> None:
+        """This ran, too."""
+        self.is_complete = self.is_complete and other.is_complete
+        for code, scopes in other.codes.items():
+            for scope in scopes:
+                self.add(code, scope)
+
+    def add(self, code: types.CodeType, scope: dict[str, Any]) -> None:
+        """One more."""
+        known = self.codes.setdefault(code, [])
+        if all(one is not scope for one in known):
+            known.append(scope)
+
+    def covers(self, other: CodeRun) -> bool:
+        """All that the other one has is in here."""
+        return other.codes.keys() <= self.codes.keys() and self.is_complete == other.is_complete
+
+
+@contextlib.contextmanager
+def code_run() -> Iterator[CodeRun]:
+    """The code that this thread runs in the block, once the block is over."""
+    if len(_kinds) > _MOST_KINDS:
+        _kinds.clear()  # keeps code alive
+    for one in gc.callbacks:  # the collector comes when it comes
+        code = getattr(one, "__code__", None)
+        if type(code) is types.CodeType:
+            _kinds[code] = _ASIDE
+    found, watch = CodeRun(), native.CodeWatch(_sort, _kinds)
+    watch.begin()
+    try:
+        yield found
+    finally:
+        found.is_complete = bool(watch.end())
+        found.codes.update({code: [scope] for code, scope in watch.seen.items()})
+        for code, scope in watch.more:
+            found.add(code, scope)
