@@ -6,9 +6,12 @@ the second third of the tests that are marked as slow (``make test-all PART=2/3`
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
+
+os.environ.setdefault("CAPTURE_STRICT", "1")  # what goes wrong inside the library is to be seen; in subprocesses, too
 
 from capture.tree import step
 

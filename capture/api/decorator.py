@@ -19,10 +19,10 @@ import torch.profiler
 from attrs import define, field
 from torch.compiler import is_dynamo_compiling
 
-from capture.core import events
+from capture.core import config, events
 from capture.core.errors import AnnotationError
 from capture.core.options import Annotation, CaptureOptions, annotate
-from capture.key.code_names import named_key
+from capture.key.code_names import NamedKey, named_key
 from capture.key.signature import Binder, make_binder, sees_form, signature_of
 from capture.native import MISS, native
 from capture.observe import aoti_packages, source_location
@@ -188,8 +188,16 @@ def _same(value: Any) -> Any:
 
 
 def _new(annotation: Annotation, function: Callable[..., Any], binder: Binder, receiver: Any) -> Captured:
-    named = named_key(function, binder.names, receiver)
+    error = None
+    try:
+        named = named_key(function, binder.names, receiver)
+    except Exception as found:
+        if config.current().strict:
+            raise
+        named, error = NamedKey(), found
     captured = Captured(annotation, function, binder, Shortcuts(), named, weakly(receiver))
+    if error is not None:
+        dispatch.give_up(captured, error)
     _all.add(captured)
     return captured
 

@@ -38,6 +38,8 @@ class Config:
     """Dead pool memory is filled with NaN before every replay, so that a stale read shows."""
     verify: Verify = "off"
     """The least verification every function gets."""
+    strict: bool = False
+    """What goes wrong inside this library is raised (``CAPTURE_STRICT=1``), for its tests. Else the call is eager."""
     skip_warmup: bool = False
     """Record on the first call, without a watched run before it (the recording itself is watched)."""
 
@@ -51,6 +53,7 @@ class ConfigPatch(TypedDict, total=False):
     cache_limit: int
     poison: bool
     verify: Verify
+    strict: bool
     skip_warmup: bool
 
 
@@ -88,6 +91,7 @@ def _from_environment() -> Config:
         cache_limit=_bytes("CAPTURE_CACHE_LIMIT", Config().cache_limit),
         poison=_flag("CAPTURE_POISON", False),
         verify=verify,
+        strict=_flag("CAPTURE_STRICT", False),
         skip_warmup=_flag("CAPTURE_SKIP_WARMUP", False),
     )
 

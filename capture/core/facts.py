@@ -299,6 +299,15 @@ class Verification:
 
 
 @frozen(kw_only=True)
+class Fault:
+    """Something went wrong inside this library. ``place``: the innermost of its own lines."""
+
+    kind: str
+    message: str
+    place: str
+
+
+@frozen(kw_only=True)
 class BorrowedUse:
     """A borrowed output was used after its step. ``where``: the captured function's line."""
 
@@ -366,6 +375,7 @@ class Facts:
     """Why no recorded graph of this process can be bound to another address."""
     limit: LimitReached | None = None
     verification: Verification | None = None
+    fault: Fault | None = None
     borrowed_use: BorrowedUse | None = None
     separate_pools: str | None = None
     """The device's allocator, where it cannot put a pool's state back, so that every recording has its own pool."""

@@ -93,9 +93,12 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
     Py_ssize_t count = 0;
     for (Py_ssize_t i = 0; i < self->steps.count; i++) {
         PyObject *constant = PyTuple_GET_ITEM(self->constants, i);
-        if (constant == self->steps.miss)
+        if (constant == self->steps.miss) {
+            int nested = is_nested(values[i]);
+            if (nested)
+                return nested < 0 ? -1 : 0;
             tensors[count++] = values[i];
-        else {
+        } else {
             int equal = same_value(constant, values[i]);
             if (equal <= 0)
                 return equal;
@@ -137,20 +140,16 @@ static int is_at_hand(FastPath *self)
     return 1;
 }
 
-/* The key's guards hold: 1, 0, -1. What raises is left to the general way, but for what stops a program. */
+/* The key's guards hold: 1, 0, -1. */
 static int key_holds(FastPath *self)
 {
     int verdict = guards_verdict(self->guards, NULL, 0);
-    if (verdict < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear();
-        return 0;
-    }
     return verdict < 0 ? -1 : verdict == HOLDS;
 }
 
 static PyObject *missed(FastPath *self, int verdict)
 {
-    return verdict < 0 ? NULL : Py_NewRef(self->steps.miss);
+    return verdict < 0 ? left_to_python(self->steps.miss) : Py_NewRef(self->steps.miss);
 }
 
 static PyObject *path_run(FastPath *self, PyObject *const *values)
@@ -166,7 +165,7 @@ static PyObject *path_run(FastPath *self, PyObject *const *values)
         return missed(self, same);
     PyObject *tree = Py_XNewRef(PyDict_GetItemWithError(self->trees, self->backend));
     if (tree == NULL)
-        return PyErr_Occurred() ? NULL : missed(self, 0);
+        return missed(self, PyErr_Occurred() ? -1 : 0);
     PyObject *result = steps_take(&self->steps, tree, values, tensors, addresses);
     Py_DECREF(tree);
     return result;

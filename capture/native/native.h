@@ -209,6 +209,10 @@ static inline const PyObject *referent_of(PyObject *reference)
 #endif
 }
 
+/* The general way takes the call where an error came up before anything has happened: ``miss``, new; NULL for what stops a
+   program, such as an interrupt. */
+PyObject *left_to_python(PyObject *miss);
+
 /* Truth of a result, which is given up: 1, 0, or -1 if it is NULL. */
 int truth_of(PyObject *result);
 

@@ -278,8 +278,10 @@ static PyObject *run(
 {
     PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL, *pool = NULL;
     int holds = state_holds(self, node, tensors, addresses, &leaves);
-    if (holds < 0)
+    if (holds < 0) {
+        result = left_to_python(self->miss);
         goto end;
+    }
     if (!holds) {
         leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
         result = leaves == NULL ? NULL : in_python(self, NULL, NULL, values, leaves);
@@ -337,13 +339,13 @@ PyObject *steps_take(
     NodeView *view = NULL;
     Lists at;
     if (lists_of(tree, &at) < 0)
-        return NULL;
+        return left_to_python(self->miss);
     int begun = begins(self, tree, &at);
     node = begun <= 0 ? NULL : fitting(self, tree, &at, addresses, &view);
     if (node != NULL)
         result = run(self, node, view, tree, &at, values, tensors, addresses);
-    else if (!PyErr_Occurred())
-        result = Py_NewRef(self->miss);
+    else
+        result = PyErr_Occurred() ? left_to_python(self->miss) : Py_NewRef(self->miss);
     Py_XDECREF(node);
     Py_XDECREF(view);
     return result;

@@ -17,11 +17,11 @@ static struct {
     GetLongs sizes, strides;
     GetInt dtype;
     Py_ssize_t impl_at; /* in a Python tensor; 0: ask ``_cdata`` */
-    const PyGetSetDef *cdata, *requires;
+    const PyGetSetDef *cdata, *requires, *nested;
     PyTypeObject *plain[3];
     int32_t complex[MOST_LAZY], real[MOST_LAZY]; /* dtypes, -1 behind the last */
 } torch;
-static PyObject *s_is_conj, *s_is_neg;
+static PyObject *s_is_conj, *s_is_neg, *s_is_nested;
 
 int abi_is_known(void)
 {
@@ -76,6 +76,13 @@ int requires_gradient(PyObject *tensor)
     int requires = found == NULL ? -1 : found == Py_True;
     Py_XDECREF(found);
     return requires;
+}
+
+int is_nested(PyObject *tensor)
+{
+    if (abi_is_known() && is_plain_tensor(tensor))
+        return truth_of(torch.nested->get(tensor, torch.nested->closure));
+    return truth_of(PyObject_GetAttr(tensor, s_is_nested));
 }
 
 int lazy_bits(PyObject *tensor)
@@ -196,13 +203,15 @@ static PyObject *use_abi(PyObject *module, PyObject *args, PyObject *kwargs)
         }
     const PyGetSetDef *cdata = property_of(base, "_cdata");
     const PyGetSetDef *requires = cdata == NULL ? NULL : property_of(base, "requires_grad");
-    if (PyErr_Occurred() || requires == NULL || take_dtypes(complex, torch.complex) < 0 ||
+    const PyGetSetDef *nested = requires == NULL ? NULL : property_of(base, "is_nested");
+    if (PyErr_Occurred() || nested == NULL || take_dtypes(complex, torch.complex) < 0 ||
         take_dtypes(real, torch.real) < 0)
         return NULL;
     for (int i = 0; i < 3; i++)
         Py_XSETREF(torch.plain[i], (PyTypeObject *)Py_NewRef(PyTuple_GET_ITEM(plain, i)));
     torch.cdata = cdata;
     torch.requires = requires;
+    torch.nested = nested;
     torch.impl_at = impl_at;
     torch.dim = (GetLong)found[1];
     torch.sizes = (GetLongs)found[2];
@@ -275,5 +284,6 @@ int add_torch_abi(PyObject *module)
 {
     s_is_conj = PyUnicode_InternFromString("is_conj");
     s_is_neg = PyUnicode_InternFromString("is_neg");
-    return s_is_conj == NULL || s_is_neg == NULL ? -1 : PyModule_AddFunctions(module, functions);
+    s_is_nested = PyUnicode_InternFromString("is_nested");
+    return s_is_conj == NULL || s_is_neg == NULL || s_is_nested == NULL ? -1 : PyModule_AddFunctions(module, functions);
 }

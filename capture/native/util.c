@@ -11,6 +11,14 @@ long long number_of(PyObject *found)
     return number;
 }
 
+PyObject *left_to_python(PyObject *miss)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return NULL;
+    PyErr_Clear();
+    return Py_NewRef(miss);
+}
+
 int truth_of(PyObject *result)
 {
     if (result == NULL)

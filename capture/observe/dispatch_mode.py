@@ -51,6 +51,8 @@ class ObserveMode(HigherOrderMode):
     """Writes down what a body does. ``undo``: keep the first contents of all external memory it writes."""
 
     notes_code = True
+    hides_faults = True
+    """The body goes on where a note of its operators fails; not so in a capture, which is to end."""
 
     @classmethod
     @override
@@ -76,6 +78,10 @@ class ObserveMode(HigherOrderMode):
         """Generators that other threads drew from meanwhile, by ``generator_id``."""
         self._emptied: list[weakref.ref[torch.UntypedStorage]] = []
         """Storages on the CPU that the body made and gave other memory."""
+        self.fault: Exception | None = None
+        """What went wrong in this library while the body ran: from then on it runs unwatched."""
+        self._raised: BaseException | None = None
+        self._ran: tuple[Any] | None = None
         self.autocast: dict[str, bool] = {}
         """Device types for which autocast is on in the body; inside the mode torch answers no."""
 
@@ -180,7 +186,34 @@ class ObserveMode(HigherOrderMode):
 
     def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator; a recorder replaces this."""
-        return looked_up(op)[1](*args, **kwargs)
+        return self.operate(looked_up(op)[1], args, kwargs)
+
+    def operate(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator itself: what it raises is the body's."""
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            self._raised = error
+            raise
+        self._ran = (result,)
+        return result
+
+    def forget_operator(self) -> None:
+        """The run is over: keep nothing alive of its last operator."""
+        self._raised = self._ran = None
+
+    def quietly(self, note: Callable[..., object]) -> Callable[..., None]:
+        """The same where code of the body comes by: it is not to see what goes wrong in a note."""
+
+        def noted(*args: Any) -> None:
+            try:
+                note(*args)
+            except Exception as error:
+                if not self.hides_faults:
+                    raise
+                self.fault = self.fault or error
+
+        return noted
 
     def is_temporary(self, tensor: torch.Tensor) -> bool:
         """The body made this memory although no operator told so; a recorder may know."""
@@ -190,6 +223,22 @@ class ObserveMode(HigherOrderMode):
     @override
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.fault is not None:
+            return op(*args, **kwargs)
+        self._ran = None
+        try:
+            return self._watch(op, types, args, kwargs)
+        except Exception as error:
+            if error is self._raised or not self.hides_faults:
+                raise
+            self.fault = error
+            ran: tuple[Any] | None = self._ran
+        finally:
+            self._ran = None  # what torch makes is a fresh tensor as long as nobody else has it
+        return op(*args, **kwargs) if ran is None else ran[0]
+
+    def _watch(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the operator and note it."""
         if types and any(map(is_wrapper, types)):
             return NotImplemented  # it opens itself: its operators on plain tensors come next
         if is_higher_order(op):

@@ -26,7 +26,7 @@ from capture.observe.probes.host_reads import (
 )
 from capture.observe.probes.metadata_reads import stand_ins, unkeyed_reads
 from capture.observe.trace import RunTrace
-from capture.state import diff, snapshot
+from capture.state import body_run, diff, snapshot
 from capture.state.call import Call
 from capture.state.code_run import CodeRun, code_run
 from capture.state.snapshot import Change, Snapshot
@@ -115,6 +115,8 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
     watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
     watch.generators.update({key: source.path for key, source in before.generators.items()})
     watched = ObservedRun(call, watch, before, arguments, values=values, host_random=host_random_state())
+    if (run := body_run.current()) is not None:
+        run.watched = watched
     hide_from_compiler()
     watched.versions = list(_versions(arguments, before))
     watch.begin(arguments)
@@ -127,15 +129,19 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
     _active.append(watch)
     try:
         with contextlib.ExitStack() as around:
-            around.enter_context(host_reads(watch.note_sync, watch.note_export, watch.note_resized))
-            around.enter_context(unkeyed_reads(watch.note_unkeyed, watch.note_form, arguments, theirs))
-            around.enter_context(graph_uses(watch.note_hook))
+            quietly = watch.quietly
+            resized = quietly(watch.note_resized)
+            around.enter_context(host_reads(quietly(watch.note_sync), quietly(watch.note_export), resized))
+            form = quietly(watch.note_form)
+            around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs))
+            around.enter_context(graph_uses(quietly(watch.note_hook)))
             around.enter_context(watch.device_syncs())
-            around.enter_context(handles_watched(watch.note_unsafe, before.modules))
+            around.enter_context(handles_watched(quietly(watch.note_unsafe), before.modules))
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(no_autocast_cache())
-            watched.gradients_read = around.enter_context(gradient_reads(watch.dropping(watched.versions)))
+            dropping = quietly(watch.dropping(watched.versions))
+            watched.gradients_read = around.enter_context(gradient_reads(dropping))
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
             if watch.notes_code:
@@ -146,13 +152,19 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
     finally:
         if watch in _active:
             _active.remove(watch)
-    if watched.error is None:
-        watch.end()
+        watch.forget_operator()
+    watch.quietly(_compare)(watched)
     watched.once = arranged() or ("it was compiled" if graphs_compiled() > compiled else "")
     watched.once = watched.once or ("the process is a child that was forked in it" if watch.looks_away else "")
-    _count_writes(watched)
-    watched.changed = diff.changes(before)
     return watched
+
+
+def _compare(watched: ObservedRun) -> None:
+    """What the run left behind."""
+    if watched.error is None:
+        watched.watch.end()
+    _count_writes(watched)
+    watched.changed = diff.changes(watched.before)
 
 
 def _count_writes(watched: ObservedRun) -> None:

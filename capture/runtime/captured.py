@@ -95,6 +95,8 @@ class Captured:
     """Outputs, by the paths of what shares their memory, that were used for longer than a step: numbers of entries."""
     hopeless: CapturePlan | None = field(default=None, init=False)
     """Set once every call changes what its own key is made of: new keys then run eagerly at once."""
+    faults: int = field(default=0, init=False)
+    """Calls in a row in which something went wrong inside this library before their entry was known."""
     optimizers: Optimizers = field(factory=Optimizers, init=False)
     deaths_seen: int = field(default=0, init=False)
     """Objects in keys that had died when families were looked through for them."""

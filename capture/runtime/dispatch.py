@@ -34,14 +34,14 @@ its results made part of the caller's graph, and autograd calls the backward pas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from attrs import frozen
 
 from capture.core import config as _config
-from capture.core.errors import UncapturableError
+from capture.core.errors import CaptureBug, CaptureError, UncapturableError
 from capture.core.facts import Facts, GradientObstacle, GradientUse, Inlined, LimitReached, Verification
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Move
@@ -54,13 +54,14 @@ from capture.key.signature import Leaf, Unkeyable, deaths, forget_module_structu
 from capture.native import MISS
 from capture.observe import run, source_location
 from capture.rules.compile_plan import compile_plan
-from capture.runtime import inputs, miss_reason, planning, rebind, record, verify
+from capture.runtime import fault, inputs, miss_reason, planning, rebind, record, record_failure, verify
 from capture.runtime.captured import Captured
-from capture.runtime.entry import Entry, Phase, drop_dead
+from capture.runtime.entry import RETRIES, Entry, Phase, drop_dead
 from capture.runtime.replay import replay
 from capture.runtime.training_region import Region, finish
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict, done
-from capture.state import snapshot
+from capture.state import body_run, snapshot
+from capture.state.body_run import BodyRun
 from capture.state.call import Call
 from capture.tree.node import Node, Pattern
 from capture.tree.thread_trees import tree_for
@@ -68,6 +69,7 @@ from capture.tree.tree import Tree
 
 _current_config = _config.current
 Values = tuple[Any, ...]
+_MOST_FAULTS = 8  # calls in a row that have no key, as something goes wrong on the way to it
 
 
 # -------------------------------------------------------------------------------------------------- from call to entry
@@ -100,11 +102,88 @@ def _inline(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def dispatch(captured: Captured, values: Values, now: Here) -> Any:
-    """A call with its arguments bound: find the entry for its key."""
+    """A call with its arguments bound, as eager does it whatever goes wrong in this library."""
+    if captured.faults > _MOST_FAULTS:
+        return run_eagerly(captured, captured.call(values, []), "something here goes wrong in every call")
+    return _guarded(captured, values, _dispatch, now)
+
+
+def _guarded(captured: Captured, values: Values, step: Callable[..., Any], *rest: Any) -> Any:
+    """The one place where errors of this library are told from those of the body, which come out as they are, and from
+    those that options ask for."""
+    run = BodyRun()
+    around = body_run.enter(run)
+    try:
+        return step(captured, values, *rest)
+    except Exception as error:
+        asked_for = isinstance(error, CaptureError) and not isinstance(error, CaptureBug)
+        if run.error is error or asked_for or _current_config().strict:
+            raise
+        found = error
+    finally:
+        body_run.enter(around)
+    return _after_fault(captured, values, run, found)
+
+
+def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Exception) -> Any:
+    """End a call in which something of this library went wrong: by what the body gave, or by running it now."""
+    entry: Entry | None = run.entry
+    has_result, result = run.has_ended and run.is_own, run.result
+    may_run = not run.runs and not run.replayed
+    try:
+        if entry is None:
+            captured.faults += 1
+        elif entry.backend is not None:
+            tree = tree_for(entry.backend)
+            if run.watched is not None and run.error is None and not has_result:
+                has_result, result = record_failure.after_fault(run.watched, tree, has_ended=run.has_ended)
+                result = finish(result, run.watched.call.leaves)
+                may_run = may_run or not tree.backend.executes_recording_runs
+            _start_over_after_fault(captured, entry, tree)
+        _tell_fault(captured, error, entry)
+    except UncapturableError:  # as the annotation asks
+        raise
+    except Exception as another:  # noqa: BLE001 - nothing here may stop the call
+        captured.faults = _MOST_FAULTS + 1
+        fault.log(captured, another)
+    if run.error is not None:
+        raise run.error
+    if has_result:
+        return result
+    if not may_run:  # what it did so far cannot be undone
+        raise error
+    return run_eagerly(captured, captured.call(values, []), "something went wrong inside this library")
+
+
+def _start_over_after_fault(captured: Captured, entry: Entry, tree: Tree) -> None:
+    """Nothing that is known of this key is relied on any more."""
+    entry.faults += 1
+    _forget(captured, entry, tree)
+
+
+def _tell_fault(captured: Captured, error: Exception, entry: Entry | None = None) -> None:
+    """Say it once. Calls in which something goes wrong again and again stay eager."""
+    fault.log(captured, error)
+    plan = compile_plan(captured.annotation, captured.bare_facts(fault=fault.describe(error)))
+    if entry is not None and entry.faults > RETRIES:
+        entry.plan = plan
+        _enter(captured, entry, "eager")
+    captured.report(plan)
+
+
+def give_up(captured: Captured, error: Exception) -> None:
+    """Nothing can be known of this function's calls: all of them run eagerly."""
+    captured.faults = _MOST_FAULTS + 1
+    _tell_fault(captured, error)
+
+
+def _dispatch(captured: Captured, values: Values, now: Here) -> Any:
+    """Find the entry for the key of a call."""
     try:
         entry, leaves = _entry_of(captured, values, now.ambient)
     except (Unkeyable, TypeError) as error:
         return _unkeyable(captured, values, str(error))
+    captured.faults = 0
     if entry.phase == "ready":
         captured.fast_paths.add(captured, values, leaves, entry, now, _GoesOn(captured, entry))
     return _go_on(captured, entry, values, leaves)
@@ -149,6 +228,8 @@ def _unkeyable(captured: Captured, values: Values, reason: str) -> Any:
 def _go_on(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
     """The result of a call that has its entry."""
     entry, reply = entry.in_use(), GO_ON
+    if (run_now := body_run.current()) is not None:
+        run_now.entry = entry
     region = entry.region
     if region is not None and region.obstacle is not None and entry.phase != "eager":
         _put_together(captured, entry, region.uses, region.obstacle)
@@ -159,7 +240,7 @@ def _go_on(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
     assert reply.verdict is Verdict.START_OVER
     now = here()
     assert now is not None  # as at the beginning of the call
-    return dispatch(captured, values, now)
+    return _dispatch(captured, values, now)
 
 
 def _enter(captured: Captured, entry: Entry, phase: Phase) -> None:
@@ -531,6 +612,10 @@ def _forget(captured: Captured, entry: Entry, tree: Tree) -> None:
     _enter(captured, entry, "cold")
 
 
+def _ready(captured: Captured, values: Values, entry: Entry, leaves: list[Leaf]) -> Any:
+    return _go_on(captured, entry, values, leaves)
+
+
 @frozen(eq=False)
 class _GoesOn:
     """What the fast path goes on with, in Python."""
@@ -544,7 +629,7 @@ class _GoesOn:
 
     def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
         """The recording that follows relies on state that is another now."""
-        return _go_on(self.captured, entry, values, leaves)
+        return _guarded(self.captured, values, _ready, entry, leaves)
 
 
 # ---------------------------------------------------------------------- the same steps without a trace, for the warm-up

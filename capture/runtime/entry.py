@@ -64,6 +64,8 @@ class Entry:
     differing_runs: int = 0
     settling: int = 0
     """Runs that did what is done once, such as compiling."""
+    faults: int = 0
+    """Calls in which something went wrong inside this library."""
     plan_is_new: bool = False
     """The plan differs from the one kept on disk."""
     said_eager: CapturePlan | None = None

@@ -79,6 +79,8 @@ def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) ->
             if trial:
                 run.undo(watched)
             raise watched.error
+        if watched.watch.fault is not None:
+            raise watched.watch.fault
         return watched, describe(watched)
 
 

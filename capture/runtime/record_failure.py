@@ -7,20 +7,27 @@ the body may call other captured functions, which record in the same pool.
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 from attrs import evolve
 
+from capture.autograd.saved_graph import ForwardOutputs
 from capture.core.facts import Facts
 from capture.core.plan import CapturePlan
 from capture.engines.base import Recorded
+from capture.key import pytree
 from capture.key.tensor_meta import storage_of
 from capture.observe import run as _run
+from capture.observe.run import ObservedRun
 from capture.observe.trace import Reshaped
 from capture.rules.compile_plan import compile_plan
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.record_outputs import own_values, plan_recorded
 from capture.runtime.verdict import Refuted, Reply, Verdict
+from capture.state import diff
 from capture.state.call import Call
 from capture.tree.tree import Tree
 
@@ -54,7 +61,7 @@ def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, reco
         if recorded.executed:
             _settle_shapes(call, recorded)
             tree.keep_used()
-            _settle_effects(call, recorded)
+            _settle_effects(call, watched)
         if undo or not recorded.executed:
             undo_run(recorded)
         raise error
@@ -95,13 +102,42 @@ def undo_run(recorded: Recorded) -> None:
         _run.undo_python(watched)
 
 
-def _settle_effects(call: Call, recorded: Recorded) -> None:
-    """A body that raised may have kept staged inputs on attributes: put the caller's tensors there."""
-    assert recorded.watched is not None
-    staged = {id(leaf): position for position, (_, leaf) in enumerate(recorded.watched.arguments)}
-    for change in recorded.watched.changed:
-        if not change.container and id(change.after) in staged:
-            change.source.set(call.leaves[staged[id(change.after)]])
+def after_fault(watched: ObservedRun, tree: Tree, *, has_ended: bool) -> tuple[bool, Any]:
+    """Something went wrong here beside a run that was to be recorded. One that only captured is undone. The result of
+    one that executed stands, as its effects do, on memory that the pool is given up for. Gives whether it has one."""
+    if not tree.backend.executes_recording_runs:
+        _run.undo_python(watched)
+        return False, None
+    if watched.values is not watched.call.values:
+        tree.retire()
+        with contextlib.suppress(Exception):  # what went wrong may be the comparison
+            watched.changed = watched.changed or diff.changes(watched.before)
+        _settle_effects(watched.call, watched)
+    if not has_ended or watched.error is not None:
+        return False, None
+    theirs, found = _theirs(watched.call, watched), watched.result
+    if type(found) is not ForwardOutputs:
+        return True, _with(theirs, found)
+    pair = found._replace(result=_with(theirs, found.result))
+    pair.program = found.program
+    return True, pair
+
+
+def _with(theirs: dict[int, Any], result: Any) -> Any:
+    return pytree.replace_leaves(result, lambda leaf: theirs.get(id(leaf), leaf))
+
+
+def _theirs(call: Call, watched: ObservedRun) -> dict[int, Any]:
+    """The caller's leaves, by ``id`` of those that the body was given in their place."""
+    return {id(leaf): call.leaves[position] for position, (_, leaf) in enumerate(watched.arguments)}
+
+
+def _settle_effects(call: Call, watched: ObservedRun) -> None:
+    """The body may have kept staged inputs on attributes: put the caller's tensors there."""
+    theirs = _theirs(call, watched)
+    for change in watched.changed:
+        if not change.container and id(change.after) in theirs:
+            change.source.set(theirs[id(change.after)])
 
 
 def _settle_shapes(call: Call, recorded: Recorded) -> None:

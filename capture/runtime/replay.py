@@ -9,6 +9,7 @@ import torch
 
 from capture.key.signature import Leaf
 from capture.runtime.captured import Captured
+from capture.state import body_run
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
@@ -19,6 +20,8 @@ def replay(captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], 
     assert recording is not None
     assert outputs is not None
     in_place = bool(tree.lingering) and tree.let_go(node)
+    if (run := body_run.current()) is not None:
+        run.replayed = True
     recording.replay(leaves)
     if node.written:
         count_writes(node.written, leaves)

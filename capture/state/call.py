@@ -14,7 +14,7 @@ from capture.core.options import Annotation
 from capture.key import pytree
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Binder, Leaf
-from capture.state import snapshot
+from capture.state import body_run, snapshot
 from capture.state.source import Source
 
 
@@ -47,7 +47,18 @@ class Call:
     def run_plainly(self, values: tuple[Any, ...] | None = None) -> Any:
         """The body and nothing else."""
         function = self.function if self.receiver is None else types.MethodType(self.function, self.receiver)
-        return self.binder.call(function, self.values if values is None else values)
+        values = self.values if values is None else values
+        run = body_run.current()
+        if run is None:
+            return self.binder.call(function, values)
+        run.begin(is_own=values is self.values)
+        try:
+            result = self.binder.call(function, values)
+        except BaseException as error:
+            run.error = error
+            raise
+        run.end(result)
+        return result
 
     def named_values(self, values: tuple[Any, ...] | None = None) -> dict[str, Any]:
         """Values by path of their parameter; members of ``**kwargs`` under their own names."""

@@ -76,6 +76,8 @@ class CpuBackend:
             staged.copy_back(call.leaves, written=_written_positions(watched, inputs))
         if watched.error is not None:
             return Recorded(watched, None, None, failure="the body raised")
+        if recorder.fault is not None:
+            raise recorder.fault
         described = describe(watched)
         for one in described.implicit:
             if one.owners:
@@ -253,10 +255,10 @@ class TapeRecorder(ObserveMode):
         if known.metadata != "no" and (known.resizes or not self.made(args[0])):
             self._fail(f"{known.name} changes the shape of a tensor in place")
         if self.failure is not None or known.metadata != "no":
-            return op(*args, **kwargs)
+            return self.operate(op, args, kwargs)
         inputs = {id(tensor.untyped_storage()) for tensor in tensors_in(args, kwargs)}
         step = self._step(op, known, args, kwargs)
-        result = op(*args, **kwargs)
+        result = self.operate(op, args, kwargs)
         if known.collective and known.namespace != "c10d":  # moved below, so it has to be there
             result = collectives.finished(op, known.namespace, result)
         outs = tensors_out(result)

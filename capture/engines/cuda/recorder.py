@@ -44,6 +44,8 @@ from capture.torch_private.monkeypatch import replaced
 class GraphRecorder(ObserveMode):
     """A watch whose run is a capture."""
 
+    hides_faults = False
+
     def __init__(self, pool: CudaPool, registered: set[int], moving: frozenset[str]) -> None:
         super().__init__()
         self._pool, self._registered, self._moving = pool, registered, moving

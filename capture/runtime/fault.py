@@ -1,0 +1,43 @@
+"""Fault: what went wrong inside this library, in words, and its traceback in the log."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from capture.core.events import logger
+from capture.core.facts import Fault
+from capture.runtime.captured import Captured
+
+_ROOT = Path(__file__).parents[1]
+_TEXT = 200  # characters of a message
+
+
+def describe(error: BaseException) -> Fault:
+    """An error of this library's own code."""
+    return Fault(kind=type(error).__qualname__, message=_message(error), place=_place(error))
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a class of the user's may do anything
+        text = ""
+    return text.partition("\n")[0][:_TEXT] or "no message"
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of this library: what raised may be code of others that it called."""
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if _ROOT in Path(frame.filename).parents]
+    if not ours:
+        return "an unknown place"
+    return f"{Path(ours[-1].filename).relative_to(_ROOT).as_posix()}:{ours[-1].lineno}"
+
+
+def log(captured: Captured, error: BaseException) -> None:
+    """Note it, and print the traceback where this was not told yet."""
+    found = describe(error)
+    text = f"{found.kind} at {found.place}: {found.message}"
+    captured.log.add("error", text)
+    if ("CG905", f"{found.kind} at {found.place}") not in captured.findings:
+        logger.warning("%s: %s", captured.annotation.function, text, exc_info=error)

@@ -1,0 +1,54 @@
+"""How far the body of one call has come: what is left to do where something goes wrong in this library."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from attrs import define
+
+
+@define(eq=False)
+class BodyRun:
+    """What the body of a call has done so far. A call may run it more than once, as to verify: the last run counts."""
+
+    runs: int = 0
+    error: BaseException | None = None
+    """The body's own."""
+    has_ended: bool = False
+    is_own: bool = False
+    """It ran with the caller's own arguments."""
+    result: Any = None
+    replayed: bool = False
+    """A recording ran in its place: what it raises, the body's operators raise."""
+    watched: Any = None
+    """The ``ObservedRun`` of the last run, if it was watched."""
+    entry: Any = None
+    """The ``Entry`` of the call, once it is known."""
+
+    def begin(self, *, is_own: bool) -> None:
+        """The body is about to run."""
+        self.runs += 1
+        self.is_own, self.has_ended, self.error, self.result = is_own, False, None, None
+
+    def end(self, result: Any) -> None:
+        """It gave this."""
+        self.has_ended, self.result = True, result
+
+
+class _Current(threading.local):
+    run: BodyRun | None = None
+
+
+_current = _Current()
+
+
+def current() -> BodyRun | None:
+    """Of the call that this thread is in; None outside of calls."""
+    return _current.run
+
+
+def enter(run: BodyRun | None) -> BodyRun | None:
+    """A call begins, or the one around it goes on. Gives that of the call around it."""
+    before, _current.run = _current.run, run
+    return before

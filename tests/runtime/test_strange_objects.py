@@ -1,0 +1,134 @@
+"""Objects that answer as no other does, as arguments, in modules, in closures, among results: each call is eager's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from typing_extensions import override
+
+from capture import capture, config
+
+
+@pytest.fixture(autouse=True)
+def _forgiving() -> Iterator[None]:
+    with config.patch(strict=False):
+        yield
+
+
+class Irreps(tuple):  # type: ignore[type-arg]  # noqa: SLOT001 - as in e3nn
+    @override
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class Strange(list[Any]):
+    @override
+    def __iter__(self) -> Any:
+        raise ArithmeticError
+
+    @override
+    def __getitem__(self, at: Any) -> Any:
+        raise ArithmeticError
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        raise ArithmeticError
+
+
+class Closed:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class Answers:
+    """Has whatever one asks for, or raises where nobody expects it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ArithmeticError(name)
+
+
+def _loop() -> Any:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+def _ring() -> Any:
+    found: dict[str, Any] = {}
+    found["ring"] = [found]
+    return found
+
+
+class Pair(NamedTuple):
+    first: Any
+
+
+class Meta(type):
+    pass
+
+
+class Made(metaclass=Meta):
+    pass
+
+
+_ODD: list[Callable[[], Any]] = [
+    lambda: Irreps((1, 2)), lambda: Strange([1]), Unhashable, lambda: Closed(torch.ones(2)), Answers, _loop, _ring,
+    lambda: Pair(_loop()), lambda: [Irreps((1,))], lambda: {"a": Strange([1])}, Made,
+]  # fmt: skip
+
+
+def _kinds_of_use(odd: Any) -> list[Callable[[Any], Any]]:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.odd = odd
+
+        @override
+        def forward(self, x: torch.Tensor) -> Any:
+            return x * 2 + (self.odd is None)
+
+    def names(x: torch.Tensor) -> Any:
+        return x * 2 + (odd is None)
+
+    def gives(x: torch.Tensor) -> Any:
+        return x * 2, odd
+
+    def keeps(x: torch.Tensor) -> Any:
+        kept["odd"] = odd
+        return x * 2
+
+    kept: dict[str, Any] = {}
+    return [lambda wrap: wrap(Holds()), lambda wrap: wrap(names), lambda wrap: wrap(gives), lambda wrap: wrap(keeps)]
+
+
+@pytest.mark.parametrize(
+    "with_gradients", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "gradients"]
+)
+@pytest.mark.parametrize("make", _ODD, ids=range(len(_ODD)))
+def test_objects_of_strange_classes(make: Callable[[], Any], with_gradients: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for build in _kinds_of_use(make()):
+            eager, captured = build(lambda one: one), build(capture)
+            for number in range(5):
+                x = torch.full((2,), float(number), requires_grad=with_gradients)
+                found, expected = captured(x), eager(x)
+                if isinstance(expected, tuple):
+                    assert found[1] is expected[1]
+                    found, expected = found[0], expected[0]
+                assert torch.equal(found, expected)
+        takes, odd = capture(lambda x, odd: x * 2, name="takes"), make()
+        for number in range(5):
+            x = torch.full((2,), float(number), requires_grad=with_gradients)
+            assert torch.equal(takes(x, odd), x * 2)
