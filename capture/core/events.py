@@ -74,6 +74,8 @@ class Counters:
     """Calls with a known key that no recording fitted."""
     kept_outputs: int = 0
     """Outputs that were still used when their memory was needed: they have fresh memory in every call since."""
+    evictions: int = 0
+    """Recordings that gave their place to one that is used more."""
     verifications: int = 0
     """Replays that were compared with the body."""
     body_runs: int = 0

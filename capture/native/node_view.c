@@ -1,6 +1,13 @@
 /* Views: what stays as it is of a recording, put together once. */
 #include "native.h"
 
+#include <structmember.h>
+
+static PyMemberDef node_members[] = {
+    {"used", T_LONGLONG, offsetof(NodeView, used), 0, "When it ran last: what ran in this process is counted."},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"outputs", "source", "several", "live", "pattern", "before", "tensors", "preserving", NULL};
@@ -70,6 +77,7 @@ PyTypeObject NodeViewType = {
     .tp_new = of_node,
     .tp_dealloc = free_node,
     .tp_traverse = visit_node,
+    .tp_members = node_members,
 };
 
 int add_views(PyObject *module)

@@ -195,6 +195,8 @@ static int count_up(PyObject *object, Py_ssize_t at)
     return 0;
 }
 
+static long long clock_of_runs; /* under the lock of the interpreter, or a little wrong */
+
 /* The node just ran: 0, -1. */
 static int stand_on(PyObject *tree, const Lists *at, PyObject *node, PyObject *marks, PyObject *function)
 {
@@ -204,8 +206,10 @@ static int stand_on(PyObject *tree, const Lists *at, PyObject *node, PyObject *m
             return -1;
         PUT(tree, Tree, mark, begun);
     }
-    if (PyList_Append(at->path, node) < 0)
+    NodeView *view = view_of(node);
+    if (view == NULL || PyList_Append(at->path, node) < 0)
         return -1;
+    view->used = ++clock_of_runs;
     PyObject *known = PyDict_GetItemWithError(at->times, function);
     PyObject *more = PyErr_Occurred() ? NULL : PyLong_FromLong(known == NULL ? 1 : PyLong_AsLong(known) + 1);
     int failed = more == NULL || PyDict_SetItem(at->times, function, more) < 0;
@@ -413,7 +417,14 @@ static PyObject *py_stand_on(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_runs(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    (void)module;
+    return PyLong_FromLongLong(clock_of_runs);
+}
+
 static PyMethodDef methods[] = {
+    {"runs", py_runs, METH_NOARGS, "How many recordings ran in this process."},
     {"may_run", py_may_run, METH_O, "All that was dead when the node was recorded is dead now."},
     {"is_path_used", py_is_path_used, METH_O, "Some output of a node on the path is still used."},
     {"begins_simply", py_begins_simply, METH_VARARGS, "A step that is over was ended, or goes on as it is; else False."},

@@ -54,7 +54,7 @@ from capture.key.signature import Leaf, Unkeyable, deaths, forget_module_structu
 from capture.native import MISS
 from capture.observe import run, source_location
 from capture.rules.compile_plan import compile_plan
-from capture.runtime import fault, inputs, miss_reason, planning, rebind, record, record_failure, verify
+from capture.runtime import eviction, fault, inputs, miss_reason, planning, rebind, record, record_failure, verify
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry, Phase, drop_dead
 from capture.runtime.replay import replay
@@ -381,7 +381,7 @@ def load(captured: Captured, entry: Entry, leaves: Sequence[Leaf]) -> Phase:
 
 def _first_look(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     """Nothing is known: watch this run, within the limit."""
-    if _at_limit(captured, tree):
+    if not eviction.makes_room(captured, entry, tree):
         return _limit_reached(captured, entry, bound, tree)
     other = entry.overlapping
     if other is not None and inputs.shares_with_state(bound, other.plan):
@@ -450,10 +450,6 @@ def _overlapping(captured: Captured, entry: Entry, values: Values, leaves: list[
 # ------------------------------------------------------------------------------------------------- keys without an end
 
 
-def _at_limit(captured: Captured, tree: Tree) -> bool:
-    return tree.current.counts.get(captured.number, 0) >= captured.annotation.max_recordings
-
-
 def limit_plan(
     captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern | None = None
 ) -> tuple[LimitReached, CapturePlan]:
@@ -493,7 +489,7 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
     """No recording fits: make one, within the limit."""
     if tree.lingering:  # nobody else has those gradients yet; an eager run may change that
         tree.let_go()
-    if _at_limit(captured, tree):
+    if not eviction.makes_room(captured, entry, tree):
         return done(_limit_reached(captured, entry, bound, tree, pattern))
     if inputs.shares_with_state(bound, entry.plan):
         return done(_overlapping(captured, entry, bound.values, bound.leaves))

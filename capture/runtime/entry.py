@@ -83,6 +83,10 @@ class Entry:
     unbindable: dict[str, Refusal] = field(factory=dict)
     """Static tensors, by path, to whose address no recording can be bound anew, and why."""
     nodes: list[Node] = field(factory=list)
+    asked: int = 0
+    """Calls that found no place for a recording, since ``asked_since``."""
+    asked_since: int = 0
+    """Recordings that had run in the process by then."""
     overlapping: Entry | None = None
     """For calls with an argument that shares memory with Python state, where either is written."""
     backend: Backend | None = None

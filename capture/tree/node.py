@@ -104,12 +104,19 @@ class Node:
     def see(self) -> None:
         """It is in its tree, complete."""
         if self.outputs is not None:
+            used = self.last_used
             self.view = native.NodeView(
                 outputs=self.outputs, source=None if self.written else self.outputs.single,
                 several=None if self.written else self.outputs.several(), live=self.live, pattern=self.key[1],
                 before=tuple([(node.live, number) for node, number in self.dead_before]),
                 tensors=self.outputs.tensors, preserving=self.outputs.preserving,
             )  # fmt: skip
+            self.view.used = used
+
+    @property
+    def last_used(self) -> int:
+        """When it ran last, by the count of all recordings that ran."""
+        return 0 if self.view is None else int(self.view.used)
 
     def replaces(self, parameter: torch.Tensor) -> bool:
         """Every replay gives this tensor another ``grad``, without having read the one before."""

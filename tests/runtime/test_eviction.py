@@ -1,0 +1,146 @@
+"""A recording that is not used gives its place to one that is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import capture, config, mark_step_begin, recordings
+from capture.runtime.eviction import LEAST
+from capture.tree import thread_trees
+
+pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    thread_trees.forget_trees()
+    with config.patch(cache=False), torch.no_grad():
+        yield
+
+
+def body(x: Tensor) -> Tensor:
+    return torch.tanh(x) * 1.5 + 1
+
+
+def of(size: int) -> Tensor:
+    return torch.full((size, 3), 0.1 * size)
+
+
+def check(function: Callable[[Tensor], Tensor], size: int) -> None:
+    assert torch.equal(function(of(size)), body(of(size)))
+
+
+def share_of_last(function: Any, sizes: list[int], last: int) -> float:
+    """Of the last calls, how many were replays."""
+    for size in sizes[:-last]:
+        check(function, size)
+    before = recordings(function).replays
+    for size in sizes[-last:]:
+        check(function, size)
+    return (recordings(function).replays - before) / last
+
+
+def test_a_hot_shape_displaces_cold_ones() -> None:
+    captured = capture(body)
+    start = [size for size in range(1, 6) for _ in range(3)]
+    assert share_of_last(captured, [*start, *[64] * 60], 40) == 1.0
+    assert recordings(captured).recordings == 6
+    assert recordings(captured).evictions == 1
+
+
+def test_several_hot_shapes_displace_as_many_cold_ones() -> None:
+    captured = capture(body)
+    start = [size for size in range(1, 6) for _ in range(3)]
+    hot = [40 + index % 4 for index in range(160)]
+    assert share_of_last(captured, [*start, *hot], 60) == 1.0
+    assert recordings(captured).evictions == 4
+
+
+def test_the_one_not_used_for_longest_goes() -> None:
+    captured = capture(body, max_recordings=3)
+    for size in (1, 1, 2, 2, 3, 3, 1, 3):
+        check(captured, size)
+    for _ in range(LEAST + 3):
+        check(captured, 9)
+    before = recordings(captured).replays
+    for size in (1, 3, 9):
+        check(captured, size)
+    assert recordings(captured).replays == before + 3
+    check(captured, 2)
+    assert recordings(captured).replays == before + 3
+
+
+def test_shapes_in_turn_do_not_displace_each_other() -> None:
+    captured = capture(body)
+    sizes = [1 + index % 6 for index in range(300)]
+    assert share_of_last(captured, sizes, 60) == pytest.approx(5 / 6)
+    assert recordings(captured).recordings == 5
+    assert recordings(captured).evictions == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_tail_does_not_displace_hot_shapes(seed: int) -> None:
+    draw, captured = random.Random(seed), capture(body)
+    hot = [100, 101, 102, 103]
+    sizes = [draw.choice(hot) if draw.random() < 0.9 else draw.randrange(1, 90) for _ in range(400)]
+    assert share_of_last(captured, sizes, 200) > 0.8
+    assert recordings(captured).recordings < 20
+
+
+def test_a_shape_that_comes_back_is_recorded_from_its_plan() -> None:
+    captured = capture(body, max_recordings=1)
+    for size in (1, 1, *[2] * (LEAST + 3), *[1] * (LEAST + 2)):
+        check(captured, size)
+    found = recordings(captured)
+    assert (found.observations, found.recordings, found.evictions) == (2, 3, 2)
+
+
+def test_outputs_of_an_evicted_recording_keep_their_values() -> None:
+    captured = capture(body, max_recordings=1)
+    check(captured, 1)
+    check(captured, 1)
+    kept = captured(of(1))
+    array = kept.numpy()
+    for _ in range(LEAST + 4):
+        check(captured, 2)
+    assert recordings(captured).evictions == 1
+    assert torch.equal(kept, body(of(1)))
+    assert array.tolist() == kept.tolist()
+
+
+def test_what_follows_on_an_evicted_recording_goes_with_it() -> None:
+    first, second = capture(body, max_recordings=1), capture(lambda y: y - 1)
+
+    def chain(size: int) -> None:
+        mark_step_begin()
+        y = first(of(size))
+        assert torch.equal(second(y), body(of(size)) - 1)
+
+    for size in (1, 1, 1, *[2] * (LEAST + 4), *[1] * 3, *[2] * 3):
+        chain(size)
+    (tree,) = thread_trees.trees_here().values()
+    logs = [node.log for nodes in tree.root.children.values() for node in nodes]
+    assert sum(log is not None and log.counters.evictions == 1 for log in logs) == 1, "one recording of the first"
+    assert recordings(first).evictions == 1
+
+
+def test_training_blocks_are_displaced_as_well() -> None:
+    torch.manual_seed(0)
+    mine, theirs = nn.Linear(3, 3), nn.Linear(3, 3)
+    theirs.load_state_dict(mine.state_dict())
+    captured = capture(mine, max_recordings=2)
+    for size in (1, 1, 1, 2, 2, 2, *[7] * 20, *[1] * 20):
+        with torch.enable_grad():
+            captured(of(size)).square().sum().backward()
+            theirs(of(size)).square().sum().backward()
+        for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)  # type: ignore[arg-type]
+            one.grad = other.grad = None
+    assert recordings(captured).evictions >= 2
+    assert recordings(captured).replays >= 20
