@@ -27,6 +27,7 @@ from capture.core.findings import Severity as Severity
 from capture.core.plan import CapturePlan as CapturePlan
 
 if TYPE_CHECKING:
+    from capture.api.containers import register_container as register_container
     from capture.api.decorator import capture as capture
     from capture.api.inspect import Explanation as Explanation
     from capture.api.inspect import Recordings as Recordings
@@ -65,6 +66,7 @@ _HOME = {
     "mark_step_begin": "tree.step",
     "plans": "api.inspect",
     "recordings": "api.inspect",
+    "register_container": "api.containers",
     "release": "api.inspect",
     "report": "api.inspect",
     "reset": "api.inspect",
@@ -78,7 +80,7 @@ __all__ = [
     "AnnotationError", "BorrowedOutputError", "CaptureBug", "CaptureError", "CaptureOptions", "CapturePlan",
     "CaptureWarning", "Event", "Explanation", "Finding", "LoadReport", "Recordings", "Severity", "UncapturableError",
     "WarmedCase", "Warmup", "WarmupReport", "capture", "config", "explain", "load_plans", "mark_step_begin", "plans",
-    "recordings", "release", "report", "reset", "save_plans", "step", "warmup",
+    "recordings", "register_container", "release", "report", "reset", "save_plans", "step", "warmup",
 ]  # fmt: skip
 
 

@@ -190,7 +190,7 @@ def _same(value: Any) -> Any:
 def _new(annotation: Annotation, function: Callable[..., Any], binder: Binder, receiver: Any) -> Captured:
     error = None
     try:
-        named = named_key(function, binder.names, receiver)
+        named = named_key(function, binder.names, receiver, annotation.static)
     except Exception as found:
         if config.current().strict:
             raise

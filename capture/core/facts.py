@@ -187,6 +187,8 @@ class OpaqueLeaf:
     type: str
     role: Literal["argument", "output"]
     num_tensors: int
+    also: str | None = None
+    """Another place that holds it, while the body changes it: a copy would not be changed there."""
     keyless: bool = False
     """An argument that neither compares by value nor can be referred to weakly, so that no key holds it."""
 

@@ -25,7 +25,8 @@ from capture.guards.guard import Guard, Referent, itself
 from capture.guards.names_used import Names, names_of
 from capture.key import numpy_arrays
 from capture.key.code_names import MISSING, NamedKey, part_of, same_value
-from capture.key.pytree import PLAIN_TYPES, leaves
+from capture.key.objects import referent
+from capture.key.pytree import PLAIN_TYPES, is_object
 from capture.state.call import Call
 from capture.state.code_run import CodeRun, is_library, package_of
 from capture.state.snapshot import Change
@@ -585,11 +586,15 @@ def read_by(
 
 
 def starts_of(call: Call) -> list[tuple[Any, str]]:
-    """The receiver, and objects among the arguments that are the same ones in each call with the key."""
+    """The receiver, and objects among the arguments that are the same ones in each call with the key. Those that are
+    opened are others in each call: of them the classes."""
     named = [] if call.receiver is None else [(call.receiver, "self")]
-    for name, value in zip(call.binder.names, call.values, strict=True):
-        named += [(leaf, path) for path, leaf in leaves(value, name) if not isinstance(leaf, torch.Tensor)]
-    return named
+    opened = [one for _, one in call.containers() if is_object(type(one))]
+    others = {id(one) for one in opened}
+    for path, leaf in call.all_leaves():
+        if not isinstance(leaf, torch.Tensor) and id(referent(leaf)) not in others:
+            named.append((leaf, path))
+    return named + [(kind, kind.__qualname__) for kind in dict.fromkeys(map(type, opened))]
 
 
 def changed_places(changed: Iterable[Change], rebuilt: Sequence[tuple[Source, Any]]) -> tuple[dict[Key, Any], set[int]]:

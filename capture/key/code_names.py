@@ -10,13 +10,14 @@ import dis
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import torch
 from attrs import frozen
 from typing_extensions import override
 
+from capture.key import objects, pytree
 from capture.key.numpy_arrays import FROZEN, content, is_array_type
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Unkeyable, identity_token, key_of
@@ -210,8 +211,9 @@ class NamedKey:
     """The key's part for all chains that a body names, as they stand when it is called with the receiver (or None) and
     the bound values of the other parameters. Holds no reference to the receiver."""
 
-    def __init__(self, parameters: tuple[str, ...] = ()) -> None:
+    def __init__(self, parameters: tuple[str, ...] = (), static: Collection[str] = ()) -> None:
         self._parameters = parameters
+        self._static = static
         self._fixed: list[NamedSource] = []
         self._of_receiver: list[tuple[Callable[[Any], Any], str]] = []
         """With the name of one that is in the receiver's ``__dict__``, else nothing."""
@@ -229,7 +231,8 @@ class NamedKey:
         for position, attributes in self._of_values.items():
             value = values[position]
             if not isinstance(value, _OPENED) and type(value) not in PLAIN_TYPES:
-                found += [_object_part(value, names) for names in attributes]
+                closed = self._parameters[position] in self._static
+                found += [_object_part(value, names, closed=closed) for names in attributes]
         return tuple(found)
 
     def read(self, current: Any) -> list[Any]:
@@ -289,13 +292,16 @@ class NamedKey:
             self._of_values.setdefault(self._parameters.index(chain.root), []).append(chain.attributes)
 
 
-def named_key(function: Callable[..., Any], parameters: tuple[str, ...], receiver: Any = None) -> NamedKey:
-    """The key's part for what a function names. ``parameters``: names of the bound values.
+def named_key(
+    function: Callable[..., Any], parameters: tuple[str, ...], receiver: Any = None, static: Collection[str] = ()
+) -> NamedKey:
+    """The key's part for what a function names. ``parameters``: names of the bound values; ``static``: those of them
+    that are not opened.
 
     Left out: what torch itself defines, methods, and names found in ``builtins``. A function wrapped with
     ``functools.wraps`` (``torch.no_grad()``) names what it wraps names.
     """
-    named = NamedKey(parameters)
+    named = NamedKey(parameters, static)
     for one in _unwrapped(function):
         code = one.__code__
         receiver_name = code.co_varnames[0] if receiver is not None and code.co_argcount else None
@@ -312,7 +318,11 @@ def _unwrapped(function: Any) -> list[types.FunctionType]:
     return found
 
 
-def _object_part(value: Any, attributes: tuple[str, ...]) -> Any:
+def _object_part(value: Any, attributes: tuple[str, ...], *, closed: bool) -> Any:
+    """``closed``: the object is told apart by identity, whatever its class. What one that is opened holds itself is in
+    the argument's own part of the key."""
+    if not closed and pytree.is_object(type(value)) and objects.holds(value, attributes[0]):
+        return None
     if isinstance(value, torch.nn.Module) and (attributes[0] == "training" or attributes[0] in value._modules):
         return None
     return part_of(_value_along(value, attributes))

@@ -1,14 +1,15 @@
 """Open the structures that calls take and return, and close them again around other leaves.
 
-Opened are tuples, lists, dicts, namedtuples, dataclasses, attrs classes, the types registered with torch's pytree, and
-tensors that hold other tensors, such as a ``DTensor``. ``torch.utils`` treats a plain dataclass as a leaf, so tensors
-in one would be missed there.
+Opened are tuples, lists, dicts, namedtuples, dataclasses, attrs classes, objects of plain classes (``objects``), types
+registered here or with torch's pytree, and tensors that hold other tensors, such as a ``DTensor``. ``torch.utils``
+treats a plain dataclass as a leaf, so tensors in one would be missed there.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import attrs
 import torch
 
+from capture.key import objects
+from capture.key.objects import Visit
 from capture.torch_private import capabilities
 from capture.torch_private.subclasses import is_wrapper, open_wrapper
 
@@ -82,7 +85,27 @@ def is_container(value: object) -> bool:
         return True
     if kind is torch.Size or isinstance(value, (torch.Tensor, torch.nn.Module, type)):
         return False
-    return field_names(kind) is not None or capabilities.is_registered_container(kind)
+    return kind in objects.registered or capabilities.is_registered_container(kind) or is_object(kind)
+
+
+_with_fields: dict[type, bool] = {}
+
+
+def has_fields(kind: type) -> bool:
+    """A dataclass or attrs class."""
+    if kind not in _with_fields:
+        _with_fields[kind] = field_names(kind) is not None
+    return _with_fields[kind]
+
+
+def is_object(kind: type) -> bool:
+    """Objects of this class are opened member by member."""
+    return kind in objects.opened or has_fields(kind)
+
+
+def is_registered(kind: type) -> bool:
+    """Somebody registered how objects of this class are opened."""
+    return kind in objects.registered or capabilities.is_registered_container(kind)
 
 
 def children(value: Any) -> list[Child]:
@@ -97,40 +120,86 @@ def children(value: Any) -> list[Child]:
     if kind is Shell or is_wrapper(kind):
         shell = value if kind is Shell else Shell.of(value)
         return [(f".{name}", member) for name, member in zip(shell.names, shell.members, strict=True)]
+    if kind in objects.registered:
+        flat, _ = objects.registered[kind][0](value)
+        return [(f".{number}", member) for number, member in enumerate(flat)]
     if capabilities.is_registered_container(kind):
         members, _ = capabilities.open_registered(value)
         names = list(value.keys()) if isinstance(value, dict) else range(len(members))
         return [(f".{name}", member) for name, member in zip(names, members, strict=False)]
+    if objects.is_plain(kind):
+        return [(objects.suffix_of(name), member) for name, member in objects.members(value)]
     names_of_fields = field_names(kind) or ()
     return [(f".{name}", getattr(value, name)) for name in names_of_fields if hasattr(value, name)]
 
 
-def leaves(value: Any, path: str = "") -> Iterator[Child]:
-    """Depth-first leaves with their paths; an empty container has none."""
-    if is_container(value):
-        for suffix, member in children(value):
-            yield from leaves(member, path + suffix)
-    else:
+def leaves(value: Any, path: str = "", visit: Visit | None = None) -> Iterator[Child]:
+    """Depth-first leaves with their paths; an empty container has none, nor has an object that was met before."""
+    visit = Visit() if visit is None else visit
+    if not is_container(value):
         yield path, value
+    elif is_new(value, visit):
+        for suffix, member in children(value):
+            yield from leaves(member, path + suffix, visit)
 
 
-def wrappers(value: Any, path: str = "") -> Iterator[Child]:
+def is_new(container: Any, visit: Visit) -> bool:
+    """What is in it was not met before: all but objects have a place each."""
+    kind = type(container)
+    return is_registered(kind) or not is_object(kind) or visit.is_new(container)
+
+
+def wrappers(value: Any, path: str = "", visit: Visit | None = None) -> Iterator[Child]:
     """Tensors in the structure that hold other tensors."""
+    visit = Visit() if visit is None else visit
     if isinstance(value, torch.Tensor) and is_wrapper(type(value)):
         yield path, value
-    elif is_container(value):
+    elif is_container(value) and is_new(value, visit):
         for suffix, member in children(value):
-            yield from wrappers(member, path + suffix)
+            yield from wrappers(member, path + suffix, visit)
 
 
-def replace_leaves(value: Any, replace: Callable[[Any], Any]) -> Any:
+def replace_leaves(value: Any, replace: Callable[[Any], Any], visit: Visit | None = None) -> Any:
     """The same structure around ``replace(leaf)``; a container none of whose leaves changed is kept itself."""
+    visit = Visit() if visit is None else visit
     if not is_container(value):
-        return replace(value)
-    members = [(suffix, member, replace_leaves(member, replace)) for suffix, member in children(value)]
+        return _again(value, visit) if objects.referent(value) is not None else replace(value)
+    kind = type(value)
+    if is_made_anew(kind):
+        return _replace_members(value, replace, visit)
+    members = [(suffix, member, replace_leaves(member, replace, visit)) for suffix, member in children(value)]
     if all(before is after for _, before, after in members):
         return value
     return close(value, [after for _, _, after in members])
+
+
+def _blank(like: Any) -> Any:
+    return objects.blank(type(like), is_own_dict=objects.is_own_dict(like))
+
+
+def is_made_anew(kind: type) -> bool:
+    """Objects of this class are put together member by member."""
+    return is_object(kind) and not is_registered(kind) and objects.is_plain(kind)
+
+
+def _again(reference: Any, visit: Visit) -> Any:
+    """A weak reference to an object that was met is one to what stands for it."""
+    stands = visit.made.get(id(reference()))
+    return reference if stands is None else weakref.ref(stands)
+
+
+def _replace_members(value: Any, replace: Callable[[Any], Any], visit: Visit) -> Any:
+    """Of an object. What stands for it is there before its members are, as those may lead back to it."""
+    if id(value) in visit.made:
+        return visit.made[id(value)]
+    closed = visit.made[id(value)] = _blank(value)
+    members = [(name, member, replace_leaves(member, replace, visit)) for name, member in objects.members(value)]
+    if all(before is after or after is closed for _, before, after in members):
+        visit.made[id(value)] = value
+        return value
+    for name, _, after in members:
+        objects.put(closed, name, after)
+    return closed
 
 
 def rebuild(value: Any, replace: Callable[[Any], Any]) -> Any:
@@ -153,13 +222,21 @@ def close(value: Any, members: list[Any]) -> Any:
         return closed
     if kind is Shell or is_wrapper(kind):
         return (value if kind is Shell else Shell.of(value)).around(members)
+    if kind in objects.registered:
+        flatten, unflatten = objects.registered[kind]
+        return unflatten(members, flatten(value)[1])
     if capabilities.is_registered_container(kind):
         _, spec = capabilities.open_registered(value)
         return capabilities.close_registered(members, spec)
+    if objects.is_plain(kind):
+        made = _blank(value)
+        for (name, _), member in zip(objects.members(value), members, strict=True):
+            objects.put(made, name, member)
+        return made
     closed = copy.copy(value)
-    names = [suffix[1:] for suffix, _ in children(value)]
-    for name, member in zip(names, members, strict=True):
-        object.__setattr__(closed, name, member)  # frozen classes too
+    fields = [suffix[1:] for suffix, _ in children(value)]
+    for field, member in zip(fields, members, strict=True):
+        object.__setattr__(closed, field, member)  # frozen classes too
     return closed
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
-from capture.key import numpy_arrays, pytree, tensor_meta
+from capture.key import numpy_arrays, objects, pytree, tensor_meta
 from capture.native import native
 from capture.torch_private import capabilities
 from capture.torch_private.distributed import progress_of, sharding_of
@@ -240,11 +240,70 @@ def _mapping_key(value: dict[Any, Any], leaves: list[Leaf]) -> Any:
     return (type(value), *[(name, key_of(value[name], leaves)) for name in value])
 
 
-def _fields_key(value: Any, leaves: list[Leaf]) -> Any:
-    return (type(value), *[(suffix, key_of(member, leaves)) for suffix, member in pytree.children(value)])
+class Leaves(list[Leaf]):
+    """The leaves of one call, and the objects that were opened, which count once."""
+
+    def __init__(self, *, opens: bool = True) -> None:
+        super().__init__()
+        self.visit = objects.Visit()
+        self.opens = opens
+        """Objects are opened; else told apart by identity."""
+
+
+def _object_key(value: Any, leaves: list[Leaf]) -> Any:
+    """Of an object that is opened. One that was met before in this call is that one."""
+    if not isinstance(leaves, Leaves):
+        found = Leaves()
+        part = _object_key(value, found)
+        leaves += found
+        return part
+    kind = type(value)
+    if not leaves.opens and not pytree.has_fields(kind):
+        return _closed_key(value, leaves)
+    if not leaves.visit.is_new(value):
+        return ("again", leaves.visit.numbers[id(value)])
+    if not objects.is_plain(kind):
+        return (kind, *[(suffix, key_of(member, leaves)) for suffix, member in pytree.children(value)])
+    return (kind, *_class_defaults(value), *[(name, key_of(member, leaves)) for name, member in objects.members(value)])
+
+
+def _class_defaults(value: Any) -> list[Any]:
+    """Fields of a dataclass that the object itself does not have."""
+    kind = type(value)
+    names = [name for name in pytree.field_names(kind) or () if name in kind.__dict__]
+    own = value.__dict__ if names and kind.__dictoffset__ else {}
+    return [(name, key_of(kind.__dict__[name], [])) for name in names if kind.__dictoffset__ and name not in own]
+
+
+def _undecided_key(value: Any, leaves: list[Leaf]) -> Any:
+    """Of an object of a plain class, none of which was opened so far."""
+    if not (isinstance(leaves, Leaves) and leaves.opens and objects.may_open(value)):
+        return _closed_key(value, leaves)
+    _PARTS[type(value)] = _object_key
+    return _object_key(value, leaves)
+
+
+def _closed_key(value: Any, leaves: list[Leaf]) -> Any:
+    hashing: object = type(value).__hash__
+    if hashing is not None and hashing is not object.__hash__:
+        return _typed(value, leaves)
+    return _identity_key(value, leaves)
+
+
+def _weak_key(value: Any, leaves: list[Leaf]) -> Any:
+    met = leaves.visit.numbers if isinstance(leaves, Leaves) else {}
+    at = value()
+    return (
+        (weakref.ref, met[id(at)], "met")
+        if id(at) in met
+        else (weakref.ref, None if at is None else identity_token(at))
+    )
 
 
 def _registered_key(value: Any, leaves: list[Leaf]) -> Any:
+    if type(value) in objects.registered:
+        flat, context = objects.registered[type(value)][0](value)
+        return (type(value), context, *[key_of(member, leaves) for member in flat])
     members, spec = capabilities.open_registered(value)
     return (capabilities.registered_key(spec), *[key_of(member, leaves) for member in members])
 
@@ -278,7 +337,7 @@ def identity_token(value: Any) -> int:
     known = _tokens.get(id(value))
     if known is not None and known[0]() is value:
         return known[1]
-    address = id(value)
+    address, kind = id(value), type(value)
     token = Token(next(_next_token))
 
     def died(_: object) -> None:
@@ -286,6 +345,7 @@ def identity_token(value: Any) -> int:
         _tokens.pop(address, None)
         _module_lists.pop(token, None)
         token.is_dead, _deaths = True, _deaths + 1
+        objects.died(kind)
 
     try:
         reference = weakref.ref(value, died)
@@ -416,6 +476,7 @@ _PARTS: dict[type, KeyPart] = {
     OrderedDict: _mapping_key,
     defaultdict: _mapping_key,
     types.MethodType: _method_key,
+    weakref.ref: _weak_key,
     **dict.fromkeys(numpy_arrays.FROZEN, _content_key),
 }
 
@@ -431,14 +492,19 @@ def _part_for(kind: type) -> KeyPart:
         return _sequence_key
     if issubclass(kind, torch.nn.Module):
         return module_key
-    if capabilities.is_registered_container(kind):
+    if pytree.is_registered(kind):
         return _registered_key
-    if pytree.field_names(kind) is not None:
-        return _fields_key
-    hashing: object = kind.__hash__
-    if hashing is not None and hashing is not object.__hash__ and not issubclass(kind, frozenset):
-        return _typed
-    return _identity_key
+    if pytree.is_object(kind):
+        return _object_key
+    if objects.is_plain(kind):
+        return _undecided_key
+    return _identity_key if issubclass(kind, frozenset) else _closed_key
+
+
+def register_container(kind: type, flatten: objects.Flatten, unflatten: objects.Unflatten) -> None:
+    """See ``capture.register_container``."""
+    objects.register(kind, flatten, unflatten)
+    _PARTS[kind] = _registered_key
 
 
 def key_of(value: Any, leaves: list[Leaf]) -> Any:

@@ -25,7 +25,7 @@ from capture.core.facts import (
     PlaceholderInfo,
     SubclassLeaf,
 )  # fmt: skip
-from capture.key import pytree
+from capture.key import objects, pytree
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
 from capture.key.tensor_meta import alias_groups, tensor_info
 from capture.observe import gradient_uses
@@ -50,6 +50,8 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     call, trace = watched.call, watched.watch.trace
     arguments = [(path, leaf) for path, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
     _note_versions(watched)
+    for given in (*call.values, watched.result, *(change.after for change in watched.changed)):
+        objects.learn(given)
     classify = Classifier(watched, watched.arguments)
     implicit = classify.implicit()
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
@@ -81,7 +83,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         collectives=(*trace.collectives.values(), *_handles(outputs)),
         draws=tuple(trace.draws.values()),
         devices=tuple(sorted(trace.devices)),
-        opaque=(*call.opaque_leaves(), *opaque),
+        opaque=(*call.opaque_leaves(), *_held_twice(watched), *opaque),
         subclasses=tuple(_subclasses(watched)),
         escapes=tuple(Escape(tensor=one.info, op=one.op, where=one.where) for one in left),
         gradients=tuple(gradients),
@@ -95,6 +97,24 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     )
     unread = {one.path for one in handed_on} | {path for path, leaf in arguments if trace.is_unread(leaf)}
     return DescribedRun(facts, implicit, outputs, effects, unread=frozenset(unread))
+
+
+def _held_twice(watched: ObservedRun) -> list[OpaqueLeaf]:
+    """Containers among the arguments that Python state holds, too, and that the body changes in one of both ways."""
+    changed = [change.source for change in watched.changed]
+    if not changed:
+        return []
+    given = {id(value): path for path, value in watched.call.containers()}
+    found = []
+    for source, value in watched.before.sources.values():
+        path = given.get(id(value))
+        root = [*source.chain()][-1] if path is not None else None
+        if root is None or path is None or (root.kind == "root" and root.path not in ("self", "function")):
+            continue
+        if any(one.path.startswith((f"{path}.", f"{source.path}.")) for one in changed):
+            kind = type(value).__qualname__
+            found.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=0, also=source.path))
+    return found
 
 
 def _reads_form(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> bool:
@@ -356,4 +376,6 @@ def output_info(leaf: KeptLeaf, arguments: list[tuple[str, Any]]) -> OutputInfo:
         return OutputInfo(path=leaf.path, kind="python", value="tensor")  # reported as what it is
     if isinstance(leaf.value, torch.Tensor):
         return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, tensor=tensor_info(leaf.value))
-    return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, value=repr(leaf.value)[:200])
+    held = objects.referent(leaf.value)
+    told = repr(leaf.value)[:200] if held is None else f"weakref to {type(held).__qualname__}"
+    return OutputInfo(path=leaf.path, kind=leaf.kind, source=source, value=told)

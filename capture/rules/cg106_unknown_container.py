@@ -1,15 +1,16 @@
 """A container the library cannot open holds tensors.
 
 ## What it does
-Finds objects among the arguments or results that hold tensors, but are no list, tuple, dict, dataclass or other
-container whose parts are known; and arguments that have neither a value to compare nor weak references.
+Finds objects among the arguments or results that hold tensors and whose class has more to it than Python tells, such as
+one that derives from a class made in C; arguments that have neither a value to compare nor weak references; and
+arguments that Python state holds, too, while the body changes them.
 
 ## Why it matters
 Tensors inside could be neither bound before a replay nor made afresh after one; the caller would get the old ones.
 
 ## Example
 ```python
-class Pair:
+class Pair(array.array):
     def __init__(self, a, b):
         self.a, self.b = a, b
 
@@ -20,10 +21,9 @@ def step(pair):
 
 ## Instead
 ```python
-@dataclass
 class Pair:
-    a: Tensor
-    b: Tensor
+    def __init__(self, a, b):
+        self.a, self.b = a, b
 
 @capture
 def step(pair):
@@ -32,7 +32,7 @@ def step(pair):
 
 ## Fix safety
 An object in `static=` is read where it is, with what it holds; every object has a recording of its own. Passing the
-tensors themselves is always safe. Registering a container as a pytree is global to the process.
+tensors themselves is always safe. `capture.register_container` holds for all captured functions of the process.
 
 ## Known gaps
 Tensors hidden behind properties or in C++ objects are not counted.
@@ -65,12 +65,20 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
                 fix=(f"give {leaf.type} __eq__ and __hash__, or '__weakref__' among its __slots__  (no cost)",),
                 path=leaf.path,
             )
+        if leaf.also is not None:
+            yield RULE.finding(
+                what=f"{leaf.role} {leaf.path!r} is also {leaf.also!r}, and the body changes it",
+                why="the body is recorded with a copy of the argument, which is not what the other place holds",
+                fix=("name it in static=, if it is one object for many calls  (a recording an object)",
+                     "reach it in one way only, as an argument or there  (no cost)"),
+                path=leaf.path,
+            )  # fmt: skip
         if leaf.num_tensors == 0:
             continue
         count = "a tensor" if leaf.num_tensors == 1 else f"{leaf.num_tensors} tensors"
         yield RULE.finding(
             what=f"{leaf.role} {leaf.path!r} is a {leaf.type} that holds {count}",
             why="the parts of this type are not known, so its tensors could not be bound to or made by a replay",
-            fix=(*FIX[leaf.role], f"register {leaf.type} as a pytree node  (no cost)"),
+            fix=(*FIX[leaf.role], f"capture.register_container({leaf.type}, flatten, unflatten)  (no cost)"),
             path=leaf.path,
         )

@@ -23,7 +23,7 @@ from capture.core.options import Annotation
 from capture.core.plan import CapturePlan
 from capture.key.code_names import NamedKey, part_of
 from capture.key.modes import Here
-from capture.key.signature import Binder, Key, Leaf, make_binder, module_key, sees_form, signature_of
+from capture.key.signature import Binder, Key, Leaf, Leaves, key_of, make_binder, module_key, sees_form, signature_of
 from capture.observe import source_location
 from capture.reporting import text as _text
 from capture.runtime.entry import Entry, Family
@@ -137,6 +137,17 @@ class Captured:
     def stateless(self) -> bool:
         """The key is made of modes and arguments alone."""
         return self._is_alone and self.named.is_empty() and not self.optimizers and not self.optimizers.modules()
+
+    def arguments(self, values: tuple[Any, ...], leaves: Leaves) -> tuple[Any, ...]:
+        """The arguments' part of the key; their tensors and generators become ``leaves``."""
+        static = self.annotation.static
+        if not static:
+            return tuple([key_of(value, leaves) for value in values])
+        found = []
+        for name, value in zip(self.binder.names, values, strict=True):
+            leaves.opens = name not in static
+            found.append(key_of(value, leaves))
+        return tuple(found)
 
     def rest(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Parts of the key beside modes and arguments."""

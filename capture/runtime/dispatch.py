@@ -50,7 +50,7 @@ from capture.guards.guard import OVERLAPS
 from capture.guards.read_guards import Place
 from capture.key.modes import Ambient, Here, ambient, foreign, here, inlining
 from capture.key.pytree import result_leaves
-from capture.key.signature import Leaf, Unkeyable, deaths, forget_module_structure, key_of
+from capture.key.signature import Leaf, Leaves, Unkeyable, deaths, forget_module_structure
 from capture.native import MISS
 from capture.observe import run, source_location
 from capture.rules.compile_plan import compile_plan
@@ -198,12 +198,12 @@ def entry_of(captured: Captured, values: Values) -> tuple[Entry, list[Leaf]]:
 
 
 def _entry_of(captured: Captured, values: Values, modes: Ambient) -> tuple[Entry, list[Leaf]]:
-    leaves: list[Leaf] = []
+    leaves = Leaves()
     if not captured.optimizers.has_looked:  # once, also where no call ever gets a key
         state = snapshot.snapshot(captured.call(values, leaves).roots())
         captured.optimizers.note(state, (captured.receiver, *values))
-    rest = () if captured.stateless else captured.rest(values)
-    key = (modes, tuple([key_of(value, leaves) for value in values]), *rest)
+    arguments = captured.arguments(values, leaves)  # first: it may open objects, which then have a part of their own
+    key = (modes, arguments, *(() if captured.stateless else captured.rest(values)))
     family = captured.families.get(key)
     if family is None:
         if captured.deaths_seen != deaths():

@@ -31,8 +31,13 @@ def _kept_values(described: DescribedRun) -> list[Any]:
 
 def _ids(value: Any) -> set[int]:
     """``id`` of a structure, of the containers in it, and of its leaves."""
-    found = {id(value)}
-    return found.union(*[_ids(member) for _, member in children(value)]) if is_container(value) else found
+    found, stack = set[int](), [value]
+    while stack:
+        one = stack.pop()
+        if id(one) not in found and is_container(one):
+            stack += [member for _, member in children(one)]
+        found.add(id(one))
+    return found
 
 
 def _again(captured: Captured, result: Any) -> dict[int, Again]:

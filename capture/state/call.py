@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from capture.core.facts import OpaqueLeaf
 from capture.core.options import Annotation
-from capture.key import pytree
+from capture.key import objects, pytree
+from capture.key.objects import Visit
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Binder, Leaf
 from capture.state import body_run, snapshot
@@ -30,6 +31,7 @@ class Call:
     binder: Binder
     values: tuple[Any, ...]
     leaves: list[Leaf]
+    _paths: list[tuple[str, Leaf]] | None = field(default=None, init=False)
     keeps_program: bool = False
     """The graph of the body outlives the run, as the program of a region."""
 
@@ -75,13 +77,40 @@ class Call:
         return {**self.named_values(), "self": self.receiver}
 
     def paths(self, values: tuple[Any, ...] | None = None) -> list[tuple[str, Leaf]]:
-        """Paths of the dynamic leaves, in the order of ``leaves``."""
-        found = []
+        """Paths of the dynamic leaves, in the order of ``leaves``; of the caller's own as they were at the first look,
+        which is before the body changes anything."""
+        if values is None:
+            if self._paths is None:
+                self._paths = self.paths(self.values)
+            return self._paths
+        return [
+            (path, leaf) for path, leaf in self.all_leaves(values) if isinstance(leaf, (torch.Tensor, torch.Generator))
+        ]
+
+    def all_leaves(self, values: tuple[Any, ...] | None = None) -> Iterator[tuple[str, Any]]:
+        """What is in the arguments as they are now and is no container, with paths."""
+        visit = Visit()
         for name, value in zip(self.binder.names, self.values if values is None else values, strict=True):
-            for path, leaf in pytree.leaves(value, "" if name == self.binder.keywords else name):
-                if isinstance(leaf, (torch.Tensor, torch.Generator)):
-                    found.append((path.removeprefix("."), leaf))
-        return found
+            if self._is_whole(name, value):
+                yield name, value
+                continue
+            for path, leaf in pytree.leaves(value, "" if name == self.binder.keywords else name, visit):
+                yield path.removeprefix("."), leaf
+
+    def containers(self) -> Iterator[tuple[str, Any]]:
+        """What is opened in the arguments, with paths."""
+        visit = Visit()
+        stack = [one for one in self.named_values().items() if not self._is_whole(*one)]
+        while stack:
+            path, value = stack.pop()
+            if pytree.is_container(value) and visit.is_new(value):
+                yield path, value
+                stack += [(f"{path}{suffix}", member) for suffix, member in pytree.children(value)]
+
+    def _is_whole(self, name: str, value: Any) -> bool:
+        """An object in ``static=`` is not opened, but read where it is."""
+        kind = type(value)
+        return name in self.annotation.static and pytree.is_object(kind) and not pytree.has_fields(kind)
 
     def substitute(self, replacements: dict[int, Leaf], values: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
         """These values, or the caller's own, with leaves replaced by position; a container none of whose
@@ -93,7 +122,11 @@ class Call:
                 return replacements.get(next(position), leaf)
             return leaf
 
-        return tuple(pytree.replace_leaves(value, replace) for value in (self.values if values is None else values))
+        visit, values = Visit(), self.values if values is None else values
+        return tuple(
+            value if self._is_whole(name, value) else pytree.replace_leaves(value, replace, visit)
+            for name, value in zip(self.binder.names, values, strict=True)
+        )
 
     def is_static(self, path: str) -> bool:
         """A name in ``static=`` covers this path."""
@@ -106,12 +139,11 @@ class Call:
     def opaque_leaves(self) -> list[OpaqueLeaf]:
         """Leaves that are no plain value, tensor or module and whose tensors, if any, are not declared static."""
         found = []
-        for name, value in self.named_values().items():
-            for path, leaf in pytree.leaves(value, name):
-                if is_opaque(leaf) and not self.is_static(path):
-                    num_tensors = pytree.count_tensors(leaf)
-                    kind = type(leaf).__qualname__
-                    found.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=num_tensors))
+        for path, leaf in self.all_leaves():
+            if is_opaque(leaf) and not self.is_static(path) and type(leaf) not in objects.opened:
+                num_tensors = pytree.count_tensors(leaf)
+                kind = type(leaf).__qualname__
+                found.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=num_tensors))
         return found
 
     def unkeyable(self, reason: str) -> OpaqueLeaf:

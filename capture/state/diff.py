@@ -10,8 +10,9 @@ import torch
 
 from capture.key import pytree
 from capture.key.code_names import MISSING
+from capture.key.objects import closed_package
 from capture.key.pytree import PLAIN_TYPES
-from capture.state.snapshot import CLOSED, Change, Snapshot, closed_package, function_sources, module_sources
+from capture.state.snapshot import CLOSED, Change, Snapshot, function_sources, module_sources
 from capture.state.source import Source, are_as_they_were
 
 

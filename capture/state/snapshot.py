@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 
 from capture.key import pytree
 from capture.key.code_names import MISSING, chain_value, chains, globals_in
+from capture.key.objects import SHARDING, closed_package
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.state.source import Found, Source, Tables, members_of_module
 from capture.torch_private.capabilities import generator_id
@@ -27,10 +28,6 @@ _MEMBERS_LIMIT = 10_000  # of one container
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TENSORS = frozenset(TENSOR_TYPES)
 CLOSED = (str, bytes, bytearray, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Generator)
-_CLOSED_PACKAGES = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing",
-                              "concurrent", "multiprocessing", "queue", "asyncio", "capture"})  # fmt: skip
-_SHARDING = "torch.distributed.fsdp"
-_OPEN_OF_TORCH = ("torch.optim", _SHARDING)
 
 
 @define
@@ -165,7 +162,7 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
 
 
 def _is_sharding(kind: type) -> bool:
-    return kind.__module__.startswith(_SHARDING) and not issubclass(kind, torch.nn.Module)
+    return kind.__module__.startswith(SHARDING) and not issubclass(kind, torch.nn.Module)
 
 
 def _members(found: Snapshot, source: Source, value: Any) -> list[Found]:
@@ -213,12 +210,6 @@ def _open_members(found: Snapshot, source: Source, value: Any) -> list[Source]:
     if closed_package(type(value).__module__):
         return []
     return _attribute_sources(found, source, value)
-
-
-@functools.lru_cache(maxsize=4096)
-def closed_package(module: str | None) -> bool:
-    package = (module or "").split(".")[0]
-    return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith(_OPEN_OF_TORCH))
 
 
 def _module_members(found: Snapshot, source: Source, module: torch.nn.Module) -> list[Found]:

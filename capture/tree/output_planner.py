@@ -14,7 +14,7 @@ from capture.engines.base import Block, Geometry, Pool
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.state.source import Source
 from capture.tree.liveness import Again, SharedStorage
-from capture.tree.output_structure import EffectSlot, Slot, effect_slot, filler, skeleton_of
+from capture.tree.output_structure import EffectSlot, Slot, Structures, effect_slot, filler
 from capture.tree.outputs import Alias, OutputGroup, OutputPlan
 
 
@@ -53,11 +53,9 @@ def plan_outputs(
             assert leaf.source is not None
             base = arguments[leaf.source][1] if isinstance(leaf.source, int) else owners(leaf.source)
             aliases.append((position, _alias(leaf, base)))
-    numbers = iter(range(len(leaves)))
-    skeleton = skeleton_of(result, numbers, own)
-    slots = tuple(
-        effect_slot(effect.change.source, skeleton_of(effect.change.after, numbers, own)) for effect in effects
-    )
+    structures = Structures(iter(range(len(leaves))), own)
+    skeleton = structures.skeleton(result)
+    slots = tuple(effect_slot(one.change.source, structures.skeleton(one.change.after)) for one in effects)
     made = tuple(
         OutputGroup(block, tuple(p), tuple(g), tuple(leaves[one].path for one in p)) for block, p, g in groups.values()
     )

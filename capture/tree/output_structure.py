@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import define, field, frozen
 
-from capture.key import pytree
+from capture.key import objects, pytree
+from capture.key.objects import Visit
 from capture.state.source import Source
 
 
@@ -19,6 +21,26 @@ class Slot:
 
     def __init__(self, index: int) -> None:
         self.index = index
+
+
+class Shape:
+    """Stands for an object that is opened, and is made anew. ``number``: of the object among all of the plan's. No
+    attrs class, like ``Slot``; and no object of the user's class, which would be one more that its code gets to see."""
+
+    __slots__ = ("is_own_dict", "kind", "members", "number")
+
+    def __init__(self, number: int, like: Any) -> None:
+        self.number, self.kind, self.is_own_dict = number, type(like), objects.is_own_dict(like)
+        self.members: list[tuple[objects.Name, Any]] = []
+
+
+class Again:
+    """Stands for an object that is made before, or for a weak reference to it."""
+
+    __slots__ = ("is_weak", "number")
+
+    def __init__(self, number: int, *, is_weak: bool) -> None:
+        self.number, self.is_weak = number, is_weak
 
 
 @frozen(eq=False)
@@ -69,14 +91,25 @@ def effect_slot(source: Source, skeleton: Any) -> EffectSlot:
     return EffectSlot(skeleton, None, (source,))
 
 
-def fill(skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[str, Any]]) -> Any:
-    """The structure with its slots replaced, every container new but those that are the caller's own."""
+def fill(
+    skeleton: Any, values: Sequence[Any], named_values: Callable[[], dict[str, Any]], made: dict[int, Any] | None = None
+) -> Any:
+    """The structure with its slots replaced, every container new but those that are the caller's own. ``made``: objects
+    by number, for structures that share some."""
     if isinstance(skeleton, Slot):
         return values[skeleton.index]
+    made = {} if made is None else made
 
     def leaf(one: Any) -> Any:
         if isinstance(one, Slot):
             return values[one.index]
+        if isinstance(one, Shape):
+            new = made[one.number] = objects.blank(one.kind, is_own_dict=one.is_own_dict)
+            for name, member in one.members:
+                objects.put(new, name, fill(member, values, named_values, made))
+            return new
+        if isinstance(one, Again):
+            return weakref.ref(made[one.number]) if one.is_weak else made[one.number]
         return one.at(named_values) if isinstance(one, OwnContainer) else one
 
     return pytree.rebuild(skeleton, leaf)
@@ -107,17 +140,35 @@ def filler(skeleton: Any, depth: int = 0) -> Filler | None:
     return lambda values: kind(*[member(values) for member in known])
 
 
-def skeleton_of(value: Any, numbers: Iterator[int], own: dict[int, Source]) -> Any:
-    """The structure without its leaves. ``own``: objects that existed before the run and are handed back, by ``id``."""
-    source = own.get(id(value))
-    if not pytree.is_container(value):
-        number = next(numbers)
-        return Slot(number) if source is None else _own(source)
-    if source is None:
-        return pytree.close(value, [skeleton_of(member, numbers, own) for _, member in pytree.children(value)])
-    for _ in pytree.leaves(value):
-        next(numbers)
-    return _own(source)
+@define(eq=False)
+class Structures:
+    """Makes skeletons of the structures of one plan, one after the other."""
+
+    numbers: Iterator[int]
+    """Of the leaves to come."""
+    own: dict[int, Source]
+    """Objects that existed before the run and are handed back, by ``id``."""
+    shapes: dict[int, Shape] = field(factory=dict)
+    """Of objects so far, by ``id``."""
+
+    def skeleton(self, value: Any, visit: Visit | None = None) -> Any:
+        """The structure without its leaves. ``visit``: as in ``pytree.leaves``."""
+        visit = Visit() if visit is None else visit
+        source = self.own.get(id(value))
+        if not pytree.is_container(value):
+            number, shape = next(self.numbers), self.shapes.get(id(objects.referent(value)))
+            if source is not None:
+                return _own(source)
+            return Slot(number) if shape is None else Again(shape.number, is_weak=True)
+        if source is not None or id(value) in self.shapes:
+            for _ in pytree.leaves(value, visit=visit):
+                next(self.numbers)
+            return Again(self.shapes[id(value)].number, is_weak=False) if source is None else _own(source)
+        if not pytree.is_new(value, visit) or not pytree.is_made_anew(type(value)):
+            return pytree.close(value, [self.skeleton(member, visit) for _, member in pytree.children(value)])
+        shape = self.shapes[id(value)] = Shape(len(self.shapes), value)
+        shape.members += [(name, self.skeleton(member, visit)) for name, member in objects.members(value)]
+        return shape
 
 
 def _own(source: Source) -> OwnContainer:

@@ -301,9 +301,11 @@ class OutputPlan:
         effects: Sequence[EffectSlot] | None = None,
     ) -> Any:
         """Put leaves into the result's structure and set effects: all, if none are given."""
+        made: dict[int, Any] = {}
+        result = self.fills(values) if self.fills is not None else fill(self.skeleton, values, named_values, made)
         for effect in self.effects if effects is None else effects:
-            effect.at(named_values).set(fill(effect.skeleton, values, named_values))
-        return self.fills(values) if self.fills is not None else fill(self.skeleton, values, named_values)
+            effect.at(named_values).set(fill(effect.skeleton, values, named_values, made))
+        return result
 
     def own_values(
         self, kept: Sequence[Any], leaves: Sequence[Any], statics: Callable[[str], torch.Tensor]

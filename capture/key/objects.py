@@ -1,0 +1,260 @@
+"""Objects of plain Python classes, opened by what they hold: batches, caches, contexts, results.
+
+An object is opened without running code of its class: its members are in its ``__dict__``, in its slots, and for a
+subclass of ``dict`` or ``list`` in that. Classes are opened for good, so that all parts of one call agree: those of
+an instance that was seen to hold tensors, and those whose instances come and go, so that identity tells nothing. All
+others are told apart by identity, as a config is that outlives its calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+
+_MOST_MEMBERS = 400
+"""Looked at for tensors. What holds more is no batch, but a program's own object."""
+_COME_AND_GO = 2
+"""Instances of a class that were told apart by identity and died."""
+_CLOSED_PACKAGES = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing",
+                              "concurrent", "multiprocessing", "queue", "asyncio", "capture"})  # fmt: skip
+SHARDING = "torch.distributed.fsdp"
+_OPEN_OF_TORCH = ("torch.optim", "torch.distributions", SHARDING)
+_NEVER = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.Generator, type, BaseException)
+
+
+@functools.lru_cache(maxsize=4096)
+def closed_package(module: str | None) -> bool:
+    """Objects of classes of this module are never looked into."""
+    package = (module or "").split(".")[0]
+    return package in _CLOSED_PACKAGES or (package == "torch" and not (module or "").startswith(_OPEN_OF_TORCH))
+
+
+# ------------------------------------------------------------------------------------------------ what an object holds
+
+
+@frozen
+class _Layout:
+    """Of the instances of one class."""
+
+    base: type
+    new: Any
+    """Makes an empty one."""
+    slots: tuple[Any, ...]
+    """Their descriptors."""
+    has_dict: bool
+
+
+_DEFAULT_FACTORY: Any = vars(defaultdict)["default_factory"]
+_BASES: tuple[type, ...] = (OrderedDict, defaultdict, dict, list, types.SimpleNamespace, object)
+
+
+_layouts: dict[type, _Layout | None] = {}
+
+
+def _layout_of(kind: type) -> _Layout | None:
+    """None for a class that has more to it than Python tells, or is another stage's."""
+    if kind not in _layouts:
+        _layouts[kind] = _find_layout(kind)
+    return _layouts[kind]
+
+
+def _find_layout(kind: type) -> _Layout | None:
+    own = [base for base in kind.__mro__ if base not in _BASES]
+    if issubclass(kind, _NEVER) or (not own and kind is not types.SimpleNamespace):
+        return None
+    base = next(base for base in _BASES if issubclass(kind, base))
+    slots = [one for base in reversed(own) for one in vars(base).values() if type(one) is types.MemberDescriptorType]
+    has_dict = bool(kind.__dictoffset__)
+    if closed_package(kind.__module__) or kind.__basicsize__ != _size(kind, base, len(slots)):
+        return None
+    return _Layout(base, base.__new__, tuple(slots), has_dict)
+
+
+def _size(kind: type, base: type, slots: int) -> int:
+    """Bytes of an instance that has so many slots and nothing that only C knows of."""
+    if kind is base:
+        return kind.__basicsize__
+    names = [f"slot{number}" for number in range(slots)]
+    names += ["__dict__"] if kind.__dictoffset__ and not base.__dictoffset__ else []
+    names += ["__weakref__"] if kind.__weakrefoffset__ and not base.__weakrefoffset__ else []
+    return type("Probe", (base,), {"__slots__": names}).__basicsize__
+
+
+def is_plain(kind: type) -> bool:
+    """Instances of this class are nothing but what ``members`` gives."""
+    return _layout_of(kind) is not None
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    own: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    return own
+
+
+Name = tuple[str, Any]
+"""Where a member is: ``"item"`` and a key or a number, ``"slot"`` and the descriptor, ``"attribute"`` and the name."""
+
+
+def members(value: Any) -> list[tuple[Name, Any]]:
+    """Members of an object of a plain class, in a stable order."""
+    layout = _layout_of(type(value))
+    assert layout is not None
+    found: list[tuple[Name, Any]] = []
+    if issubclass(layout.base, dict):
+        found += [(("item", key), dict.__getitem__(value, key)) for key in dict.__iter__(value)]
+        if layout.base is defaultdict:
+            found.append((("slot", _DEFAULT_FACTORY), value.default_factory))
+    elif layout.base is list:
+        found += [(("item", at), one) for at, one in enumerate(list.__iter__(value))]
+    for descriptor in layout.slots:
+        try:
+            found.append((("slot", descriptor), descriptor.__get__(value)))
+        except AttributeError:  # not set
+            continue
+    if layout.has_dict and (own := _attributes(value)) is not value:
+        found += [(("attribute", name), one) for name, one in own.items()]
+    return found
+
+
+def holds(value: Any, name: str) -> bool:
+    """An object of a plain class has this attribute itself, not by its class."""
+    layout = _layout_of(type(value))
+    if layout is None:
+        return False
+    return (layout.has_dict and name in _attributes(value)) or any(one.__name__ == name for one in layout.slots)
+
+
+def suffix_of(name: Name) -> str:
+    """Of the path of a member."""
+    kind, at = name
+    return f".{at.__name__}" if kind == "slot" else f".{at}"
+
+
+def blank(kind: type, *, is_own_dict: bool = False) -> Any:
+    """A new object of a plain class without members. ``is_own_dict``: its attributes are its items."""
+    layout = _layout_of(kind)
+    assert layout is not None
+    made: Any = layout.new(kind)
+    if is_own_dict:
+        object.__setattr__(made, "__dict__", made)
+    return made
+
+
+def is_own_dict(value: Any) -> bool:
+    """The attributes of this dict are its items."""
+    return isinstance(value, dict) and type(value).__dictoffset__ != 0 and _attributes(value) is value
+
+
+def put(value: Any, name: Name, member: Any) -> None:
+    """Give a new object a member."""
+    kind, at = name
+    if kind == "attribute":
+        _attributes(value)[at] = member
+    elif kind == "slot":
+        at.__set__(value, member)
+    elif isinstance(value, OrderedDict):
+        OrderedDict.__setitem__(value, at, member)
+    elif isinstance(value, dict):
+        dict.__setitem__(value, at, member)
+    else:
+        list.append(value, member)
+
+
+# ------------------------------------------------------------------------------------------------ which are opened
+
+opened: set[type] = set()
+_gone: dict[type, int] = {}
+
+
+def died(kind: type) -> None:
+    """An object that was told apart by identity is gone."""
+    _gone[kind] = _gone.get(kind, 0) + 1
+
+
+def may_open(value: Any) -> bool:
+    """The class of this object is opened, from now on at the latest."""
+    kind = type(value)
+    if kind not in opened and is_plain(kind) and (_gone.get(kind, 0) >= _COME_AND_GO or _holds_tensors(value)):
+        opened.add(kind)
+    return kind in opened
+
+
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+
+
+def _held(value: Any) -> Iterable[Any]:
+    kind = type(value)
+    if kind in (dict, OrderedDict, defaultdict):
+        return list(value.values())
+    if kind in (list, tuple):
+        return list(value)
+    return [one for _, one in members(value)] if is_plain(kind) else ()
+
+
+def _holds_tensors(value: Any) -> bool:
+    seen, stack = set[int](), [value]
+    while stack and len(seen) < _MOST_MEMBERS:
+        one = stack.pop()
+        if type(one) in _PLAIN or id(one) in seen:
+            continue
+        if isinstance(one, torch.Tensor):
+            return True
+        seen.add(id(one))
+        stack.extend(_held(one))
+    return False
+
+
+def learn(value: Any) -> None:
+    """Open the classes of the objects in what a body gives that hold tensors."""
+    seen, stack = set[int](), [value]
+    while stack and len(seen) < _MOST_MEMBERS:
+        one = stack.pop()
+        if type(one) in _PLAIN or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if is_plain(type(one)):
+            may_open(one)
+        stack.extend(_held(one))
+
+
+# ------------------------------------------------------------------------------------------------ one call
+
+
+@define(eq=False)
+class Visit:
+    """What was met in one walk over the structures of a call: an object that is met again is the same object."""
+
+    numbers: dict[int, int] = field(factory=dict)
+    """In the order in which objects were met, by ``id``."""
+    made: dict[int, Any] = field(factory=dict)
+    """What stands for them, by ``id``."""
+
+    def is_new(self, value: Any) -> bool:
+        """It is met for the first time."""
+        if id(value) in self.numbers:
+            return False
+        self.numbers[id(value)] = len(self.numbers)
+        return True
+
+
+def referent(value: Any) -> Any:
+    """What a weak reference refers to; None for all else."""
+    return value() if type(value) is weakref.ref else None
+
+
+# ------------------------------------------------------------------------------------------------ registered classes
+
+Flatten = Callable[[Any], tuple[Sequence[Any], Hashable]]
+Unflatten = Callable[[Sequence[Any], Any], Any]
+registered: dict[type, tuple[Flatten, Unflatten]] = {}
+
+
+def register(kind: type, flatten: Flatten, unflatten: Unflatten) -> None:
+    """Open objects of exactly this class by ``flatten`` from now on."""
+    registered[kind] = flatten, unflatten
