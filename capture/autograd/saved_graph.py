@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -34,7 +36,7 @@ from capture.key.pytree import TENSOR_TYPES, result_leaves
 from capture.observe.gradient_uses import ends_of, hooks_off, nodes_above, refuses
 from capture.state.call import Call
 from capture.state.snapshot import Snapshot
-from capture.torch_private.autograd import donation_allowed, nodes_on_stream, writes_saved_tensors
+from capture.torch_private.autograd import add_hook, donation_allowed, nodes_on_stream, writes_saved_tensors
 from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.torch_private.cuda import is_capturing
 from capture.torch_private.devices import captured_stream
@@ -86,10 +88,14 @@ class SavedTensor:
 class Pass:
     """One backward pass through a graph, which several threads may run at once."""
 
-    __slots__ = ("task", "tensors", "thread")
+    __slots__ = ("come", "more", "task", "tensors", "thread")
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = tensors
+        self.come: set[int] = set()
+        """Inputs of the body that a gradient came to."""
+        self.more: dict[int, list[torch.Tensor]] = {}
+        """Further gradients of inputs that are used several times, in the order in which autograd came to them."""
         self.thread, self.task = threading.get_ident(), NO_TASK
         """The thread that began it, and the run of autograd that it is, once autograd came here."""
 
@@ -103,12 +109,12 @@ class Passes:
         self._running: list[Pass] = []
 
     @contextlib.contextmanager
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Iterator[Pass]:
         """One runs in the block, with the tensors of its call."""
         one = Pass(tensors)
         self._running.append(one)
         try:
-            yield
+            yield one
         finally:
             self._running.remove(one)
 
@@ -126,6 +132,31 @@ class Passes:
         mine = [one for one in running if one.thread == here] or running
         mine[-1].task = task
         return mine[-1]
+
+
+class SeveralUses:
+    """Hook of a node that uses inputs of the body which others use, too. Autograd would add their gradients up at once;
+    the caller's adds them to those of uses outside, one after the other. So the first one goes on, and those that come
+    later are put aside."""
+
+    __slots__ = ("_inputs", "_passes")
+
+    def __init__(self, passes: Passes, inputs: dict[int, int]) -> None:
+        self._passes = passes
+        self._inputs = inputs
+        """Numbers of inputs of the body, by position among the node's."""
+
+    def __call__(self, grads: Sequence[torch.Tensor | None], _: object) -> tuple[torch.Tensor | None, ...]:
+        now, kept = self._passes.current(), list(grads)
+        for position, number in self._inputs.items():
+            grad = grads[position]
+            if grad is None:
+                continue
+            if number in now.come:
+                now.more.setdefault(number, []).append(grad)
+                kept[position] = None
+            now.come.add(number)
+        return tuple(kept)
 
 
 class SavedTensorHooks:
@@ -173,9 +204,15 @@ class SavedGraph:
     hooks: SavedTensorHooks = field(factory=SavedTensorHooks)
     outputs: tuple[GradientEdge, ...] = ()
     inputs: tuple[GradientEdge, ...] = ()
-    """Arguments at ``wanted``, then parameters."""
+    """Where the gradients of arguments and then of ``parameters`` are computed."""
+    uses: tuple[int, ...] = ()
+    """The inputs again, by number, each as often as the body uses it: gradients are given use by use, in the order in
+    which autograd comes to the uses, for the caller's graph to add them up."""
     wanted: tuple[int, ...] = ()
+    """Positions of arguments, use by use."""
     parameters: tuple[torch.Tensor, ...] = ()
+    used_parameters: tuple[int, ...] = ()
+    """Which of ``parameters``, by position, use by use."""
     given: tuple[int, ...] = ()
     """Positions of arguments that the backward pass needs."""
     held: tuple[torch.Tensor, ...] = ()
@@ -211,7 +248,7 @@ class SavedGraph:
     @functools.cached_property
     def form(self) -> tuple[Any, ...]:
         """Programs of the same form take the same tensors in the same order. Asked for once the body has run."""
-        return (self.num_saved, self.given, len(self.held), self.wanted, len(self.parameters), len(self.outputs))
+        return (self.num_saved, self.given, len(self.held), self.wanted, self.used_parameters, len(self.outputs))
 
     def follow(self, statics: dict[str, torch.Tensor]) -> None:
         """From now on a replay's Python state has these tensors, by path."""
@@ -237,8 +274,16 @@ class SavedGraph:
         return found + self.now_shown
 
     def gradients(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-        """Gradients of the inputs, None where nothing reaches one."""
-        return self._differentiate(tensors, self.outputs, self.inputs, grads)
+        """Gradients of the inputs, use by use, None where nothing reaches one."""
+        return self._differentiate(tensors, self.outputs, (), grads)
+
+    def summed(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Gradients of ``parameters``, of those of their uses."""
+        found: list[torch.Tensor | None] = [None] * len(self.parameters)
+        for number, grad in zip(self.used_parameters, grads, strict=True):
+            known = found[number]
+            found[number] = grad if known is None else known if grad is None else known + grad
+        return found
 
     def gradients_of_order(
         self, tensors: Sequence[torch.Tensor], orders: Sequence[Grads], *, keeps_graph: bool, reaches_inputs: bool
@@ -250,10 +295,10 @@ class SavedGraph:
             for number, grads in enumerate(orders, 1):
                 is_last = number == len(orders)
                 come = grads if is_last and not keeps_graph else [_apart(one) for one in grads]
-                inputs = (None,) * len(self.inputs) if is_last and not reaches_inputs else self.inputs
                 ends = self._differentiate(
-                    tensors, ends, [*inputs, *places], come, keeps_graph=keeps_graph or not is_last
-                )
+                    tensors, ends, places, come,
+                    keeps_graph=keeps_graph or not is_last, reaches_inputs=reaches_inputs or not is_last,
+                )  # fmt: skip
                 places += [one for one in come if one is not None]
         return tuple([one if one is None else one.detach() for one in ends] if keeps_graph else ends)
 
@@ -266,29 +311,30 @@ class SavedGraph:
         with torch.enable_grad():
             for first, second in reversed(higher):
                 first = [_apart(one) for one in first]
-                ends += self._differentiate(tensors, self.outputs, self.inputs, first, keeps_graph=True)
-                come += second[: len(self.inputs)]
-        return self._differentiate(tensors, ends, self.inputs, come)
+                ends += self._differentiate(tensors, self.outputs, (), first, keeps_graph=True)
+                come += second[: len(self.uses)]
+        return self._differentiate(tensors, ends, (), come)
 
     def _differentiate(
         self, tensors: Sequence[torch.Tensor], ends: Sequence[Any], places: Sequence[Any],
-        grads: Sequence[torch.Tensor | None], *, keeps_graph: bool = False,
+        grads: Sequence[torch.Tensor | None], *, keeps_graph: bool = False, reaches_inputs: bool = True,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Gradients at ``places`` of ``ends``, which are the graph's or hang on it."""
+        """Gradients of the inputs, use by use, and at ``places``, of ``ends``, which are the graph's or hang on it."""
         if self.modified:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation in the "
                 "captured function that made it"
             )
         pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and _has_graph(end)]
-        reached = [place for place in places if _has_graph(place)]
+        inputs = self.inputs if reaches_inputs else ()
+        reached = [*inputs, *[place for place in places if _has_graph(place)]]
         if not pairs or not reached:
-            return (None,) * len(places)
+            return (None,) * (len(self.uses) + len(places))
         if self.before_eager is not None and not is_capturing():
             self.before_eager()
         edges, defined = zip(*pairs, strict=True)
         with (
-            self.hooks.passes(tensors),
+            self.hooks.passes(tensors) as now,
             hooks_off(self.parameters),
             self._here(defined),
             donation_allowed() if self.donates else nullcontext(),
@@ -296,10 +342,19 @@ class SavedGraph:
             found = torch.autograd.grad(
                 edges, reached, defined, retain_graph=True, create_graph=keeps_graph, allow_unused=True
             )
-        if len(reached) == len(places):
-            return found
         row = iter(found)
-        return tuple(next(row) if _has_graph(place) else None for place in places)
+        of_inputs = list(itertools.islice(row, len(inputs))) if reaches_inputs else [None] * len(self.inputs)
+        at_places = [next(row) if _has_graph(place) else None for place in places]
+        return (*self._by_use(of_inputs, now.more), *at_places)
+
+    def _by_use(
+        self, grads: Sequence[torch.Tensor | None], more: dict[int, list[torch.Tensor]]
+    ) -> Sequence[torch.Tensor | None]:
+        """``grads``: of the inputs, the first that came to each. ``more``: those that came later."""
+        if len(self.uses) == len(self.inputs):
+            return grads
+        rows = [iter((grad, *more.get(number, ()))) for number, grad in enumerate(grads)]
+        return [next(rows[number], None) for number in self.uses]
 
     def _here(self, grads: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
         """A capture cannot go to the streams of nodes that others made."""
@@ -385,11 +440,27 @@ class GraphSaver:
         )
         rest = [(tensor, edge) for tensor, edge in ends if id(tensor) not in aliases]
         others = [(self._lent.get(id(tensor), (tensor, tensor))[1], edge) for tensor, edge in rest]
-        program.wanted = tuple(position for position, _ in wanted)
         program.parameters = tuple(tensor for tensor, _ in others)
         program.inputs = tuple(edge for _, edge in (*wanted, *others))
+        program.uses = self._note_uses(attached)
+        program.wanted = tuple(wanted[number][0] for number in program.uses if number < len(wanted))
+        program.used_parameters = tuple(number - len(wanted) for number in program.uses if number >= len(wanted))
         program.foreign = tuple(edge.node for tensor, edge in rest if id(tensor) not in self._lent)
         program.donates = any(map(writes_saved_tensors, nodes_above(attached)))
+
+    def _note_uses(self, attached: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """The inputs, each as often as nodes use it. What uses one that others use, too, gets a hook."""
+        program, uses, nodes = self.program, Counter[int](), list[tuple[Any, dict[int, int]]]()
+        numbers = {(edge.node, edge.output_nr): number for number, edge in enumerate(program.inputs)}
+        for node in nodes_above(attached, {edge.node for edge in program.inputs}):
+            found = {at: numbers[above] for at, above in enumerate(node.next_functions) if above in numbers}
+            uses.update(found.values())
+            nodes.append((node, found))
+        for node, found in nodes:
+            several = {at: number for at, number in found.items() if uses[number] > 1}
+            if several:
+                add_hook(node, SeveralUses(program.hooks.passes, several))
+        return tuple(number for number in range(len(program.inputs)) for _ in range(uses[number] or 1))
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Where each saved tensor is found; gives those that the body made."""

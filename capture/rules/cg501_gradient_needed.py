@@ -38,9 +38,7 @@ A step moved into the function as a whole computes what it computed before.
 ## Known gaps
 One finding stands for all operators of the call; the first is named. Gradients of gradients are computed, and calls
 are eager from then on; those of the third order of a call that was replayed before that was seen may differ from eager
-in the last bit. Where a tensor is used several times inside and again outside of the function, its gradients
-are added in another order, which may differ from eager in the last bit. A parameter's hooks run as in eager, but after
-all gradients of the function were computed.
+in the last bit. A parameter's hooks run as in eager, but after all gradients of the function were computed.
 
 The function is one node of the caller's graph, freed and checked as a whole. Where eager's backward pass needs a part
 of it alone (some inputs, one of two results that share nothing), a second backward pass, or a write into what another

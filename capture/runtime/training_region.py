@@ -166,6 +166,7 @@ class Region:
         inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
         frame = Frame(self, program, inner, kept, pair.attached)
         wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
+        uses = [parameters[number] for number in program.used_parameters]
         if program.apart:
             frame.handles = {
                 position: higher_order.handle(wanted[position])
@@ -179,7 +180,7 @@ class Region:
             frame.parameters, frame.anchor, frame.stream = parameters, anchor, anchor.stream_now()
             _apply(frame, *wanted, anchor.tensor)
         else:
-            _apply(frame, *wanted, *parameters)
+            _apply(frame, *wanted, *uses)
         return pair.result
 
     def _deposits(self, program: SavedGraph) -> bool:
@@ -274,7 +275,7 @@ def _added(
 ) -> tuple[Any, ...]:  # fmt: skip
     if buffers is None:
         return found
-    wanted, mine = found[: len(program.wanted)], found[len(program.wanted) :]
+    wanted, mine = found[: len(program.wanted)], program.summed(found[len(program.wanted) :])
     made = accumulate_grad.accumulated(program.parameters, mine, buffers, (*tensors, *grads, *wanted))
     return (*wanted, *made)
 
@@ -394,10 +395,11 @@ class Frame:
         saved = tensors[len(self.inner) :]
         known = [*saved, *program.now_parameters]
         if self.anchor is None:
-            inputs = higher_order.inputs_of(node, len(program.inputs), known, self.handles)
+            inputs = higher_order.inputs_of(node, len(program.uses), known, self.handles)
         else:
             self.anchor.check()
-            inputs = [*higher_order.inputs_of(node, count, known, self.handles), *self.parameters]
+            uses = [self.parameters[number] for number in program.used_parameters]
+            inputs = [*higher_order.inputs_of(node, count, known, self.handles), *uses]
         higher = self.higher() or _Higher(node)
         self.higher = weakref.ref(higher)
         order = higher_order.Order(higher, self.inner, len(saved), len(inputs), ())
@@ -405,7 +407,7 @@ class Frame:
         made = made[: len(inputs)]
         if self.anchor is None:
             return made
-        accumulate_grad.through_autograd(self.parameters, made[count:], keeps_graph=True)
+        accumulate_grad.through_autograd(self.parameters, program.summed(made[count:]), keeps_graph=True)
         return (*made[:count], self.anchor.gradient())
 
     def _of_inputs(
@@ -433,7 +435,7 @@ class Frame:
         with acting_for(self._forward_thread) as is_there:
             found = self._of_inputs(tensors, grads, buffers, at_home=is_there)
         if buffers is None:
-            accumulate_grad.through_autograd(parameters, found[count:])
+            accumulate_grad.through_autograd(parameters, self._program.summed(found[count:]))
             return (*found[:count], anchor.gradient())
         accumulate_grad.put(parameters, found[count:])
         return (*map(self._handed_on, found[:count], node.next_functions), anchor.gradient())

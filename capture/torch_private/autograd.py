@@ -89,6 +89,12 @@ def _stream_of(node: Any, source: int) -> tuple[int, ctypes.c_int64]:
     return ctypes.c_uint16.from_address(begin - _WORD).value, ctypes.c_int64.from_address(begin)
 
 
+def add_hook(node: Any, hook: Callable[..., Any]) -> None:
+    """Have autograd call ``hook`` once the node has run. Asked for here, where what torch runs for it is ours: its
+    counter of hooks is nothing that a body has read."""
+    node.register_hook(hook)
+
+
 def node_of(leaf: torch.Tensor) -> Any:
     """The node at which graphs of a leaf end; it is made if there is none."""
     with torch.inference_mode(False), torch.enable_grad():
