@@ -40,6 +40,10 @@ class Config:
     """The least verification every function gets."""
     strict: bool = False
     """What goes wrong inside this library is raised (``CAPTURE_STRICT=1``), for its tests. Else the call is eager."""
+    memory_limit: float = 0.9
+    """What pools and recorded graphs of all threads may take on one device: bytes, or up to 1 a share of its memory."""
+    max_recordings: int = 4096
+    """Recordings of all functions in one thread and on one device."""
     skip_warmup: bool = False
     """Record on the first call, without a watched run before it (the recording itself is watched)."""
 
@@ -54,6 +58,8 @@ class ConfigPatch(TypedDict, total=False):
     poison: bool
     verify: Verify
     strict: bool
+    memory_limit: float
+    max_recordings: int
     skip_warmup: bool
 
 
@@ -79,6 +85,17 @@ def _directory() -> Path:
         return path
 
 
+def _number(name: str, default: float) -> float:
+    text = os.environ.get(name)
+    try:
+        found = default if text is None else float(text)
+    except ValueError:
+        found = -1.0
+    if found < 0:
+        raise AnnotationError(f"{name}={text!r} is not a number of 0 or more")
+    return found
+
+
 def _from_environment() -> Config:
     text = os.environ.get("CAPTURE_VERIFY", "off")
     verify: Verify | None = next((choice for choice in get_args(Verify) if choice == text), None)
@@ -92,6 +109,8 @@ def _from_environment() -> Config:
         poison=_flag("CAPTURE_POISON", False),
         verify=verify,
         strict=_flag("CAPTURE_STRICT", False),
+        memory_limit=_number("CAPTURE_MEMORY_LIMIT", 0.9),
+        max_recordings=int(_number("CAPTURE_MAX_RECORDINGS", 4096)),
         skip_warmup=_flag("CAPTURE_SKIP_WARMUP", False),
     )
 

@@ -296,6 +296,9 @@ class Backend(Protocol):
     def rebinds_tensors(self) -> bool:
         """Recordings can be pointed at other addresses, unless something about them says otherwise."""
 
+    def memory_bytes(self) -> int:
+        """Memory of the device."""
+
     def new_pool(self) -> Pool:
         """An empty pool."""
 

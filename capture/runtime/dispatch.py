@@ -510,6 +510,7 @@ def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: 
     if not reply.body_first:
         _settle(captured, entry, reply)
     if reply.verdict is not Verdict.EAGER:
+        eviction.keep_within_limits(tree)
         return reply.result
     result = run_eagerly(captured, bound, reply.reason)
     if reply.body_first:

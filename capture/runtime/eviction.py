@@ -4,14 +4,19 @@ A function has at most ``max_recordings`` recordings below one node. A key that 
 place of the recording that was not used for longest, once it was asked for ``LEAST`` times while that one was not used
 at all. So a shape that is hot displaces one that was only used at the beginning, and shapes that alternate do not
 displace each other: of six in turn and five places, the sixth runs eagerly.
+
+All recordings together have limits, too (``config.max_recordings``, ``config.memory_limit``), which hold at the end of
+every call.
 """
 
 from __future__ import annotations
 
+from capture.core import config as _config
 from capture.native import native
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
-from capture.tree.node import Node
+from capture.tree.node import Node, walk
+from capture.tree.thread_trees import bytes_of_others
 from capture.tree.tree import Tree
 
 LEAST = 8
@@ -32,6 +37,34 @@ def makes_room(captured: Captured, entry: Entry, tree: Tree) -> bool:
         return False
     evict(captured, coldest, tree)
     return True
+
+
+def keep_within_limits(tree: Tree) -> None:
+    """After a recording: what was not used for longest goes, children before parents, as long as there are more
+    recordings or bytes than there may be. Graphs give their bytes back at once; the pool, which all share, only as a
+    whole: where it is too large by itself, all recordings of it go."""
+    config = _config.current()
+    limit = config.memory_limit * (tree.backend.memory_bytes() if config.memory_limit <= 1 else 1)
+    others, pool = bytes_of_others(tree), tree.pool.reserved_bytes()
+    nodes = [node for node in walk(tree.root) if node.recording is not None]
+    graphs = sum(node.recording.graph_bytes for node in nodes if node.recording is not None)
+    idle = sorted((node for node in nodes if node not in tree.path), key=lambda node: node.last_used)
+    number = len(nodes)
+    while number > config.max_recordings or (graphs and others + pool + graphs > limit):
+        last = next((node for node in idle if node.recording is not None and not node.children), None)
+        if last is None:
+            break
+        assert last.recording is not None
+        number, graphs = number - 1, graphs - last.recording.graph_bytes
+        evict(last.function, last, tree)
+    if others + pool + graphs > limit:
+        for node in walk(tree.root):
+            if node.log is not None:
+                node.log.counters.evictions += 1
+                node.log.add("drop", f"the pool takes {pool} bytes, and may take {limit - others:.0f}")
+        tree.retire()
+        pool = graphs = 0
+    tree.nbytes = pool + graphs
 
 
 def evict(captured: Captured, node: Node, tree: Tree) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from contextvars import Token
 from typing import Any
 
@@ -166,7 +167,16 @@ def tree_for(backend: Backend) -> Tree:
         return _trees.in_use.trees[backend.name]
     except KeyError:
         tree = _trees.in_use.trees[backend.name] = Tree(backend)
+        _all.add(tree)
         return tree
+
+
+_all: weakref.WeakSet[Tree] = weakref.WeakSet()
+
+
+def bytes_of_others(tree: Tree) -> int:
+    """What the trees of other threads take on the same device, as they counted it last."""
+    return sum(one.nbytes for one in list(_all) if one is not tree and one.backend.name == tree.backend.name)
 
 
 def in_use() -> InUse:

@@ -51,7 +51,8 @@ class Tree:
 
     __slots__ = (
         "__weakref__", "awaited", "backend", "base", "beside", "buried", "checkpoints", "current", "in_place",
-        "lingering", "mark", "path", "pins", "pool", "pool_is_at", "recording", "root", "thread", "times", "warm",
+        "lingering", "mark", "nbytes", "path", "pins", "pool", "pool_is_at", "recording", "root", "thread", "times",
+        "warm",
     )  # fmt: skip
 
     def __init__(self, backend: Backend) -> None:
@@ -78,6 +79,8 @@ class Tree:
         """All gradients that it writes are those of its own last run."""
         self.mark = step.steps_begun()
         self.pool_is_at: Node | None = self.root
+        self.nbytes = 0
+        """Of the pool and the graphs, when they were counted last."""
         self.checkpoints = 0
         self.buried: list[Node] = []
         self.recording = False

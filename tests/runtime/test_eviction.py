@@ -144,3 +144,44 @@ def test_training_blocks_are_displaced_as_well() -> None:
             one.grad = other.grad = None
     assert recordings(captured).evictions >= 2
     assert recordings(captured).replays >= 20
+
+
+def bytes_here() -> int:
+    return sum(tree.pool.reserved_bytes() for tree in thread_trees.trees_here().values())
+
+
+def test_the_bound_on_memory_holds_at_the_end_of_each_call() -> None:
+    captured, kept, draw = capture(body, max_recordings=64), [], random.Random(0)
+    with config.patch(memory_limit=40_000):
+        for number in range(200):
+            size = 50 if number % 2 else 50 * draw.randrange(2, 30)
+            result = captured(of(size))
+            if number % 7 == 0:
+                kept.append((result, size))
+            assert bytes_here() <= 40_000
+    assert all(torch.equal(one, body(of(size))) for one, size in kept)
+    assert recordings(captured).evictions > 0
+    assert recordings(captured).replays > 60
+
+
+def test_the_bound_on_all_recordings() -> None:
+    functions = [capture(lambda x, k=k: torch.sin(x) * k) for k in range(6)]
+    with config.patch(max_recordings=4):
+        for _ in range(4):
+            for k, function in enumerate(functions):
+                mark_step_begin()
+                assert torch.equal(function(of(3)), torch.sin(of(3)) * k)
+        (tree,) = thread_trees.trees_here().values()
+        assert sum(len(nodes) for nodes in tree.root.children.values()) <= 4
+    assert sum(recordings(function).evictions for function in functions) > 0
+
+
+def test_a_chain_goes_from_its_end() -> None:
+    first, second, third = (capture(lambda x, k=k: torch.tanh(x) + k) for k in range(3))
+    with config.patch(max_recordings=2):
+        for _ in range(6):
+            mark_step_begin()
+            y = third(second(first(of(2))))
+            assert torch.equal(y, torch.tanh(torch.tanh(torch.tanh(of(2)) + 0) + 1) + 2)
+            del y
+    assert recordings(first).eager_calls == 0

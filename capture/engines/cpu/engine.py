@@ -7,6 +7,8 @@ recording run executes the body for real, operator by operator, while every resu
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -51,6 +53,13 @@ class CpuBackend:
     rebinds_to_pool = True
     owns_in_place = True
     rebinds_tensors = True
+
+    def memory_bytes(self) -> int:
+        """The host's; without a limit where it does not tell."""
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, ValueError, OSError):
+            return sys.maxsize
 
     def new_pool(self) -> Arena:
         """An empty arena."""

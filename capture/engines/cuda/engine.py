@@ -55,6 +55,10 @@ class CudaBackend:
         """The driver can be asked. Looked up when it matters first, as it takes an import."""
         return kernel_params.missing() is None
 
+    def memory_bytes(self) -> int:
+        """The device's."""
+        return int(torch.cuda.get_device_properties(self.device).total_memory)
+
     def new_pool(self) -> CudaPool:
         """An empty pool."""
         return CudaPool(self.device)
