@@ -14,13 +14,14 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test test-all test-native test-gpu demo fuzz bench golden format clean
+.PHONY: help test test-all test-native test-world test-gpu demo fuzz bench golden format clean
 
 help:
 	@echo 'make demo     a small GPT trains and decodes eagerly and captured: same losses and tokens, speeds, the plan'
 	@echo 'make test     formatting, lint, types, order of imports, tests: what every commit passes'
 	@echo 'make test-all all tests, also those that are marked as slow; PART=1/3 runs a third of the slow ones alone'
 	@echo 'make test-native the tests of the C module and the guards, with an address-sanitizer build of it'
+	@echo 'make test-world programs of other libraries beside eager; ONLY="llama gcn" runs those alone'
 	@echo 'make test-gpu the tests on a GPU, with the torch that is installed there'
 	@echo 'make fuzz     the state machine for long (CAPTURE_FUZZ_EXAMPLES=100000)'
 	@echo 'make bench    the benchmarks, as ratios to eager'
@@ -73,6 +74,19 @@ test-native: $(STAMP)
 	  LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 $(CURDIR)/$(BIN)/python -m pytest --capture=sys $(NATIVE_TESTS)
 NATIVE_TESTS ?= tests/native tests/guards tests/key/test_signature.py tests/engines/cpu/test_native_tape.py
+
+# Other libraries are in an environment of their own, which reads what .venv has. One that is there is named by WORLD.
+WORLD ?= .venv-world
+WORLD_STAMP := $(WORLD)/.installed
+$(WORLD_STAMP): $(STAMP) requirements-world.txt
+	$(PYTHON) -m venv --clear $(WORLD)
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
+	  "$$($(WORLD)/bin/python -c 'import site; print(site.getsitepackages()[0])')/project.pth"
+	$(WORLD)/bin/python -m pip --disable-pip-version-check -qq install -c requirements-dev.txt -r requirements-world.txt
+	@touch $@
+
+test-world: $(WORLD_STAMP)
+	PYTHONPATH="$(CURDIR)" $(WORLD)/bin/python -m tests.world.run --results tests/world/results.json $(ONLY)
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

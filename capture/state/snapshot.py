@@ -257,7 +257,8 @@ def _container_sources(found: Snapshot, source: Source, value: Any) -> list[Sour
         found.members.append((source, value, keys))
         names = [key if isinstance(key, str) else str(index) for index, key in enumerate(keys)]
     else:
-        keys = tuple(range(len(value)))
+        plain: Any = list if isinstance(value, list) else tuple  # a subclass may count otherwise, or not at all
+        keys = tuple(range(plain.__len__(value)))
         if isinstance(value, list):
             found.members.append((source, value, keys))
         names = [str(key) for key in keys]

@@ -13,6 +13,7 @@ import attrs
 import pytest
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from capture import CaptureWarning, capture, recordings
 from tests.support.keys import A, bits, check_same, x_of
@@ -281,3 +282,29 @@ def test_a_module_argument_s_attribute_that_changes() -> None:
     check_same(captured, use, net, A)
     net.linear = nn.Linear(4, 4)
     check_same(captured, use, net, A)
+
+
+def test_a_tuple_that_does_not_say_how_long_it_is() -> None:
+    """As irreducible representations of libraries do."""
+
+    class Odd(tuple[int, ...]):
+        __slots__ = ()
+
+        @override
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.odd = Odd((1, 2))
+
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    net = Net()
+    mine = capture(net.forward)
+    for seed in range(4):
+        assert bits(mine(x_of(seed))) == bits(x_of(seed) * 2)
+    assert recordings(mine).replays == 2

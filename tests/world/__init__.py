@@ -1,0 +1,1 @@
+"""Programs of other libraries beside eager: ``make test-world``."""
