@@ -15,7 +15,8 @@ from typing import Any
 from attrs import define, field, frozen
 
 from capture.key.code_names import globals_in
-from capture.state.code_run import CodeRun, is_library, package_of
+from capture.key.packages import is_library, package_of
+from capture.state.code_run import CodeRun
 
 _ASKING = frozenset({"getattr", "hasattr", "delattr", "setattr"})
 _WHOLE = frozenset({"vars", "__dict__", "attrgetter", "dir", "__getattribute__", "asdict", "astuple", "fields"})

@@ -26,9 +26,11 @@ from capture.guards.names_used import Names, names_of
 from capture.key import numpy_arrays
 from capture.key.code_names import MISSING, NamedKey, part_of, same_value
 from capture.key.objects import referent
+from capture.key.packages import is_library, package_of
 from capture.key.pytree import PLAIN_TYPES, is_object
+from capture.native import native
 from capture.state.call import Call
-from capture.state.code_run import CodeRun, is_library, package_of
+from capture.state.code_run import CodeRun
 from capture.state.snapshot import Change
 from capture.state.source import Source
 from capture.torch_private import capabilities
@@ -47,6 +49,8 @@ _NOT_OPENED = (
 _SEQUENCES: tuple[Any, ...] = (list, set, deque)
 _OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__"}
 _SMALL = 64  # members of a library's container
+_COMPILED = "_torchdynamo_orig_callable"
+"""In the ``__dict__`` of a function that ``torch.compile`` made; without it, its globals and cells are not guarded."""
 _HANDLE = "__capture__"  # in the ``__dict__`` of a function that is captured
 Key = tuple[int, Any]
 """``id`` of what keeps a value, and the name there."""
@@ -96,8 +100,8 @@ class Read:
 
     guards: list[Guard] = field(factory=list)
     places: list[Place] = field(factory=list)
-    obstacle: str = ""
-    """What was read and cannot be guarded."""
+    obstacle: tuple[str, str] | None = None
+    """What was read and cannot be guarded, and its path."""
 
 
 @define(eq=False)
@@ -112,6 +116,10 @@ class ReadWalk:
     """``id`` of containers whose members the body changed."""
     tensors: Collection[int]
     """``id`` of tensors that have guards of their own."""
+    is_static: bool = False
+    """Functions that are reached count as if they had run."""
+    compiled: list[types.FunctionType] = field(factory=list)
+    """Functions that are compiled, or that compiled ones may call, and whose code is in no names yet."""
     found: Read = field(factory=Read)
     _changed_in: dict[int, dict[Any, Any]] = field(factory=dict)
     _seen: set[int] = field(factory=set)
@@ -252,6 +260,10 @@ class ReadWalk:
         kind = type(value)
         module: Any = kind.__module__
         if package_of(module) in _CLOSED or (type(module) is str and module.startswith(_STEPS_ASIDE)):
+            own = _dict_of(value)
+            if own is not None and issubclass(kind, torch.nn.Module):  # such as what ``torch.compile`` puts around one
+                self._module(own, path)
+                self._compiled_module(own)
             return
         for one in kind.__mro__[:-1]:
             self._enter(one, one.__qualname__)
@@ -262,6 +274,8 @@ class ReadWalk:
         if own is not None:
             if issubclass(kind, torch.nn.Module):
                 self._module(own, path)
+                if self.is_static and type(kind.forward) is types.FunctionType:
+                    self._as_if_run(kind.forward)
             self._names(value, own, wanted, path)
         self._slots(value, kind, wanted, path)
 
@@ -375,7 +389,11 @@ class ReadWalk:
         """Its code, its defaults, and its closure cells, where it ran."""
         if _HANDLE in value.__dict__:
             self._enter(getattr(value.__dict__[_HANDLE], "function", None), path)
+        if _COMPILED in value.__dict__:
+            self._compiled(value.__dict__[_COMPILED], path)
         if value.__code__ not in self.names.codes:
+            if self.is_static and not is_library(package_of(value.__module__)):
+                self._as_if_run(value)
             return
         self._functions.append(value)
         for one in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
@@ -385,6 +403,23 @@ class ReadWalk:
                 self._seen.add(id(cell))
                 self._kept.append(cell)
                 self._cell(cell, f"{value.__qualname__}:{name}" if path else name)
+
+    def _compiled(self, original: Any, path: str) -> None:
+        """What ``torch.compile`` got. It runs as other code, by values that it found when it was compiled."""
+        self._enter(original, path)
+        function = getattr(original, "__func__", original)
+        if type(function) is types.FunctionType:
+            self._as_if_run(function)
+
+    def _compiled_module(self, own: dict[str, Any]) -> None:
+        """The module in one that ``torch.compile`` made."""
+        original = own["_modules"].get("_orig_mod")
+        if original is not None:
+            self._compiled(type(original).forward, "")
+
+    def _as_if_run(self, function: types.FunctionType) -> None:
+        if function.__code__ not in self.names.codes and package_of(function.__module__) not in _CLOSED:
+            self.compiled.append(function)
 
     def _cell(self, cell: types.CellType, path: str) -> None:
         try:
@@ -463,11 +498,18 @@ class ReadWalk:
             Guard("value", Source("call", functools.partial(_is_dead, value), None, path), held is None)
         )
 
+    def _proxy(self, value: Any, path: str) -> None:
+        held = native.referent(value)
+        if held is not None:
+            self._enter(held, path)
+        is_dead = functools.partial(_proxy_is_dead, value)
+        self.found.guards.append(Guard("value", Source("call", is_dead, None, path), held is None))
+
     def _array(self, value: Any, path: str) -> None:
         """An array is written in place: what counts is its content."""
         known = numpy_arrays.content(value)
         if known is None:
-            self.found.obstacle = self.found.obstacle or path
+            self.found.obstacle = self.found.obstacle or ("the content of a large array", path)
             return
         read = functools.partial(_same_content, value, known)
         self.found.guards.append(Guard("value", Source("call", read, None, path), True))
@@ -499,6 +541,7 @@ _OPENED: tuple[tuple[Any, Callable[[ReadWalk, Any, str], None]], ...] = (
     ((staticmethod, classmethod), ReadWalk._wrapped),
     (property, ReadWalk._property),
     (threading.local, ReadWalk._thread_local),
+    (weakref.ProxyTypes, ReadWalk._proxy),
 )
 
 
@@ -524,6 +567,10 @@ def _cache_state(cache: Any) -> int:
 
 def _is_dead(reference: weakref.ref[Any]) -> bool:
     return reference() is None
+
+
+def _proxy_is_dead(proxy: Any) -> bool:
+    return native.referent(proxy) is None
 
 
 def _same_content(value: Any, known: tuple[Any, ...]) -> bool:
@@ -577,12 +624,35 @@ def read_by(
 ) -> Read:
     """What code that ran in this call can have read. ``changed``, ``rebuilt``: what the body gave other values.
     ``tensors``: see ``ReadWalk``."""
-    names = names_of(run)
-    walk = ReadWalk(names, *changed_places(changed, rebuilt), tensors)
-    walk.begin(call.function, starts_of(call), [scope for scope, _ in names.scopes.values()])
-    if not run.is_complete:
-        walk.found.obstacle = "the body sets a profile function, which takes the place of ours"
-    return walk.found
+    try:
+        found = _read_by(run, call, changed_places(changed, rebuilt), tensors)
+    except Exception as error:  # noqa: BLE001 - a strange class of a user's, or a mistake of ours: never the caller's
+        found = Read(obstacle=(f"state that cannot be followed ({type(error).__name__}: {error})", "self"))
+    if found.obstacle is None and not run.is_complete:
+        found.obstacle = ("what code runs below a profile function that the body sets", "self")
+    if found.obstacle is not None:
+        found.guards.append(Guard("value", Source("call", _never, None, found.obstacle[1]), True))
+    return found
+
+
+def _read_by(run: CodeRun, call: Call, changed: tuple[dict[Key, Any], set[int]], tensors: Collection[int]) -> Read:
+    """Code in compiled parts does not run as it is written: once one is found, all functions that are reached count."""
+    known, is_static = run, False
+    while True:
+        names = names_of(known)
+        walk = ReadWalk(names, *changed, tensors, is_static=is_static)
+        walk.begin(call.function, starts_of(call), [scope for scope, _ in names.scopes.values()])
+        if not walk.compiled:
+            return walk.found
+        if known is run:
+            known, is_static = CodeRun(), True
+            known.note(run)
+        for one in walk.compiled:
+            known.add_function(one)
+
+
+def _never() -> bool:
+    return False
 
 
 def starts_of(call: Call) -> list[tuple[Any, str]]:

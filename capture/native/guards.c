@@ -854,11 +854,27 @@ static PyTypeObject GuardsType = {
     .tp_clear = guards_clear,
 };
 
+static PyObject *referent(PyObject *module, PyObject *reference)
+{
+    (void)module;
+    if (PyWeakref_Check(reference))
+        return Py_NewRef((PyObject *)referent_of(reference));
+    PyErr_SetString(PyExc_TypeError, "this is no weak reference");
+    return NULL;
+}
+
+static PyMethodDef functions[] = {
+    {"referent", referent, METH_O, "What a weak reference or a weak proxy refers to, or None."},
+    {NULL, NULL, 0, NULL},
+};
+
 int add_guards(PyObject *module)
 {
     s_dict = PyUnicode_InternFromString("__dict__");
     s_requires_grad = PyUnicode_InternFromString("requires_grad");
     if (s_dict == NULL || s_requires_grad == NULL || PyType_Ready(&GuardsType) < 0)
+        return -1;
+    if (PyModule_AddFunctions(module, functions) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "Guards", (PyObject *)&GuardsType);
 }

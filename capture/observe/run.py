@@ -165,6 +165,19 @@ def _compare(watched: ObservedRun) -> None:
         watched.watch.end()
     _count_writes(watched)
     watched.changed = diff.changes(watched.before)
+    _note_gradients_of_arguments(watched)
+
+
+def _note_gradients_of_arguments(watched: ObservedRun) -> None:
+    """Another call's tensor may have a gradient or not. The key tells that of state alone, and of what is static."""
+    own = {id(change.source.holder) for change in watched.changed if change.source.name == "grad"}
+    owners = [one for found in watched.before.tensors.values() for one in found]
+    own |= {id(tensor) for source, tensor in owners if source.kind != "root"}
+    own |= {id(leaf) for path, leaf in watched.arguments if watched.call.is_static(path)}
+    given = {id(leaf) for _, leaf in watched.arguments} - own
+    for tensor in watched.gradients_read:
+        if id(tensor) in given and not tensor.requires_grad:
+            watched.watch.note_unkeyed("grad", tensor)
 
 
 def _count_writes(watched: ObservedRun) -> None:

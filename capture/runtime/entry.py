@@ -136,10 +136,12 @@ class Entry:
         drifts, change = diff_facts(self.facts, facts, lines)
         return evolve(facts, drifts=drifts, sequence_change=change, runs=self.facts.runs + 1)
 
-    def note_reads(self, watched: ObservedRun) -> None:
-        """A watched run ran code, which read Python state."""
+    def note_reads(self, watched: ObservedRun) -> tuple[str, str] | None:
+        """A watched run ran code, which read Python state. Gives what of that cannot be guarded, and its path."""
         self.ran.note(watched.ran)
-        self.places = read_by(self.ran, watched.call, watched.changed, watched.rebuilt(), ()).places
+        found = read_by(self.ran, watched.call, watched.changed, watched.rebuilt(), ())
+        self.places = found.places
+        return found.obstacle
 
     def often_moved(self) -> frozenset[str]:
         """Static tensors, by path, that an engine which cannot bind them anew copies in."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from capture.core import config
-from capture.core.facts import Facts
+from capture.core.facts import Facts, Unkeyed
 from capture.core.findings import Severity
 from capture.core.plan import CapturePlan
 from capture.distributed import rank_agreement
@@ -145,7 +145,10 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
     """Make and keep the plan of a watched run. Gives the phase to enter; None: nothing is in the way but that results
     need gradients."""
     watched, facts = observed.watched, observed.facts
-    entry.note_reads(watched)
+    obstacle = entry.note_reads(watched)
+    if obstacle is not None:
+        name, path = obstacle
+        facts = evolve(facts, unkeyed=(*facts.unkeyed, Unkeyed(name=name, kind="answer", paths=(path,), where=None)))
     if watched.once and entry.settling < RETRIES:
         captured.log.add("plan", f"{watched.once}, which is done once: watched again")
         entry.settling += 1

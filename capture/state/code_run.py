@@ -8,32 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from attrs import define, field
 
+from capture.key.packages import is_library, package_of
 from capture.native import native
 
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE = range(5)  # as in ``native/code_watch.c``
 _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
 """Folders of ours whose functions call users' code: what is called there counts as before."""
-_LIBRARY = sys.stdlib_module_names | {"torch", "attr", "attrs", "numpy", "typing_extensions"}
-"""Packages that run on behalf of their caller: of ours, or of the user's."""
 _kinds: dict[types.CodeType, int] = {}
 _MOST_KINDS = 100_000
-
-
-def package_of(module: Any) -> str:
-    """The first part of a module's name; nothing where that is no text."""
-    return module.partition(".")[0] if isinstance(module, str) else ""
-
-
-def is_library(package: str) -> bool:
-    """The package is torch's, or one that comes with Python: its code reads what it made itself."""
-    return package in _LIBRARY or not package
 
 
 def _sort(code: types.CodeType, scope: dict[str, Any]) -> int:
@@ -69,9 +57,12 @@ class CodeRun:
         if all(one is not scope for one in known):
             known.append(scope)
 
-    def covers(self, other: CodeRun) -> bool:
-        """All that the other one has is in here."""
-        return other.codes.keys() <= self.codes.keys() and self.is_complete == other.is_complete
+    def add_function(self, function: types.FunctionType) -> None:
+        """The function, and those in it, count as if they had run."""
+        found = [function.__code__]
+        for code in found:
+            self.add(code, function.__globals__)
+            found += [one for one in code.co_consts if type(one) is types.CodeType]
 
 
 @contextlib.contextmanager

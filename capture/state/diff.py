@@ -93,7 +93,7 @@ def _new_attributes(before: Snapshot, source: Source, holder: Any) -> list[Chang
     if isinstance(holder, (types.FunctionType, torch.Tensor, *CLOSED)) or source.get() is not holder:
         return []
     path = source.path
-    if isinstance(holder, torch.nn.Module):
+    if issubclass(type(holder), torch.nn.Module):
         now = module_sources(holder, source)
     elif closed_package(type(holder).__module__):
         return []

@@ -20,7 +20,7 @@ COUNTING = ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"
 """Functions that count from where a storage begins if they are given a number. torch's own code, which works one out
 of where the tensor is now, calls the operators."""
 _METHODS = ("storage_offset", "storage", "is_shared", "is_pinned", "_is_view")
-_PROPERTIES = ("_version", "_base")
+_PROPERTIES = ("_version", "_base", "is_leaf")
 _OF_STORAGES = ("nbytes", "size", "__len__", "is_shared", "is_pinned")
 
 
@@ -40,6 +40,8 @@ def unkeyed_reads(
     def asked(name: str, holder: Any) -> Any:
         if threading.get_ident() != thread or not is_asked_by_users():
             return holder
+        if name == "is_leaf" and not holder.requires_grad:
+            return holder  # as the key says
         note(name, holder)
         return theirs.get(id(holder), holder)
 

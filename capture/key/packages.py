@@ -1,0 +1,19 @@
+"""Whose code or class something is: a library's, or the user's."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_LIBRARY = sys.stdlib_module_names | {"torch", "attr", "attrs", "numpy", "typing_extensions"}
+"""Packages that run on behalf of their caller: of ours, or of the user's."""
+
+
+def package_of(module: Any) -> str:
+    """The first part of a module's name; nothing where that is no text."""
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def is_library(package: str) -> bool:
+    """The package is torch's, or one that comes with Python: its code reads what it made itself."""
+    return package in _LIBRARY or not package
