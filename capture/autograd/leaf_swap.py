@@ -2,8 +2,8 @@
 
 Autograd keeps one node for each leaf as long as any graph ends there, and runs it on the stream that was current when
 it was made: that of some eager call, which a capture must not touch, as the default stream cannot be captured. For the
-length of a run such a leaf is another tensor on the same memory, with the same version counter, in the same Python
-object: its node is as old as the run.
+length of a run on such a device a leaf is another tensor on the same memory, with the same version counter, in the same
+Python object: its node is as old as the run.
 """
 
 from __future__ import annotations

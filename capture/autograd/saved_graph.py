@@ -39,7 +39,7 @@ from capture.state.snapshot import Snapshot
 from capture.torch_private.autograd import add_hook, donation_allowed, nodes_on_stream, writes_saved_tensors
 from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.torch_private.cuda import is_capturing
-from capture.torch_private.devices import captured_stream
+from capture.torch_private.devices import captured_stream, captures_kernels
 from capture.tree.outputs import Alias
 
 
@@ -370,6 +370,10 @@ def _apart(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return tensor if tensor is None else tensor.detach().requires_grad_(tensor.requires_grad)
 
 
+def _has_streams(tensor: torch.Tensor) -> bool:
+    return type(tensor) in TENSOR_TYPES and captures_kernels(tensor.device)
+
+
 def _has_graph(end: torch.Tensor | GradientEdge | None) -> bool:
     return isinstance(end, GradientEdge) or (end is not None and end.requires_grad)
 
@@ -415,11 +419,12 @@ class GraphSaver:
 
     def _to_lend(self) -> Iterator[torch.Tensor]:
         """What needs gradients in Python state and is no argument: the program's graph is to end at the run's own. It
-        keeps the nodes at its ends, and autograd runs those on the stream that was current when they were made."""
+        keeps the nodes at its ends, and autograd runs those on the stream that was current when they were made. Where
+        there are no streams it ends at the parameters themselves."""
         given = {id(leaf) for leaf in self._leaves}
         for owners in self._before.tensors.values():
             for _, tensor in owners:
-                if id(tensor) not in given and type(tensor) in TENSOR_TYPES and tensor.requires_grad:
+                if id(tensor) not in given and _has_streams(tensor) and tensor.requires_grad:
                     given.add(id(tensor))
                     if not refuses(tensor):
                         yield tensor

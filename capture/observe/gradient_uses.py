@@ -6,6 +6,8 @@ A backward pass inside the body that leaves nothing behind is nobody's business.
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -181,14 +183,43 @@ def _recomputes(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> bool:
     return any(node.name() == _RECOMPUTES for node in nodes_above(ends, known))
 
 
+class _Muted:
+    """A hook of a tensor that is not called in some threads."""
+
+    __slots__ = ("hook", "threads")
+
+    def __init__(self, hook: Callable[[torch.Tensor], Any]) -> None:
+        self.hook = hook
+        self.threads = Counter[int]()
+
+    def __call__(self, grad: torch.Tensor) -> Any:
+        return None if self.threads[threading.get_ident()] else self.hook(grad)
+
+
+_muting = threading.Lock()
+
+
 @contextlib.contextmanager
 def hooks_off(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Hooks of tensors run where the caller's own graph ends, and not where gradients are only computed for it."""
-    kept = [(hooks, dict(hooks)) for hooks in (one._backward_hooks for one in tensors) if hooks]
-    for hooks, _ in kept:
-        hooks.clear()
+    """Hooks of tensors run where the caller's own graph ends, and not where gradients are only computed for it. Other
+    threads may run a backward pass of their own meanwhile, with all hooks."""
+    tables = [hooks for hooks in (one._backward_hooks for one in tensors) if hooks]
+    if not tables:
+        yield
+        return
+    here, muted = threading.get_ident(), list[tuple[Any, Any, _Muted]]()
     try:
+        with _muting:
+            for hooks in tables:
+                for key, hook in list(hooks.items()):
+                    one = hook if isinstance(hook, _Muted) else _Muted(hook)
+                    one.threads[here] += 1
+                    muted.append((hooks, key, one))
+                    hooks[key] = one
         yield
     finally:
-        for hooks, before in kept:
-            hooks.update(before)
+        with _muting:
+            for hooks, key, one in muted:
+                one.threads[here] -= 1
+                if not one.threads.total() and hooks.get(key) is one:
+                    hooks[key] = one.hook

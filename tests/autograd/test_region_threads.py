@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from capture import capture, recordings
-from tests.support.regions import bits, inputs
+from tests.support.device import DEVICE
+from tests.support.regions import Block, bits, inputs
 from tests.support.regions import fresh as fresh
 
 THREADS = 3
@@ -81,6 +82,27 @@ def test_a_function_that_is_first_called_in_all_threads_at_once(name: str) -> No
         in_threads(lambda number, f=f: compared(f, body, loss, number))  # type: ignore[misc]
 
 
+def test_a_module_whose_weights_all_threads_read() -> None:
+    """Gradients are asked for, so that nobody adds to what another thread reads."""
+    for turn in range(4):
+        torch.manual_seed(turn)
+        module = Block().to(DEVICE)
+        plain = type(module).forward
+        parameters = list(module.parameters())
+        right = {}
+        for number in range(THREADS * 6):
+            right[number] = [bits(one) for one in torch.autograd.grad(plain(module, inputs(number)).sum(), parameters)]
+        capture(module)
+
+        def work(number: int, module: nn.Module = module, parameters: Any = parameters, right: Any = right) -> None:
+            for call in range(6):
+                at = number * 6 + call
+                found = torch.autograd.grad(module(inputs(at)).sum(), parameters, allow_unused=True)
+                assert [bits(one) for one in found] == right[at]
+
+        in_threads(work)
+
+
 def test_backward_passes_of_one_forward_pass_in_several_threads() -> None:
     """The graph is kept: passes through it run at once, each with gradients of its own."""
     for turn in range(6):
@@ -128,3 +150,41 @@ def test_every_thread_replays() -> None:
     in_threads(work)
     in_threads(work)
     assert recordings(f).eager_calls == 0
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+def test_eager_code_of_another_thread_on_the_same_weights(hooks: bool) -> None:
+    """It sees the parameters themselves, and their hooks, while they are recorded here."""
+    net = nn.Sequential(*[one for _ in range(4) for one in (nn.Linear(16, 16), nn.Tanh())]).to(DEVICE)
+    parameters, x, forward = list(net.parameters()), inputs(1, 4, 16), cast("Any", type(net)).forward
+
+    def plain(x: Tensor) -> Tensor:
+        y: Tensor = forward(net, x)
+        return y
+
+    handles = [one.register_hook(lambda grad: grad * 2) for one in parameters if hooks]
+    right = [bits(one) for one in torch.autograd.grad(plain(x).square().sum(), parameters)]
+    stop, wrong = threading.Event(), list[Any]()
+
+    def other() -> None:
+        while not stop.is_set():
+            found = torch.autograd.grad(plain(x).square().sum(), parameters, allow_unused=True)
+            wrong.extend(1 for one, other in zip(found, right, strict=True) if bits(one) != other)
+
+    thread = threading.Thread(target=other, daemon=True)
+    thread.start()
+    try:
+        for turn in range(8):
+            f = capture(plain)
+            for _ in range(4):
+                y = inputs(turn, 2 + turn, 16)
+                found = torch.autograd.grad(f(y).square().sum(), parameters)
+                again = torch.autograd.grad(plain(y).square().sum(), parameters)
+                assert [bits(one) for one in found] == [bits(one) for one in again]
+            assert all(one is other for one, other in zip(net.parameters(), parameters, strict=True))
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not wrong
+    for handle in handles:
+        handle.remove()
