@@ -132,7 +132,15 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
         one = queue.popleft()
         source, value = one
         if source.path in sources and source.kind != "root":
-            continue
+            if sources[source.path][0].holder is source.holder or source.parent is None:
+                continue
+            if source.kind not in ("closure", "global"):
+                continue
+            # another function's name, such as that of each of several hooks
+            path = f"{source.parent.path}:{source.path}"
+            one = source, value = Source(source.kind, source.holder, source.name, path, source.parent), value
+            if path in sources:
+                continue
         kind = type(value)
         if kind in PLAIN_TYPES:
             sources[source.path] = one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -80,6 +81,9 @@ class Source:
         if isinstance(value, torch.nn.Module) and self.kind in ("parameter", "buffer", "module"):
             tables = {"parameter": value._parameters, "buffer": value._buffers, "module": value._modules}
             return Source(self.kind, tables[self.kind], self.name, self.path)
+        if self.kind == "closure" and isinstance(value, types.FunctionType):
+            cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=False))
+            return Source(self.kind, cells.get(self.path.rpartition(":")[2]), self.name, self.path)
         return Source(self.kind, value, self.name, self.path)
 
     def chain(self) -> Iterator[Source]:

@@ -45,11 +45,12 @@ class Again:
 
 @frozen(eq=False)
 class EffectSlot:
-    """Where an effect's value goes: ``steps`` below the object ``root`` of each call, or a fixed place."""
+    """Where an effect goes: ``steps`` below the object ``root`` of each call, or below what ``anchor`` gives."""
 
     skeleton: Any
     root: str | None
     steps: tuple[Source, ...]
+    anchor: Callable[[], Any] | None = None
 
     @property
     def path(self) -> str:
@@ -59,9 +60,7 @@ class EffectSlot:
     def at(self, named_values: Callable[[], dict[str, Any]]) -> Source:
         """The place in this call's objects."""
         *above, last = self.steps
-        if self.root is None:
-            return last
-        holder = named_values()[self.root]
+        holder = named_values()[self.root] if self.root is not None else self.anchor() if self.anchor else None
         for source in above:
             holder = source.among(holder).get()
         return last.among(holder)
@@ -84,11 +83,31 @@ class OwnContainer:
 
 
 def effect_slot(source: Source, skeleton: Any) -> EffectSlot:
-    """Places below the receiver and arguments hold no reference to them: those belong to the caller."""
-    *steps, root = source.chain()
-    if root.kind == "root" and steps and root.path != "function":
-        return EffectSlot(skeleton, root.path, tuple(step.among(None) for step in reversed(steps)))
-    return EffectSlot(skeleton, None, (source,))
+    """The way to a place begins at the receiver or an argument, by name, as those belong to the caller. Where a step of
+    it leads elsewhere than to the very object that was met there, as from a module to a hook, the way begins at that
+    object."""
+    chain = list(source.chain())[::-1]
+    begin = 0
+    for number in range(1, len(chain)):
+        if not _leads_on(chain[number - 1], chain[number]):
+            begin = number
+    first, below = chain[begin], tuple(step.among(None) for step in chain[begin + 1 :])
+    if begin == 0 and first.kind == "root" and below and first.path != "function":
+        return EffectSlot(skeleton, first.path, below)
+    if first.kind == "root" and below:
+        return EffectSlot(skeleton, None, below, _weakly(first.holder))
+    return EffectSlot(skeleton, None, (first.among(None), *below), _weakly(first.holder))
+
+
+def _leads_on(above: Source, below: Source) -> bool:
+    return below.kind != "root" and below.among(above.get()).holder is below.holder
+
+
+def _weakly(holder: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(holder)
+    except TypeError:
+        return lambda: holder
 
 
 def fill(
