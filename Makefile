@@ -14,7 +14,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test test-all test-native test-world test-gpu demo fuzz bench golden format clean
+.PHONY: help test test-all test-native test-world test-gpu demo fuzz fuzz-faults bench golden format clean
 
 help:
 	@echo 'make demo     a small GPT trains and decodes eagerly and captured: same losses and tokens, speeds, the plan'
@@ -24,6 +24,7 @@ help:
 	@echo 'make test-world programs of other libraries beside eager; ONLY="llama gcn" runs those alone'
 	@echo 'make test-gpu the tests on a GPU, with the torch that is installed there'
 	@echo 'make fuzz     the state machine for long (CAPTURE_FUZZ_EXAMPLES=100000)'
+	@echo 'make fuzz-faults  exceptions at very many points of the library (CAPTURE_FAULTS=20000)'
 	@echo 'make bench    the benchmarks, as ratios to eager'
 	@echo 'make golden   write the golden files again; read the diff before you commit it'
 	@echo 'make format   format and fix what ruff can fix'
@@ -107,6 +108,9 @@ test-gpu:
 
 fuzz: $(STAMP)
 	CAPTURE_FUZZ_EXAMPLES=$${CAPTURE_FUZZ_EXAMPLES:-100000} $(PYTEST) tests/generated/test_machine.py tests/generated/test_gradients_machine.py
+
+fuzz-faults: $(STAMP)
+	CAPTURE_FAULTS=$${CAPTURE_FAULTS:-20000} $(PYTEST) -n $(WORKERS) tests/runtime/test_stopped.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

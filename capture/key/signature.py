@@ -6,6 +6,7 @@ holds metadata, never values, of tensors and generators, and the value of everyt
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import inspect
 import itertools
@@ -321,7 +322,17 @@ class Token(int):
     is_dead = False
 
 
+class _Reference(weakref.ref[Any]):
+    __slots__ = ("address", "kind", "token")
+    address: int
+    kind: type
+    token: Token
+
+
 _tokens: dict[int, tuple[weakref.ref[Any], Token]] = {}
+_NOBODY: tuple[None] = (None,)
+_died: list[_Reference] = []
+"""References whose objects died since somebody asked."""
 _next_token = itertools.count(1)
 _deaths = 0
 _held: OrderedDict[Any, int] = OrderedDict()
@@ -337,26 +348,30 @@ def identity_token(value: Any) -> int:
     known = _tokens.get(id(value))
     if known is not None and known[0]() is value:
         return known[1]
-    address, kind = id(value), type(value)
+    deaths()
     token = Token(next(_next_token))
-
-    def died(_: object) -> None:
-        global _deaths
-        _tokens.pop(address, None)
-        _module_lists.pop(token, None)
-        token.is_dead, _deaths = True, _deaths + 1
-        objects.died(kind)
-
     try:
-        reference = weakref.ref(value, died)
+        reference = _Reference(value, _died.append)  # in C: what a signal raises in a callback would be lost
     except TypeError:
         raise Unkeyable(f"{type(value).__name__} object") from None
-    _tokens[address] = (reference, token)
+    reference.address, reference.token, reference.kind = id(value), token, type(value)
+    _tokens[id(value)] = (reference, token)
     return token
 
 
 def deaths() -> int:
     """How many objects that have a token died so far."""
+    global _deaths
+    while _died:
+        reference = _died[-1]
+        if _tokens.get(reference.address, _NOBODY)[0] is reference:
+            del _tokens[reference.address]
+        _module_lists.pop(reference.token, None)
+        if not reference.token.is_dead:
+            reference.token.is_dead, _deaths = True, _deaths + 1
+            objects.died(reference.kind)
+        with contextlib.suppress(ValueError):  # another thread has done it
+            _died.remove(reference)
     return _deaths
 
 

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 25 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 26 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -163,6 +163,7 @@ int is_copies(PyObject *one);
 int add_copies(PyObject *module);
 int add_tape(PyObject *module);
 int add_mersenne(PyObject *module);
+int add_guarded(PyObject *module);
 
 PyObject *list_of(PyObject *const *items, Py_ssize_t count);
 

@@ -14,6 +14,7 @@ import torch
 from attrs import define, field
 
 from capture.core import forks
+from capture.native import native
 from capture.observe.aoti_packages import packages
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.probes.device_constants import constants_on_host
@@ -35,6 +36,7 @@ from capture.torch_private.capabilities import generator_id
 from capture.torch_private.distributed import buckets_to_arrange, handles_watched
 from capture.torch_private.dynamo import graphs_compiled, hide_from_compiler
 from capture.torch_private.generators import default_generators, host_random_state, restore_host_random
+from capture.torch_private.surroundings import Surroundings
 
 
 @define(eq=False)
@@ -58,6 +60,11 @@ class ObservedRun:
     host_random: Any = None
     """What Python and NumPy draw from, as it was before."""
     values: tuple[Any, ...] = ()
+    has_begun: bool = False
+    is_settled: bool = False
+    """What it did before it raised is as eager left it."""
+    is_over: bool = False
+    """The body has given its result."""
     once: str = ""
     """What the run did that other runs do not, with the host."""
 
@@ -109,12 +116,26 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
 
     An exception of the body is kept in ``error`` with its traceback.
     """
+    around = Surroundings()
+
+    def mend(errors: list[BaseException]) -> None:
+        if watch in _active:
+            _active.remove(watch)
+        around.put_back(errors[0])
+
+    found: ObservedRun = native.guarded(_run_watched, (call, watch, values, around), mend)
+    return found
+
+
+def _run_watched(
+    call: Call, watch: ObserveMode, values: tuple[Any, ...] | None, surroundings: Surroundings
+) -> ObservedRun:
     values = call.values if values is None else values
     before = watch.before = snapshot.snapshot(call.roots(values))
     arguments = call.paths(values)
     watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
     watch.generators.update({key: source.path for key, source in before.generators.items()})
-    watched = ObservedRun(call, watch, before, arguments, values=values, host_random=host_random_state())
+    watched = call.watched = ObservedRun(call, watch, before, arguments, values=values, host_random=host_random_state())
     if (run := body_run.current()) is not None:
         run.watched = watched
     hide_from_compiler()
@@ -146,12 +167,16 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
             around.enter_context(watch)
             if watch.notes_code:
                 watched.ran = around.enter_context(code_run())
+            watched.has_begun = True
             watched.result = call.run(values)
+            watched.is_over = True
+            surroundings.note_thread()
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
         watched.error = error
     finally:
         if watch in _active:
             _active.remove(watch)
+        surroundings.put_back(watched.error)
         watch.forget_operator()
     watch.quietly(_compare)(watched)
     watched.once = arranged() or ("it was compiled" if graphs_compiled() > compiled else "")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from capture.core.errors import CaptureBug
 from capture.core.facts import Facts, PlaceholderInfo
 from capture.core.findings import Decision, Finding, Policy, Severity
+from capture.core.interrupts import is_interrupt
 from capture.core.options import Annotation
 from capture.core.plan import CapturePlan, PlannedPlaceholder, sequence_digest
 from capture.rules import Rule, all_rules
@@ -55,6 +56,8 @@ def _run(rules: Iterable[Rule], case: Case) -> tuple[list[Finding], list[Decisio
         try:
             remarks = list(rule.check(case))
         except Exception as error:
+            if is_interrupt(error):
+                raise
             raise CaptureBug(
                 f"rule {rule.code} {rule.name} raised {type(error).__name__}: {error} (for {case.annotation.function})"
             ) from error

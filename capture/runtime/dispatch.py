@@ -43,6 +43,7 @@ from attrs import frozen
 from capture.core import config as _config
 from capture.core.errors import CaptureBug, CaptureError, UncapturableError
 from capture.core.facts import Facts, GradientObstacle, GradientUse, Inlined, LimitReached, Verification
+from capture.core.interrupts import is_interrupt
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Move
 from capture.engines.registry import backend_for
@@ -117,7 +118,7 @@ def _guarded(captured: Captured, values: Values, step: Callable[..., Any], *rest
         return step(captured, values, *rest)
     except Exception as error:
         asked_for = isinstance(error, CaptureError) and not isinstance(error, CaptureBug)
-        if run.error is error or asked_for or _current_config().strict:
+        if run.error is error or asked_for or is_interrupt(error) or _current_config().strict:
             raise
         found = error
     finally:

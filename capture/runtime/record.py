@@ -18,6 +18,7 @@ from capture.core.plan import CapturePlan, sequence_digest
 from capture.distributed import process_groups, rank_agreement
 from capture.engines.base import BoundInput, Input, Recorded
 from capture.guards.recording_guard import RecordingGuard, make_recording_guard
+from capture.native import native
 from capture.observe.capture_lock import capture_lock
 from capture.observe.expectation import Expectation, other_result
 from capture.rules.compile_plan import compile_plan
@@ -39,19 +40,21 @@ _latest: weakref.WeakKeyDictionary[Captured, weakref.ref[RecordingGuard]] = weak
 
 def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Reply:
     """Record ``call`` under the current node. Its result, or what is to give it where nothing of the run stands."""
-    parked = gradient_offload.OffloadedGradients()
-    try:
-        tree.recording = True
-        gradient_offload.park(parked, entry, call)
-        if parked.nbytes or (entry.facts is not None and not entry.nodes):  # after a watched run
-            with capture_lock:
-                tree.make_room(captured.log)
-        with rank_agreement.exchange(captured, entry) as exchange:
-            reply = _record(captured, entry, call, tree, pattern, exchange, undo=undo)
-    finally:
-        tree.recording = False
-        parked.settle()
-        tree.put_away(captured.log, "a failed recording")
+    attempt = record_failure.Attempt(captured, call, tree, undo)
+    reply: Reply = native.guarded(_attempted, (attempt, entry, pattern), attempt.mend)
+    return reply
+
+
+def _attempted(attempt: record_failure.Attempt, entry: Entry, pattern: Pattern) -> Reply:
+    captured, call, tree = attempt.captured, attempt.call, attempt.tree
+    tree.recording = True
+    gradient_offload.park(attempt.parked, entry, call)
+    if attempt.parked.nbytes or (entry.facts is not None and not entry.nodes):  # after a watched run
+        with capture_lock:
+            tree.make_room(captured.log)
+    with rank_agreement.exchange(captured, entry) as exchange:
+        reply = _record(captured, entry, call, tree, pattern, exchange, undo=attempt.undo)
+    attempt.end()
     return reply
 
 

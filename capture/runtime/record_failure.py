@@ -11,7 +11,7 @@ import contextlib
 from typing import Any
 
 import torch
-from attrs import evolve
+from attrs import define, evolve, field
 
 from capture.autograd.saved_graph import ForwardOutputs
 from capture.core.facts import Facts
@@ -25,11 +25,60 @@ from capture.observe.trace import Reshaped
 from capture.rules.compile_plan import compile_plan
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
+from capture.runtime.gradient_offload import OffloadedGradients
 from capture.runtime.record_outputs import own_values, plan_recorded
 from capture.runtime.verdict import Refuted, Reply, Verdict
 from capture.state import diff
 from capture.state.call import Call
+from capture.torch_private.surroundings import Surroundings
 from capture.tree.tree import Tree
+
+
+@define(eq=False)
+class Attempt:
+    """One recording, from the first change that it makes until it is in the tree, or nothing of it is left."""
+
+    captured: Captured
+    call: Call
+    tree: Tree
+    undo: bool
+    parked: OffloadedGradients = field(factory=OffloadedGradients)
+    around: Surroundings = field(factory=Surroundings)
+    has_ended: bool = False
+
+    def end(self) -> None:
+        """All is as it has to be, but for what lies beside."""
+        self.tree.recording = False
+        self.parked.settle()
+        self.tree.put_away(self.captured.log, "a failed recording")
+        self.has_ended = True
+
+    def mend(self, errors: list[BaseException]) -> None:
+        """Something ended it. What the body did stays, where its operators ran, and the pool is given up with all
+        that lies in it: whoever keeps a tensor there keeps its memory, too. May be called again."""
+        self.around.put_back(errors[0])
+        watched, executes = self.call.watched, self.tree.backend.executes_recording_runs
+        self.tree.recording = False
+        if watched is not None and not watched.is_settled and not self.has_ended:
+            self._settle(watched, stands=executes and not self.undo)
+            self.tree.retire()
+        self.parked.settle()
+        if not self.has_ended and (watched is None or watched.is_settled):
+            self.tree.put_away(self.captured.log, "a failed recording")
+
+    def _settle(self, watched: ObservedRun, *, stands: bool) -> None:
+        recorded = Recorded(watched, None, None)
+        watched.changed = diff.changes(watched.before)
+        if not stands:
+            if self.tree.backend.executes_recording_runs:
+                _run.undo(watched)
+            else:
+                _run.undo_python(watched)
+            return
+        if self.call.put_out is not None:
+            self.call.put_out()
+        _settle_shapes(self.call, recorded)
+        _settle_effects(self.call, watched)
 
 
 def refused(
@@ -64,6 +113,7 @@ def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, reco
             _settle_effects(call, watched)
         if undo or not recorded.executed:
             undo_run(recorded)
+        watched.is_settled = True
         raise error
     facts = entry.facts or captured.bare_facts()
     if watched is not None and watched.watch.trace.syncs:

@@ -34,6 +34,10 @@ class Call:
     _paths: list[tuple[str, Leaf]] | None = field(default=None, init=False)
     keeps_program: bool = False
     """The graph of the body outlives the run, as the program of a region."""
+    watched: Any = None
+    """The ``ObservedRun`` that it is in, or was in last."""
+    put_out: Callable[[], None] | None = None
+    """Gives the caller's tensors what that run wrote so far, where it writes copies of them. May be called again."""
 
     def run(self, values: tuple[Any, ...] | None = None) -> Any:
         """What is watched and recorded: the body, called with these values or with the caller's own."""

@@ -30,6 +30,13 @@ _SEGMENT = 1 << 27  # bytes; untouched pages cost nothing, and blocks of two seg
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
 
+class _BlockWatch(weakref.ref[torch.UntypedStorage]):
+    """Of the storage that was handed out over a block."""
+
+    __slots__ = ("block",)
+    block: Block
+
+
 class ArenaSegment:
     """One mapping. ``used`` is the high-water mark in bytes."""
 
@@ -53,7 +60,7 @@ class Arena:
         self._segments: list[ArenaSegment] = []
         self._free: list[tuple[Address, int]] = []  # sorted by address, neighbours merged
         self._taken: dict[Address, tuple[Block, weakref.ref[torch.UntypedStorage]]] = {}
-        self._died: list[tuple[Block, weakref.ref[torch.UntypedStorage]]] = []
+        self._died: list[_BlockWatch] = []
         """Storages die in the middle of anything: by garbage collection, or in another thread. Their blocks are given
         back when the thread that records asks for memory."""
 
@@ -97,16 +104,19 @@ class Arena:
 
     def track(self, block: Block, storage: torch.UntypedStorage) -> None:
         """The block is taken until the storage dies."""
-        died = self._died
-        self._taken[block.address] = (block, weakref.ref(storage, lambda reference: died.append((block, reference))))
+        reference = _BlockWatch(storage, self._died.append)  # in C: what a signal raises in a callback would be lost
+        reference.block = block
+        self._taken[block.address] = (block, reference)
 
     def _settle(self) -> None:
         while self._died:
-            block, reference = self._died.pop()
+            reference = self._died[-1]
+            block = reference.block
             taken = self._taken.get(block.address)
             if taken is not None and taken[1] is reference:
-                del self._taken[block.address]
                 self._release(block)
+                del self._taken[block.address]
+            self._died.remove(reference)
 
     def _release(self, block: Block) -> None:
         begin, length = block.address, block.nbytes

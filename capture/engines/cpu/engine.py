@@ -79,10 +79,17 @@ class CpuBackend:
         tape = Tape(pool)
         staged = _Staged(pool, tape, call, inputs)
         recorder = TapeRecorder(pool, tape, undo=undo)
+        leaves = call.leaves
+
+        def put_out() -> None:
+            if call.watched is not None and call.watched.watch is recorder:
+                staged.copy_back(leaves, written=_written_positions(call.watched, inputs))
+
+        call.put_out = None if undo else put_out
         watched = run_watched(call, recorder, call.substitute(staged.staging.replacements))
         staged.staging.end_run()
         if not undo:
-            staged.copy_back(call.leaves, written=_written_positions(watched, inputs))
+            put_out()
         if watched.error is not None:
             return Recorded(watched, None, None, failure="the body raised")
         if recorder.fault is not None:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from attrs import define, evolve, field, frozen
 
+from capture.core.interrupts import is_interrupt
 from capture.engines.base import Block, BoundInput, Geometry, Move, OwnedOutput, Refusal, on_storage, views_of
 from capture.engines.cpu.arena import Arena
 from capture.engines.staging import over
@@ -188,7 +189,9 @@ class Tape:
             with torch.no_grad():
                 args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
                 _, objected = warned(function, *args, **kwargs, out=outs[0] if len(outs) == 1 else tuple(outs))
-        except Exception:  # noqa: BLE001 - any objection means that this form is not used
+        except Exception as error:  # any objection means that this form is not used
+            if is_interrupt(error):
+                raise
             return False
         kept = not objected and sources == [(out.data_ptr(), out.shape, out.stride()) for out in outs]
         return kept and all(same_bits(out, result) for out, result in zip(outs, results, strict=True))
@@ -199,7 +202,9 @@ class Tape:
             with torch.no_grad():
                 args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
                 found, objected = warned(function, *args, **kwargs)
-        except Exception:  # noqa: BLE001 - any objection means that this form is not used
+        except Exception as error:  # any objection means that this form is not used
+            if is_interrupt(error):
+                raise
             return False
         if objected or step.single is not isinstance(found, torch.Tensor):
             return False

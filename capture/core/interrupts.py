@@ -1,0 +1,25 @@
+"""Whether an exception came from outside, and has to come out as it is: what a signal's handler raises, anywhere."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """A handler of a signal raised it. What is no ``Exception`` is never a mistake of this library."""
+    if not isinstance(error, Exception):
+        return True
+    handlers = {_code_of(signal.getsignal(one)) for one in signal.valid_signals()} - {None}
+    at = error.__traceback__
+    while at is not None and handlers:
+        if at.tb_frame.f_code in handlers:
+            return True
+        at = at.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> Any:
+    several = (handler, getattr(handler, "__func__", None), getattr(handler, "func", None))
+    found = [getattr(one, "__code__", None) for one in (*several, vars(type(handler)).get("__call__"))]
+    return next((one for one in found if one is not None), None)

@@ -1,0 +1,204 @@
+"""Whatever stops a call in the middle of this library: the exception comes out, the state is one that eager leaves when
+it is stopped, and all that follows equals eager. ``make fuzz-faults`` stops calls at very many points.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from capture import capture, config
+from capture.core.interrupts import is_interrupt
+from capture.engines.cpu.tape import Tape
+from capture.native import native
+from capture.tree import thread_trees
+from tests.support.injection import BODIES, ERRORS, Stopped, points, stopped_program
+
+PARTS = 6
+COUNT = int(os.environ.get("CAPTURE_FAULTS", "60")) // PARTS
+"""Faults that each part injects."""
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Inference, no plans on disk, no tree of another test."""
+    thread_trees.forget_trees()
+    with torch.no_grad(), config.patch(cache=False, strict=False):
+        yield
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_stopped_anywhere(part: int) -> None:
+    """At a call, or at a line, of this library, with one of several exceptions."""
+    fuzzing = "CAPTURE_FAULTS" in os.environ
+    drawn = random.Random(time.time_ns() if fuzzing else part)
+    lines, body = part % 2 == 1, sorted(BODIES)[part]
+    known = {call: points(body, call, lines=lines) for call in (1, 2, 3, 4)}
+    known = {call: points(body, call, lines=lines) for call in known}  # what is done once is done
+    found = []
+    for _ in range(COUNT):
+        call, error = drawn.choice([1, 2, 2, 2, 3, 4]), drawn.choice(ERRORS)
+        at = drawn.randint(1, max(known[call], 1))
+        outcome = stopped_program(body, call, at, error, lines=lines)
+        if outcome.wrong:
+            found.append((body, call, at, error.__name__, lines, outcome.where, outcome.wrong))
+    assert not found, "\n".join(map(str, found))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.h = nn.Linear(8, 8), torch.zeros(4, 8)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).relu() + 1
+        for _ in range(20):
+            y = y * 1.01
+        self.h = torch.tanh(y + self.h)
+        result: Tensor = y + self.h
+        return result
+
+
+def goes_on_as_eager(ours: Any, model: nn.Module) -> bool:
+    """From the state that it has now. What the caller keeps stays as it is."""
+    eager, x = Net(), torch.ones(4, 8)
+    eager.load_state_dict(model.state_dict())
+    kept: Any = model.h
+    eager.h = kept.clone()
+    for _ in range(3):
+        if not torch.equal(ours(x), eager(x)):
+            return False
+    return torch.equal(kept, kept.clone()) and torch.equal(model.h, eager.h)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+def test_no_memory_after_the_body_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the end of the run and the recording in the tree."""
+    other = capture(lambda x: x.tanh() * 2 + x.exp(), name="other")
+    for _ in range(4):
+        other(torch.ones(4, 8))
+    model, eager = Net(), Net()
+    f, x = capture(model), torch.ones(4, 8)
+    f(x), eager(x)
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tape, "compile", fails)
+        assert torch.equal(f(x), eager(x))
+    assert torch.equal(model.h, eager.h)
+    assert goes_on_as_eager(f, model)
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+def test_a_mistake_of_the_library_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised in its own code, before the body ran or after it."""
+    model, eager = Net(), Net()
+    f, x = capture(model), torch.ones(4, 8)
+    f(x), eager(x)
+    for name in ("compile", "__init__"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Tape, name, native.guarded)  # takes other arguments
+            assert torch.equal(f(x), eager(x)), name
+            assert torch.equal(model.h, eager.h), name
+    assert goes_on_as_eager(f, model)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # weak references' callbacks let none out
+def test_timeouts_by_signals() -> None:
+    """As servers stop requests: the exception comes out, and nothing is wrong afterwards."""
+    came_out = 0
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        for number in range(25):
+            model = Net()
+            f, x = capture(model), torch.ones(4, 8)
+            f(x)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 + number * 0.0004)
+                f(x)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Stopped:
+                came_out += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert goes_on_as_eager(f, model), number
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert came_out
+
+
+def test_whose_exception_it_is() -> None:
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(Stopped) as stopped:
+            signal.raise_signal(signal.SIGUSR1)
+        assert is_interrupt(stopped.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert is_interrupt(KeyboardInterrupt())
+    assert not is_interrupt(ValueError())
+    with pytest.raises(RuntimeError) as failed:
+        nn.Linear(2, 2)(torch.ones(3))
+    assert not is_interrupt(failed.value)
+
+
+def test_what_puts_things_right_is_called_until_it_ends_well() -> None:
+    calls: list[int] = []
+    verdict: list[Any] = [None]
+
+    def mend(errors: list[BaseException]) -> Any:
+        calls.append(len(errors))
+        if len(calls) < 4:
+            raise KeyboardInterrupt
+        return verdict[0]
+
+    def fails(error: BaseException) -> None:
+        raise error
+
+    for verdict[0], expected in ((None, ValueError), (OSError("other"), OSError)):
+        calls.clear()
+        with pytest.raises(expected):
+            native.guarded(fails, (ValueError("first"),), mend)
+        assert calls == [1, 2, 3, 4]
+    verdict[0] = ("result",)
+    assert native.guarded(fails, (ValueError("first"),), mend) == "result"
+    assert native.guarded(max, (1, 2), fails) == 2
+    for arguments in ((), (max, [1, 2], fails), (max, (1, 2))):
+        with pytest.raises(TypeError):
+            native.guarded(*arguments)
+
+
+def test_what_never_ends_well_is_given_up() -> None:
+    count: list[int] = []
+
+    def mend(errors: list[BaseException]) -> None:
+        count.append(len(errors))
+        raise RuntimeError
+
+    with pytest.raises(ZeroDivisionError):
+        native.guarded(divmod, (1, 0), mend)
+    assert 10 < len(count) < 1000

@@ -1,0 +1,289 @@
+"""Exceptions at any point of this library's own code, as signals, full memory and mistakes raise them.
+
+A program is run eagerly up to each of its operators, which tells all states that a call may leave behind that is
+stopped. Then the captured twin is stopped somewhere inside of the library: it has to leave one of those, and go on as
+eager does from there.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
+
+import capture
+from capture import capture as captured_as
+from capture.observe.capture_lock import capture_lock
+from capture.tree.thread_trees import forget_trees, trees_here
+
+LIBRARY = str(Path(capture.__file__).parent)
+
+
+class Stopped(Exception):
+    """As a timeout that a signal's handler raises."""
+
+
+class Stopping:
+    """Raises at the ``at``th event inside of the library: a call, or a line. Counts all of them where ``at`` is -1."""
+
+    def __init__(self, at: int, error: type[BaseException], *, lines: bool) -> None:
+        self.at, self.error, self.lines = at, error, lines
+        self.count = 0
+        self.where = ""
+
+    def __enter__(self) -> Stopping:
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(LIBRARY):
+            return None
+        self._count(frame)
+        return self._line if self.lines else None
+
+    def _line(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+        if event in ("line", "return"):
+            self._count(frame)
+        return self._line
+
+    def _count(self, frame: types.FrameType) -> None:
+        self.count += 1
+        if self.count == self.at:
+            code = frame.f_code
+            self.where = f"{code.co_filename.removeprefix(LIBRARY)}:{frame.f_lineno} {code.co_qualname}"
+            raise self.error("stopped")
+
+
+def bits(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        flat = value.detach().contiguous().reshape(-1)
+        gradient = bits(value.grad) if value.is_leaf and value.grad is not None else None
+        return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).tolist() if flat.numel() else [], gradient
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [bits(member) for member in value]
+    if isinstance(value, dict):
+        return {key: bits(member) for key, member in value.items()}
+    return repr(value)
+
+
+class World(nn.Module):
+    """State that a body may change: tensors, attributes, containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.total: Tensor
+        self.register_buffer("total", torch.zeros(4))
+        self.h = torch.zeros(3, 4)
+        self.x = torch.ones(3, 4)
+        self.cache: dict[str, Tensor] = {"a": torch.zeros(4)}
+        self.body: Any = None
+
+    @override
+    def forward(self, x: Tensor) -> Any:
+        return self.body(self, x)
+
+    def state(self) -> Any:
+        tensors = [bits(one) for one in (*self.parameters(), *self.buffers())]
+        return tensors, bits(self.h), bits(self.x), bits(self.cache), torch.get_rng_state().tolist()[:64]
+
+
+def plain(world: World, x: Tensor) -> Any:
+    return torch.relu(world.linear(x)) * 2 + 1
+
+
+def recurrent(world: World, x: Tensor) -> Any:
+    y = world.linear(x).relu() + 1
+    world.h = torch.tanh(y + world.h)
+    return y + world.h
+
+
+def writing(world: World, x: Tensor) -> Any:
+    x.add_(1)
+    world.total.add_(x.sum(0))
+    x.mul_(2)
+    return x, x[0], world.total * 2
+
+
+def drawing(world: World, x: Tensor) -> Any:
+    z = world.norm(x) + torch.rand(3, 4)
+    world.total.copy_(z.sum(0))
+    world.h = nn.functional.dropout(z, 0.5)
+    return {"z": z, "h": world.h}
+
+
+def keeping(world: World, x: Tensor) -> Any:
+    world.cache["a"] = world.cache["a"] * 2 + x[0]
+    world.h = x
+    world.cache["a"].add_(1)
+    return world.cache["a"] + 1, world.h + 1
+
+
+def differentiating(world: World, x: Tensor) -> Any:
+    with torch.enable_grad():
+        loss = world.linear(x).relu().sum()
+        loss.backward()
+    world.h = x * 3
+    return loss.detach()
+
+
+BODIES: dict[str, Callable[[World, Tensor], Any]] = {
+    one.__name__: one for one in (plain, recurrent, writing, drawing, keeping, differentiating)
+}
+
+
+class _UpTo(TorchDispatchMode):
+    """Raises before or after the ``at``th operator."""
+
+    def __init__(self, at: int, *, after: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.at, self.after, self.count = at, after, 0
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        if self.count == self.at and not self.after:
+            raise Stopped
+        result = func(*args, **(kwargs or {}))
+        if self.count == self.at:
+            raise Stopped
+        return result
+
+
+def _twin(world: World) -> World:
+    """Another one in the same state."""
+    made = World()
+    made.body = world.body
+    made.load_state_dict(copy.deepcopy(world.state_dict()))
+    for one, other in zip(made.parameters(), world.parameters(), strict=True):
+        one.grad = None if other.grad is None else other.grad.clone()
+    made.h, made.x = world.h.clone(), world.x.clone()
+    made.h = made.x if world.h is world.x else made.h
+    made.cache = {key: value.clone() for key, value in world.cache.items()}
+    return made
+
+
+def prefixes(world: World) -> list[Any]:
+    """All states in which an eager call from this state may be stopped; the last one is that of a whole call."""
+    found, generator = [], torch.get_rng_state()
+    at, over = 1, False
+    while not over:
+        for after in (False, True):
+            twin = _twin(world)
+            torch.set_rng_state(generator)
+            try:
+                with _UpTo(at, after=after):
+                    twin(twin.x)
+                over = True
+            except Stopped:
+                pass
+            if not over:
+                found.append(twin.state())
+        at += 1
+    twin = _twin(world)
+    torch.set_rng_state(generator)
+    twin(twin.x)
+    found.append(twin.state())
+    torch.set_rng_state(generator)
+    return found
+
+
+_prefixes: dict[tuple[str, int], list[Any]] = {}
+"""By program and call: worlds begin alike."""
+
+
+@define
+class Outcome:
+    """Of one program that was stopped."""
+
+    where: str = ""
+    events: int = 0
+    came_out: bool = False
+    wrong: list[str] = field(factory=list)
+
+
+def surroundings() -> dict[str, Any]:
+    """What has to be as before, whatever happened."""
+    return {
+        "grad": torch.is_grad_enabled(), "inference": torch.is_inference_mode_enabled(), "gc": gc.isenabled(),
+        "modes": torch._C._len_torch_dispatch_stack(), "autocast cache": torch.is_autocast_cache_enabled(),
+        "stand-ins": {name: value for name, value in torch.Tensor.__dict__.items() if name != "__dict__"},
+        "modules": {name: value for name, value in nn.Module.__dict__.items() if name != "__dict__"},
+        "recording": any(tree.recording for tree in trees_here().values()),
+        "locked": capture_lock._is_owned(),  # type: ignore[attr-defined]
+    }  # fmt: skip
+
+
+def stopped_program(body: str, call: int, at: int, error: type[BaseException], *, lines: bool) -> Outcome:
+    """Call a captured function, stop its ``call``th call at the ``at``th event, go on, and compare with eager."""
+    forget_trees()
+    outcome, world = Outcome(), World()
+    world.body = BODIES[body]
+    around = surroundings()
+    f = captured_as(world)
+    for _ in range(call - 1):
+        f(world.x)
+    allowed = _prefixes.get((body, call)) or prefixes(world)
+    _prefixes[body, call] = allowed
+    stopping = Stopping(at, error, lines=lines)
+    result = None
+    try:
+        with stopping:
+            result = f(world.x)
+    except error:
+        outcome.came_out = True
+    except BaseException as other:  # noqa: BLE001 - which is what is looked for
+        outcome.wrong.append(f"another exception: {other!r}")
+    outcome.where, outcome.events = stopping.where, stopping.count
+    left = world.state()
+    if left not in allowed or (not outcome.came_out and left != allowed[-1]):
+        outcome.wrong.append("no prefix of eager's")
+    now = surroundings()
+    outcome.wrong += [f"{name}: {around[name]!r:.50} -> {now[name]!r:.50}" for name in now if now[name] != around[name]]
+    kept = [world.h, *world.cache.values(), *([result] if isinstance(result, Tensor) else [])]
+    values = bits(kept)
+    eager = _twin(world)
+    for number in range(3):
+        generator = torch.get_rng_state()
+        expected = bits(eager(eager.x))
+        there = torch.get_rng_state()
+        torch.set_rng_state(generator)
+        found = bits(f(world.x))
+        if found != expected or world.state() != eager.state():
+            outcome.wrong.append(f"call {number} later differs")
+            break
+        torch.set_rng_state(there)
+        if number == 0 and body in ("plain", "recurrent", "drawing") and bits(kept) != values:
+            outcome.wrong.append("a tensor that the caller keeps was changed")
+    return outcome
+
+
+def points(body: str, call: int, *, lines: bool) -> int:
+    """How many events a call has."""
+    return stopped_program(body, call, -1, Stopped, lines=lines).events
+
+
+ERRORS: tuple[type[BaseException], ...] = (Stopped, KeyboardInterrupt, MemoryError, RuntimeError, TypeError)
+
+
+def all_points(*, lines: bool) -> Iterator[tuple[str, int, int]]:
+    """Program, call and event, each."""
+    for body in BODIES:
+        for call in (1, 2, 3, 4):
+            for at in range(1, points(body, call, lines=lines) + 1):
+                yield body, call, at
