@@ -14,7 +14,9 @@ import torch
 from attrs import define, field
 
 from capture.core import forks
+from capture.core.facts import HostWork
 from capture.native import native
+from capture.observe import host_draws
 from capture.observe.aoti_packages import packages
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.probes.device_constants import constants_on_host
@@ -57,6 +59,8 @@ class ObservedRun:
     """Python code that the body ran."""
     states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
     """Generators as they were before, where they may have to be put back."""
+    positions: list[host_draws.Place] = field(factory=list)
+    """Where other generators, and iterators, stood before."""
     host_random: Any = None
     """What Python and NumPy draw from, as it was before."""
     values: tuple[Any, ...] = ()
@@ -84,6 +88,7 @@ class ObservedRun:
         self.result = self.error = None
         self.values, self.arguments, self.changed, self.gradients_read = (), [], [], []
         self.ran = CodeRun()
+        self.positions = []
         self.watch.trace = RunTrace()
 
 
@@ -146,6 +151,7 @@ def _run_watched(
         generators += [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
         watched.states = [(generator, generator.get_state()) for generator in generators]
     theirs = {} if values is call.values else stand_ins(arguments, call.paths())
+    watched.positions = host_draws.positions(before)
     arranged, compiled = buckets_to_arrange(before.modules), graphs_compiled()
     _active.append(watch)
     try:
@@ -190,6 +196,9 @@ def _compare(watched: ObservedRun) -> None:
         watched.watch.end()
     _count_writes(watched)
     watched.changed = diff.changes(watched.before)
+    ran = watched.ran if watched.watch.notes_code else None
+    for op, where in host_draws.drawn(watched.positions, watched.host_random, ran):
+        watched.watch.trace.work.append(HostWork(op=op, kind="unsafe", where=where))
     _note_gradients_of_arguments(watched)
 
 

@@ -84,6 +84,11 @@ def of_function(code: types.CodeType) -> CodeLocation:
     return _of(code, code.co_firstlineno)
 
 
+def of_line(code: types.CodeType, line: int) -> CodeLocation:
+    """One of its lines."""
+    return _of(code, line)
+
+
 def _of(code: types.CodeType, line: int) -> CodeLocation:
     file, name = code.co_filename, getattr(code, "co_qualname", code.co_name)
     if file in _written:

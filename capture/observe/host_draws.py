@@ -1,0 +1,120 @@
+"""What a run took from the host's own generators and iterators, which no operator tells of and no replay takes again.
+
+Python's ``random``, NumPy's global generator, and any generator or iterator that the body can reach: where one stands
+elsewhere after the run, or nothing tells where it stands, the run is no recording.
+"""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import operator
+import random
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from capture.core.facts import CodeLocation
+from capture.observe import source_location
+from capture.state.code_run import CodeRun
+from capture.state.snapshot import Snapshot
+from capture.torch_private.generators import host_random_state
+
+Place = tuple[str, str, Any, Any]
+"""What it is, the name that code may have for it, the object, and where it stood."""
+_UNKNOWN = object()
+_PRINTED = (itertools.count, itertools.repeat)
+_NAMES = ("random", "np", "numpy", "shuffle", "choice", "randint", "uniform", "sample", "gauss", "randrange")
+
+
+def positions(before: Snapshot) -> list[Place]:
+    """Where everything of the kind stands now."""
+    found: list[Place] = []
+    seen: set[int] = set()
+    for source, value in list(before.sources.values()):
+        if id(value) in seen or not _is_one(value):
+            continue
+        seen.add(id(value))
+        found.append((source.path, str(source.name or source.path), value, _position(value)))
+    return found
+
+
+def drawn(before: list[Place], host: tuple[Any, Any], ran: CodeRun | None) -> list[tuple[str, CodeLocation | None]]:
+    """What stands elsewhere now, with the line that names it."""
+    found = []
+    own, numpys = host_random_state()
+    if own != host[0]:
+        found.append(("drawing from Python's random", _line(ran, _NAMES)))
+    if numpys is not None and host[1] is not None and _flat(numpys) != _flat(host[1]):
+        found.append(("drawing from numpy.random", _line(ran, _NAMES)))
+    for path, name, value, position in before:
+        where = _line(ran, (name,))
+        now = _position(value)
+        if now is _UNKNOWN or position is _UNKNOWN:
+            if where is not None or (ran is not None and not ran.is_complete):
+                found.append((f"taking from {path}, of which nothing tells where it stands,", where))
+        elif now != position:
+            found.append((f"taking from {path}", where))
+    return found
+
+
+def _is_one(value: Any) -> bool:
+    kind = type(value)
+    if issubclass(kind, random.Random) or _numpys(value) is not None:
+        return True
+    if kind.__flags__ & (1 << 9) and not issubclass(kind, types.GeneratorType):  # a class of users': it has attributes
+        return False
+    return hasattr(kind, "__next__")
+
+
+def _numpys(value: Any) -> Any:
+    """The bit generator of a generator of NumPy's."""
+    numpy = sys.modules.get("numpy.random")
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.BitGenerator):
+        return value
+    if isinstance(value, numpy.Generator):
+        return value.bit_generator
+    return value._bit_generator if isinstance(value, numpy.RandomState) else None
+
+
+def _position(value: Any) -> Any:
+    """Equal as long as nothing was taken; ``_UNKNOWN`` where nobody can tell."""
+    bits = _numpys(value)
+    if bits is not None:
+        return _flat(bits.state)
+    if isinstance(value, random.Random):
+        return _UNKNOWN if isinstance(value, random.SystemRandom) else random.Random.getstate(value)
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        return None if frame is None else (frame.f_lasti, frame.f_lineno)
+    if isinstance(value, _PRINTED):
+        return repr(value)
+    left = operator.length_hint(value, -1) if type(value).__module__ == "builtins" else -1
+    return _UNKNOWN if left < 0 else left
+
+
+def _flat(state: Any) -> Any:
+    if isinstance(state, dict):
+        return tuple((name, _flat(one)) for name, one in state.items())
+    if isinstance(state, (tuple, list)):
+        return tuple(map(_flat, state))
+    return state.tobytes() if hasattr(state, "tobytes") else state
+
+
+def _line(ran: CodeRun | None, names: Iterable[str]) -> CodeLocation | None:
+    """The first line of the user's code that names one of these."""
+    if ran is None:
+        return None
+    wanted = frozenset(names)
+    for code in ran.codes:
+        if wanted.isdisjoint((*code.co_names, *code.co_freevars)) or not source_location.is_users(code.co_filename):
+            continue
+        line = code.co_firstlineno
+        for instruction in dis.get_instructions(code):
+            line = instruction.positions.lineno or line if instruction.positions is not None else line
+            if instruction.argval in wanted if isinstance(instruction.argval, str) else False:
+                return source_location.of_line(code, line)
+    return None
