@@ -72,6 +72,7 @@ def warm_up(captured: Captured, values: tuple[Any, ...], *, say_limit: bool = Tr
     """
     if not config.current().enabled:
         return Outcome("skipped", "captured functions are switched off (CAPTURE_ENABLED=0)")
+    captured.budget.start_anew()
     try:
         entry, leaves = dispatch.entry_of(captured, values)
     except (Unkeyable, TypeError) as error:

@@ -292,6 +292,36 @@ class LimitReached:
 
 
 @frozen(kw_only=True)
+class Variation:
+    """One part of what tells calls apart, and how it varied.
+
+    ``what``: in the user's words, as "'x' (1st argument), dimension 1"; ``change``: as "9 values in 12 calls (17, 18,
+    19, ...)"; ``about``: ``"number"``, ``"size"``, ``"object"`` or ``"state"``, where a fix is known for such.
+    """
+
+    what: str
+    change: str
+    about: str = ""
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.what}: {self.change}"
+
+
+@frozen(kw_only=True)
+class GivenUp:
+    """Runs were watched, recordings made and dropped, and none was used again."""
+
+    observations: int
+    recordings: int
+    drops: int
+    ms: float
+    """What all of it took."""
+    variations: tuple[Variation, ...] = ()
+    where: CodeLocation | None = None
+
+
+@frozen(kw_only=True)
 class Verification:
     """A replay gave other bits than the body did. ``path``: the first output or tensor that differs."""
 
@@ -376,6 +406,7 @@ class Facts:
     unpatchable: str | None = None
     """Why no recorded graph of this process can be bound to another address."""
     limit: LimitReached | None = None
+    given_up: GivenUp | None = None
     verification: Verification | None = None
     fault: Fault | None = None
     borrowed_use: BorrowedUse | None = None

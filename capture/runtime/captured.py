@@ -26,6 +26,7 @@ from capture.key.modes import Here
 from capture.key.signature import Binder, Key, Leaf, Leaves, key_of, make_binder, module_key, sees_form, signature_of
 from capture.observe import source_location
 from capture.reporting import text as _text
+from capture.runtime.budget import Budget, most_efforts
 from capture.runtime.entry import Entry, Family
 from capture.state.call import Call
 from capture.state.optimizers import Optimizers
@@ -97,6 +98,9 @@ class Captured:
     """Set once every call changes what its own key is made of: new keys then run eagerly at once."""
     faults: int = field(default=0, init=False)
     """Calls in a row in which something went wrong inside this library before their entry was known."""
+    budget: Budget = field(init=False)
+    is_told: bool = field(default=False, init=False)
+    """The user was warned of something that keeps calls eager."""
     optimizers: Optimizers = field(factory=Optimizers, init=False)
     deaths_seen: int = field(default=0, init=False)
     """Objects in keys that had died when families were looked through for them."""
@@ -107,6 +111,7 @@ class Captured:
     _is_alone: bool = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.budget = self._new_budget()
         self.straight = self.fast_paths.straight
         self._defaults = getattr(self.function, "__defaults__", None)
         self._is_function = isinstance(self.function, types.FunctionType)
@@ -200,6 +205,11 @@ class Captured:
         self.hopeless = None
         self.optimizers = Optimizers()
         self.log = Log(self.annotation.function)
+        self.budget, self.is_told = self._new_budget(), False
+
+    def _new_budget(self) -> Budget:
+        may_rest = not self.is_backward and self.annotation.fallback != "error"
+        return Budget(self.log.counters, most_efforts(self.annotation.max_recordings), may_rest=may_rest)
 
     def note_kept(self, entry: int, outputs: Iterable[tuple[str, ...]]) -> None:
         """Outputs of an entry were used for longer than a step."""
@@ -241,6 +251,7 @@ class Captured:
         if findings and raising:
             text = "\n".join(_text.format_finding(one, function=self.annotation.function) for one in findings)
             raise UncapturableError(text, findings)
+        self.is_told = self.is_told or bool(new)
         for finding in new:
             text = _text.format_finding(finding, function=self.annotation.function, now="runs eagerly")
             self.log.add("fallback", finding.code + " " + finding.what)

@@ -34,6 +34,7 @@ its results made part of the caller's graph, and autograd calls the backward pas
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -55,9 +56,21 @@ from capture.key.signature import Leaf, Leaves, Unkeyable, deaths, forget_module
 from capture.native import MISS
 from capture.observe import run, source_location
 from capture.rules.compile_plan import compile_plan
-from capture.runtime import eviction, fault, inputs, miss_reason, planning, rebind, record, record_failure, verify
+from capture.runtime import (
+    eviction,
+    fault,
+    inputs,
+    key_difference,
+    miss_reason,
+    planning,
+    rebind,
+    record,
+    record_failure,
+    verify,
+)  # fmt: skip
+from capture.runtime.budget import AT_LIMIT
 from capture.runtime.captured import Captured
-from capture.runtime.entry import RETRIES, Entry, Phase, drop_dead
+from capture.runtime.entry import RETRIES, Entry, Phase, drop_dead, drop_unused
 from capture.runtime.replay import replay
 from capture.runtime.training_region import Region, finish
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict, done
@@ -78,6 +91,8 @@ _MOST_FAULTS = 8  # calls in a row that have no key, as something goes wrong on 
 
 def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One call, in the caller's own form. The steps are in the order of their cost."""
+    if captured.budget.resting and run.active_watch() is None:
+        return _straight(captured, args, kwargs)
     now, config = here(), _current_config()
     if now is None or not config.enabled:
         return _inline(captured, args, kwargs)
@@ -87,6 +102,15 @@ def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return captured.body()(*args, **kwargs)  # raises its own, better worded error
     result = MISS if config.poison or config.verify != "off" else captured.fast_paths.call(values)
     return result if result is not MISS else dispatch(captured, values, now)
+
+
+def _straight(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Nothing is gained by looking at this call. Fast paths were tried before."""
+    counters = captured.log.counters
+    captured.budget.resting -= 1
+    counters.body_runs += 1
+    counters.eager_calls += 1
+    return captured.body()(*args, **kwargs)
 
 
 def _inline(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -167,7 +191,7 @@ def _tell_fault(captured: Captured, error: Exception, entry: Entry | None = None
     fault.log(captured, error)
     plan = compile_plan(captured.annotation, captured.bare_facts(fault=fault.describe(error)))
     if entry is not None and entry.faults > RETRIES:
-        entry.plan = plan
+        entry.plan, entry.may_change = plan, False
         _enter(captured, entry, "eager")
     captured.report(plan)
 
@@ -208,7 +232,9 @@ def _entry_of(captured: Captured, values: Values, modes: Ambient) -> tuple[Entry
     family = captured.families.get(key)
     if family is None:
         if captured.deaths_seen != deaths():
-            captured.deaths_seen = drop_dead(captured.families)
+            captured.deaths_seen = deaths()
+            captured.budget.lose(drop_dead(captured.families))
+        drop_unused(captured.families, most=2 * captured.annotation.max_recordings + 8)
         family = captured.families[key] = inputs.family_of(leaves)
     pattern = inputs.alias_pattern(leaves, family.spans) if len(leaves) > 1 else ()
     entry = family.find(pattern, leaves)
@@ -252,7 +278,11 @@ def _enter(captured: Captured, entry: Entry, phase: Phase) -> None:
 
 
 def _eager(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Reply:
-    """This key will never be recorded."""
+    """This key cannot be recorded, as far as it was seen."""
+    if entry.may_change and captured.budget.allows(entry.key, lasting=True):
+        entry.trusts_store = False
+        _enter(captured, entry, "cold")
+        return GO_ON
     if entry.plan is not None:
         captured.report(entry.plan)  # raises every time where the annotation asks for an error
     return done(run_eagerly(captured, captured.call(values, leaves, entry), "this key cannot be recorded"))
@@ -270,8 +300,8 @@ def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf
     tree = tree_for(backend)
     tree.begin_call(captured, captured.annotation.max_recordings)
     if entry.phase == "cold":
-        if captured.hopeless is not None or _too_many_keys(captured):
-            return done(_no_new_key(captured, entry, bound, tree))
+        if captured.hopeless is not None or not captured.budget.allows(entry.key):
+            return done(_no_new_key(captured, entry, bound))
         phase = load(captured, entry, leaves)
         if phase == "cold":
             return done(_first_look(captured, entry, bound, tree))
@@ -333,10 +363,16 @@ _STAGES = {"cold": _prepare, "warm": _prepare, "ready": _match, "eager": _eager}
 
 
 def run_eagerly(
-    captured: Captured, bound: Call, reason: str = "", *, kind: Literal["eager", "warm-up", "inline"] = "eager"
+    captured: Captured,
+    bound: Call,
+    reason: str = "",
+    *,
+    kind: Literal["eager", "warm-up", "inline"] = "eager",
+    weight: float = 1.0,
 ) -> Any:
     """The one place where a bound call runs its body eagerly, on the caller's own tensors. ``warm-up``: calls like this
-    are recorded soon; ``inline``: somebody else captures what it does, and neither counts nor watches are ours."""
+    are recorded soon; ``inline``: somebody else captures what it does, and neither counts nor watches are ours.
+    ``weight``: as for ``Budget.ran_eagerly``."""
     log = captured.log
     if kind == "inline":
         return bound.run_plainly()
@@ -346,7 +382,11 @@ def run_eagerly(
             return bound.run_plainly()
     log.counters.eager_calls += 1
     log.add("eager", reason)
-    return bound.run_plainly()
+    begin = time.perf_counter()
+    try:
+        return bound.run_plainly()
+    finally:
+        captured.budget.ran_eagerly((time.perf_counter() - begin) * 1e3, weight=weight)
 
 
 def _warm_up(captured: Captured, bound: Call, tree: Tree) -> Any:
@@ -369,6 +409,7 @@ def engine_of(captured: Captured, entry: Entry, leaves: Sequence[Leaf]) -> Backe
     device = found[0] if found else torch.device("cpu")
     entry.backend = backend_for(device)
     if entry.backend is None:
+        entry.may_change = False
         entry.plan = compile_plan(captured.annotation, captured.bare_facts(backend_missing=device.type))
         _enter(captured, entry, "eager")
     return entry.backend
@@ -392,7 +433,12 @@ def _first_look(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> An
 
 def _observe(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     """Watch one eager run, plan by what it showed, and give its result."""
-    observed = planning.observe(captured, entry, bound)
+    begin = time.perf_counter()
+    try:
+        observed = planning.observe(captured, entry, bound)
+    finally:
+        captured.budget.spend("observations", (time.perf_counter() - begin) * 1e3, key=entry.key)
+    captured.budget.note_operators(observed.facts.num_ops)
     tree = planning.on_its_device(entry, observed.facts, tree)
     if planning.shares_with_state(captured, observed.facts):  # says nothing about calls that do not
         entry.overlapping = entry = entry.overlapping or Entry((*entry.key, "overlaps state"))
@@ -464,23 +510,26 @@ def _limit_reached(
 ) -> Any:  # fmt: skip
     limit, plan = limit_plan(captured, entry, bound, tree, pattern)
     captured.report(plan)
-    return run_eagerly(captured, bound, f"{limit.num_recordings} recordings exist: {limit.difference}")
+    reason = f"{limit.num_recordings} recordings exist: {limit.difference}"
+    return run_eagerly(captured, bound, reason, weight=AT_LIMIT)
 
 
-def _too_many_keys(captured: Captured) -> bool:
-    """Keys come and go and none is seen often enough to be recorded: a value that changes on every call."""
-    return len(captured.families) > 2 * captured.annotation.max_recordings + 8
-
-
-def _no_new_key(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
-    """Run eagerly and forget the key, which will hardly come again."""
-    for key, family in list(captured.families.items()):
-        if any(one.in_use() is entry for one in family.entries.values()):
-            del captured.families[key]
+def _no_new_key(captured: Captured, entry: Entry, bound: Call) -> Any:
+    """Run eagerly and forget a key of which nothing is known: it will hardly come again."""
+    if not entry.was_watched:
+        captured.families.pop(entry.key[:-1], None)
     if captured.hopeless is None:
-        return _limit_reached(captured, entry, bound, tree)
+        return _given_up(captured, entry, bound)
     captured.report(captured.hopeless)
     return run_eagerly(captured, bound, "every call changes what its key is made of")
+
+
+def _given_up(captured: Captured, entry: Entry, bound: Call) -> Any:
+    """What was tried led to no replays: run eagerly, and say once what changes."""
+    if not captured.is_told:
+        given_up = key_difference.given_up(captured, bound)
+        captured.report(compile_plan(captured.annotation, captured.bare_facts(given_up=given_up)))
+    return run_eagerly(captured, bound, "recordings of it are not used again")
 
 
 # -------------------------------------------------------------------------------------------- recordings of this entry
@@ -490,6 +539,8 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
     """No recording fits: make one, within the limit."""
     if tree.lingering:  # nobody else has those gradients yet; an eager run may change that
         tree.let_go()
+    if not captured.budget.allows(entry.key):
+        return done(_given_up(captured, entry, bound))
     if not eviction.makes_room(captured, entry, tree):
         return done(_limit_reached(captured, entry, bound, tree, pattern))
     if inputs.shares_with_state(bound, entry.plan):
@@ -504,7 +555,13 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
 
 def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Any:
     """The result of a call that is recorded, or was to be."""
-    reply = record.record(captured, entry, bound, tree, pattern)
+    begin, before, kept = time.perf_counter(), captured.log.counters.recordings, False
+    try:
+        reply = record.record(captured, entry, bound, tree, pattern)
+        kept = captured.log.counters.recordings > before
+    finally:
+        ms = (time.perf_counter() - begin) * 1e3
+        captured.budget.spend("recordings" if kept else "drops", ms, key=entry.key)
     if reply.verdict is Verdict.OBSERVE:
         _enter(captured, entry, planning.forget_stored(entry))
         return _observe(captured, entry, bound, tree)
@@ -534,14 +591,16 @@ def _state_moved(captured: Captured, entry: Entry, node: Node, values: Values, l
         return done(_replay(captured, entry, node, values, leaves, tree, reply.learned))
     if reply.verdict is Verdict.OBSERVE:
         if not _tells_apart(captured, entry, node.guard.places):
-            captured.log.add("drop", "modules or attributes the recording relies on were replaced")
+            changed = key_difference.changed_state(captured, node, leaves)
+            captured.log.add("drop", f"{changed or 'what the recording relies on'} was replaced")
+            captured.budget.spend("drops", 0.0, changed=changed)
             _forget(captured, entry, tree)
             for one in (captured.receiver, *values, *captured.optimizers.modules()):
                 if isinstance(one, torch.nn.Module):
                     forget_module_structure(one)
         return START_OVER
     if reply.verdict is Verdict.EAGER:
-        entry.plan = reply.plan
+        entry.plan, entry.may_change = reply.plan, False
         _enter(captured, entry, "eager")
         return GO_ON
     return reply
@@ -580,7 +639,7 @@ def _differs(captured: Captured, entry: Entry, tree: Tree, path: str, *, is_wron
         captured.note_findings(plan)
         return
     _forget(captured, entry, tree)
-    entry.plan = plan
+    entry.plan, entry.may_change = plan, False
     _enter(captured, entry, "eager")
 
 
@@ -591,6 +650,7 @@ def _tells_apart(captured: Captured, entry: Entry, known: Sequence[Place]) -> bo
     if not told:
         return False
     captured.log.add("drop", f"{told[0]} is another value, and tells calls apart from now on")
+    captured.budget.spend("drops", 0.0, changed=told[0])
     if entry.backend is not None:
         _forget(captured, entry, tree_for(entry.backend))
     captured.retire()

@@ -12,7 +12,7 @@ from capture.core.facts import Facts, GradientObstacle, GradientUse, diff_facts
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Refusal
 from capture.guards.read_guards import Place, read_by
-from capture.key.signature import Key, deaths, names_the_dead
+from capture.key.signature import Key, names_the_dead
 from capture.native import seen
 from capture.observe.expectation import Expectation
 from capture.observe.run import ObservedRun
@@ -68,6 +68,8 @@ class Entry:
     """Calls in which something went wrong inside this library."""
     plan_is_new: bool = False
     """The plan differs from the one kept on disk."""
+    may_change: bool = True
+    """Where it is eager, another run may show that the reasons are gone."""
     said_eager: CapturePlan | None = None
     """The plan of another process that found no way to record, until a run of this one was watched."""
     trusts_store: bool = True
@@ -153,6 +155,16 @@ class Entry:
         found = self.facts.unkeyed if self.facts is not None else ()
         return frozenset(path for one in found if one.kind != "answer" for path in one.paths)
 
+    @property
+    def was_watched(self) -> bool:
+        """A run told something about it."""
+        return self.facts is not None or self.region is not None or self.forward is not None
+
+    def is_used(self) -> bool:
+        """It has recordings, or its backward pass has some."""
+        one = self.in_use()
+        return bool(one.nodes) or (one.region is not None and any(below.nodes for below in one.region.entries()))
+
     def release(self) -> None:
         """Drop the recordings."""
         for node in list(self.nodes):
@@ -221,11 +233,25 @@ class Family:
         return True
 
 
+def drop_unused(families: dict[tuple[Any, ...], Family], *, most: int) -> None:
+    """Keep no more keys than ``most`` but for those that have recordings. The first ones go."""
+    if len(families) < most:
+        return
+    idle = [key for key, one in list(families.items()) if not any(map(Entry.is_used, list(one.entries.values())))]
+    for key in idle[: len(families) - most + 1]:
+        gone = families.pop(key, None)  # another thread may have dropped it
+        for entry in gone.entries.values() if gone is not None else ():
+            entry.retire()
+
+
 def drop_dead(families: dict[tuple[Any, ...], Family]) -> int:
     """Drop what is kept for objects that are gone: it holds memory, and a place among ``max_recordings``. Gives how
-    many objects had died by then."""
-    count = deaths()
-    for key in [key for key in families if names_the_dead(key)]:
-        for entry in families.pop(key).entries.values():
+    many of those keys never had a recording."""
+    unused = 0
+    for key in [key for key in list(families) if names_the_dead(key)]:
+        gone = families.pop(key, None)
+        entries = list(gone.entries.values()) if gone is not None else []
+        unused += gone is not None and not any(map(Entry.is_used, entries))
+        for entry in entries:
             entry.retire()
-    return count
+    return unused

@@ -1,0 +1,83 @@
+"""Recordings of the function are not used again.
+
+## What it does
+Reports a function whose watched runs and recordings did not lead to replays, and names what changes from call to call.
+
+## Why it matters
+Watching and recording take many times the time of the body. Where no recording is used again, the function is slower
+than without the decorator. It runs eagerly from then on, and is looked at again more and more rarely.
+
+## Example
+```python
+@capture
+def step(x, scale):
+    return torch.relu(x) * scale
+
+for index in range(1000):
+    step(x, 1.0 / (index + 1))
+```
+
+## Instead
+```python
+@capture
+def step(x, scale):
+    return torch.relu(x) * scale
+
+for index in range(1000):
+    step(x, torch.tensor(1.0 / (index + 1)))
+```
+
+## Fix safety
+A number that comes as a tensor may round differently: an operator then computes in the tensor's type.
+
+## Known gaps
+What is named is compared over the last calls that were looked at; what varies more slowly is not named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from capture.core.facts import GivenUp
+from capture.core.findings import Decision, Finding, Severity
+from capture.rules._rule import rule
+from capture.rules.case import Case
+
+_NAMED = 3  # things that vary
+_FIXES = {
+    "number": "pass the number as a tensor  (one small copy a call)",
+    "size": "pad the dimension that varies to a few sizes  (computes the padding)",
+    "object": "make the object once and keep it, instead of a new one in every call  (no cost)",
+    "state": "keep what does not change in calls, and pass what does as a tensor  (one small copy a call)",
+}
+_ALWAYS = "capture a part of the function that does not depend on it  (no cost)"
+
+
+@rule("CG906", "nothing-repeats", severity=Severity.EAGER)
+def RULE(case: Case) -> Iterator[Finding | Decision]:
+    found = case.facts.given_up
+    if found is None:
+        return
+    about = {one.about for one in found.variations[:_NAMED]}
+    yield RULE.finding(
+        what=f"{_efforts(found)} led to no replay{_varied(found)}",
+        why="calls that differ need a recording each, and none was used again",
+        fix=(*[fix for kind, fix in _FIXES.items() if kind in about], _ALWAYS),
+        where=found.where,
+        severity=Severity.ERROR if case.annotation.fallback == "error" else Severity.EAGER,
+    )
+
+
+def _efforts(found: GivenUp) -> str:
+    counts = (
+        (found.observations, "watched run"), (found.recordings, "recording"), (found.drops, "dropped recording")
+    )  # fmt: skip
+    parts = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count]
+    return f"{' and '.join(parts) or 'what was tried'} ({found.ms:.0f} ms)"
+
+
+def _varied(found: GivenUp) -> str:
+    if not found.variations:
+        return ""
+    more = len(found.variations) - _NAMED
+    return f": {'; '.join(map(str, found.variations[:_NAMED]))}{f'; and {more} more' if more > 0 else ''}"

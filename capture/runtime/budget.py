@@ -1,0 +1,208 @@
+"""Budget: what one captured function may spend on being looked at, over all its keys and threads.
+
+Watching a run, recording one and dropping a recording cost many times the body's own time, and pay only if replays
+follow. Each is an **effort**. Efforts run up a debt; replays pay it back by the time they save. While the debt is below
+``most``, all is allowed. At ``most`` the function gives up: its calls run eagerly, and so cheaply that nobody has to
+take the decorator away: most of them go straight to the body (``rest``). From time to time a few calls are looked at
+again (``Budget.ran_eagerly``): those whose key has come before are allowed one more effort, the first ``FREE_LOOKS``
+times at once, later when the calls in between were worth it. What repeats by then is replayed, and pays.
+
+==================  ===============================================================================================
+``most``            2 ``max_recordings`` + ``FRUITLESS`` efforts that led to no replay; half of them, once they took
+                    ``PATIENCE``
+one effort          a watched run, a recording that was dropped, a key that died with its object before it was replayed;
+                    a recording is ``RECORDING``, as a chain needs one at each place
+a replay            pays half the time of an eager call
+an eager call       pays ``SHARE`` of its time, at least ``LEAST``, after a function gave up: looking costs no more
+``FIRST_REST``      calls that are not looked at, after ``CALM`` that were; twice as many each time, to ``LONGEST``
+==================  ===============================================================================================
+
+Not under a lock: what two threads count at once may be counted once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Any
+
+from attrs import define, field
+
+from capture.core.events import Counters
+
+FRUITLESS = 8
+RECORDING = 0.25
+PATIENCE = 10_000.0  # milliseconds
+SHARE = 0.025
+LEAST = 0.0025  # milliseconds
+CALM = 8
+AGAIN = 2  # calls that are looked at after each rest
+FIRST_REST, LONGEST = 16, 1024
+AT_LIMIT = 0.125
+FREE_LOOKS = 3
+LOOK = 2.5  # efforts that a look may take: a region is watched twice and recorded twice
+_SEEN = 64  # keys that are known again
+_KEYS = 16  # keys that are compared to say what changes
+_OPERATOR = 0.003  # milliseconds that an operator takes, where no plain run was measured
+_WATCHED = 50  # times that a watched run of a small body takes longer than a plain one
+_SAVED = 0.5  # share of an eager call that a replay saves
+
+
+@define(eq=False)
+class Spent:
+    """Efforts since replays came last."""
+
+    observations: int = 0
+    recordings: int = 0
+    drops: int = 0
+    ms: float = 0.0
+
+
+@define(eq=False)
+class Budget:
+    """The account of one captured function."""
+
+    counters: Counters
+    most: float
+    may_rest: bool = True
+    debt: float = 0.0
+    spent: Spent = field(factory=Spent)
+    gave_up: bool = False
+    """No effort is allowed now."""
+    resting: int = 0
+    """Calls to come that go straight to the body."""
+    keys: deque[Any] = field(factory=lambda: deque(maxlen=_KEYS))
+    """Keys that efforts were made for, and those looked at since, newest last."""
+    changed: deque[str] = field(factory=lambda: deque(maxlen=_KEYS))
+    """State for which recordings were dropped."""
+    calls: int = 0
+    """Calls that were looked at since replays came last."""
+    _times: deque[float] = field(factory=lambda: deque(maxlen=5))
+    _guess: float = 0.0
+    _efforts: float = 0.0
+    _ms: float = 0.0
+    _replays: int = 0
+    _earned: float = 0.0
+    _calm: float = 0.0
+    _until_rest: int = CALM
+    _rest: int = FIRST_REST
+    _free: int = FREE_LOOKS
+    _rested: bool = False
+    """No effort was made since many calls in a row ran eagerly."""
+    _price: float = 1.0
+    _seen: OrderedDict[int, int] = field(factory=OrderedDict)
+
+    # --------------------------------------------------------------------------------------------------- what is known
+
+    @property
+    def eager_ms(self) -> float:
+        """Time of one eager call."""
+        return sorted(self._times)[len(self._times) // 2] if self._times else self._guess
+
+    def _pay(self) -> None:
+        """Take note of replays. The first one after efforts shows that they were right."""
+        gained = self.counters.replays - self._replays
+        if gained <= 0:
+            return
+        self._replays = self.counters.replays
+        rate = self._efforts / self._ms if self._ms else 0.0  # efforts by millisecond
+        self.debt = max(0.0, self.debt - gained * self.eager_ms * _SAVED * rate)
+        self._calm = max(0.0, self._calm - gained)
+        if gained > 1:
+            self._forget()
+
+    def start_anew(self) -> None:
+        """The user asks for recordings: nothing counts that was tried before."""
+        self.debt, self.gave_up, self.resting = 0.0, False, 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.spent, self.calls = Spent(), 0
+        self._until_rest, self._rest, self._free, self._price = CALM, FIRST_REST, FREE_LOOKS, 1.0
+        self.changed.clear()
+        self.keys.clear()
+
+    # ---------------------------------------------------------------------------------------------- what is spent
+
+    def spend(self, kind: str, ms: float, *, key: Any = None, changed: str = "") -> None:
+        """An effort was made: one more of ``Spent``."""
+        self._pay()
+        weight = RECORDING if kind == "recordings" else 1.0
+        setattr(self.spent, kind, getattr(self.spent, kind) + 1)
+        self.spent.ms += ms
+        self._efforts, self._ms = self._efforts + weight, self._ms + ms
+        if kind == "observations":
+            self._guess = ms / _WATCHED
+        self.debt += weight
+        if key is not None:
+            self._note(key)
+        if changed:
+            self.changed.append(changed)
+        too_much = self.debt >= self.most or (self.spent.ms > PATIENCE and self.debt >= self.most / 2)
+        if too_much and not self.gave_up:
+            self._earned = 0.0
+        self.gave_up = too_much
+
+    def lose(self, count: int) -> None:
+        """So many keys died before they were replayed: their objects are gone, and no call has them any more."""
+        self.debt += count
+
+    def note_operators(self, count: int) -> None:
+        """The watched run issued so many: a plain one takes some time for each."""
+        self._guess = max(self._guess, count * _OPERATOR)
+
+    def _note(self, key: Any) -> None:
+        self.calls += 1
+        if not self.keys or self.keys[-1] is not key:
+            self.keys.append(key)
+        number = hash(key)
+        self._seen[number] = self._seen.pop(number, 0) + 1
+        if len(self._seen) > _SEEN:
+            self._seen.popitem(last=False)
+
+    # -------------------------------------------------------------------------------------------------- what is allowed
+
+    def allows(self, key: Any, *, lasting: bool = False) -> bool:
+        """An effort for this key may be made in this call. ``lasting``: its plan says that no run will change it."""
+        self._pay()
+        if not self.gave_up and not lasting:
+            return True
+        self._note(key)
+        if self._seen[hash(key)] < 2:
+            return False
+        if self._free and self._rested and not lasting:
+            self._free -= 1
+        elif self._earned >= self._price:
+            self._earned, self._price = 0.0, self._price * 2
+        else:
+            return False
+        self._rested = False
+        self.debt, self.gave_up = min(self.debt, self.most - LOOK), False
+        return True
+
+    # ----------------------------------------------------------------------------------------------------- eager calls
+
+    def ran_eagerly(self, ms: float, *, weight: float = 1.0) -> None:
+        """A call that was looked at ran eagerly, and took this long. Many of them in a row: the next ones are not.
+        ``weight``: ``AT_LIMIT`` for one that may displace a recording, once it was asked for often enough."""
+        self._times.append(ms)
+        self._pay()
+        self._earn(1)
+        self._calm += weight
+        if self._calm < self._until_rest:
+            return
+        self._calm, self._rested = 0.0, True
+        if self.may_rest:
+            self._earn(self._rest)
+            self.resting, self._until_rest = self._rest, AGAIN
+        else:
+            self._until_rest = self._rest
+        self._rest = min(self._rest * 2, LONGEST)
+
+    def _earn(self, calls: int) -> None:
+        rate = self._efforts / self._ms if self._ms else 0.0
+        self._earned += calls * max(LEAST, self.eager_ms * SHARE) * rate
+
+
+def most_efforts(max_recordings: int) -> float:
+    """Efforts that may lead to no replay."""
+    return 2 * max_recordings + FRUITLESS

@@ -1,0 +1,20 @@
+"""When CG906 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.core.facts import GivenUp, Variation
+from capture.rules.case import Case
+from tests.support.samples import annotation, case, where
+
+SHAPE = Variation(
+    what="'ids' (3rd argument), dimension 1", change="9 values in 12 calls (17, 18, 19, ...)", about="size"
+)
+OTHERS = tuple(
+    Variation(what=f"'{name}'", change="a new Context object in every call", about="object") for name in "abc"
+)
+FIRES: list[Case] = [
+    case(given_up=GivenUp(observations=8, recordings=2, drops=0, ms=12.4, variations=(SHAPE,), where=where())),
+    case(given_up=GivenUp(observations=1, recordings=0, drops=4, ms=3.0, variations=(SHAPE, *OTHERS))),
+    case(annotation(fallback="error"), given_up=GivenUp(observations=0, recordings=0, drops=1, ms=0.0)),
+]
+NEAR_MISSES: list[Case] = [case()]

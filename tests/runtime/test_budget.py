@@ -1,0 +1,364 @@
+"""Functions whose recordings are not used again give up, say what changes, cost next to nothing, and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import statistics
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from capture import CaptureWarning, UncapturableError, capture, config, mark_step_begin, recordings, warmup
+from capture.api.decorator import captured_state
+from capture.runtime import budget as budget_module
+from tests.support.decorated import bits
+from tests.support.decorated import fresh as fresh
+
+X = torch.arange(16.0).view(4, 4)
+Arguments = Callable[[int], tuple[Any, ...]]
+
+
+class Context:
+    """What a program puts into a global anew for each call."""
+
+    def __init__(self, number: int) -> None:
+        self.scale = float(number)
+
+
+class Program:
+    """A function, and its arguments and surroundings by the number of a call."""
+
+    def __init__(
+        self, body: Callable[..., Tensor], arguments: Arguments, before: Callable[[int], None], said: str
+    ) -> None:
+        self.body, self.arguments, self.before, self.said = body, arguments, before, said
+
+
+CONTEXT = Context(0)
+
+
+def set_context(number: int) -> None:
+    global CONTEXT
+    CONTEXT = Context(number)
+
+
+def nothing(number: int) -> None:
+    del number
+
+
+def scaled(x: Tensor, scale: float) -> Tensor:
+    return torch.relu(x - 3) * scale
+
+
+PROGRAMS: dict[str, Program] = {
+    "can never be recorded": Program(
+        lambda x: torch.relu(x) * 3 if x.sum().item() > 0 else x, lambda _: (X,), nothing, "CG201"
+    ),
+    "a key that is new": Program(
+        lambda x: torch.relu(x) * 2, lambda number: (torch.ones(number + 1, 2),), nothing,
+        r"'x' \(1st argument\), dimension 0: 16 values in 16 calls \(\d+, \d+, \d+, \.\.\.\)",
+    ),
+    "two dimensions that change": Program(
+        lambda y, x: torch.relu(x) * 2 + y, lambda n: (X[0, 0], torch.ones(n % 71 + 1, n % 67 + 1)), nothing,
+        r"'x' \(2nd argument\), shape: 16 values in 16 calls \(\((\d+), \1\), ",
+    ),
+    "a global that is replaced": Program(
+        lambda x: torch.relu(x) * CONTEXT.scale, lambda _: (X,), set_context, "CONTEXT.scale'.*: 16 values in 16 calls"
+    ),
+    "an ever-changing float": Program(
+        scaled, lambda number: (X, 1.0 / (number + 1)), nothing,
+        r"'scale' \(2nd argument\): 16 values in 16 calls \(0\.\d+, "
+    ),
+    "a number among others": Program(
+        lambda x, options: torch.relu(x) * options["at"][1], lambda number: (X, {"at": [0, number]}), nothing,
+        r"'options' \(2nd argument\)\.at\[1\]: 16 values in 16 calls \(\d+, \d+, \d+, \.\.\.\)",
+    ),
+    "an object that is new": Program(
+        lambda x, one: torch.relu(x) * 2 if one else x, lambda number: (X, Context(number)), nothing,
+        r"'one' \(2nd argument\): a new Context object in every call",
+    ),
+    "a function that is new": Program(
+        lambda x, then: then(torch.relu(x)), lambda number: (X, lambda y: y * number), nothing,
+        r"'then' \(2nd argument\): a new function object in every call",
+    ),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def one_warning() -> Iterator[list[str]]:
+    """The block warns once of a finding, in this file; its text."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield texts
+    found = [one for one in said if issubclass(one.category, CaptureWarning)]
+    texts += [str(one.message) for one in found]
+    assert [one.filename for one in found] == [__file__], texts
+
+
+def medians(program: Program, function: Callable[..., Tensor], calls: range) -> tuple[float, float]:
+    """Microseconds of a call, captured and eager, taken in turns."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in calls:
+        for which, one in enumerate((function, program.body)):
+            program.before(number + 100_000 * which)
+            arguments = program.arguments(number)
+            begin = time.perf_counter()
+            one(*arguments)
+            times[which].append((time.perf_counter() - begin) * 1e6)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_that_gains_nothing_costs_next_to_nothing(name: str) -> None:
+    """After 200 calls each call takes eager's time and at most 5 % or 5 us more, and one finding names what changes."""
+    program = PROGRAMS[name]
+    function = capture(program.body)
+    with one_warning() as said:
+        for number in range(200):
+            program.before(number)
+            arguments = program.arguments(number)
+            assert bits(function(*arguments)) == bits(program.body(*arguments))
+    assert re.search(program.said, said[0]), said[0]
+    found = recordings(function)
+    assert found.observations <= 18
+    assert found.recordings == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for attempt in range(4):  # others work on this machine
+            mine, eager = medians(program, function, range(200 + 300 * attempt, 500 + 300 * attempt))
+            if mine <= eager + max(0.05 * eager, 5.0):
+                return
+    raise AssertionError((mine, eager))
+
+
+@pytest.mark.parametrize("name", ["a key that is new", "a global that is replaced", "an ever-changing float"])
+def test_what_settles_later_is_replayed(name: str) -> None:
+    program = PROGRAMS[name]
+    function = capture(program.body)
+    with one_warning():
+        for number in range(400):
+            if number <= 50:
+                program.before(number)
+            arguments = program.arguments(min(number, 50))
+            assert bits(function(*arguments)) == bits(program.body(*arguments))
+    found = recordings(function)
+    assert found.recordings == 1
+    assert found.replays >= 300
+
+
+def test_looks_get_rarer() -> None:
+    """Efforts grow with the logarithm of the calls: doubled calls are worth a few more at most."""
+    function = capture(PROGRAMS["can never be recorded"].body)
+    seen = []
+    with one_warning():
+        for count in (1000, 3000, 9000):
+            for _ in range(count):
+                function(X)
+            seen.append(recordings(function).observations)
+    assert seen[-1] <= 12
+    assert recordings(function).eager_calls == 13000
+
+
+def test_every_call_is_counted_once() -> None:
+    function = capture(scaled)
+    with one_warning():
+        for number in range(300):
+            function(X, float(min(number, 100)))
+    found = recordings(function)
+    assert found.observations + found.recordings + found.replays + found.eager_calls == 300
+    assert found.body_runs == 300 - found.replays
+
+
+def test_a_chain_of_one_function_is_recorded() -> None:
+    """None of its recordings is replayed before the last one is made."""
+    function = capture(lambda x: torch.tanh(x) + 1, max_recordings=20)
+    for _ in range(4):
+        mark_step_begin()
+        x = X
+        for _ in range(20):
+            x = function(x)
+    found = recordings(function)
+    assert (found.recordings, found.replays, found.eager_calls) == (20, 40, 0)
+
+
+def test_a_shape_that_comes_often_is_found_among_many_that_come_once() -> None:
+    function = capture(lambda x: torch.relu(x) * 2, max_recordings=3)
+    with one_warning():
+        for number in range(200):
+            function(torch.ones(number + 2))
+        before = recordings(function)
+        for number in range(2000):
+            x = torch.full((1,), float(number)) if number % 4 else torch.ones(300 + number)
+            assert bits(function(x)) == bits(torch.relu(x) * 2)
+    found = recordings(function)
+    assert before.replays == 0
+    assert found.recordings >= 1
+    assert found.replays >= 1000
+
+
+def test_recordings_of_paths_without_an_end_converge() -> None:
+    """Functions called in any order, some of their results kept: each path asks for a recording of its own."""
+    functions = [capture(lambda x, k=k: torch.tanh(x) * k + 1) for k in range(4)]
+    draw, held, counts = random.Random(0), list[Tensor](), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for _ in range(6):
+            for _ in range(500):
+                number = draw.randrange(4)
+                held.append(functions[number](X))
+                assert bits(held[-1]) == bits(torch.tanh(X) * number + 1)
+                if len(held) > 3:
+                    held.pop(draw.randrange(len(held)))
+            counts.append(sum(recordings(one).recordings for one in functions))
+    assert counts[-1] - counts[-2] <= 10
+
+
+def test_a_body_that_raises_is_not_watched_for_ever() -> None:
+    def body(x: Tensor) -> Tensor:
+        raise KeyError("missing", torch.relu(x).sum())
+
+    function = capture(body)
+    with one_warning():
+        for _ in range(300):
+            with pytest.raises(KeyError, match="missing"):
+                function(X)
+    assert recordings(function).observations <= 30
+
+
+def test_one_that_gave_up_may_be_part_of_another_that_records() -> None:
+    inner = capture(scaled)
+    with one_warning():
+        for number in range(100):
+            inner(X, float(number))
+
+    outer = capture(lambda x: inner(x, 2.0) + 1)
+    for _ in range(5):
+        assert bits(outer(X)) == bits(scaled(X, 2.0) + 1)
+    assert recordings(outer).replays == 3
+
+
+def test_methods_and_keywords_are_called_straight() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        @override
+        @capture
+        def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+            return torch.relu(self.linear(x)) * scale
+
+    net = Net()
+    with one_warning():
+        for number in range(100):
+            assert bits(net(X, scale=float(number))) == bits(torch.relu(net.linear(X)) * float(number))
+    with pytest.raises(TypeError, match="scales"):
+        net(X, scales=1)
+    captured = captured_state(net.forward)
+    assert captured.budget.resting > 0
+
+
+def test_an_explicit_warm_up_is_not_refused() -> None:
+    function = capture(scaled)
+    with one_warning():
+        for number in range(100):
+            function(X, float(number))
+    warmup(function)(X, 0.5)
+    assert bits(function(X, 0.5)) == bits(scaled(X, 0.5))
+    assert recordings(function).replays == 1
+
+
+def test_one_that_has_to_be_recorded_never_runs_straight() -> None:
+    """``fallback="error"``: each call that is not recorded raises."""
+    function = capture(scaled, fallback="error")
+    errors = 0
+    for number in range(100):
+        try:
+            function(X, float(number))
+        except UncapturableError:
+            errors += 1
+    assert errors > 50
+    assert captured_state(function).budget.resting == 0
+
+
+def test_training_gives_up_and_comes_back() -> None:
+    """Gradients are eager's before, meanwhile and afterwards."""
+    net, twin = nn.Linear(4, 4), nn.Linear(4, 4)
+    twin.load_state_dict(net.state_dict())
+
+    def loss(x: Tensor, scale: float) -> Tensor:
+        return torch.sum(net(x) * scale)
+
+    function = capture(loss)
+    with torch.enable_grad(), one_warning():
+        for number in range(300):
+            scale = float(min(number, 60))
+            function(X, scale).backward()
+            torch.sum(twin(X) * scale).backward()
+            assert net.weight.grad is not None
+            assert twin.weight.grad is not None
+            assert bits(net.weight.grad) == bits(twin.weight.grad)
+            net.zero_grad()
+            twin.zero_grad()
+    assert recordings(function).replays > 100
+
+
+def test_threads_give_up_together() -> None:
+    function, wrong = capture(scaled), list[int]()
+
+    def work(first: int) -> None:
+        with torch.no_grad(), config.patch(cache=False):
+            for number in range(first, first + 150):
+                if bits(function(X, float(number))) != bits(scaled(X, float(number))):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(1000 * one,)) for one in range(4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert recordings(function).observations <= 18 + 4 + 3
+
+
+# ------------------------------------------------------------------------------------------------- the account itself
+
+
+@pytest.fixture
+def account() -> budget_module.Budget:
+    return captured_state(capture(scaled)).budget
+
+
+def test_half_of_it_is_spent_where_it_takes_long(account: budget_module.Budget) -> None:
+    for _ in range(8):
+        assert account.allows(1)
+        account.spend("observations", 1500.0, key=1)
+    assert account.allows(1)
+    account.spend("observations", 1500.0, key=1)
+    assert account.gave_up
+
+
+def test_replays_pay_by_the_time_they_save(account: budget_module.Budget) -> None:
+    """A body of 10 ms and one of 10 us, each watched in 20 ms: the first one's replays pay a thousand times as fast."""
+    left = []
+    for eager in (10.0, 0.01):
+        account.start_anew()
+        account.spend("observations", 20.0, key=1)
+        account.note_operators(int(eager / 0.003))
+        account.counters.replays += 4
+        account.spend("recordings", 0.0, key=1)
+        left.append(account.debt)
+    assert left[0] < 0.3
+    assert left[1] > 1.05
