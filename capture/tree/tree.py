@@ -339,11 +339,13 @@ class Tree:
 
     def retire(self) -> None:
         """Give up this pool and all recordings; whoever still holds memory of it keeps it alive."""
-        self.give_up()
-        self.pool = self.backend.new_pool()
-        self.root = self.pool_is_at = Node()
-        self.pins, self.base = (), None
+        old, pool = self.root, self.backend.new_pool()
+        self.pool.keep_for([storage for _, storage in self.live_blocks()])
+        self.root = self.pool_is_at = Node()  # first: whoever is stopped below leaves nothing that could run
+        self.pool, self.pins, self.base = pool, (), None
         self._end()
+        for node in walk(old):
+            node.lose()
 
     def give_up(self) -> None:
         """Drop all recordings: nothing but the holders of outputs keeps memory of the pool."""
@@ -359,9 +361,9 @@ class Tree:
         if node.parent is None:
             return
         siblings = node.parent.children.get(node.key, [])
+        node.parent.latest_children.clear()
         if node in siblings:
             siblings.remove(node)
-            node.parent.latest_children.clear()
             node.parent.counts[node.function.number] -= 1
             if not siblings:
                 del node.parent.children[node.key]
