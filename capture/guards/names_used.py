@@ -23,6 +23,28 @@ _WHOLE = frozenset({"vars", "__dict__", "attrgetter", "dir", "__getattribute__",
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _SETTING = {dis.opmap[name] for name in ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME")}
 _NAMING = set(dis.hasname)
+_OF_ALL_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__class__", "__annotations__"})
+_SPECIAL = frozenset(
+    name for kind in (int, float, str, list, dict, set, types.FunctionType) for name in dir(kind) if name[:2] == "__"
+) | {
+    "__get__",
+    "__set__",
+    "__delete__",
+    "__enter__",
+    "__exit__",
+    "__getattr__",
+    "__next__",
+    "__matmul__",
+    "__rmatmul__",
+    "__imatmul__",
+    "__missing__",
+    "__index__",
+    "__torch_function__",
+    "__torch_dispatch__",
+    "__set_name__",
+    "__del__",
+}
+"""What syntax and builtins look up in classes."""
 _BY_NAME = ("__getattr__", "__getattribute__", "__setattr__", "__delattr__")
 _ACCESSORS = frozenset({"Module.__getattr__", "Module.__setattr__", "Module.__delattr__"})
 """Of torch: they look into the tables of every module by the names that others mention."""
@@ -112,6 +134,7 @@ class Names:
     is_computed: bool = False
     """Users' code looked up names that are no constants."""
     _of_classes: dict[type, frozenset[str]] = field(factory=dict)
+    _special: dict[frozenset[str], frozenset[str]] = field(factory=dict)
     _packages: dict[frozenset[str], frozenset[str]] = field(factory=dict)
 
     def of_class(self, kind: type) -> frozenset[str]:
@@ -119,6 +142,14 @@ class Names:
         known = self._of_classes.get(kind)
         if known is None:
             known = self._of_classes[kind] = self.of_packages([package_of(one.__module__) for one in kind.__mro__])
+        return known
+
+    def of_own_class(self, kind: type) -> frozenset[str]:
+        """Names that may have been looked up in a class: those, and what syntax calls."""
+        names = self.of_class(kind)
+        known = self._special.get(names)
+        if known is None:
+            known = self._special[names] = (names | _SPECIAL) - _OF_ALL_CLASSES
         return known
 
     def of_packages(self, packages: Iterable[str]) -> frozenset[str]:
@@ -131,9 +162,10 @@ class Names:
         return known
 
 
-def names_of(run: CodeRun) -> Names:
-    """What the code of some runs mentions."""
+def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
+    """What the code of some runs mentions, and what objects such as ``operator.attrgetter`` look up for it."""
     found = Names()
+    found.by_package[""] = set(more)
     for code, scopes in run.codes.items():
         uses = uses_of(code)
         found.codes.add(code)
@@ -143,6 +175,8 @@ def names_of(run: CodeRun) -> Names:
             if not (package == "torch" and code.co_qualname in _ACCESSORS):
                 found.by_package.setdefault(owner, set()).update(uses.names)
             found.scopes.setdefault(id(scope), (scope, set()))[1].update(uses.scope)
+            if "globals" in uses.scope:
+                found.scopes[id(scope)][1].update(uses.names)
             if owner:
                 found.stored.update((id(scope), name) for name in uses.stored)
             if not owner:

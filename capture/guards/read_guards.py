@@ -7,9 +7,11 @@ becomes a guard. Nothing is looked up as users' classes do: dicts, slots and the
 
 from __future__ import annotations
 
+import array
 import contextvars
 import functools
 import gc
+import operator
 import sys
 import threading
 import types
@@ -36,8 +38,8 @@ from capture.state.source import Source
 from capture.torch_private import capabilities
 
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and not to be changed
-_CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing", "abc",
-                     "concurrent", "multiprocessing", "queue", "asyncio", "capture", "importlib", "warnings",
+_CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "socket", "re", "typing", "abc",
+                     "concurrent", "multiprocessing", "asyncio", "capture", "importlib", "warnings",
                      "inspect", "contextlib"})  # fmt: skip
 """Packages whose objects are not opened: machinery that has no part in what a body computes, or our own."""
 _STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", "torch.fx", "torch._dynamo", "torch._inductor")
@@ -47,7 +49,6 @@ _NOT_OPENED = (
     types.CodeType, types.FrameType, types.GeneratorType, types.BuiltinFunctionType, types.TracebackType,
 )  # fmt: skip
 _SEQUENCES: tuple[Any, ...] = (list, set, deque)
-_OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__"}
 _SMALL = 64  # members of a library's container
 _COMPILED = "_torchdynamo_orig_callable"
 """In the ``__dict__`` of a function that ``torch.compile`` made; without it, its globals and cells are not guarded."""
@@ -120,6 +121,8 @@ class ReadWalk:
     """Functions that are reached count as if they had run."""
     compiled: list[types.FunctionType] = field(factory=list)
     """Functions that are compiled, or that compiled ones may call, and whose code is in no names yet."""
+    more_names: set[str] = field(factory=set)
+    """What objects such as ``operator.attrgetter`` look up."""
     found: Read = field(factory=Read)
     _changed_in: dict[int, dict[Any, Any]] = field(factory=dict)
     _seen: set[int] = field(factory=set)
@@ -436,7 +439,7 @@ class ReadWalk:
             return
         for one in kind.__mro__[1:-1]:
             self._enter(one, one.__qualname__)
-        wanted = self.names.of_class(kind) - _OF_CLASSES
+        wanted = self.names.of_own_class(kind)
         names, kept, kinds = self._columns(id(kind), kind.__dict__, wanted, kind.__qualname__)
         self._add(Guard("names", itself(kind, kind.__qualname__), (wanted, names, kept, kinds)), lambda: kind)
         self._attributes_of_metaclass(kind)
@@ -505,6 +508,17 @@ class ReadWalk:
         is_dead = functools.partial(_proxy_is_dead, value)
         self.found.guards.append(Guard("value", Source("call", is_dead, None, path), held is None))
 
+    def _getter(self, value: Any, path: str) -> None:
+        """Its names are in no code. Those that ``operator.itemgetter`` has need not be: all members are guarded."""
+        self.more_names.update(part for name in value.__reduce__()[1] if type(name) is str for part in name.split("."))
+
+    def _buffer(self, value: array.array[Any], path: str) -> None:
+        if len(value) * value.itemsize > numpy_arrays.MOST_BYTES:
+            self.found.obstacle = self.found.obstacle or ("the content of a large array", path)
+            return
+        read = functools.partial(_same_bytes, value, value.tobytes())
+        self.found.guards.append(Guard("value", Source("call", read, None, path), True))
+
     def _array(self, value: Any, path: str) -> None:
         """An array is written in place: what counts is its content."""
         known = numpy_arrays.content(value)
@@ -541,6 +555,8 @@ _OPENED: tuple[tuple[Any, Callable[[ReadWalk, Any, str], None]], ...] = (
     ((staticmethod, classmethod), ReadWalk._wrapped),
     (property, ReadWalk._property),
     (threading.local, ReadWalk._thread_local),
+    ((operator.attrgetter, operator.methodcaller), ReadWalk._getter),
+    (array.array, ReadWalk._buffer),
     (weakref.ProxyTypes, ReadWalk._proxy),
 )
 
@@ -571,6 +587,10 @@ def _is_dead(reference: weakref.ref[Any]) -> bool:
 
 def _proxy_is_dead(proxy: Any) -> bool:
     return native.referent(proxy) is None
+
+
+def _same_bytes(value: array.array[Any], known: bytes) -> bool:
+    return value.tobytes() == known
 
 
 def _same_content(value: Any, known: tuple[Any, ...]) -> bool:
@@ -637,14 +657,15 @@ def read_by(
 
 def _read_by(run: CodeRun, call: Call, changed: tuple[dict[Key, Any], set[int]], tensors: Collection[int]) -> Read:
     """Code in compiled parts does not run as it is written: once one is found, all functions that are reached count."""
-    known, is_static = run, False
+    known, is_static, more = run, False, set[str]()
     while True:
-        names = names_of(known)
+        names = names_of(known, more)
         walk = ReadWalk(names, *changed, tensors, is_static=is_static)
         walk.begin(call.function, starts_of(call), [scope for scope, _ in names.scopes.values()])
-        if not walk.compiled:
+        if not walk.compiled and walk.more_names <= more:
             return walk.found
-        if known is run:
+        more |= walk.more_names
+        if walk.compiled and not is_static:
             known, is_static = CodeRun(), True
             known.note(run)
         for one in walk.compiled:

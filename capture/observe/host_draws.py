@@ -12,6 +12,7 @@ import operator
 import random
 import sys
 import types
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -65,7 +66,7 @@ def _is_one(value: Any) -> bool:
         return True
     if kind.__flags__ & (1 << 9) and not issubclass(kind, types.GeneratorType):  # a class of users': it has attributes
         return False
-    return hasattr(kind, "__next__")
+    return hasattr(kind, "__next__") and kind not in weakref.ProxyTypes  # they stand for whatever there is
 
 
 def _numpys(value: Any) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextvars
 import dataclasses
 import enum
 import functools
+import operator
+import queue
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -78,6 +82,12 @@ class Method:
 
     @staticmethod
     def fixed() -> float:
+        return 2.0
+
+    def __len__(self) -> int:
+        return 2
+
+    def __call__(self) -> float:
         return 2.0
 
 
@@ -190,7 +200,49 @@ def _cell() -> Any:
     return case(lambda _: scale, lambda _: set_it())
 
 
+def _globals() -> Any:
+    scope: dict[str, Any] = {"SCALE": 2.0}
+    exec("def read(_): return globals()['SCALE']", scope)  # noqa: S102 - as generated code does
+    return case(scope["read"], lambda _: scope.update(SCALE=5.0))
+
+
+def _weak_table() -> Any:
+    key, table = Config(), weakref.WeakKeyDictionary[Any, float]()
+    table[key] = 2.0
+    return case(lambda _: table[key], lambda _: table.update({key: 5.0}))
+
+
+def _queue() -> Any:
+    waiting = queue.Queue[float]()
+    waiting.put(2.0)
+    return case(lambda _: waiting.queue[0], lambda _: waiting.queue.appendleft(5.0))
+
+
 CASES: dict[str, Callable[[], Case]] = {
+    "by globals()": _globals(),
+    "in a weak table": _weak_table(),
+    "in a queue": _queue(),
+    "called by syntax": case(
+        lambda s: s.m(),
+        lambda _: setattr(Method, "__call__", lambda _: 5.0),
+        functools.partial(setattr, Method, "__call__", vars(Method)["__call__"]),
+        m=Method,
+    ),
+    "called by a builtin": case(
+        lambda s: len(s.m),
+        lambda _: setattr(Method, "__len__", lambda _: 5),
+        functools.partial(setattr, Method, "__len__", vars(Method)["__len__"]),
+        m=Method,
+    ),
+    "by an attrgetter": case(
+        lambda s: s.get(s.cfg),
+        lambda s: setattr(s.cfg, "deep", 5.0),
+        cfg=lambda: types.SimpleNamespace(deep=2.0),
+        get=lambda: operator.attrgetter("deep"),
+    ),
+    "in an array": case(
+        lambda s: s.numbers[0], lambda s: s.numbers.__setitem__(0, 5.0), numbers=lambda: array.array("d", [2.0])
+    ),
     "attribute of an object": attribute(Config),
     "attribute of a dataclass": attribute(Record),
     "slot": attribute(Slots),
