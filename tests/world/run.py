@@ -115,9 +115,9 @@ def run_one(name: str) -> dict[str, Any]:
                 got, ours = _take(mine, number)
                 if got != expected:
                     result["equal"] = False
-                    what = str(got)[:300] if got[:1] == ("raised",) else "other values"
+                    what = str(got)[:300] if isinstance(got, tuple) and got[:1] == ("raised",) else "other values"
                     result["differs"].append(f"round {round_number}, step {number}: {what}")
-                if expected[:1] == ("raised",):
+                if isinstance(expected, tuple) and expected[:1] == ("raised",):
                     result["raises"] = str(expected)
                 if round_number == 0 and number >= STEPS // 2:
                     times.append((ours, theirs))
@@ -125,7 +125,7 @@ def run_one(name: str) -> dict[str, Any]:
     states = [state for one in made for state in captured_states(one)]
     counts = [state.log.counters for state in states]
     replays, bodies = sum(one.replays for one in counts), sum(one.body_runs for one in counts)
-    ours, theirs = (sorted(one)[len(one) // 2] for one in zip(*times, strict=True))
+    ours, theirs = (sorted(one)[len(one) // 4] for one in zip(*times, strict=True))  # others use the machine, too
     result["differs"] = result["differs"][:3]
     result["replayed"] = round(replays / max(replays + bodies, 1), 3)
     result["time"] = round(ours / theirs, 3)
