@@ -25,6 +25,7 @@ from capture.key.signature import Unkeyable, identity_token, key_of
 RootKind = Literal["parameter", "global", "closure"]
 _OPENED = (torch.Tensor, list, tuple, dict)  # their members are in the key themselves
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _SMALL = 64  # members of a list or dict that are still compared by value on every call
 
 
@@ -114,6 +115,22 @@ def globals_in(code: types.CodeType) -> tuple[str, ...]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             found.update(dict.fromkeys(globals_in(constant)))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def globals_stored(code: types.CodeType) -> tuple[str, ...]:
+    """Globals that it assigns, whether it reads them or not."""
+    found: dict[str, None] = {}
+    units, extended = code.co_code, 0
+    for operation, argument in zip(units[::2], units[1::2], strict=True):
+        whole = extended | argument
+        extended = whole << 8 if operation == dis.EXTENDED_ARG else 0
+        if operation == _STORE_GLOBAL:
+            found[code.co_names[whole]] = None
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found.update(dict.fromkeys(globals_stored(constant)))
     return tuple(found)
 
 

@@ -16,7 +16,7 @@ import torch
 from attrs import define, field, frozen
 
 from capture.key import pytree
-from capture.key.code_names import MISSING, chain_value, chains, globals_in
+from capture.key.code_names import MISSING, chain_value, chains, globals_in, globals_stored
 from capture.key.objects import SHARDING, closed_package
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.state.source import Found, Source, Tables, members_of_module
@@ -96,7 +96,9 @@ def function_sources(function: types.FunctionType, parent: Source | None) -> lis
             found += _module_globals(function, name, parent)
         elif value is not MISSING:
             found.append(Source("global", scope, name, name, parent))
-    return found
+    known = globals_in(function.__code__)
+    stored = [name for name in globals_stored(function.__code__) if name not in known]
+    return found + [Source("global", scope, name, name, parent) for name in stored]
 
 
 def _module_globals(function: types.FunctionType, name: str, parent: Source | None) -> list[Source]:

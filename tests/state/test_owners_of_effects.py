@@ -156,3 +156,21 @@ def test_what_hooks_keep(recipe: Callable[[nn.Sequential], Callable[[], Any]]) -
             assert torch.equal(captured(x), eager(x))
             assert _told(ours()) == _told(theirs())
     assert recordings(captured).replays >= 2 or recordings(captured).findings
+
+
+_LAST: Any = None
+_NEW: Any
+
+
+def test_a_global_that_the_body_only_assigns() -> None:
+    def body(x: Tensor) -> Tensor:
+        global _LAST, _NEW
+        y = x * 2
+        _LAST = _NEW = y
+        return y
+
+    captured = capture(body)
+    for number in range(6):
+        found = captured(torch.full((1,), float(number)))
+        assert float(_LAST) == float(_NEW) == float(found) == 2.0 * number
+    assert recordings(captured).replays >= 2
