@@ -8,6 +8,7 @@ call, so that it is in nobody's way again.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 
 import torch
@@ -28,9 +29,14 @@ class Pin:
 
     block: Block
     held: StorageWatch
-    node: Node | None = None
+    made_by: weakref.ref[Node] | None = None
     """Whose output it is."""
     number: int = 0
+
+    @property
+    def node(self) -> Node | None:
+        """The recording, if it is there."""
+        return None if self.made_by is None else self.made_by()
 
     @property
     def is_used(self) -> bool:
@@ -48,7 +54,7 @@ def pins_of(groups: Iterable[OutputGroup]) -> list[Pin]:
         outputs.lose(number)
         block = outputs.groups[number].block
         if storage is not None and storage.data_ptr() == block.address:  # its holder may have given it other memory
-            found.append(Pin(block, hold(storage), node, number))
+            found.append(Pin(block, hold(storage), weakref.ref(node), number))
     return found
 
 

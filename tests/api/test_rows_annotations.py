@@ -475,7 +475,7 @@ def test_row_188_requires_grad_is_part_of_the_key() -> None:
         y.sum().backward()
         same(x.grad, torch.full((4,), 3.0))
     same(f(rand(4)), rand(4) * 3)
-    assert recordings(f).recordings == 4  # forward, backward, without gradients; one again, as y lives on in the loop
+    assert recordings(f).recordings == 4, "the backward pass copies in what the loop holds"
 
 
 class Pair(NamedTuple):
