@@ -21,7 +21,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -36,10 +36,10 @@ from capture.key.pytree import TENSOR_TYPES, result_leaves
 from capture.observe.gradient_uses import ends_of, hooks_off, nodes_above, refuses
 from capture.state.call import Call
 from capture.state.snapshot import Snapshot
-from capture.torch_private.autograd import add_hook, donation_allowed, nodes_on_stream, writes_saved_tensors
+from capture.torch_private.autograd import add_hook, donation_allowed, stale_streams_overridden, writes_saved_tensors
 from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.torch_private.cuda import is_capturing
-from capture.torch_private.devices import captured_stream, captures_kernels
+from capture.torch_private.devices import captures_kernels, is_capturing_now
 from capture.tree.outputs import Alias
 
 
@@ -336,7 +336,7 @@ class SavedGraph:
         with (
             self.hooks.passes(tensors) as now,
             hooks_off(self.parameters),
-            self._here(defined),
+            stale_streams_overridden() if self.foreign and is_capturing_now() else nullcontext(),
             donation_allowed() if self.donates else nullcontext(),
         ):
             found = torch.autograd.grad(
@@ -355,11 +355,6 @@ class SavedGraph:
             return grads
         rows = [iter((grad, *more.get(number, ()))) for number, grad in enumerate(grads)]
         return [next(rows[number], None) for number in self.uses]
-
-    def _here(self, grads: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
-        """A capture cannot go to the streams of nodes that others made."""
-        stream = captured_stream(grads[0]) if self.foreign else None
-        return nullcontext() if stream is None else nodes_on_stream(self.foreign, stream)
 
 
 Grads = Sequence[torch.Tensor | None]

@@ -52,11 +52,6 @@ def stream_reader(device: torch.device) -> Callable[[], int]:
     return functools.partial(cuda.raw_stream, device.index)
 
 
-def captured_stream(tensor: torch.Tensor) -> torch.cuda.Stream | None:
-    """The current stream of a tensor's device, if it is being captured."""
-    return torch.cuda.current_stream(tensor.device) if tensor.is_cuda and cuda.is_capturing() else None
-
-
 def is_capturing_now() -> bool:
     """The current stream of an accelerator in use is being captured."""
     return torch.cuda.is_initialized() and cuda.is_capturing()

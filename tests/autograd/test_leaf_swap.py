@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from capture import BorrowedOutputError, capture, mark_step_begin, recordings
 from capture.autograd.leaf_swap import lent
+from capture.torch_private import autograd
 from tests.support.device import DEVICE, know_nothing_of_writes
 from tests.support.regions import Block, bits, both, captured_twins, inputs, twins
 from tests.support.regions import fresh as fresh
@@ -177,7 +178,8 @@ def test_a_whole_step_where_nodes_are_kept_and_hooked() -> None:
         del handles
     assert [bits(one) for one in given[1]] == [bits(one) for one in given[0]]
     counted = recordings(ended[1])
-    assert counted.replays >= 8, counted.findings
+    takes_nodes = DEVICE.type == "cpu" or autograd.TAKES_STALE_STREAMS
+    assert counted.replays >= 8 if takes_nodes else counted.eager_calls, counted.findings
 
 
 class Recurrent(nn.Module):

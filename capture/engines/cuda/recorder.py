@@ -35,7 +35,7 @@ from capture.observe.operator_schema import (
     written,
 )
 from capture.observe.released_gradients import keep
-from capture.torch_private.autograd import node_of, nodes_on_stream
+from capture.torch_private.autograd import stale_streams_overridden
 from capture.torch_private.capabilities import generator_id, use_count
 from capture.torch_private.cuda import is_capturing
 from capture.torch_private.monkeypatch import replaced
@@ -103,11 +103,11 @@ class GraphRecorder(ObserveMode):
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:
         owned = {id(tensor): tensor for owners in self.before.tensors.values() for _, tensor in owners}
-        ends = [
-            one for one in owned.values() if self.differentiates and one.device == self.device and _ends_graphs(one)
-        ]
+        ends = self.differentiates and any(
+            one.device == self.device and _ends_graphs(one) for one in owned.values()
+        )  # fmt: skip
         here = torch.autograd.set_multithreading_enabled(mode=False)  # where cuBLAS has its workspaces (``streams``)
-        with _as_if_eager(), here, nodes_on_stream(map(node_of, ends), self._pool.stream):
+        with _as_if_eager(), here, stale_streams_overridden() if ends else contextlib.nullcontext():
             yield
 
     @override
