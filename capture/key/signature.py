@@ -20,6 +20,7 @@ import torch
 from attrs import evolve, frozen
 
 from capture.key import numpy_arrays, objects, pytree, tensor_meta
+from capture.key.packages import is_library, package_of
 from capture.native import native
 from capture.torch_private import capabilities
 from capture.torch_private.distributed import progress_of, sharding_of
@@ -286,9 +287,10 @@ def _undecided_key(value: Any, leaves: list[Leaf]) -> Any:
 
 def _closed_key(value: Any, leaves: list[Leaf]) -> Any:
     hashing: object = type(value).__hash__
-    if hashing is not None and hashing is not object.__hash__:
+    is_claimed = isinstance(hashing, types.FunctionType) and not is_library(package_of(type(value).__module__))
+    if hashing is not None and hashing is not object.__hash__ and not is_claimed:
         return _typed(value, leaves)
-    return _identity_key(value, leaves)
+    return _identity_key(value, leaves)  # what a user's class calls equal may be less than what a body reads
 
 
 def _weak_key(value: Any, leaves: list[Leaf]) -> Any:
