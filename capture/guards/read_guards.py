@@ -42,7 +42,7 @@ _CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "sock
                      "concurrent", "multiprocessing", "asyncio", "capture", "importlib", "warnings",
                      "inspect", "contextlib"})  # fmt: skip
 """Packages whose objects are not opened: machinery that has no part in what a body computes, or our own."""
-_STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", "torch.fx", "torch._dynamo", "torch._inductor")
+_STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch._inductor")
 """Whose objects count their steps in attributes, and have switches or guards of their own."""
 _NOT_OPENED = (
     torch.Tensor, torch.Generator, torch.Stream, torch.Event, torch.UntypedStorage, torch.device,
@@ -287,10 +287,11 @@ class ReadWalk:
             wanted |= frozenset(own)
             if id(value) not in self._changed_in:
                 self.found.guards.append(Guard("length", itself(own, path), len(own)))
-        is_captured = isinstance(own.get("forward"), types.FunctionType) and _HANDLE in own["forward"].__dict__
+        handle = _handle_of(own.get("forward"))
+        is_captured = handle is not None
         if is_captured:  # a captured instance, which its own ``__dict__`` would keep alive
             wanted -= {"forward"}
-            self._captured(value, own["forward"], path)
+            self._captured(value, handle, path)
         names, kept, kinds = self._columns(id(value), own, wanted, path)
         keeper = _weak_or_none(value)
         holder = keeper if is_captured and keeper is not None else own
@@ -309,10 +310,10 @@ class ReadWalk:
                     for name, one in there.items()]  # fmt: skip
         return tuple(there), tuple([value for value, _ in expected]), tuple([kind for _, kind in expected])
 
-    def _captured(self, value: Any, forward: types.FunctionType, path: str) -> None:
+    def _captured(self, value: Any, handle: Any, path: str) -> None:
         source = Source("weak", weakref.ref(value), "forward", f"{path}.forward")
-        self.found.guards.append(Guard("object", source, Referent.of(forward)))
-        self._enter(getattr(forward.__dict__[_HANDLE], "function", None), f"{path}.forward")
+        self.found.guards.append(Guard("object", source, Referent.of(value.__dict__["forward"])))
+        self._enter(getattr(handle, "function", None), f"{path}.forward")
 
     def _slots(self, value: Any, kind: type, wanted: frozenset[str], path: str) -> None:
         for one in kind.__mro__[:-1]:
@@ -616,6 +617,12 @@ def _opens_of_library(name: str, value: Any) -> bool:
     return not is_library(package_of(kind.__module__))
 
 
+def _handle_of(forward: Any) -> Any:
+    """What captures it; None for what is not captured."""
+    function = forward.__func__ if isinstance(forward, types.MethodType) else forward
+    return function.__dict__.get(_HANDLE) if isinstance(function, types.FunctionType) else None
+
+
 def _dict_of(value: Any) -> dict[str, Any] | None:
     """The ``__dict__`` of an object, without running what a class may define for it."""
     if not type(value).__dictoffset__:
@@ -657,7 +664,9 @@ def read_by(
 
 def _read_by(run: CodeRun, call: Call, changed: tuple[dict[Key, Any], set[int]], tensors: Collection[int]) -> Read:
     """Code in compiled parts does not run as it is written: once one is found, all functions that are reached count."""
-    known, is_static, more = run, False, set[str]()
+    known, is_static, more, body = run, False, set[str](), call.function
+    if isinstance(body, types.FunctionType):  # of a graph module's piece it is a function of ours, which is not noted
+        run.add_function(body)
     while True:
         names = names_of(known, more)
         walk = ReadWalk(names, *changed, tensors, is_static=is_static)

@@ -41,7 +41,10 @@ _latest: weakref.WeakKeyDictionary[Captured, weakref.ref[RecordingGuard]] = weak
 def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Reply:
     """Record ``call`` under the current node. Its result, or what is to give it where nothing of the run stands."""
     attempt = record_failure.Attempt(captured, call, tree, undo)
-    reply: Reply = native.guarded(_attempted, (attempt, entry, pattern), attempt.mend)
+    try:
+        reply: Reply = native.guarded(_attempted, (attempt, entry, pattern), attempt.mend)
+    finally:
+        call.forget_run()
     return reply
 
 

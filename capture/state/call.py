@@ -39,6 +39,10 @@ class Call:
     put_out: Callable[[], None] | None = None
     """Gives the caller's tensors what that run wrote so far, where it writes copies of them. May be called again."""
 
+    def forget_run(self) -> None:
+        """Let go of the run, which knows its call: what it made would live until the collector comes."""
+        self.watched = self.put_out = None
+
     def run(self, values: tuple[Any, ...] | None = None) -> Any:
         """What is watched and recorded: the body, called with these values or with the caller's own."""
         return self.run_plainly(values)

@@ -33,7 +33,7 @@ def _sort(code: types.CodeType, scope: dict[str, Any]) -> int:
     # What importing and compiling run, they run once.
     if package == "importlib" or name == "torch._dynamo.convert_frame":
         return _ASIDE
-    return _AS_ITS_CALLER if is_library(package) else _NOTED
+    return _AS_ITS_CALLER if package and is_library(package) else _NOTED  # generated code is of no module
 
 
 @define(eq=False)
