@@ -62,6 +62,8 @@ def drawn(before: list[Place], host: tuple[Any, Any], ran: CodeRun | None) -> li
 
 def _is_one(value: Any) -> bool:
     kind = type(value)
+    if kind in weakref.ProxyTypes:  # answer for another object, which is found by itself
+        return False
     if issubclass(kind, random.Random) or _numpys(value) is not None:
         return True
     if kind.__flags__ & (1 << 9) and not issubclass(kind, types.GeneratorType):  # a class of users': it has attributes
