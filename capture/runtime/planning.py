@@ -73,6 +73,7 @@ def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) ->
     with capture_lock, captured.log.timed("observe"):
         with captured.optimizers.watching():
             watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=undo))
+        call.forget_run()
         captured.optimizers.note(watched.before, (call.receiver, *call.values))
         captured.optimizers.note_gradients(*watched.gradient_uses())
         if watched.error is not None:
