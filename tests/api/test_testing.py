@@ -311,7 +311,7 @@ def test_the_first_difference_is_told() -> None:
     with pytest.raises(AssertionError) as info:
         assert_equal_to_eager(f, [(torch.zeros(2, 3),)])
     text = str(info.value)
-    assert "call 1 of 3 (observation) differs from eager in result `output`" in text
+    assert "call 1 of 3 (observation, eager call) differs from eager in result `output`" in text
     assert "6 of 6 elements differ, the first at (0, 0): 3.0, eager 0.0" in text
     assert "call: x=float32[2, 3]" in text
     assert "the function is not deterministic" in text

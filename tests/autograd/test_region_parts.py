@@ -89,7 +89,9 @@ def test_outputs_written_in_place() -> None:
     replayed(mine)
 
 
+@pytest.mark.filterwarnings("ignore:CG906")
 def test_frozen_and_unfrozen_parameters() -> None:
+    """Four combinations that take turns are given up, looked at again, and replayed in the end."""
     mine, theirs = captured_twins(Block)
 
     def step(model: Any, number: int) -> Tensor:

@@ -181,7 +181,9 @@ def test_a_counter_is_said_in_one_place() -> None:
     """Where it is counted is the other: who shows them takes the names from there."""
     names = {one.name for one in attrs.fields(Counters)}
     assert set(SHOWN) <= names <= {one.name for one in attrs.fields(Recordings)}
-    text = "".join(path.read_text(encoding="utf-8") for path in Path(_events.__file__).parents[1].rglob("*.py"))
+    others = ("budget.py", "facts.py")  # of efforts that led to nothing, which have names like counters
+    paths = [path for path in Path(_events.__file__).parents[1].rglob("*.py") if path.name not in others]
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
     for name in names:
         assert text.count(f"\n    {name}: int") == 1, name
 

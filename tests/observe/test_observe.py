@@ -134,7 +134,7 @@ def test_a_python_number_that_drifts_is_a_finding() -> None:
     assert finding.where.line == line_of(body, "here")[0]
 
 
-def test_python_random_numbers_that_drift_are_a_finding() -> None:
+def test_python_random_numbers_are_a_finding() -> None:
     states: list[Any] = []
     note = states.append
 
@@ -144,7 +144,7 @@ def test_python_random_numbers_that_drift_are_a_finding() -> None:
 
     captured = capture(body)
     random.seed(1)
-    with pytest.warns(CaptureWarning, match="CG205"):
+    with pytest.warns(CaptureWarning, match="CG202"):
         got = [(captured(x_of(seed)), states[-1], random.getstate()) for seed in range(6)]
     for seed, (result, before, after) in enumerate(got):
         random.setstate(before)
