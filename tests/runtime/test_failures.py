@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import math
 import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from capture import CaptureWarning, UncapturableError, capture, config, explain,
 from capture.api.decorator import captured_state
 from capture.tree import thread_trees
 from tests.support.device import DEVICE, EXECUTES, rng_state
+from tests.support.raising import Gate, OpenGate, Trigger, Trouble
 from tests.support.rows import noted
 
 
@@ -45,25 +45,16 @@ def x_of(seed: int = 0, *shape: int) -> Tensor:
     return torch.randn(shape or (3, 4), generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
-class Trouble(Exception):
-    """Raised by bodies under test."""
-
-
 class Failing(nn.Module):
-    """Mutates, draws and keeps a tensor, and raises in the middle if it runs in the calls named by ``fail_on``.
+    """Mutates, draws and keeps a tensor, and raises in the middle where the gate does."""
 
-    An engine may run the body more than once in a call. What decides is hidden from the key: the body itself names
-    nothing that changes.
-    """
-
-    def __init__(self, fail_on: set[int], error: BaseException | None = None) -> None:
+    def __init__(self, gate: Gate | OpenGate) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
         self.total: Tensor
-        self.gate: Gate
         self.register_buffer("total", torch.zeros(4))
         self.h = torch.zeros(3, 4)
-        object.__setattr__(self, "gate", Gate(fail_on, error))
+        self.gate = gate
 
     @override
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -71,7 +62,7 @@ class Failing(nn.Module):
         z = self.norm(x) + torch.rand(3, 4)
         self.h = torch.tanh(z + self.h)
         self.total.add_(z.sum(0))
-        self.gate.check(self)
+        self.gate.check()
         y.mul_(2)
         self.h = self.h * 2
         return self.h + x + y + torch.rand(3, 4)
@@ -80,27 +71,9 @@ class Failing(nn.Module):
         return [bits(value) for value in self.state_dict().values()], bits(self.h)
 
 
-class Gate:
-    """Counts calls, and the body's runs, outside of what a snapshot reaches, by module."""
-
-    calls: ClassVar[weakref.WeakKeyDictionary[nn.Module, int]] = weakref.WeakKeyDictionary()
-    runs: ClassVar[weakref.WeakKeyDictionary[nn.Module, int]] = weakref.WeakKeyDictionary()
-
-    def __init__(self, fail_on: set[int], error: BaseException | None) -> None:
-        self.fail_on = frozenset(fail_on)
-        self.error = Trouble("in the middle") if error is None else error
-
-    def check(self, module: nn.Module) -> None:
-        Gate.runs[module] = Gate.runs.get(module, 0) + 1
-        if Gate.calls[module] in self.fail_on:
-            raise self.error
-
-
-def called(net: Failing, x: Tensor, y: Tensor) -> Tensor:
-    """One more call."""
-    Gate.calls[net] = Gate.calls.get(net, 0) + 1
-    result: Tensor = net(x, y)
-    return result
+def failing(trigger: Trigger, error: BaseException | None = None) -> Failing:
+    """One that fails in the calls that the trigger names."""
+    return Failing(Gate(trigger, Trouble("in the middle") if error is None else error))
 
 
 def run(net: Failing, seed: int) -> tuple[Any, BaseException | None, Any]:
@@ -109,7 +82,7 @@ def run(net: Failing, seed: int) -> tuple[Any, BaseException | None, Any]:
     torch.manual_seed(seed)
     result, error = None, None
     try:
-        result = bits(called(net, x, y))
+        result = bits(net(x, y))
     except BaseException as raised:  # noqa: BLE001 - compared by the tests
         error = raised
     return result, error, (bits([x, y]), bits(rng_state()), net.state())
@@ -128,15 +101,16 @@ PHASES = {
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_body_that_raises_leaves_what_eager_leaves(phase: str) -> None:
     """The twin fails in the same call, if the body ran in it; both leave the same tensors, state and generators."""
-    net = Failing(PHASES[phase])
-    twin = copy.deepcopy(net)
-    object.__setattr__(twin, "gate", Gate(set(), None))
+    trigger, eagers = Trigger(PHASES[phase]), Trigger(set())
+    net, twin = failing(trigger), failing(eagers)
     capture(net)
     for seed in range(10):
-        runs = Gate.runs.get(net, 0)
+        runs = len(trigger.runs)
+        trigger.begin()
         got, error, left = run(net, seed)
-        failed = Gate.runs[net] > runs and Gate.calls[net] in PHASES[phase]
-        twin.gate.fail_on = frozenset([Gate.calls[net]]) if failed else frozenset()
+        failed = len(trigger.runs) > runs and trigger.calls in trigger.fail_on
+        eagers.fail_on = {trigger.calls} if failed else set()
+        eagers.begin()
         expected, expected_error, expected_left = run(twin, seed)
         assert (error is None) == (not failed)
         assert type(error) is type(expected_error)
@@ -146,15 +120,37 @@ def test_a_body_that_raises_leaves_what_eager_leaves(phase: str) -> None:
     assert recordings(net.forward).replays > 0
 
 
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_body_that_reads_whether_to_raise_raises_in_the_calls_of_eager(phase: str) -> None:
+    """What it reads is guarded: a call that has to raise is not replayed, and those after it are again."""
+    mine, theirs = OpenGate(), OpenGate()
+    net, twin = Failing(mine), Failing(theirs)
+    capture(net)
+    failed = set()
+    for seed in range(12):
+        mine.is_shut = theirs.is_shut = seed + 1 in PHASES[phase]
+        got, error, left = run(net, seed)
+        expected, expected_error, expected_left = run(twin, seed)
+        assert type(error) is type(expected_error)
+        assert left == expected_left, seed
+        assert got == expected, seed
+        if error is not None:
+            failed.add(seed + 1)
+    assert failed == PHASES[phase]
+    assert recordings(net.forward).replays > 0
+
+
 @pytest.mark.parametrize(
     "error", [Trouble("mine"), KeyboardInterrupt(), SystemExit(3), MemoryError(), StopIteration(4)]
 )
 @pytest.mark.parametrize("phase", [1, 2])
 def test_the_very_exception_comes_out(error: BaseException, phase: int) -> None:
-    net = Failing({phase}, error)
+    trigger = Trigger({phase})
+    net = failing(trigger, error)
     capture(net)
     raised: list[BaseException] = []
     for seed in range(6):
+        trigger.begin()
         _, got, _ = run(net, seed)
         if got is not None:
             raised.append(got)
@@ -167,9 +163,14 @@ def test_the_very_exception_comes_out(error: BaseException, phase: int) -> None:
 
 @pytest.mark.parametrize("phase", [1, 2])
 def test_the_traceback_shows_the_users_line(phase: int) -> None:
-    net = capture(Failing({phase}))
+    trigger = Trigger({phase})
+    net = capture(failing(trigger))
+    for _ in range(phase - 1):
+        trigger.begin()
+        net(x_of(0), x_of(0))
+    trigger.begin()
     with pytest.raises(Trouble) as raised:
-        [called(net, x_of(seed), x_of(seed)) for seed in range(3)]
+        net(x_of(1), x_of(1))
     names = [entry.name for entry in raised.traceback]
     assert "forward" in names
     assert names[-1] == "check"
