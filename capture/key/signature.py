@@ -326,6 +326,7 @@ class Token(int):
 
 class _Reference(weakref.ref[Any]):
     __slots__ = ("address", "kind", "token")
+    __eq__, __hash__ = object.__eq__, object.__hash__  # not those of what it refers to
     address: int
     kind: type
     token: Token
@@ -400,7 +401,8 @@ Switches = tuple[
     tuple[weakref.ref[Any], ...],
 ]
 """Dictionaries and modules that have a switch each, and its name; what ``fully_shard`` keeps of modules."""
-_module_lists: dict[int, Switches] = {}
+_module_lists: dict[int, dict[_Reference, Switches]] = {}
+"""By token: one entry, which goes when the module dies and not at the next call; it holds parameters."""
 
 
 def forget_module_structure(module: torch.nn.Module) -> None:
@@ -433,7 +435,8 @@ def switches_of(module: torch.nn.Module) -> Switches:
     """The same as places: in the ``__dict__`` of a module, which is read fastest; weakly where that could keep the
     module alive, or where the flag is kept elsewhere."""
     token = identity_token(module)
-    if token not in _module_lists:
+    known = _module_lists.get(token)
+    if not known:
         owns, weak = [], []
         leads_nowhere = dict[int, bool]()
         for one in reversed(list(module.modules())):  # those below come first
@@ -447,8 +450,9 @@ def switches_of(module: torch.nn.Module) -> Switches:
                 weak += [(weakref.ref(one), name) for name in names]
         found = (sharding_of(one) for one in module.modules())
         sharded = {id(one): weakref.ref(one) for one in found if one is not None}
-        _module_lists[token] = tuple(owns), tuple(weak), tuple(sharded.values())
-    return _module_lists[token]
+        known = _module_lists[token] = {}
+        known[_Reference(module, known.pop)] = tuple(owns), tuple(weak), tuple(sharded.values())  # in C, as for tokens
+    return next(iter(known.values()))
 
 
 _NAMES_NONE = pytree.PLAIN_TYPES | {types.BuiltinFunctionType, type}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import enum
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import capture, recordings
+from capture.key import signature
 from tests.support.keys import A, B, C, D, E, bits, check_same, x_of
 from tests.support.keys import fresh as fresh
 
@@ -195,3 +198,30 @@ def test_a_callable_argument_is_known_by_identity() -> None:
     captured = capture(lambda x, act: act(x) + 1)
     for act in (torch.relu, torch.relu, torch.relu, torch.tanh, torch.tanh, torch.tanh, torch.relu):
         assert bits(captured(A, act)) == bits(act(A) + 1)
+
+
+class _EqualToAll(nn.Sequential):
+    """Says itself what is equal to it."""
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    @override
+    def __hash__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("kind", [nn.Sequential, _EqualToAll])
+def test_parameters_die_with_a_module_that_had_a_key(kind: Any, forgets: bool) -> None:
+    """At once, not when the next key is made."""
+    model = kind(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+    key = signature.module_key(model, [])
+    if forgets:
+        signature.forget_module_structure(model)
+    assert signature.module_key(model, []) == key
+    parameters = [weakref.ref(one) for one in model.parameters()]
+    del model
+    gc.collect()
+    assert [one() for one in parameters] == [None] * 4
