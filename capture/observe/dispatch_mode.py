@@ -172,7 +172,9 @@ class ObserveMode(HigherOrderMode):
 
     def dropping(self, versions: list[tuple[torch.Tensor, int]]) -> Callable[[torch.Tensor], object]:
         """What to do where the body drops a gradient; a recorder, which may have to give it back, leaves it alone."""
-        return keep if self.keep_undo else ReleasedGradients(self.before, versions).free
+        if self.keep_undo:
+            return keep
+        return self.quietly(ReleasedGradients(self.before, versions, self.quietly).free)
 
     def settle_scratch(self) -> None:
         """The run is over: storages that were empty before it have to be empty now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ class ReleasedGradients:
 
     _before: Snapshot
     _versions: list[tuple[torch.Tensor, int]]
+    _around: Callable[[Callable[..., object]], Callable[..., object]]
+    """Puts around ``free`` what it is called through, which holds references, too."""
     _held: Counter[int] = field(factory=Counter)
     """By ``id``: references to a tensor from the snapshot and the versions."""
     _gone: Counter[int] = field(factory=Counter)
@@ -39,7 +42,7 @@ class ReleasedGradients:
             for source, value in self._before.sources.values():
                 self._held.update((id(value), id(source.holder)))
             self._held.update(id(tensor) for tensor, _ in self._versions)
-        if sys.getrefcount(gradient) > _probe_caller() + self._held[id(gradient)]:
+        if sys.getrefcount(gradient) > _probe_caller(self._around) + self._held[id(gradient)]:
             return
         if type(gradient) in TENSOR_TYPES:
             self._free(gradient)
@@ -77,17 +80,20 @@ class _Holder:
 
     def __init__(self) -> None:
         self.tensor = object()
+        self.counted = 0
 
-    def count(self, gradient: Any) -> int:
-        """References to it, seen as ``free`` sees them."""
-        return sys.getrefcount(gradient)
+    def count(self, gradient: Any) -> None:
+        """Count references to it as ``free`` does."""
+        self.counted = sys.getrefcount(gradient)
 
 
-def _probe_caller() -> int:
+def _probe_caller(around: Callable[[Callable[..., object]], Callable[..., object]]) -> int:
     """References to a gradient that was dropped, where nobody else has it. Asked for each: while Dynamo evaluates
     frames, arguments are held once more."""
-    old, count = object(), _Holder().count
-    return count(old)
+    old, holder = object(), _Holder()
+    count = around(holder.count)
+    count(old)
+    return holder.counted
 
 
 def _probe_member() -> int:

@@ -167,8 +167,7 @@ def _run_watched(
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(no_autocast_cache())
-            dropping = quietly(watch.dropping(watched.versions))
-            watched.gradients_read = around.enter_context(gradient_reads(dropping))
+            watched.gradients_read = around.enter_context(gradient_reads(watch.dropping(watched.versions)))
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
             if watch.notes_code:
