@@ -99,6 +99,7 @@ def explain(function: Callable[P, R]) -> Callable[P, Explanation]:
                     raise watched.error
                 described = describe(watched)
             finally:
+                call.forget_run()
                 run.undo(watched)
             plan = compile_plan(captured.annotation, described.facts)
             guards = _guards(call, described, watched, plan) if plan.outcome == "record" else ()
