@@ -84,7 +84,9 @@ class ObservedRun:
         return [known[path] for path in self.before.rebuilt if path in known]
 
     def forget(self) -> None:
-        """Drop what the run made; frames of an error would keep it alive."""
+        """Drop what a run made that was undone; frames of an error would keep it alive."""
+        if (run := body_run.current()) is not None and run.watched is self:
+            run.take_back()
         self.result = self.error = None
         self.values, self.arguments, self.changed, self.gradients_read = (), [], [], []
         self.ran = CodeRun()

@@ -35,6 +35,12 @@ class BodyRun:
         """It gave this."""
         self.has_ended, self.result = True, result
 
+    def take_back(self) -> None:
+        """What the last run did was undone, as if it had not run. Nothing of it is kept: its tensors may lie in memory
+        that is about to be used for something else."""
+        self.runs -= 1
+        self.is_own, self.has_ended, self.error, self.result, self.watched = False, False, None, None, None
+
 
 class _Current(threading.local):
     run: BodyRun | None = None
