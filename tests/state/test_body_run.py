@@ -1,0 +1,44 @@
+"""What a call knows of its body's runs keeps nothing of a run that was undone."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from capture.core.options import Annotation
+from capture.key.signature import make_binder
+from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.run import run_watched, undo
+from capture.state import body_run
+from capture.state.body_run import BodyRun
+from capture.state.call import Call
+
+
+@pytest.fixture
+def run() -> Iterator[BodyRun]:
+    run = BodyRun()
+    around = body_run.enter(run)
+    yield run
+    body_run.enter(around)
+
+
+def test_an_undone_run_counts_as_not_run_and_its_result_dies(run: BodyRun) -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    x = torch.ones(4)
+    binder = make_binder(inspect.signature(double))
+    annotation = Annotation(function="double")
+    call = Call(annotation=annotation, function=double, receiver=None, binder=binder, values=(x,), leaves=[x])
+    watched = run_watched(call, ObserveMode(undo=True))
+    assert (run.runs, run.has_ended) == (1, True)
+    result = weakref.ref(watched.result.untyped_storage())
+    undo(watched)
+    watched.forget()
+    call.forget_run()
+    assert (run.runs, run.has_ended, run.result, run.watched) == (0, False, None, None)
+    assert result() is None
