@@ -1,0 +1,53 @@
+"""Links of the README and of ``docs/`` lead somewhere, and the pictures are what their scripts draw."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.pages import PAGES, ROOT
+
+LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
+CHECKED = (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub and MkDocs make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", CHECKED, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken, f"{name_of(page)} links to nothing: {broken}"
+
+
+def drawn(script: str) -> Any:
+    spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_of_speeds_is_what_its_script_draws() -> None:
+    script = drawn("draw_speed")
+    assert script.picture() == script.PICTURE.read_text(encoding="utf-8"), "run python docs/draw_speed.py"

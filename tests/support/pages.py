@@ -1,0 +1,132 @@
+"""Code blocks of the README and of ``docs/``: what they are, and what they print when they run.
+
+A page's Python blocks share one namespace and run in order. A block of text right after one is what it prints. The line
+before a block may say more, in a comment that readers of the page do not see:
+
+``<!-- not run: why -->``          nobody can run it here
+``<!-- needs cuda -->``            runs where there is a GPU
+``<!-- raises SomeError -->``      ends with that error, whose message counts as printed
+
+What a page takes for granted (``model``, ``loader``) is made by ``tests/documentation/setup/<page>.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+
+ROOT = Path(__file__).resolve().parents[2]
+SETUP = ROOT / "tests" / "documentation" / "setup"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+_DIRECTIVE = re.compile(r"<!-- (not run: .+|needs cuda|raises \w+) -->")
+
+
+@frozen(kw_only=True)
+class Block:
+    """One fenced block of a page."""
+
+    language: str
+    text: str
+    line: int
+    """Of its first line in the page, from 1 on."""
+    directive: str = ""
+    printed: str | None = None
+    """What the page says that it prints."""
+
+    @property
+    def is_code(self) -> bool:
+        """Somebody can run it."""
+        return self.language == "python" and not self.directive.startswith("not run")
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it runs on this machine."""
+        return self.is_code and (torch.cuda.is_available() or self.directive != "needs cuda")
+
+
+def blocks(page: Path) -> list[Block]:
+    """All fenced blocks, a block of text with the Python block right before it that prints it."""
+    found: list[Block] = []
+    lines = page.read_text(encoding="utf-8").splitlines()
+    at, last_end = 0, -1
+    while at < len(lines):
+        if not lines[at].startswith("```"):
+            at += 1
+            continue
+        end = next(number for number in range(at + 1, len(lines)) if lines[number].startswith("```"))
+        text = "\n".join(lines[at + 1 : end]) + "\n"
+        language = lines[at].removeprefix("```").strip()
+        said = _DIRECTIVE.fullmatch(lines[at - 1].strip()) if at else None
+        between = [line for line in lines[last_end + 1 : at] if line.strip()]
+        follows = bool(found) and found[-1].is_code and len(between) <= 1 and said is None
+        if language == "text" and follows:
+            before = found.pop()
+            found.append(
+                Block(language="python", text=before.text, line=before.line, directive=before.directive, printed=text)
+            )
+        else:
+            found.append(Block(language=language, text=text, line=at + 2, directive=said[1] if said else ""))
+        at, last_end = end + 1, end
+    return found
+
+
+def run(page: Path) -> Iterator[tuple[Block, str]]:
+    """Run a page, block by block: each with what it printed, warnings and an expected error included."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    before = SETUP / f"{page.stem.replace('-', '_').lower()}.py"
+    if before.exists():
+        exec(compile(before.read_text(encoding="utf-8"), str(before), "exec"), scope)  # noqa: S102 - a file of this folder
+    for block in blocks(page):
+        if block.is_run:
+            yield block, _printed(block, page, scope)
+
+
+def _printed(block: Block, page: Path, scope: dict[str, Any]) -> str:
+    tree = ast.increment_lineno(ast.parse(block.text), block.line - 1)  # messages then name the line of the page
+    code = compile(tree, str(page), "exec")
+    out = io.StringIO()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        print(message, file=out)
+
+    error = block.directive.removeprefix("raises ") if block.directive.startswith("raises ") else ""
+    with contextlib.redirect_stdout(out), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        try:
+            known = set(scope)
+            exec(code, scope)  # noqa: S102 - a block of our own pages
+            for name in scope.keys() - known:
+                if name.startswith("test_"):  # an example of a test is one
+                    scope[name]()
+        except Exception as raised:
+            if type(raised).__name__ != error:
+                raise
+            print(f"{error}: {raised}")
+        else:
+            assert not error, f"{page.name}:{block.line} did not raise {error}"
+    return out.getvalue()
+
+
+def comparable(text: str) -> list[str]:
+    """Lines, without what differs between machines: numbers with a decimal point, paths, the width of columns."""
+    text = re.sub(r"\([^()\s]*?([\w.-]+):\d+\)", "(file)", text)
+    text = re.sub(r"\d+\.\d+", "#", text)
+    return [re.sub(r"\s+", " ", line).strip() for line in text.strip().splitlines()]
+
+
+def says(page: str, printed: str) -> bool:
+    """Whether a page tells what was printed. ``...`` stands for anything, on a line of its own for any lines."""
+    pattern = ""
+    for line in comparable(page):
+        pattern += "(?:.*\n)*" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + "\n"
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in comparable(printed))) is not None
