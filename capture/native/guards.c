@@ -29,6 +29,9 @@ typedef enum {
 } Kind;
 
 typedef struct {
+    PyDictObject *own;  /* the dict that the guard is about, kept by ``holder``, where its version tells all; else NULL */
+    uint64_t version;   /* of that dict when the guard was found to hold; 0: none */
+    PyObject *type;     /* of what a weak ``expected`` refers to; else NULL */
     Reach reach;
     Kind kind;
     int verdict;        /* of a replay where this does not hold */
@@ -36,10 +39,8 @@ typedef struct {
     PyObject *key;      /* in it; for AT_WEAK in the ``__dict__`` of what it refers to; the position of an argument; a
                            descriptor for AT_SLOT */
     PyObject *expected; /* what the record expects */
-    PyObject *type;     /* of what a weak ``expected`` refers to; else NULL */
     int needs;          /* whether that requires a gradient; -1: it is no tensor */
     uint64_t number;    /* length, address or bytes; of an item in a dict its key's hash: that of a tensor runs Python */
-    uint64_t version;   /* of the dict that the guard is about when it was found to hold; 0: none */
 } Guard;
 
 typedef struct {
@@ -93,22 +94,31 @@ static PyObject *dict_behind(PyObject *holder)
     return NULL;
 }
 
-/* A number that no two states of any dict share, as long as Python has it; else 0. */
+/* The dict of which a version tells all that the guard asks for, as long as Python keeps such: a number that no two
+   states of any dict share. Else NULL. */
+static PyDictObject *versioned(const Guard *guard)
+{
+#if PY_VERSION_HEX < 0x030D0000
+    if (guard->kind == HAS_NAMES)
+        return PyWeakref_Check(guard->holder) ? NULL : (PyDictObject *)dict_behind(guard->holder);
+    if (guard->kind == IS_SEQUENCE) /* the order of an ``OrderedDict`` is no matter of the dict in it */
+        return NULL;
+    if ((guard->reach == AT_ITEM || guard->reach == AT_ITSELF) &&
+        (guard->kind == IS_TABLE ? PyDict_Check(guard->holder) : is_dict(guard->holder)))
+        return (PyDictObject *)guard->holder;
+#endif
+    (void)guard;
+    return NULL;
+}
+
 static uint64_t version_of(const Guard *guard)
 {
 #if PY_VERSION_HEX < 0x030D0000
-    if (guard->kind == HAS_NAMES) {
-        PyObject *own = dict_behind(guard->holder);
-        return own == NULL ? 0 : ((PyDictObject *)own)->ma_version_tag;
-    }
-    if (guard->kind == IS_SEQUENCE) /* the order of an ``OrderedDict`` is no matter of the dict in it */
-        return 0;
-    if ((guard->reach == AT_ITEM || guard->reach == AT_ITSELF) &&
-        (guard->kind == IS_TABLE ? PyDict_Check(guard->holder) : is_dict(guard->holder)))
-        return ((PyDictObject *)guard->holder)->ma_version_tag;
-#endif
+    return guard->own == NULL ? 0 : guard->own->ma_version_tag;
+#else
     (void)guard;
     return 0;
+#endif
 }
 
 /* What is in a container, a new reference; NULL, with an exception or without one. */
@@ -655,6 +665,7 @@ static int take_expected(Guard *guard)
     PyObject *expected = guard->expected;
     guard->version = guard->number = 0;
     guard->needs = -1;
+    guard->own = NULL;
     guard->type = NULL;
     if (!is_sound(guard)) {
         PyErr_SetString(PyExc_ValueError, "no such guard");
@@ -673,6 +684,7 @@ static int take_expected(Guard *guard)
         guard->type = PyTuple_GET_ITEM(expected, 1);
         guard->needs = needs == Py_None ? -1 : needs == Py_True;
     }
+    guard->own = versioned(guard);
     return 0;
 }
 

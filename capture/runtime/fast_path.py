@@ -104,7 +104,7 @@ def _path(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Ent
     """The path of calls like this one; None where C does not compare all modes that are in force."""
     assert entry.backend is not None
     device = entry.backend.name.partition(":")[0]
-    modes = _modes(here, device)
+    modes = _modes(here, device if any(leaf.device.type == device for leaf in leaves) else "")
     if modes is None:
         return None
     least, most = _given(captured, values) or _NO_POSITION

@@ -148,14 +148,17 @@ def _slow_terms(slow: Sequence[Switch]) -> list[Term]:
     return [*[_term(one) for one in slow if one not in convolutions], both]
 
 
-def thread_terms(check: Callable[[], bool]) -> list[Term]:
-    """The same for what ``GlobalStateGuard`` compares (``check``). It looks up precisions by name, which takes as long
-    as all else: where setters are noticed and no autocast is on, what is left is read one by one."""
+def thread_terms(check: Callable[[], bool], device: str) -> list[Term]:
+    """What ``GlobalStateGuard`` compares (``check``), read one by one, which takes half the time: it looks up
+    precisions by name, which are among the switches, and asks each kind of device for autocast.
+
+    ``device``: the kind that some tensor of the call is on: where none has autocast on now, the comparison of the
+    call's tensors tells, as autocast turns a dispatch key on. Empty if there is no such tensor."""
     autocast = getattr(torch._C, "_is_any_autocast_enabled", None)
     getters = [getattr(torch._C, name, None) for name in _THREAD]
-    if not notices_setters() or autocast is None or autocast() or None in getters:
+    if not device or autocast is None or autocast() or None in getters:
         return [(check, (), True)]
-    read = [autocast, torch.is_grad_enabled, torch.get_default_dtype, torch.get_num_threads, *getters]
+    read = [torch.is_grad_enabled, torch.get_default_dtype, torch.get_num_threads, *getters]
     return [(one, (), one()) for one in read]
 
 
