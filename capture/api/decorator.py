@@ -72,9 +72,6 @@ def capture(target: Any = None, /, **options: Any) -> Any:
         warmup: eager runs before recording, at least 1 (default); the first is watched.
         verify: ``"off"`` (default), ``"first"`` replay of every recording, or ``"always"``: run the body beside the
             replay and compare bit for bit.
-        checks: ``"always"`` (default): every replay compares the Python state it relies on, parameter by parameter;
-            ``"sampled"``: every 16th, and the next one after any module registered a parameter, buffer or submodule.
-            For modules of many parameters that nobody moves by ``.data =`` or through ``__dict__``.
         gradients: how gradients of parameters reach their ``.grad`` where the result of the function needs gradients.
             ``"autograd"`` (default): by autograd, as eager's. ``"accumulate"``: the recorded backward pass makes them,
             or adds to them, itself, which saves most of a pass's host time. Then ``torch.autograd.grad`` and

@@ -20,7 +20,6 @@ Outputs = Literal["preserve", "borrow", "clone"]
 Inputs = Literal["auto", "copy", "bind"]
 Fallback = Literal["eager", "error"]
 Verify = Literal["off", "first", "always"]
-Checks = Literal["always", "sampled"]
 Gradients = Literal["autograd", "accumulate"]
 
 
@@ -35,7 +34,6 @@ class CaptureOptions(TypedDict, total=False):
     fallback: Fallback
     warmup: int
     verify: Verify
-    checks: Checks
     gradients: Gradients
     guards: Sequence[Callable[[], object]]
     name: str
@@ -57,7 +55,6 @@ class Annotation:
     fallback: Fallback = "eager"
     warmup: int = 1
     verify: Verify = "off"
-    checks: Checks = "always"
     gradients: Gradients = "autograd"
     guards: tuple[Callable[[], object], ...] = ()
 
@@ -68,7 +65,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "inputs": get_args(Inputs),
     "fallback": get_args(Fallback),
     "verify": get_args(Verify),
-    "checks": get_args(Checks),
     "gradients": get_args(Gradients),
 }
 
@@ -120,7 +116,6 @@ def annotate(
         fallback=options.get("fallback", "eager"),
         warmup=_count("warmup", options.get("warmup", 1), at_least=1),
         verify=options.get("verify", "off"),
-        checks=options.get("checks", "always"),
         gradients=options.get("gradients", "autograd"),
         guards=_guards(options.get("guards", ())),
     )

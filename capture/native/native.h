@@ -29,7 +29,7 @@ int is_path(PyObject *one);
    an object is made with are never other ones. */
 #define TREE(X) \
     X(path) X(warm) X(buried) X(lingering) X(times) X(pins) X(current) X(root) X(mark) X(pool_is_at) X(pool)
-#define NODE(X) X(clear_of) X(latest_children) X(view) X(verified) X(check) X(unchecked) X(registered) X(recording)
+#define NODE(X) X(clear_of) X(latest_children) X(view) X(verified) X(check) X(recording)
 #define ENTRY(X) X(phase)
 #define COUNTERS(X) X(replays)
 #define MARKS(X) X(begun)
@@ -101,10 +101,8 @@ int add_gradients(PyObject *module);
 /* The path's steps from the tree on, once the arguments fit. */
 typedef struct {
     PyObject *miss, *ok, *function, *limit, *number, *entry, *counters, *marks, *replay, *ready;
-    PyObject *registrations; /* a function: how often modules registered something */
     PyObject *attach;        /* a function: the result as part of the caller's graph; or None */
     int verifies;
-    long sampled; /* calls from one full comparison to the next; 0: each is one */
     Py_ssize_t count, tensors;
 } Steps;
 PyObject *steps_take(

@@ -1,7 +1,7 @@
 /* What a call does once its arguments fit: from the tree on to the result. */
 #include "native.h"
 
-#define NAMES(X) X(begin_call) X(find) X(compare_in_full) X(is_clear) X(replay) X(build_single)
+#define NAMES(X) X(begin_call) X(find) X(is_clear) X(replay) X(build_single)
 NAMES(DECLARE)
 
 /* The view of a node: borrowed, or NULL with an exception. */
@@ -238,20 +238,6 @@ static PyObject *in_python(const Steps *self, PyObject *node, PyObject *tree, Py
     return result;
 }
 
-/* Between two full comparisons, for ``checks="sampled"``: 1; 0: it is time for one, or modules changed. */
-static int is_between(const Steps *self, PyObject *node)
-{
-    PyObject *unchecked = SLOT(node, Node, unchecked);
-    long since = unchecked == NULL ? -1 : PyLong_AsLong(unchecked);
-    if (since < 0 || since >= self->sampled)
-        return since < 0 ? -1 : 0;
-    PyObject *now = PyObject_CallNoArgs(self->registrations);
-    PyObject *registered = now == NULL ? NULL : SLOT(node, Node, registered);
-    int between = registered == NULL ? -1 : PyObject_RichCompareBool(registered, now, Py_EQ);
-    Py_XDECREF(now);
-    return between > 0 && count_up(node, slots.Node.unchecked) < 0 ? -1 : between;
-}
-
 /* Its guards hold: 1; they do not: 0; -1. Sets ``*leaves`` where it made the list. */
 static int state_holds(
     const Steps *self, PyObject *node, PyObject *const *tensors, const uint64_t *addresses, PyObject **leaves)
@@ -259,18 +245,12 @@ static int state_holds(
     PyObject *check = SLOT(node, Node, check);
     if (check == NULL || check == self->ok)
         return check == NULL ? -1 : 1;
-    int between = self->sampled ? is_between(self, node) : 0;
-    if (between)
-        return between;
     Py_INCREF(check);
     int verdict = -1;
-    if (!self->sampled && is_guards(check))
+    if (is_guards(check))
         verdict = guards_verdict(check, addresses, self->tensors);
-    else if ((*leaves = list_of(tensors, self->tensors)) != NULL) {
-        PyObject *found = self->sampled ? PyObject_CallMethodOneArg(node, s_compare_in_full, *leaves)
-                                        : PyObject_CallOneArg(check, *leaves);
-        verdict = (int)number_of(found);
-    }
+    else if ((*leaves = list_of(tensors, self->tensors)) != NULL)
+        verdict = (int)number_of(PyObject_CallOneArg(check, *leaves));
     Py_DECREF(check);
     return verdict < 0 && PyErr_Occurred() ? -1 : verdict == HOLDS;
 }

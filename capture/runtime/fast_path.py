@@ -18,7 +18,6 @@ import torch
 from capture.core import config
 from capture.guards.guard import Guard
 from capture.guards.key_guards import SAME, call_guard, has_guard, named_guard, switch_guards
-from capture.guards.module_registrations import registrations
 from capture.guards.recording_guard import nothing_to_check
 from capture.key.modes import Here, modes_like_now
 from capture.key.signature import Leaf, switches_of
@@ -28,7 +27,7 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.inputs import alias_pattern
 from capture.torch_private import capabilities
-from capture.tree.node import SAMPLED, Node
+from capture.tree.node import Node
 from capture.tree.step import marks
 from capture.tree.thread_trees import in_use
 from capture.tree.tree import Tree
@@ -128,8 +127,7 @@ def _path(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Ent
         ready=goes_on.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
         alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
-        attach=None if entry.region is None else entry.region.attach, registrations=registrations,
-        sampled=SAMPLED if captured.annotation.checks == "sampled" else 0,
+        attach=None if entry.region is None else entry.region.attach,
     )  # fmt: skip
 
 

@@ -155,10 +155,10 @@ def thread_terms(check: Callable[[], bool], device: str) -> list[Term]:
     ``device``: the kind that some tensor of the call is on: where none has autocast on now, the comparison of the
     call's tensors tells, as autocast turns a dispatch key on. Empty if there is no such tensor."""
     autocast = getattr(torch._C, "_is_any_autocast_enabled", None)
-    getters = [getattr(torch._C, name, None) for name in _THREAD]
+    getters: list[Any] = [getattr(torch._C, name, None) for name in _THREAD]
     if not device or autocast is None or autocast() or None in getters:
         return [(check, (), True)]
-    read = [torch.is_grad_enabled, torch.get_default_dtype, torch.get_num_threads, *getters]
+    read: list[Callable[[], object]] = [torch.is_grad_enabled, torch.get_default_dtype, torch.get_num_threads, *getters]
     return [(one, (), one()) for one in read]
 
 

@@ -11,7 +11,6 @@ from attrs import define, field
 
 from capture.core.events import Log
 from capture.engines.base import Block, BoundInput, Recording
-from capture.guards.module_registrations import registrations
 from capture.native import native, seen
 from capture.tree.liveness import StorageWatch
 from capture.tree.outputs import OutputPlan
@@ -20,7 +19,6 @@ Pattern = tuple[int | None, ...]
 """Per tensor leaf of a call: its address if it is a live output on the path, else None."""
 ChildKey = tuple[int, Pattern]
 _numbers = itertools.count(1)
-SAMPLED = 16  # calls between two full comparisons of state
 
 
 class OwningTree(Protocol):
@@ -64,10 +62,6 @@ class Node:
     written: tuple[int, ...] = ()
     """Positions of managed inputs that the body writes: their tensors' version counters have to move, too."""
     verified: bool = False
-    unchecked: int = SAMPLED
-    """Replays since the state was compared in full, for ``checks="sampled"``; ``SAMPLED`` asks for a comparison now."""
-    registered: int = -1
-    """Registrations in modules until then."""
     beside: frozenset[Block] = frozenset()
     """Blocks that were taken when this was recorded: it does not write there."""
     clear_of: tuple[Any, ...] = ()
@@ -153,14 +147,6 @@ class Node:
     def __attrs_post_init__(self) -> None:
         if self.outputs is not None:
             self.live = self.outputs.live
-
-    def compare_in_full(self, leaves: Sequence[Any]) -> int:
-        """``check`` for ``checks="sampled"``: asked on every ``SAMPLED``th call, and after modules changed."""
-        now, verdict = registrations(), self.check(leaves)
-        if not verdict:
-            looks_at_arguments = self.guard.copied or self.guard.arguments
-            self.unchecked, self.registered = SAMPLED if looks_at_arguments else 1, now
-        return verdict
 
     def may_run(self) -> bool:
         """All that was dead when this was recorded is dead now."""

@@ -85,33 +85,25 @@ def _captured_net(net: Stack, through: str, options: dict[str, Any]) -> tuple[An
     return capture(holder.call, **options), net
 
 
-@pytest.mark.parametrize("checks", ["always", "sampled"])
 @pytest.mark.parametrize("change", STATE)
 @pytest.mark.parametrize("seen", [False, True])
 @pytest.mark.parametrize("through", ["module", "closure", "global", "attribute"])
-def test_state_that_changes(
-    change: str, checks: Any, seen: bool, through: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_that_changes(change: str, seen: bool, through: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the change every shape gives eager's values, whether C had a look at its tensors before or not."""
     del way
     net = Stack().to(DEVICE)
     monkeypatch.setitem(globals(), "NET", net)
-    mine, plain = _captured_net(net, through, {"checks": checks, "max_recordings": 8})
+    mine, plain = _captured_net(net, through, {"max_recordings": 8})
     xs = [torch.randn(size, 4, device=DEVICE) for size in (1, 2)]
     with torch.no_grad():
         for x in xs:
             for _ in range(5 if seen else 2):
                 assert torch.equal(mine(x), plain(x))
     STATE[change](net)
-    if change == "data" and checks == "sampled":
-        return  # what moves without a registration is seen at the next full comparison
     with torch.no_grad():
-        for _ in range(20 if checks == "sampled" else 4):
+        for _ in range(4):
             for x in xs:
-                result, expected = mine(x), plain(x)
-        assert torch.equal(result, expected)
-        for x in xs:
-            assert torch.equal(mine(x), plain(x)) or checks == "sampled"
+                assert torch.equal(mine(x), plain(x))
 
 
 def _named(kind: str) -> tuple[Callable[[Tensor], Tensor], Callable[[str, Any], None], Callable[[str], Any]]:

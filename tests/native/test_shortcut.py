@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, config, mark_step_begin, recordings, release
-from capture.api.decorator import captured_states
 from capture.runtime import dispatch as _dispatch
 from capture.tree import thread_trees
-from capture.tree.node import SAMPLED
 from tests.support.device import use_device
 
 
@@ -215,50 +213,6 @@ def test_a_shortcut_keeps_nothing_alive() -> None:
     del x
     gc.collect()
     assert alive() is None
-
-
-@pytest.mark.parametrize("change", ["parameter", "buffer", "module", "data", "argument"])
-def test_sampled_checks_notice_registrations_at_once_and_all_else_soon(change: str) -> None:
-    net = Net()
-    net.register_buffer("shift", torch.zeros(4))
-    captured = capture(lambda x, w: net(x) + net.shift + w, checks="sampled", static=["w"])
-    x, w = torch.randn(2, 4), torch.randn(4)
-    for _ in range(5):
-        captured(x, w)
-    if change == "parameter":
-        net.linear.bias = nn.Parameter(torch.ones(4))
-    elif change == "buffer":
-        net.shift = torch.ones(4)
-    elif change == "module":
-        net.linear = nn.Linear(4, 4)
-    elif change == "data":
-        net.linear.weight.data = torch.ones(4, 4)
-    else:
-        w = torch.ones(4)
-    for _ in range(SAMPLED if change == "data" else 0):
-        captured(x, w)
-    for _ in range(3):
-        assert torch.equal(captured(x, w), net(x) + net.shift + w)
-
-
-def test_checks_sampled_skips_most_comparisons() -> None:
-    net = Net()
-    captured = capture(lambda x: net(x), checks="sampled")
-    x = torch.randn(2, 4)
-    for _ in range(3):
-        captured(x)
-    (node,) = captured_states(captured)[0].entries()[0].nodes
-    seen: list[int] = []
-    whole = node.check
-
-    def check(leaves: Any) -> int:
-        seen.append(1)
-        return whole(leaves)
-
-    node.check = check
-    for _ in range(5 * SAMPLED):
-        captured(x)
-    assert 4 <= len(seen) <= 5
 
 
 @pytest.mark.parametrize("end", ["another function", "the same", "release"])
