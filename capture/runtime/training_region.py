@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,7 +42,7 @@ from capture.torch_private import autograd as torch_autograd
 from capture.torch_private import capabilities
 from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.tree.node import Node
-from capture.tree.thread_trees import acting_for, thread_state, tree_for
+from capture.tree.thread_trees import Worker, acting_for, thread_state, tree_for, worker
 
 _DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
@@ -280,17 +279,14 @@ def _added(
     return (*wanted, *made)
 
 
-class _Programs(threading.local):
-    """The program whose backward pass a thread runs now, or ran last."""
-
-    now: SavedGraph
-
-
 class _Backward:
     """The backward pass of programs of one form, as a captured function of the tensors it takes."""
 
     def __init__(self, forward: Captured, program: SavedGraph, calls: Calls, *, accumulates: bool) -> None:
-        self._programs, self._accumulates, self.was_called = _Programs(), accumulates, False
+        self._accumulates, self.was_called = accumulates, False
+        self._programs = weakref.WeakKeyDictionary[Worker, SavedGraph]()
+        """The program whose backward pass a thread runs now, or ran last. On accelerators autograd's threads run it,
+        and the thread that they work for asks which one it was."""
         self._calls = calls
         names = [f"saved_{index}" for index in range(program.num_saved)]
         names += [f"input_{index}" for index in range(len(program.given))]
@@ -312,7 +308,7 @@ class _Backward:
     def __call__(
         self, program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any]
     ) -> Sequence[Any]:
-        self._programs.now, self.was_called = program, True
+        self._programs[worker()], self.was_called = program, True
         values = (*tensors, *grads, *buffers)
         result = self.captured.straight(*values)
         if result is MISS:
@@ -323,12 +319,12 @@ class _Backward:
 
     def _receivers(self, positions: Sequence[int]) -> Sequence[torch.Tensor]:
         """The parameters that get the results at these positions, if all are gradients of some."""
-        program = self._programs.now
+        program = self._programs[worker()]
         first = len(program.wanted)
         return [program.now_parameters[one - first] for one in positions] if min(positions) >= first else ()
 
     def _run(self, *values: Any) -> tuple[Any, ...]:
-        program = self._programs.now
+        program = self._programs[worker()]
         end = len(values) - len(program.parameters) if self._accumulates else len(values)
         begin = end - len(program.outputs)
         with inlining():

@@ -61,11 +61,18 @@ def _give_up(trees: dict[str, Tree]) -> None:
         tree.give_up()
 
 
+class Worker:
+    """Stands for a thread, and for those of autograd while they work for it. Dies with the thread."""
+
+    __slots__ = ("__weakref__",)
+
+
 @frozen(eq=False)
 class ThreadState:
     """A thread and what is its own."""
 
     thread: int
+    worker: Worker
     trees: dict[str, Tree]
     marks: Marks
     config: Config
@@ -85,6 +92,7 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self.own = _ThreadTrees()
         self.in_use = InUse(self.own.trees)
+        self.worker = Worker()
         self.state: ThreadState | None = None
         """The last one that was asked for."""
         self.serves = (NO_TASK, 0)
@@ -113,7 +121,10 @@ def thread_state() -> ThreadState:
         or known.marks is not marks()
         or known.config is not settings
     ):
-        known = ThreadState(thread=threading.get_ident(), trees=_trees.in_use.trees, marks=marks(), config=settings)
+        known = ThreadState(
+            thread=threading.get_ident(), worker=_trees.worker, trees=_trees.in_use.trees, marks=marks(),
+            config=settings,
+        )  # fmt: skip
         _trees.state = known
     return known
 
@@ -126,7 +137,7 @@ class acting_for:
 
     def __init__(self, there: ThreadState) -> None:
         self._there = there
-        self._before: tuple[dict[str, Tree], Marks] | None = None
+        self._before: tuple[dict[str, Tree], Worker, Marks] | None = None
         self._settings: Token[Config] | None = None
 
     def __enter__(self) -> bool:
@@ -138,8 +149,8 @@ class acting_for:
             if not _runs_for(there.thread):
                 return False
             _trees.serves = serves
-        self._before = _trees.in_use.trees, marks()
-        _trees.in_use.trees = there.trees
+        self._before = _trees.in_use.trees, _trees.worker, marks()
+        _trees.in_use.trees, _trees.worker = there.trees, there.worker
         use_marks(there.marks)
         if current() is not there.config:
             self._settings = put(there.config)
@@ -149,7 +160,7 @@ class acting_for:
         if self._before is not None:
             if self._settings is not None:
                 put_back(self._settings)
-            _trees.in_use.trees, own_marks = self._before
+            _trees.in_use.trees, _trees.worker, own_marks = self._before
             use_marks(own_marks)
 
 
@@ -177,6 +188,11 @@ _all: weakref.WeakSet[Tree] = weakref.WeakSet()
 def bytes_of_others(tree: Tree) -> int:
     """What the trees of other threads take on the same device, as they counted it last."""
     return sum(one.nbytes for one in list(_all) if one is not tree and one.backend.name == tree.backend.name)
+
+
+def worker() -> Worker:
+    """This thread, or the one that it works for."""
+    return _trees.worker
 
 
 def in_use() -> InUse:
