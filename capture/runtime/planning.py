@@ -146,14 +146,14 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
     """Make and keep the plan of a watched run. Gives the phase to enter; None: nothing is in the way but that results
     need gradients."""
     watched, facts = observed.watched, observed.facts
+    if watched.once and entry.settling < RETRIES:  # before its code is looked at: a compiler's is most of torch
+        captured.log.add("plan", f"{watched.once}, which is done once: watched again")
+        entry.settling += 1
+        return entry.phase
     obstacle = entry.note_reads(watched)
     if obstacle is not None:
         name, path = obstacle
         facts = evolve(facts, unkeyed=(*facts.unkeyed, Unkeyed(name=name, kind="answer", paths=(path,), where=None)))
-    if watched.once and entry.settling < RETRIES:
-        captured.log.add("plan", f"{watched.once}, which is done once: watched again")
-        entry.settling += 1
-        return entry.phase
     plan = entry.plan = compile_plan(captured.annotation, facts)
     if facts.gradients and plan.outcome == "record":
         return None

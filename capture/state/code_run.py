@@ -20,6 +20,8 @@ from capture.native import native
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE = range(5)  # as in ``native/code_watch.c``
 _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
 """Folders of ours whose functions call users' code: what is called there counts as before."""
+_COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torch._inductor.async_compile")
+"""Modules whose functions compile: Dynamo forward passes, Inductor backward passes, too, as late as these run first."""
 _kinds: dict[types.CodeType, int] = {}
 _MOST_KINDS = 100_000
 
@@ -30,8 +32,7 @@ def _sort(code: types.CodeType, scope: dict[str, Any]) -> int:
     if package == "capture":
         folder = str(name).split(".")[1:2]
         return _BETWEEN if not folder or folder[0] in _CALLS_BODIES else _OURS
-    # What importing and compiling run, they run once.
-    if package == "importlib" or name == "torch._dynamo.convert_frame":
+    if package == "importlib" or name in _COMPILERS:  # what they run, they run once
         return _ASIDE
     return _AS_ITS_CALLER if package and is_library(package) else _NOTED  # generated code is of no module
 
