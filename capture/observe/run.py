@@ -85,6 +85,8 @@ class ObservedRun:
 
     def forget(self) -> None:
         """Drop what a run made that was undone; frames of an error would keep it alive."""
+        if self.call.watched is self:
+            self.call.forget_run()  # the watch has what the body was given: buffers, too
         if (run := body_run.current()) is not None and run.watched is self:
             run.take_back()
         self.result = self.error = None

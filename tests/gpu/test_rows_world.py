@@ -159,7 +159,7 @@ def test_training_beside_a_graph_captured_by_hand(kind: str) -> None:
     assert all(bool((one == 3).all()) for one in full)
     same(found, expected)
     same(ours, theirs)
-    assert replays >= 3
+    assert replays >= 3 - KEPT
 
 
 @needs_cuda

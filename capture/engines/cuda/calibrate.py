@@ -100,7 +100,6 @@ def _compare(
         if watched is not None:
             undo_python(watched)
             watched.forget()
-        call.forget_run()  # it has buffers of this capture
         pool.abandon()
 
 
