@@ -31,6 +31,7 @@ from capture.plan_cache import store
 from capture.plan_cache.store import LoadReport
 from capture.reporting import text
 from capture.rules.compile_plan import compile_plan
+from capture.runtime import branches
 from capture.runtime.captured import Captured
 from capture.state.call import Call
 
@@ -101,6 +102,7 @@ def explain(function: Callable[P, R]) -> Callable[P, Explanation]:
             finally:
                 call.forget_run()
                 run.undo(watched)
+            described.facts = branches.explained(described.facts)
             plan = compile_plan(captured.annotation, described.facts)
             guards = _guards(call, described, watched, plan) if plan.outcome == "record" else ()
         return Explanation(outcome=plan.outcome, plan=plan, facts=described.facts, guards=guards)

@@ -126,6 +126,8 @@ class HostSync:
     op: str
     where: CodeLocation | None = None
     data_dependent_shape: bool = False
+    is_compared: bool = False
+    """A recording may end a segment here: each replay does it again and goes on as the run did that got the same."""
 
 
 @frozen(kw_only=True)
@@ -380,6 +382,10 @@ class Facts:
     outputs: tuple[OutputInfo, ...] = ()
     effects: tuple[Effect, ...] = ()
     host_syncs: tuple[HostSync, ...] = ()
+    reads: tuple[str, ...] = ()
+    """What those that are compared gave, in the order of the run: it tells one branch of the body from another."""
+    unsteady_reads: str | None = None
+    """Why the branches of this body are not recorded any more."""
     host_work: tuple[HostWork, ...] = ()
     unkeyed: tuple[Unkeyed, ...] = ()
     reads_form: bool = True

@@ -17,6 +17,10 @@ SETTLING = frozenset({"CG204", "CG205", "CG206", "CG401"})
 """Codes of what a first call may do once, to set up state, and a second one may not."""
 
 
+BRANCHING = frozenset({"CG201", "CG601"})
+"""Codes of what the host reads in the middle of a body, and goes on by."""
+
+
 class Severity(enum.IntEnum):
     """How much a finding costs. ``EAGER`` and above keep the call from being recorded."""
 

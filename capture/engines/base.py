@@ -14,6 +14,7 @@ import torch
 from attrs import define, frozen
 
 from capture.core.facts import Drift, SequenceChange
+from capture.engines.undo import Undo
 from capture.observe.described import DescribedRun
 from capture.observe.expectation import Expectation
 from capture.observe.run import ObservedRun
@@ -149,8 +150,18 @@ class OwnedOutput:
     """Its place."""
 
 
+@frozen(eq=False)
+class Found:
+    """What the host found at a break, in one call."""
+
+    told: str
+    """See ``Facts.reads``."""
+    made: Sequence[Any] = ()
+    """What the operator gave, for the recording that goes on."""
+
+
 class Recording(Protocol):
-    """One recorded graph."""
+    """One recorded graph, or several with breaks between them, where the host read values."""
 
     num_ops: int
     graph_bytes: int
@@ -160,7 +171,11 @@ class Recording(Protocol):
     copied_inside: int
     """Inputs that the recorded graph itself copies, from wherever a call has them."""
     replay: Callable[[Sequence[Any]], None]
-    """Copy the copied inputs in, run, copy mutated ones back. Called with this call's leaves, as in ``Input``."""
+    """Copy the copied inputs in, run, copy mutated ones back. Called with this call's leaves, as in ``Input``. One with
+    breaks runs segment by segment instead."""
+    reads: tuple[str, ...]
+    """What the host read at each break when this was recorded. A segment ends in the break of its number, the last one
+    in none."""
 
     @property
     def rebinds_tensors(self) -> bool:
@@ -197,6 +212,26 @@ class Recording(Protocol):
 
     def release(self) -> None:
         """Drop the graph; its blocks may be reused."""
+
+
+class SegmentedRecording(Recording, Protocol):
+    """A recording with ``reads``."""
+
+    def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
+        """Keep what its segments change before the last break, and the caller can see."""
+
+    def run_segment(self, number: int, leaves: Sequence[Any]) -> None:
+        """The first one copies inputs in, the last one copies mutated ones back."""
+
+    def meet(self, number: int, leaves: Sequence[Any]) -> Found:
+        """Do at a break what the host did there."""
+
+    def settle(self, number: int, found: Found) -> None:
+        """It is this recording that goes on from there."""
+
+    def joins(self, other: Any, breaks: int) -> bool:
+        """Up to this number of breaks, both do the same with the same memory, so that each may go on where the other
+        comes to a break."""
 
 
 @frozen(eq=False)
@@ -289,6 +324,8 @@ class Backend(Protocol):
     """A recording run of a body that ran before is a call. Else it only captures one, which a replay makes happen."""
     rebinds_to_pool: bool
     """``Recording.rebind`` takes any tensor, one that lies in the pool as well."""
+    breaks_at_reads: bool
+    """It records bodies in which the host reads values."""
     owns_in_place: bool
     """``Recording.own`` has outputs written where their callers have them, and no more in the pool."""
 
@@ -308,9 +345,10 @@ class Backend(Protocol):
     def record(
         self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
-        expected: Expectation | None = None,
+        expected: Expectation | None = None, may_break: bool = False,
     ) -> Recorded:  # fmt: skip
-        """Run the body of ``call`` once, in the pool, as a recording. ``undo``: keep what ``observe.run.undo`` needs
+        """Run the body of ``call`` once, in the pool, as a recording. ``may_break``: in segments, where the host reads
+        values. ``undo``: keep what ``observe.run.undo`` needs
         and leave the caller's mutated arguments alone. ``moving``: paths of
         tensors in Python state that are others in the next call. ``generators``: all that the body may draw from,
         beside the default ones. ``expected``: what a watched run told; an engine may take that for known, and stop

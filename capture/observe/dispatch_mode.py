@@ -22,9 +22,10 @@ from capture.observe import operator_schema, source_location
 from capture.observe.higher_order import HigherOrderMode
 from capture.observe.operator_schema import (
     OperatorTraits,
+    breaks,
     looked_up,
     on_one_device,
-    shape_depends_on_data,
+    read_text,
     tensors_in,
     tensors_out,
     traits,
@@ -276,15 +277,12 @@ class ObserveMode(HigherOrderMode):
             given += [(one, one.shape) for one in operator_schema.given_outs(known, kwargs) if not self.made(one)]
         states = self._states(kwargs, inputs) if known.draws else None
         self._operator = known.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
-        casting = [kind for kind in known.casts_inside if self.autocast.get(kind)] if known.casts_inside else ()
         is_complex = any(map(torch.is_complex, inputs))
-        if is_complex or casting:
-            with autocast_inside(casting) if casting else _NOTHING, resolving_conjugates() if is_complex else _NOTHING:
-                result = self.execute(op, args, kwargs)
-        else:
-            result = self.execute(op, args, kwargs)
+        result = self._execute(op, known, args, kwargs, is_complex=is_complex)
         if given and any(tensor.shape != shape for tensor, shape in given):
             self.note_unsafe(f"{known.name} with an out= of another shape")
+        if breaks(known, args, kwargs):
+            trace.reads.append(read_text(result))
         trace.plain = plain and not is_complex  # False stays where an operator raised: no sequence tells of that one
         if states is not None:
             self._see_draws(known, states, kwargs)
@@ -299,6 +297,16 @@ class ObserveMode(HigherOrderMode):
         trace.scalars.append(scalars_of(known, args, kwargs, constant=self._made_constant(known, inputs)))
         trace.lines.append(self._line())
         return result
+
+    def _execute(
+        self, op: Any, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_complex: bool
+    ) -> Any:
+        """Run it as it runs without a mode."""
+        casting = [kind for kind in known.casts_inside if self.autocast.get(kind)] if known.casts_inside else ()
+        if not (is_complex or casting):
+            return self.execute(op, args, kwargs)
+        with autocast_inside(casting) if casting else _NOTHING, resolving_conjugates() if is_complex else _NOTHING:
+            return self.execute(op, args, kwargs)
 
     def _line(self) -> CodeLocation | None:
         """The user's line that runs the present operator, looked up once for all that is noted of it."""
@@ -331,10 +339,8 @@ class ObserveMode(HigherOrderMode):
         self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor],
         there: set[torch.device],
     ) -> None:  # fmt: skip
-        if op.reads_host:
-            self.note_sync(op.name)
-        elif shape_depends_on_data(op, args, kwargs):
-            self.note_sync(op.name, data_dependent_shape=True)
+        if breaks(op, args, kwargs):
+            self.note_sync(op.name, data_dependent_shape=not op.reads_host, is_compared=not op.collective)
         if op.unsafe or (op.metadata != "no" and inputs and not self.made(inputs[0])):
             self.trace.work.append(HostWork(op=op.name, kind="unsafe", where=self._line()))
             if op.metadata != "no":
@@ -374,11 +380,13 @@ class ObserveMode(HigherOrderMode):
         if not self.trace.hooks:
             self.trace.hooks.append((name, source_location.user_location()))
 
-    def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
+    def note_sync(self, op: str, *, data_dependent_shape: bool = False, is_compared: bool = False) -> None:
         """Note a host read, once a line."""
         where = source_location.user_location()
-        at = (where.file, where.line, data_dependent_shape) if where else (op, 0, data_dependent_shape)
-        self.trace.syncs.setdefault(at, HostSync(op=op, where=where, data_dependent_shape=data_dependent_shape))
+        kind = (data_dependent_shape, is_compared)
+        at = (where.file, where.line, *kind) if where else (op, 0, *kind)
+        found = HostSync(op=op, where=where, data_dependent_shape=data_dependent_shape, is_compared=is_compared)
+        self.trace.syncs.setdefault(at, found)
 
     def _see_writes(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor, from_norm in written(op, args, kwargs):

@@ -76,6 +76,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         outputs=tuple(output_info(leaf, watched.arguments) for leaf in outputs),
         effects=tuple(effect_facts),
         host_syncs=tuple(trace.syncs.values()),
+        reads=tuple(trace.reads),
         host_work=tuple(trace.work) + (_once_a_line(trace.cpu_work) if accelerators else ()),
         unkeyed=tuple(trace.unkeyed),
         reads_form=_reads_form(watched, kept),

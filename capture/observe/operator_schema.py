@@ -272,6 +272,18 @@ def shape_depends_on_data(op: OperatorTraits, args: tuple[Any, ...], kwargs: dic
     return op.data_dependent_shape
 
 
+def breaks(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """The host has to wait for values in this call, so that no graph can hold it."""
+    return op.reads_host or shape_depends_on_data(op, args, kwargs)
+
+
+def read_text(result: Any) -> str:
+    """What the host learns from a result: a number itself, of tensors their kinds and sizes. Equal texts mean equal
+    types and bits, but for what kind of NaN it is."""
+    made = tensors_out(result)
+    return repr([(str(one.dtype), tuple(one.shape)) for one in made]) if made else repr(result)
+
+
 def is_mask(index: object) -> bool:
     """An index in brackets that chooses elements by its values."""
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)

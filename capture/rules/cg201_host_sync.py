@@ -4,8 +4,10 @@
 Finds calls that bring values to Python while the body runs: `item()`, `bool(tensor)`, `tolist()`, `numpy()`, printing.
 
 ## Why it matters
-A recorded graph runs without the host. The value read while recording would be used by every replay, and so would the
-branch that was taken on it.
+A recorded graph runs without the host. Where what was read can be compared, the graph ends there: each replay reads the
+value again, waits for it, and goes on with the segment that was recorded after this value; a value that is new is
+recorded as one more branch. That is a note. The function runs eagerly where a read cannot be compared, such as an array
+or a text, and where what is read is another value in call after call.
 
 ## Example
 ```python
@@ -28,7 +30,7 @@ def step(x):
 gradient.
 
 ## Known gaps
-A read by an extension through a raw pointer is not seen.
+A read by an extension through a raw pointer is not seen. A number that is only logged counts like one that decides.
 """
 
 from __future__ import annotations
@@ -67,15 +69,18 @@ WORDS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-@rule("CG201", "host-sync", severity=Severity.EAGER)
+@rule("CG201", "host-sync", severity=Severity.EAGER, revision=2)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
+    unsteady = case.facts.unsteady_reads
     for sync in case.facts.host_syncs:
         if sync.data_dependent_shape:
             continue
         what, fix = WORDS.get(short_op(sync.op), (f"{sync.op} reads a tensor's values on the host", OTHER_FIX))
-        yield RULE.finding(
-            what=what,
-            why=f"a replay runs without the host: what {sync.op} returned while recording would stay for ever",
-            fix=fix,
-            where=sync.where,
-        )
+        why = f"a replay runs without the host: what {sync.op} returned while recording would stay for ever"
+        if sync.is_compared:
+            why = (
+                unsteady
+                or "a segment of the recording ends here: each replay waits for this value, which picks the next"
+            )
+        severity = Severity.NOTE if sync.is_compared and unsteady is None else Severity.EAGER
+        yield RULE.finding(what=what, why=why, fix=fix, where=sync.where, severity=severity)

@@ -39,7 +39,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from capture.core import config as _config
 from capture.core.errors import CaptureBug, CaptureError, UncapturableError
@@ -57,6 +57,7 @@ from capture.native import MISS
 from capture.observe import run, source_location
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import (
+    branches,
     eviction,
     fault,
     inputs,
@@ -70,7 +71,7 @@ from capture.runtime import (
 )  # fmt: skip
 from capture.runtime.budget import AT_LIMIT
 from capture.runtime.captured import Captured
-from capture.runtime.entry import RETRIES, Entry, Phase, drop_dead, drop_unused
+from capture.runtime.entry import MOST_BRANCHES, RETRIES, Entry, Phase, drop_dead, drop_unused
 from capture.runtime.replay import replay
 from capture.runtime.training_region import Region, finish
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict, done
@@ -329,13 +330,15 @@ def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
     if node is None:
         return _miss(captured, entry, captured.call(values, leaves, entry), tree, pattern)
     state, config = node.check(leaves), _current_config()
-    if tree.lingering and (state or config.poison or _verifies(captured)):
+    if tree.lingering and (state or node.reads or config.poison or _verifies(captured)):
         tree.let_go()
         return GO_ON
     if state == OVERLAPS:
         return done(_overlapping(captured, entry, values, leaves))
     if state:
         return _state_moved(captured, entry, node, values, leaves, tree)
+    if node.reads:
+        return _follow(captured, entry, node, values, leaves, tree)
     return done(_replay(captured, entry, node, values, leaves, tree))
 
 
@@ -426,7 +429,7 @@ def _first_look(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> An
     if not eviction.makes_room(captured, entry, tree):
         return _limit_reached(captured, entry, bound, tree)
     other = entry.overlapping
-    if other is not None and inputs.shares_with_state(bound, other.plan):
+    if other is not None and inputs.shares_with_state(bound, other.plans()):
         return _overlapping(captured, entry, bound.values, bound.leaves)
     return _observe(captured, entry, bound, tree)
 
@@ -458,6 +461,10 @@ def _observe(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
 def _plan(captured: Captured, entry: Entry, observed: planning.Observed) -> None:
     """Plan by what a watched run showed."""
     phase = planning.take(captured, entry, observed)
+    if phase == "eager" and observed.facts.reads and entry.nodes:  # other branches are recorded
+        assert entry.plan is not None
+        captured.report(entry.plan)
+        return
     if phase is not None:
         _enter(captured, entry, phase)
         return
@@ -543,7 +550,7 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
         return done(_given_up(captured, entry, bound))
     if not eviction.makes_room(captured, entry, tree):
         return done(_limit_reached(captured, entry, bound, tree, pattern))
-    if inputs.shares_with_state(bound, entry.plan):
+    if inputs.shares_with_state(bound, entry.plans()):
         return done(_overlapping(captured, entry, bound.values, bound.leaves))
     if _tells_apart(captured, entry, entry.places):
         return START_OVER
@@ -580,6 +587,8 @@ def _settle(captured: Captured, entry: Entry, reply: Reply) -> None:
     """After a recording run: the plan is kept as it is now, or replaced."""
     if reply.refuted is not None:
         _enter(captured, entry, planning.replace(captured, entry, reply.refuted))
+        if reply.refuted.is_branch and entry.backend is not None and entry.steadiness.is_lost:
+            _lose_reads(captured, entry, tree_for(entry.backend))
     elif reply.verdict is Verdict.DONE and entry.plan_is_new:
         planning.save(captured, entry)
 
@@ -587,6 +596,8 @@ def _settle(captured: Captured, entry: Entry, reply: Reply) -> None:
 def _state_moved(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
     """The recording that follows found its Python state elsewhere, or changed."""
     reply = rebind.state_moved(captured, entry, node, values, leaves, tree)
+    if reply.verdict is Verdict.REPLAY and node.reads:
+        return GO_ON
     if reply.verdict is Verdict.REPLAY:
         return done(_replay(captured, entry, node, values, leaves, tree, reply.learned))
     if reply.verdict is Verdict.OBSERVE:
@@ -631,6 +642,78 @@ def _replay(
     return found.result if found.has_result else verify.run_body(captured, bound)
 
 
+# ------------------------------------------------------------------------------------- branches by what the host reads
+
+
+def _follow(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
+    """Run recordings segment by segment. Where none goes on after what was read, nothing has happened."""
+    if _current_config().poison:
+        tree.pool.poison([block for block, _ in tree.live_blocks()])
+    siblings = tree.current.children[node.key]
+    if _verifies(captured) and any(verify.is_due(captured, one) for one in siblings if one.reads):
+        bound = captured.call(values, leaves, entry)
+        found = verify.verified(captured, entry, node, tree, bound)
+        if found.differs is not None:
+            _differs(captured, entry, tree, found.differs, is_wrong=found.is_wrong)
+        if found.stopped is None:
+            return done(found.result if found.has_result else verify.run_body(captured, bound))
+        stopped = found.stopped
+    else:
+        stopped = branches.replay(captured, node, tree, values, leaves)
+    if stopped.node is not None:
+        entry.steadiness.replays += 1
+        return done(stopped.result)
+    if stopped.moved is not None:
+        return _state_moved(captured, entry, stopped.moved, values, leaves, tree)
+    return _unread(captured, entry, node, stopped.reads, captured.call(values, leaves, entry), tree)
+
+
+def _unread(captured: Captured, entry: Entry, node: Node, reads: branches.Reads, bound: Call, tree: Tree) -> Reply:
+    """The host read a value after which no recording goes on from here."""
+    for other in _siblings_after(reads, node, tree):
+        state = other.check(bound.leaves)
+        if state and state != OVERLAPS:
+            return _state_moved(captured, entry, other, bound.values, bound.leaves, tree)
+        found = None if state else branches.replay(captured, other, tree, bound.values, bound.leaves)
+        if found is not None and found.node is not None:
+            return done(found.result)
+    captured.log.counters.misses += 1
+    captured.log.add("miss", f"the host read {', '.join(reads)[-80:]}, for the first time")
+    known = [one for told, one in entry.known_branches() if told[: len(reads)] == reads]
+    entry.steadiness.note_stop(reads[-1], is_new=not known)
+    if entry.steadiness.is_lost:
+        return _lose_reads(captured, entry, tree)
+    if not captured.budget.allows(entry.key):
+        return done(_given_up(captured, entry, bound))
+    if any(one.plan is not None and one.plan.outcome == "eager" for one in known):
+        return done(run_eagerly(captured, bound, "what the body does after this value cannot be recorded"))
+    if known:
+        return done(_record(captured, entry, bound, tree, node.key[1]))
+    if len(entry.branches) >= MOST_BRANCHES:
+        return done(run_eagerly(captured, bound, "there are as many branches as there may be"))
+    return done(_observe(captured, entry, bound, tree))
+
+
+def _siblings_after(reads: branches.Reads, node: Node, tree: Tree) -> list[Node]:
+    """Recordings that cannot go on from this one, and may have been made for these reads."""
+    every = tuple(tree.current.children.get(node.key, ()))
+    apart = [one for one in every if one is not node and one.number not in node.joined]
+    return [one for one in apart if one.reads[: len(reads)] == reads and branches.fits(one, tree)]
+
+
+def _lose_reads(captured: Captured, entry: Entry, tree: Tree) -> Reply:
+    """What the host reads does not come again: recordings of this body are not worth their while."""
+    known, (stops, replays) = entry.known_branches(), (entry.steadiness.stops, entry.steadiness.replays)
+    facts = next((one.facts for _, one in known), None)
+    assert facts is not None
+    _forget(captured, entry, tree)
+    why = f"what it reads is another value in call after call: {len(known)} branches led to {replays} replays"
+    captured.log.add("drop", f"{why} ({stops} stops)")
+    entry.plan, entry.may_change = compile_plan(captured.annotation, evolve(facts, unsteady_reads=why)), False
+    _enter(captured, entry, "eager")
+    return GO_ON
+
+
 def _differs(captured: Captured, entry: Entry, tree: Tree, path: str, *, is_wrong: bool) -> None:
     """A recording that differs is forgotten; of a body that differs from itself it is said."""
     facts = captured.bare_facts(verification=Verification(path=path, deterministic=is_wrong))
@@ -667,6 +750,7 @@ def _forget(captured: Captured, entry: Entry, tree: Tree) -> None:
         entry.without_region()
     captured.fast_paths.clear()
     entry.plan, entry.facts = None, None
+    entry.branches.clear()
     _enter(captured, entry, "cold")
 
 
@@ -683,6 +767,8 @@ class _GoesOn:
 
     def replay(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
         """Run a recording that was found to fit."""
+        if node.reads:
+            return self.ready(self.entry, values, leaves)
         return finish(replay(self.captured, node, tree, values, leaves), leaves)
 
     def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from capture.core.facts import Facts, GradientObstacle, GradientUse, diff_facts
 from capture.core.plan import CapturePlan
@@ -23,6 +23,10 @@ from capture.tree.node import Node
 Phase = Literal["cold", "warm", "ready", "eager"]
 _numbers = itertools.count(1)
 MOVES = 2  # times that a static tensor moves until an engine that cannot bind it anew copies it in every call
+MOST_BRANCHES = 8  # of one entry
+MOST_STOPS = 2 * MOST_BRANCHES  # as each branch is watched once and recorded once
+FLOATS = MOST_STOPS // 2
+LEAST_REPLAYS = 4  # for each stop
 RETRIES = 2  # runs that differ from the one before until a function counts as one that always differs
 
 
@@ -47,6 +51,33 @@ class TrainingRegion(Protocol):
         """The forward pass was forgotten."""
 
 
+@frozen(eq=False)
+class Branch:
+    """What is known of the runs in which the host read the same."""
+
+    plan: CapturePlan | None
+    facts: Facts
+
+
+@define(eq=False)
+class Steadiness:
+    """Whether values that the host reads come again."""
+
+    stops: int = 0
+    """Calls that came to a value without a recording; ``FLOATS`` each where it is new and has a fraction."""
+    replays: int = 0
+
+    def note_stop(self, told: str, *, is_new: bool) -> None:
+        """A call came to this value."""
+        whole = told in ("True", "False") or told.startswith("[") or told.lstrip("-").isdigit()
+        self.stops += FLOATS if is_new and not whole else 1
+
+    @property
+    def is_lost(self) -> bool:
+        """They do not come again often enough."""
+        return self.stops >= MOST_STOPS and self.stops * LEAST_REPLAYS > self.replays
+
+
 @seen
 @define(eq=False)
 class Entry:
@@ -60,6 +91,9 @@ class Entry:
     facts: Facts | None = None
     expected: Expectation | None = None
     """What recordings have to do again, where a watched run told it all."""
+    branches: dict[tuple[str, ...], Branch] = field(factory=dict)
+    """Where the host reads values in the body: plan and facts by what it read. Those above are of the last run."""
+    steadiness: Steadiness = field(factory=Steadiness)
     warmups_left: int = 0
     differing_runs: int = 0
     settling: int = 0
@@ -119,13 +153,47 @@ class Entry:
         if self.forward is None:
             self.forward = evolve(
                 self, number=next(_numbers), phase="cold", plan=None, facts=None, expected=None, differing_runs=0,
-                nodes=[], overlapping=None, region=region, plain=self,
+                nodes=[], overlapping=None, region=region, plain=self, branches={}, steadiness=Steadiness(),
             )  # fmt: skip
 
     def without_region(self) -> None:
         """What was recorded so is forgotten, and a watched run tells whether gradients are needed."""
         assert self.plain is not None
         self.plain.forward, self.plain.trusts_store = None, self.trusts_store
+
+    def turn_to(self, reads: tuple[str, ...]) -> bool:
+        """Plan and facts are of runs that read this from now on. False: there was no such run, though there were
+        others."""
+        if self.facts is not None:
+            self.branches[self.facts.reads] = Branch(self.plan, self.facts)
+            if self.facts.reads == reads:
+                return True
+        if not self.branches:
+            return True
+        known = self.branches.get(reads)
+        self.plan, self.facts = (None, None) if known is None else (known.plan, known.facts)
+        self.expected = None
+        return known is not None
+
+    def known_branches(self) -> list[tuple[tuple[str, ...], Branch]]:
+        """All that runs took so far, with what the host read."""
+        current = self.facts
+        found = dict(self.branches)
+        if current is not None:
+            found[current.reads] = Branch(self.plan, current)
+        return list(found.items())
+
+    @property
+    def has_reads(self) -> bool:
+        """The host reads values in the body."""
+        return any(self.branches) or (self.facts is not None and bool(self.facts.reads))
+
+    def plans(self) -> list[CapturePlan]:
+        """Those of all branches."""
+        own = [self.plan] if self.plan is not None else []
+        current = self.facts.reads if self.facts is not None else None
+        others = [one.plan for reads, one in self.branches.items() if reads != current and one.plan is not None]
+        return own + others
 
     def advance(self, phase: Phase) -> None:
         """Come to another phase, or stay. Only dispatch may say so."""

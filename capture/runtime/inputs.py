@@ -64,10 +64,12 @@ def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...
 
 def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[Input]:
     """How each leaf reaches the body. Without a plan every argument may turn out to be written."""
-    plan = entry.plan
+    plans = entry.plans()
     often = entry.often_moved()
-    policies = {one.path: one.policy for one in plan.placeholders} if plan is not None else {}
-    mutated = {one.path for one in plan.placeholders if one.mutated} if plan is not None else set()
+    mutated = {one.path for plan in plans for one in plan.placeholders if one.mutated}
+    policies: dict[str, Policy] = {}
+    for one in [one for plan in plans for one in plan.placeholders]:  # which way the body goes is not known yet
+        policies[one.path] = max(policies.get(one.path, one.policy), one.policy)
     tensors = [leaf if isinstance(leaf, torch.Tensor) else torch.empty(0) for leaf in call.leaves]
     groups = alias_groups(tensors)
     inputs = []
@@ -107,17 +109,21 @@ def _may_be_bound(leaf: torch.Tensor, path: str, entry: Entry, often: frozenset[
     """Memory on the engine's device that the graph can be pointed at, as far as is known."""
     assert entry.backend is not None
     here = leaf.device == torch.device(entry.backend.name) and leaf.numel() > 0 and dense_enough(leaf)
-    return here and path not in often and path not in entry.unbindable and entry.backend.rebinds_tensors
+    follows = here and path not in often and path not in entry.unbindable and not entry.has_reads
+    return follows and entry.backend.rebinds_tensors
 
 
 def moving_paths(entry: Entry) -> frozenset[str]:
     """Implicit inputs that are another tensor in almost every call: those the body itself gives a new value, and
     those that moved often. An engine that cannot bind them anew copies them."""
-    if entry.plan is None:
+    plans = entry.plans()
+    if not plans:
         return frozenset(entry.moves)
-    effects = {effect.path for effect in entry.plan.effects}
+    effects = {effect.path for plan in plans for effect in plan.effects}
     often = entry.often_moved()
-    placeholders = [one.path for one in entry.plan.placeholders if one.kind == "implicit" and not one.mutated]
+    planned = [one for plan in plans for one in plan.placeholders if one.kind == "implicit"]
+    mutated = {one.path for one in planned if one.mutated}
+    placeholders = {one.path for one in planned} - mutated
     return frozenset(
         path for path in placeholders if path in often or any(f"{path}.".startswith(f"{one}.") for one in effects)
     )
@@ -126,20 +132,24 @@ def moving_paths(entry: Entry) -> frozenset[str]:
 def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
     """Generators the body may draw from: arguments, and those in Python state unless it is known to use none."""
     found = [leaf for leaf in call.leaves if isinstance(leaf, torch.Generator)]
-    arguments = {"default", *(path for path, leaf in call.paths() if isinstance(leaf, torch.Generator))}
-    if entry.plan is not None and arguments.issuperset(entry.plan.generators):
+    arguments, plans = (
+        {"default", *(path for path, leaf in call.paths() if isinstance(leaf, torch.Generator))},
+        entry.plans(),
+    )
+    if plans and all(arguments.issuperset(plan.generators) for plan in plans):
         return found
     state = snapshot.snapshot(call.roots())
     return found + [source.get() for source in state.generators.values()]
 
 
-def shares_with_state(call: Call, plan: CapturePlan | None) -> bool:
+def shares_with_state(call: Call, plans: Sequence[CapturePlan]) -> bool:
     """An argument shares memory with a tensor in Python state that the body uses, and the body writes something."""
-    if plan is not None and not any(one.mutated for one in plan.placeholders):
+    planned = [one for plan in plans for one in plan.placeholders]
+    if plans and not any(one.mutated for one in planned):
         return False
     tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
     owners = _owners(call)
-    used = None if plan is None else {one.path for one in plan.placeholders if one.kind == "implicit"}
+    used = {one.path for one in planned if one.kind == "implicit"} if plans else None
     for leaf in tensors:
         for source, owned in owners(leaf):
             if (used is None or source.path in used) and alias_groups([leaf, owned])[0] is not None:

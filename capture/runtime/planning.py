@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from capture.core import config
 from capture.core.facts import Facts, Unkeyed
-from capture.core.findings import Severity
+from capture.core.findings import BRANCHING, Severity
 from capture.core.plan import CapturePlan
 from capture.distributed import rank_agreement
 from capture.engines.registry import backend_for
@@ -24,6 +24,7 @@ from capture.observe.facts_builder import describe
 from capture.observe.run import ObservedRun
 from capture.plan_cache import store
 from capture.rules.compile_plan import compile_plan
+from capture.runtime import branches
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry, Phase
 from capture.runtime.verdict import Refuted
@@ -44,6 +45,8 @@ def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
     plan = store.load(captured.annotation, captured.function, _stored_key(entry), captured.log)
     if plan is None or (plan.collectives and registers_segments()):
         return entry.phase
+    if plan.outcome == "record" and any(one.code in BRANCHING for one in plan.findings):
+        return entry.phase  # it tells of one branch: each process looks which ones its calls take
     captured.log.counters.plans_loaded += 1
     if plan.outcome == "eager" and not store.is_looked_at(plan):
         entry.said_eager = plan  # its reasons may be gone: one run of this process is watched
@@ -99,7 +102,7 @@ def observe(captured: Captured, entry: Entry, call: Call) -> Observed:
     undoable = captured.annotation.fallback == "error" or captured.annotation.rng == "forbid"
     with rank_agreement.exchange(captured, entry) as exchange:
         watched, described = watch(captured, call, undo=undoable)
-        facts = entry.compared(described.facts, watched.watch.trace.lines)
+        facts = _compared(captured, entry, watched, described)
         return Observed(watched, described, rank_agreement.agreed(exchange, captured, entry, facts))
 
 
@@ -107,7 +110,14 @@ def observe_undone(captured: Captured, entry: Entry, call: Call) -> Observed:
     """The same without a trace, for this rank alone."""
     watched, described = watch(captured, call, undo=True, trial=True)
     run.undo(watched)
-    return Observed(watched, described, entry.compared(described.facts, watched.watch.trace.lines))
+    return Observed(watched, described, _compared(captured, entry, watched, described))
+
+
+def _compared(captured: Captured, entry: Entry, watched: ObservedRun, described: DescribedRun) -> Facts:
+    """The run beside the one before it that took the same branch."""
+    facts = branches.followed(captured, entry, described.facts)
+    entry.turn_to(facts.reads)
+    return entry.compared(facts, watched.watch.trace.lines)
 
 
 def on_its_device(entry: Entry, facts: Facts, tree: Tree) -> Tree:
@@ -200,6 +210,10 @@ def replace(captured: Captured, entry: Entry, refuted: Refuted) -> Phase:
         entry.facts = None
         return forget_stored(entry)
     entry.facts, entry.plan, entry.plan_is_new, entry.expected = facts, plan, True, None
+    if refuted.is_branch:
+        entry.steadiness.note_stop(next(iter(facts.reads[-1:]), "[]"), is_new=True)
+        captured.note_findings(plan)
+        return "ready" if any(one.outcome == "record" for one in entry.plans()) else "eager"
     entry.differing_runs += 1
     if entry.differing_runs <= RETRIES and plan.may_settle:
         return "warm" if plan.outcome == "record" else "cold"

@@ -22,7 +22,7 @@ from capture.native import native
 from capture.observe.capture_lock import capture_lock
 from capture.observe.expectation import Expectation, other_result
 from capture.rules.compile_plan import compile_plan
-from capture.runtime import gradient_offload, record_failure
+from capture.runtime import branches, gradient_offload, record_failure
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.inputs import generators_of, inputs_for, moving_paths
@@ -84,6 +84,8 @@ def _record(
     if recorded.described is None:
         exchange.fall_out(recorded)
         return record_failure.without_facts(captured, entry, call, tree, recorded, undo=undo)
+    branch = branches.followed(captured, entry, recorded.described.facts)
+    recorded.described.facts, is_known = branch, entry.turn_to(branch.reads)
     if recorded.followed == "yes" and entry.facts is not None and entry.plan is not None:
         facts, plan = entry.facts, entry.plan
     else:
@@ -92,11 +94,12 @@ def _record(
     uncounted = (*written, *[at for at in apart if call.paths()[at][0] in wrote])
     if recorded.executed:
         count_writes(uncounted, call.leaves)
-    as_planned = followed and (plan is entry.plan or _as_planned(entry.plan, plan))
+    as_planned = is_known and followed and (plan is entry.plan or _as_planned(entry.plan, plan))
     holds = recorded.recording is not None and as_planned and not facts.gradients
     facts, plan = _heard(exchange, captured, entry, recorded, facts, plan, holds=holds)
     if not holds or plan.outcome != "record":
-        return record_failure.refused(captured, entry, call, tree, recorded, facts, plan, undo=undo)
+        new = not is_known and recorded.failure is None
+        return record_failure.refused(captured, entry, call, tree, recorded, facts, plan, undo=undo, is_branch=new)
     entry.facts, entry.plan, entry.differing_runs = facts, plan, 0
     captured.note_findings(plan)
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
@@ -108,6 +111,7 @@ def _record(
     call.settle(node)
     result = _result(captured, call, tree, node, recorded, uncounted, undo=undo)
     tree.attach(node)
+    branches.join(node)
     node.listed_in(entry.nodes)
     captured.note_form(entry, facts)
     counters.recordings += 1
@@ -160,6 +164,7 @@ def _run(
                 moving=moving_paths(entry),
                 generators=generators_of(call, entry),
                 expected=expected if entry.facts is not None else None,
+                may_break=branches.may_follow(captured, entry),
             )
         if recorded.watched is not None:
             captured.optimizers.note_gradients(*recorded.watched.gradient_uses())
@@ -188,7 +193,8 @@ def _facts_and_plan(
         facts = evolve(facts, drifts=(parted,)) if isinstance(parted, Drift) else evolve(facts, sequence_change=parted)
     if not recorded.executed and entry.facts is not None:
         facts = evolve(facts, draws=entry.facts.draws)  # generators do not move while capturing
-    known = facts.host_syncs or facts.host_work or facts.subclasses or any(o.kind == "foreign" for o in facts.outputs)
+    unfollowed = any(not one.is_compared for one in facts.host_syncs)
+    known = unfollowed or facts.host_work or facts.subclasses or any(o.kind == "foreign" for o in facts.outputs)
     other = _only_captured(entry.plan, facts, recorded) if entry.plan is not None else None
     if (recorded.failure is not None and not known) or other is not None:
         facts = evolve(facts, refused=recorded.failure or other)
@@ -257,7 +263,7 @@ def _node(
         function=captured, log=captured.log, key=(entry.number, pattern), recording=recorded.recording,
         outputs=outputs, check=guard.check, guard=guard, statics=statics,
         generators=tuple(source.get() for source in watched.before.generators.values()),
-        layout=recorded.layout,
+        layout=recorded.layout, reads=() if recorded.recording is None else recorded.recording.reads,
         bound=tuple(BoundInput(position=at, path=paths[at], is_written=paths[at] in mutated) for at in bound),
     )  # fmt: skip
 

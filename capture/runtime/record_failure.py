@@ -83,10 +83,11 @@ class Attempt:
 
 def refused(
     captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, facts: Facts, plan: CapturePlan, *,
-    undo: bool,
+    undo: bool, is_branch: bool = False,
 ) -> Reply:  # fmt: skip
-    """The run is no recording, or not the one that was planned."""
-    reason = facts.refused or recorded.failure or "the recording run differs from the plan"
+    """The run is no recording, or not the one that was planned. ``is_branch``: see ``Refuted``."""
+    reason = "the host read what it did in no run before" if is_branch else "the recording run differs from the plan"
+    reason = facts.refused or recorded.failure or reason
     if not recorded.executed:
         return _nothing_ran(captured, entry, recorded, Refuted(facts, plan, reason))
     assert recorded.described is not None
@@ -97,7 +98,7 @@ def refused(
     tree.keep_used()
     if undo:
         undo_run(recorded)
-    return Reply(Verdict.DONE, result, refuted=Refuted(facts, plan, reason))
+    return Reply(Verdict.DONE, result, refuted=Refuted(facts, plan, reason, is_branch))
 
 
 def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, recorded: Recorded, *, undo: bool) -> Reply:

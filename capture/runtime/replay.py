@@ -23,6 +23,15 @@ def replay(captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], 
     if (run := body_run.current()) is not None:
         run.replayed = True
     recording.replay(leaves)
+    return build_result(captured, node, tree, values, leaves, in_place=in_place)
+
+
+def build_result(
+    captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], *, in_place: bool = False
+) -> Any:  # fmt: skip
+    """What a recording that just ran gave. ``in_place``: see ``OutputPlan.build``."""
+    outputs = node.outputs
+    assert outputs is not None
     if node.written:
         count_writes(node.written, leaves)
     result: Any

@@ -31,6 +31,8 @@ class Refuted:
     facts: Facts
     plan: CapturePlan
     reason: str
+    is_branch: bool = False
+    """It was as good as a watched run of a branch that no run took before."""
 
 
 @frozen(eq=False)

@@ -7,7 +7,7 @@ happen once. What a body computes differently from itself is told apart by runni
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from capture.autograd.philox_seeds import may_be_seed
 from capture.core import config
 from capture.key import pytree, tensor_meta
 from capture.key.modes import inlining
+from capture.runtime import branches
+from capture.runtime.branches import Followed
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.replay import replay
@@ -68,23 +70,24 @@ class State:
         return threading.active_count() == 1 or all(map(torch.equal, mine, theirs))
 
 
-def _state(entry: Entry, node: Node, call: Call, named: Callable[[], dict[str, Any]]) -> State:
-    assert node.outputs is not None
+def _state(entry: Entry, nodes: Sequence[Node], call: Call, named: Callable[[], dict[str, Any]]) -> State:
+    """``nodes``: those that may turn out to run, as branches of a body do."""
     found, seen = State(), set[int]()
-    for path, tensor in _written(entry, node, call):
+    for path, tensor in [one for node in nodes for one in _written(entry, node, call)]:
         storage = tensor.untyped_storage()
         if id(storage) not in seen:
             seen.add(id(storage))
             found.tensors.append((path, tensor, storage.clone()))
-    found.sources = [(slot, slot.at(named).get()) for slot in node.outputs.effects]
-    found.generators = [(generator, generator.get_state()) for generator in _drawn(entry, node, call)]
+    slots = {slot.path: slot for node in nodes if node.outputs is not None for slot in node.outputs.effects}
+    found.sources = [(slot, slot.at(named).get()) for slot in slots.values()]
+    drawn = {id(generator): generator for node in nodes for generator in _drawn(entry, node, call)}
+    found.generators = [(generator, generator.get_state()) for generator in drawn.values()]
     return found
 
 
 def _drawn(entry: Entry, node: Node, call: Call) -> list[torch.Generator]:
     """What a call draws from, or may draw from. Where other threads run, the rest is their business."""
-    assert entry.plan is not None
-    named = set(entry.plan.generators)
+    named = {name for plan in entry.plans() for name in plan.generators}
     unseen = entry.facts is None or bool(entry.facts.unseen) or threading.active_count() == 1
     given = [(path, leaf) for path, leaf in call.paths() if isinstance(leaf, torch.Generator)]
     found = default_generators() if unseen or "default" in named else []
@@ -94,10 +97,9 @@ def _drawn(entry: Entry, node: Node, call: Call) -> list[torch.Generator]:
 
 def _written(entry: Entry, node: Node, call: Call) -> Iterator[tuple[str, torch.Tensor]]:
     """What a call writes, and may write: kernels that no operator tells of may write all that the body can reach."""
-    assert entry.plan is not None
     unseen = entry.facts is not None and bool(entry.facts.unseen)
     leaves = dict(call.paths())
-    for one in entry.plan.placeholders:
+    for one in [one for plan in entry.plans() for one in plan.placeholders]:
         tensor = leaves.get(one.path) if one.kind == "argument" else node.statics.get(one.path)
         if (one.mutated or unseen) and isinstance(tensor, torch.Tensor):
             yield one.path, tensor
@@ -185,6 +187,8 @@ class Verified:
     """It is further off than the body is from itself."""
     undecided: str | None = None
     """Why nothing is known."""
+    stopped: Followed | None = None
+    """No recording goes on after what the host read. Nothing has happened."""
 
 
 @define(eq=False)
@@ -198,11 +202,16 @@ class Comparison:
     call: Call
     eager: Any = None
     has_run: bool = False
+    at: Sequence[Node] | None = None
+    """The recordings that may run in this call."""
 
     def taken(self, result: Any = None) -> tuple[State, Results]:
         """Everything as it is after this result."""
         try:
-            state = _state(self.entry, self.node, self.call, self.call.named_roots)
+            siblings = self.tree.current.children.get(self.node.key, ())
+            nodes = [one for one in siblings if one.reads] if self.at is None else self.at
+            self.at = nodes or [self.node]
+            state = _state(self.entry, self.at, self.call, self.call.named_roots)
             return state, _results(result, state)
         except torch.OutOfMemoryError as error:
             raise _NoMemoryError from error
@@ -210,7 +219,14 @@ class Comparison:
     def run(self) -> Verified:
         """Replay, put back, run the body, compare."""
         captured, (before, _) = self.captured, self.taken()
-        replayed = replay(captured, self.node, self.tree, self.call.values, self.call.leaves)
+        replayed: Any
+        if self.node.reads:
+            found = branches.replay(captured, self.node, self.tree, self.call.values, self.call.leaves)
+            if found.node is None:
+                return Verified(stopped=found, has_result=False)
+            self.node, replayed = found.node, found.result
+        else:
+            replayed = replay(captured, self.node, self.tree, self.call.values, self.call.leaves)
         left = None
         try:
             left, ours = self.taken(replayed)

@@ -61,6 +61,10 @@ class Node:
     """Generators the body draws from that are no arguments."""
     written: tuple[int, ...] = ()
     """Positions of managed inputs that the body writes: their tensors' version counters have to move, too."""
+    reads: tuple[str, ...] = ()
+    """What the host read at the breaks of the recording."""
+    joined: set[int] = field(factory=set)
+    """Numbers of the nodes with the same key that go on where this one comes to a break, and the other way round."""
     verified: bool = False
     beside: frozenset[Block] = frozenset()
     """Blocks that were taken when this was recorded: it does not write there."""
@@ -98,10 +102,10 @@ class Node:
     def see(self) -> None:
         """It is in its tree, complete."""
         if self.outputs is not None:
-            used = self.last_used
+            used, in_python = self.last_used, self.written or self.reads
             self.view = native.NodeView(
-                outputs=self.outputs, source=None if self.written else self.outputs.single,
-                several=None if self.written else self.outputs.several(), live=self.live, pattern=self.key[1],
+                outputs=self.outputs, source=None if in_python else self.outputs.single,
+                several=None if in_python else self.outputs.several(), live=self.live, pattern=self.key[1],
                 before=tuple([(node.live, number) for node, number in self.dead_before]),
                 tensors=self.outputs.tensors, preserving=self.outputs.preserving,
             )  # fmt: skip

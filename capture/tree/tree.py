@@ -302,10 +302,12 @@ class Tree:
                     dead.add((ancestor.number, number))
         node.tree, node.beside, node.clear_of = self, self.beside, self.pins
         node.parent, node.dead_before, node.dead = self.current, tuple(before), frozenset(dead)
-        self.current.children.setdefault(node.key, []).append(node)
+        siblings = self.current.children.setdefault(node.key, [])
+        siblings.append(node)
         node.see()
         counts = self.current.counts
-        counts[node.function.number] = counts.get(node.function.number, 0) + 1
+        if not (node.reads and len(siblings) > 1):  # branches of a body are one recording
+            counts[node.function.number] = counts.get(node.function.number, 0) + 1
         self.stand_on(node)
         self.pool_is_at = node  # a recording leaves the pool as its children find it; a replay does not touch it
 
@@ -364,7 +366,8 @@ class Tree:
         node.parent.latest_children.clear()
         if node in siblings:
             siblings.remove(node)
-            node.parent.counts[node.function.number] -= 1
+            if not (node.reads and siblings):
+                node.parent.counts[node.function.number] -= 1
             if not siblings:
                 del node.parent.children[node.key]
         for below in walk(node):

@@ -35,7 +35,7 @@ def body(x: Tensor) -> Tensor:
 
 
 def reads_on_host(x: Tensor) -> Tensor:
-    return x + x.sum().item()
+    return x + float(x.sum().numpy(force=True))
 
 
 # --------------------------------------------------------------------------------------------------------- replays
@@ -358,7 +358,7 @@ def good(x):
 
 @capture
 def bad(x):
-    return x + x.sum().item()
+    return x + float(x.sum().numpy(force=True))
 
 def test_good(capture_no_eager):
     good(torch.ones(2))

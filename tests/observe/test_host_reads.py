@@ -88,18 +88,19 @@ def reads_range(x: Tensor) -> Tensor:
     return x
 
 
-READERS = [
-    reads_item, reads_bool, reads_float, reads_int_index, reads_tolist, reads_print, reads_format, reads_equal,
-    reads_allclose, reads_any, reads_contains, reads_assert, reads_max_of_python, reads_range,
+NOT_COMPARED = [reads_item, reads_tolist, reads_print, reads_format]
+COMPARED = [
+    reads_bool, reads_float, reads_int_index, reads_equal, reads_allclose, reads_any, reads_contains, reads_assert,
+    reads_max_of_python, reads_range,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("reader", NOT_COMPARED + COMPARED)
 def test_a_host_read_is_found_with_its_line(
     reader: Callable[[Tensor], Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
     explanation = explain(reader)(x_of(1))
-    assert explanation.outcome == "eager"
+    assert explanation.outcome == ("record" if reader in COMPARED else "eager")
     number, text = line_of(reader, "here")
     (finding,) = (one for one in explanation.findings if one.code == "CG201")
     assert finding.where is not None
@@ -109,7 +110,16 @@ def test_a_host_read_is_found_with_its_line(
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("reader", COMPARED)
+def test_a_read_that_is_compared_is_recorded(reader: Callable[[Tensor], Tensor]) -> None:
+    captured = capture(reader)
+    for seed in (1, 1, 1, 1):
+        assert bits(captured(x_of(seed))) == bits(reader(x_of(seed)))
+    assert (recordings(captured).recordings, recordings(captured).replays) == (1, 2)
+    assert "CG201" in [finding.code for finding in recordings(captured).findings]
+
+
+@pytest.mark.parametrize("reader", NOT_COMPARED)
 def test_a_host_read_runs_eagerly_warned_once(
     reader: Callable[[Tensor], Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,10 +184,10 @@ def test_a_shape_that_depends_on_data_is_found_with_its_line(maker: Callable[[Te
     findings = [one for one in explanation.findings if one.code == "CG601"]
     assert [(one.where.line, one.where.code) for one in findings if one.where] == [(number, text)]
     captured = capture(maker)
-    with pytest.warns(CaptureWarning, match="CG601"):
-        got = [bits(captured(x_of(seed))) for seed in range(5)]
-    assert got == [bits(maker(x_of(seed))) for seed in range(5)]
-    assert recordings(captured).recordings == 0
+    for seed in (1, 1, 1, 2, 2, 2, 1):
+        assert bits(captured(x_of(seed))) == bits(maker(x_of(seed)))
+    assert recordings(captured).recordings >= 1
+    assert recordings(captured).replays >= 2
 
 
 NEAR_MISSES: list[Callable[[Tensor], Any]] = [
@@ -294,7 +304,7 @@ def test_a_host_read_deep_in_a_module_names_the_users_line() -> None:
     class Inner(nn.Module):
         @override
         def forward(self, x: Tensor) -> Tensor:
-            return x * x.sum().item()  # here
+            return x * float(x.sum().numpy(force=True))  # here
 
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -314,13 +324,13 @@ def test_a_host_read_deep_in_a_module_names_the_users_line() -> None:
 
 def test_several_reads_are_several_findings() -> None:
     def body(x: Tensor) -> Tensor:
-        a = x.sum().item()
-        b = x.mean().item()
+        a = float(x.sum().numpy(force=True))
+        b = float(x.mean().numpy(force=True))
         return x * a * b
 
     captured = capture(body)
     with pytest.warns(CaptureWarning) as warned:
         captured(x_of(1))
     text = "".join(str(one.message) for one in warned)
-    assert "a = x.sum().item()" in text
-    assert "b = x.mean().item()" in text
+    assert "a = float(x.sum().numpy(force=True))" in text
+    assert "b = float(x.mean().numpy(force=True))" in text

@@ -61,7 +61,7 @@ def scaled(x: Tensor, scale: float) -> Tensor:
 
 PROGRAMS: dict[str, Program] = {
     "can never be recorded": Program(
-        lambda x: torch.relu(x) * 3 if x.sum().item() > 0 else x, lambda _: (X,), nothing, "CG201"
+        lambda x: torch.relu(x) * 3 if float(x.sum().numpy(force=True)) > 0 else x, lambda _: (X,), nothing, "CG201"
     ),
     "a key that is new": Program(
         lambda x: torch.relu(x) * 2, lambda number: (torch.ones(number + 1, 2),), nothing,

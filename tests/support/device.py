@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from capture.engines.base import OwnedOutput
+from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.engine import CpuBackend
 from capture.engines.cpu.tape import Tape
 from capture.engines.cuda import kernel_params
-from capture.engines.cuda.copy_out import OutputCopies
 
 DEVICE = torch.device(os.environ.get("CAPTURE_TEST_DEVICE", "cpu"))
 if DEVICE.type == "cuda":

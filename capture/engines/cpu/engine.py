@@ -18,8 +18,10 @@ from typing_extensions import override
 
 from capture.engines.base import Block, Geometry, Input, Recorded
 from capture.engines.cpu.arena import Arena
+from capture.engines.cpu.segments import SegmentedTape
 from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep, python_form
 from capture.engines.staging import InputGroup, over, put_back, stage
+from capture.engines.undo import MOST_UNDO
 from capture.key.tensor_meta import span_bytes
 from capture.observe import collectives
 from capture.observe.described import KeptLeaf
@@ -29,8 +31,8 @@ from capture.observe.facts_builder import describe
 from capture.observe.operator_schema import (
     Operator,
     OperatorTraits,
+    breaks,
     lacks_tensor,
-    shape_depends_on_data,
     tensors_in,
     tensors_out,
     traits,
@@ -52,6 +54,7 @@ class CpuBackend:
     executes_recording_runs = True
     rebinds_to_pool = True
     owns_in_place = True
+    breaks_at_reads = True
     rebinds_tensors = True
 
     def memory_bytes(self) -> int:
@@ -72,13 +75,13 @@ class CpuBackend:
     def record(
         self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
-        expected: Expectation | None = None,
+        expected: Expectation | None = None, may_break: bool = False,
     ) -> Recorded:  # fmt: skip
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""
         del moving, generators, expected
-        tape = Tape(pool)
+        tape = SegmentedTape(pool)
         staged = _Staged(pool, tape, call, inputs)
-        recorder = TapeRecorder(pool, tape, undo=undo)
+        recorder = TapeRecorder(pool, tape, undo=undo, may_break=may_break)
         leaves = call.leaves
 
         def put_out() -> None:
@@ -100,6 +103,8 @@ class CpuBackend:
                 tape.name_owner(one.path, one.owners[0][1])
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
         failure = recorder.failure or _unresolved(kept, recorder)
+        if failure is None and tape.undo_bytes() > MOST_UNDO:
+            failure = f"{tape.undo_bytes()} bytes are written before the host reads a value, and would have to be kept"
         blocks = tuple(recorder.block_of(leaf.value) if leaf.kind == "fresh" else None for leaf in kept)
         if failure is None:
             for leaf in kept:
@@ -107,6 +112,7 @@ class CpuBackend:
                 if root is not None:
                     root.kept = True
             staged.staging.lend(recorder.trace.lent)
+            tape.staged = staged.told()
             tape.compile(staged.copies_in(), staged.copies_out())
         return Recorded(watched, described, None if failure else tape, failure, blocks)
 
@@ -190,6 +196,12 @@ class _Staged:
         steps += [_step(put_back, Leaf(position), Register(number)) for position, number in unsaid]
         return steps + [_step(group.put_back, Leaf(None)) for group in groups if group.lent]
 
+    def told(self) -> tuple[Any, ...]:
+        """How inputs reach the tape, so that it can be compared."""
+        singles = [(one.position, one.block) for one in self.staging.singles]
+        groups = [(tuple(one.members), one.block, one.lead) for one in self.staging.groups]
+        return (*singles, *groups)
+
     def _groups(self) -> list[InputGroup]:
         """Over storages that do not keep their blocks taken."""
         return [evolve(group, storage=self._arena.storage(group.block)) for group in self.staging.groups]
@@ -206,9 +218,9 @@ def _elsewhere(leaf: Any) -> bool:
 class TapeRecorder(ObserveMode):
     """A watch that moves every result into the arena and writes the operator on the tape."""
 
-    def __init__(self, arena: Arena, tape: Tape, *, undo: bool = False) -> None:
+    def __init__(self, arena: Arena, tape: SegmentedTape, *, undo: bool = False, may_break: bool = False) -> None:
         super().__init__(undo=undo)
-        self._arena, self._tape = arena, tape
+        self._arena, self._tape, self._may_break = arena, tape, may_break
         self._blocks: dict[int, Block] = {}
         self._pool_copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         """By ``id`` of a storage that the body gave memory: that memory, and the block in which replays have it."""
@@ -219,10 +231,12 @@ class TapeRecorder(ObserveMode):
         return self._blocks.get(id(tensor.untyped_storage()))
 
     @override
-    def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
-        """A host read: an error for the recording, as on a device; the body goes on eagerly."""
-        super().note_sync(op, data_dependent_shape=data_dependent_shape)
-        self._fail(f"{op} reads values on the host")
+    def note_sync(self, op: str, *, data_dependent_shape: bool = False, is_compared: bool = False) -> None:
+        """A host read ends a segment; one that cannot be compared is an error for the recording, as on a device, and
+        the body goes on eagerly."""
+        super().note_sync(op, data_dependent_shape=data_dependent_shape, is_compared=is_compared)
+        if not (is_compared and self._may_break):
+            self._fail(f"{op} reads values on the host")
 
     @override
     def look_away(self) -> None:
@@ -263,8 +277,7 @@ class TapeRecorder(ObserveMode):
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator, then keep its results in the arena."""
         known = traits(op)
-        if known.reads_host or shape_depends_on_data(known, args, kwargs):
-            self._fail(f"{known.name} needs values on the host")
+        is_break = breaks(known, args, kwargs)
         for tensor in tensors_in(args, kwargs):
             if not _is_plain(tensor):
                 self._fail(f"{known.name} reads a tensor that is quantized, not strided, or not on the CPU")
@@ -285,7 +298,7 @@ class TapeRecorder(ObserveMode):
         if len({id(out.untyped_storage()) for out in fresh}) < len(fresh):
             self._fail(f"{known.name} gives tensors that share memory, which its schema does not say")
             return result
-        acts = known.writes or known.norm is not None or known.opaque or known.collective
+        acts = known.writes or known.norm is not None or known.opaque or known.collective or is_break
         if step is None or not (fresh or acts):
             if known.base.startswith("lift") and step is not None:
                 return self._constant(args[0])
@@ -297,13 +310,25 @@ class TapeRecorder(ObserveMode):
         moved = {id(out): self._move(out) for out in fresh}
         step.outs = [_source_of(moved.get(id(member))) for member in flat]
         step.form = "copy" if fresh else "call"
-        if fresh and len(fresh) == len(flat) and step.function is operators.fast_operator(op):
+        plain = not is_break and step.function is operators.fast_operator(op)
+        if fresh and len(fresh) == len(flat) and plain:
             self._prefer_out(known, step, fresh)
         for out in fresh:
             moved[id(out)][0].copy_(out)
         self._tape.append(step)
+        if is_break:
+            self._end_segment(step, result)
         self._fill_pool_copies(tensors_in(args, kwargs))
         return _replace(result, {key: visible for key, (visible, _, _) in moved.items()}) if moved else result
+
+    def _end_segment(self, step: TapeStep, result: Any) -> None:
+        trace = self.trace
+        wrote = [key for key, one in trace.externals.items() if one.mutation is not None or key in trace.lent]
+        names = {name for name, _, _ in trace.draws}
+        drew = [
+            generator for key, (generator, _) in self._drawn.items() if self.generators.get(key, "default") in names
+        ]
+        self._tape.end_segment(step, result, wrote, drew)
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """``torch.tensor`` in the body: a fresh copy of the same values on every replay."""
@@ -313,7 +338,8 @@ class TapeRecorder(ObserveMode):
         assert number is not None
         visible, target, register = self._move(tensor)
         visible.copy_(tensor)
-        self._tape.append(TapeStep(torch.clone, (Register(number),), {}, "copy", [(target, register)]))
+        step = TapeStep(torch.clone, (Register(number),), {}, "copy", [(target, register)], name="constant")
+        self._tape.append(step)
         return visible
 
     def _prefer_out(self, known: OperatorTraits, step: TapeStep, fresh: list[torch.Tensor]) -> None:
@@ -356,7 +382,7 @@ class TapeRecorder(ObserveMode):
             function = collectives.waiting(function, op, known.namespace)
         if lacks_tensor(op, args) or (known.base in _READ_GRAD_MODE and torch.is_grad_enabled()):
             function = _below_autograd(function, grad=torch.is_grad_enabled())
-        return TapeStep(function, template, named, "call")
+        return TapeStep(function, template, named, "call", name=known.name)
 
     def _adopt(self, tensor: torch.Tensor, known: OperatorTraits) -> bool:
         if known.base.startswith("lift"):

@@ -84,11 +84,13 @@ class TapeStep:
     """A text: the method of this name of the first argument."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    form: Literal["call", "out", "copy"]
+    form: Literal["call", "out", "copy", "break"]
     outs: list[tuple[TapeMemory, int] | None] = field(factory=list)
     """Per result of the operator: where it goes; None for a result that is no fresh tensor."""
     single: bool = True
     """The operator returns one tensor, not a sequence."""
+    name: str = ""
+    """Of the operator."""
 
 
 class Tape:
@@ -108,6 +110,7 @@ class Tape:
         """Those among the leaves of the recorded call, by position."""
         self.num_ops = self.copied_inside = 0
         self.graph_bytes = 0
+        self.reads: tuple[str, ...] = ()
         self.copied_paths: frozenset[str] = frozenset()
         self.copies_in: list[TapeStep] = []
         self.copies_out: list[TapeStep] = []
@@ -227,12 +230,16 @@ class Tape:
         self.copies_in, self.copies_out = copies_in, copies_out
         used = self._used()
         fresh = [out for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
-        alone = [number for root, number in fresh if number in used and _is_alone(root, number)]
+        alone = [number for root, number in fresh if number in used and self._is_local(root, number)]
         self._locals = {number: place for place, number in enumerate(alone)}
         self._calls = tuple(self._call(step, used) for step in [*copies_in, *self._steps, *copies_out])
         # the body needed no gradient, yet operators with out= would refuse parameters
         self._grad = capabilities.set_grad_enabled if torch.is_grad_enabled() else None
         self.replay = self._make_replay()
+
+    def _is_local(self, root: TapeMemory, number: int) -> bool:
+        """Steps read this register, and nothing else looks at its memory."""
+        return not root.kept and list(root.registers.values()) == [number]
 
     def _make_replay(self) -> Callable[[Sequence[Any]], None]:
         plain: list[tuple[OwnedOutput, TapeMemory]] = []
@@ -272,7 +279,11 @@ class Tape:
 
         return replay
 
-    def own(self, outputs: Sequence[OwnedOutput]) -> None:
+    def is_in(self, root: TapeMemory, block: Block) -> bool:
+        """Replays write there."""
+        return root.is_in_arena and _overlaps(root, block)
+
+    def own(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
         """Every replay writes where its caller's tensors are made."""
         self._owned = tuple(outputs)
         for one in outputs:
@@ -281,13 +292,14 @@ class Tape:
             for number in root.registers.values():
                 self.registers[number] = None
         self.replay = self._make_replay()
+        return None
 
     def _kept_root(self, block: Block) -> TapeMemory:
         return next(one for one in self._roots if one.kept and _begin(one) == block.address)
 
     def avoid(self, block: Block) -> bool:
         """Intermediate results and copies of inputs that lie there get memory of their own."""
-        there = [root for root in self._roots if root.is_in_arena and _overlaps(root, block)]
+        there = [root for root in self._roots if self.is_in(root, block)]
         if any(root.kept or root.is_grouped for root in there):
             return False
         for root in there:
@@ -430,11 +442,6 @@ def _is_plain(output: OwnedOutput) -> bool:
 
 def _maker(geometry: Geometry) -> Callable[[], torch.Tensor]:
     return capabilities.empty_maker("cpu", geometry.shape, geometry.stride, geometry.dtype)
-
-
-def _is_alone(root: TapeMemory, number: int) -> bool:
-    """Steps read this register, and nothing else looks at its memory."""
-    return not root.kept and list(root.registers.values()) == [number]
 
 
 def _places(template: Any) -> Iterator[Register | Leaf]:

@@ -45,6 +45,7 @@ class CudaBackend:
     executes_recording_runs = False
     rebinds_to_pool = False
     owns_in_place = False
+    breaks_at_reads = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -69,7 +70,7 @@ class CudaBackend:
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
-        expected: Expectation | None = None,
+        expected: Expectation | None = None, may_break: bool = False,
     ) -> Recorded:  # fmt: skip
         """Capture the body once. Nothing has happened until the graph is replayed; with ``undo`` it is not."""
         begin = time.perf_counter()

@@ -87,7 +87,7 @@ class GraphRecorder(ObserveMode):
         return self._host.unexplained() if self._host is not None else None
 
     @override
-    def note_sync(self, op: str, *, data_dependent_shape: bool = False) -> None:
+    def note_sync(self, op: str, *, data_dependent_shape: bool = False, is_compared: bool = False) -> None:
         super().note_sync(op, data_dependent_shape=data_dependent_shape)
         raise RefusedError(f"{op} waits for the device{_at()}")
 

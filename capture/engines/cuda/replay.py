@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from capture.engines.base import Block, BoundInput, Input, Move, OwnedOutput, Refusal
+from capture.engines.copy_out import OutputCopies
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.address_table import AddressTable
 from capture.engines.cuda.bound_inputs import BoundInputs
 from capture.engines.cuda.calibrate import CalibrationSetup, learn_addresses
 from capture.engines.cuda.capture_graph import Capture
 from capture.engines.cuda.copy_in import DeviceConstant, InputCopies
-from capture.engines.cuda.copy_out import OutputCopies
 from capture.engines.cuda.driver import is_reached_from_c
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.streams import order_draws
@@ -44,6 +44,7 @@ class CudaRecording:
         self._kept = kept
         """Where its outputs begin."""
         self.num_ops = self.copied_inside = 0
+        self.reads: tuple[str, ...] = ()
         self.graph_bytes = 0
         self.copied_paths = frozenset(
             device_copy.source for device_copy in input_copies.device_copies if isinstance(device_copy.source, str)

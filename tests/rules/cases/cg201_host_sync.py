@@ -18,6 +18,13 @@ FIRES: list[Case] = [
         ("mylib.peek.default", "peek(x)"),
     )
 ]
+FIRES += [
+    case(host_syncs=(HostSync(op="aten._local_scalar_dense.default", where=where(), is_compared=True),)),
+    case(
+        host_syncs=(HostSync(op="aten._local_scalar_dense.default", where=where(), is_compared=True),),
+        unsteady_reads="what it reads is another value in call after call: 2 branches led to 0 replays",
+    ),
+]
 NEAR_MISSES: list[Case] = [
     case(host_syncs=(HostSync(op="aten.nonzero.default", where=where(), data_dependent_shape=True),))
 ]

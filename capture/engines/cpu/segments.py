@@ -1,0 +1,194 @@
+"""A tape with breaks: where the host read a value, or an operator asked for values to know how much to make.
+
+Between two breaks lies a segment, a tape of its own. At a break the operator runs anew, as eager code runs it, on the
+recorded memory; what it makes is copied to where the rest of the recording expects it, once that is known to be the
+rest of this recording. Another recording of the same body may go on from there (``joins``): up to the break both did
+the same with the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from attrs import define
+from typing_extensions import override
+
+from capture.engines.base import Block, BoundInput, Found, OwnedOutput
+from capture.engines.copy_out import OutputCopies
+from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep
+from capture.engines.undo import Undo
+from capture.native import native
+from capture.observe.operator_schema import read_text, tensors_out
+from capture.torch_private.capabilities import generator_id
+
+Key = tuple[Any, ...]
+
+
+@define(eq=False)
+class _Written:
+    """What has been changed outside of the arena at the last break."""
+
+    roots: Sequence[TapeMemory] = ()
+    generators: Sequence[torch.Generator] = ()
+
+    def storages(self) -> list[torch.UntypedStorage]:
+        """Where it lies now."""
+        found = [one.storage if one.owner is None else one.owner.untyped_storage() for one in self.roots]
+        return [one for one in found if one is not None]
+
+
+class SegmentedTape(Tape):
+    """A tape that may have breaks; without any it is a plain one."""
+
+    def __init__(self, arena: Any) -> None:
+        super().__init__(arena)
+        self.staged: Key = ()
+        """How the inputs reach it."""
+        self._segments: list[Callable[[Sequence[Any]], None]] = []
+        self._breaks: list[TapeStep] = []
+        self._keys: list[Key] = []
+        self._written = _Written()
+
+    # ------------------------------------------------------------------------------------------------------ recording
+
+    def end_segment(self, step: TapeStep, result: Any, wrote: Iterable[int], drew: Iterable[torch.Generator]) -> None:
+        """The operator that was appended last is a break, with this result. ``wrote``: ``id`` of the storages, as the
+        body sees them, that the run has written so far; ``drew``: what it has drawn from."""
+        step.form = "break"
+        self._breaks.append(step)
+        self.reads += (read_text(result),)
+        found = [known[1] for one in wrote if (known := self._by_storage.get(one)) is not None]
+        roots = [one for one in found if one.kind == "static" or one.is_managed]
+        self._written = _Written(roots, tuple(drew))
+
+    def undo_bytes(self) -> int:
+        """What every replay has to keep of the caller's memory."""
+        return sum(one.nbytes() for one in self._written.storages())
+
+    @override
+    def compile(self, copies_in: list[TapeStep], copies_out: list[TapeStep]) -> None:
+        super().compile(copies_in, copies_out)
+        if self.reads:
+            places = {number: (_told_root(root), geometry)
+                      for root in self._roots for geometry, number in root.registers.items()}  # fmt: skip
+            self._keys = [_told_step(step, places) for step in self._steps]
+
+    @override
+    def _is_local(self, root: TapeMemory, number: int) -> bool:
+        return not self.reads and super()._is_local(root, number)  # results outlive a segment
+
+    @override
+    def _make_replay(self) -> Callable[[Sequence[Any]], None]:
+        if not self.reads:
+            return super()._make_replay()
+        calls, begin = list(self._calls), 0
+        steps = [*self.copies_in, *self._steps, *self.copies_out]
+        ends = [at for at, step in enumerate(steps) if step.form == "break"]
+        self._segments = []
+        for end in (*ends, len(steps)):
+            self._segments.append(native.Tape(self.registers, tuple(calls[begin:end]), self._grad, ()))
+            begin = end + 1
+        return _in_segments
+
+    # ------------------------------------------------------------------------------------------------------- replaying
+
+    def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
+        """See ``SegmentedRecording``."""
+        drew = {generator_id(one): one for one in self._written.generators}
+        given = {generator_id(known): leaves[at] for at, known in self.generators.items()}
+        undo.keep(self._written.storages(), [given.get(key, one) for key, one in drew.items()])
+
+    def run_segment(self, number: int, leaves: Sequence[Any]) -> None:
+        """See ``SegmentedRecording``."""
+        self._segments[number](leaves)
+
+    def meet(self, number: int, leaves: Sequence[Any]) -> Found:
+        """See ``SegmentedRecording``."""
+        step = self._breaks[number]
+        args = self._given(step.args, leaves)
+        kwargs = {name: self._given(value, leaves) for name, value in step.kwargs.items()}
+        assert callable(step.function)
+        with torch.no_grad():
+            result = step.function(*args, **kwargs)
+        return Found(read_text(result), [result] if step.single else tensors_out(result))
+
+    def settle(self, number: int, found: Found) -> None:
+        """See ``SegmentedRecording``."""
+        with torch.no_grad():
+            for out, tensor in zip(self._breaks[number].outs, found.made, strict=False):
+                if out is not None:
+                    self.registers[out[1]].copy_(tensor)
+
+    def _given(self, template: Any, leaves: Sequence[Any]) -> Any:
+        if isinstance(template, Leaf):
+            return leaves if template.position is None else leaves[template.position]
+        if isinstance(template, (list, tuple)):
+            return type(template)([self._given(member, leaves) for member in template])
+        return self.value(template)
+
+    def joins(self, other: SegmentedTape, breaks: int) -> bool:
+        """See ``SegmentedRecording``."""
+        return self.staged == other.staged and self._trunk(breaks) == other._trunk(breaks)
+
+    def _trunk(self, breaks: int) -> list[Key]:
+        ends = [at for at, step in enumerate(self._steps) if step.form == "break"]
+        return self._keys[: ends[breaks - 1] + 1]
+
+    # ---------------------------------------------------------------------------------------------- what is another way
+
+    @override
+    def own(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
+        """Copies after each replay: others may have to go on from what a segment wrote."""
+        if not self.reads:
+            return super().own(outputs)
+        return OutputCopies(self.arena, outputs) if outputs else None
+
+    @override
+    def avoid(self, block: Block) -> bool:
+        return not any(self.is_in(root, block) for root in self._roots) if self.reads else super().avoid(block)
+
+    @override
+    def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
+        return frozenset() if self.reads else super().bind_inputs(inputs)
+
+    @override
+    def release(self) -> None:
+        super().release()
+        self._segments, self._breaks, self._written = [_in_segments], [], _Written()
+
+
+def _in_segments(leaves: Sequence[Any]) -> None:
+    raise RuntimeError("this recording runs segment by segment, or was released")
+
+
+def _told_root(root: TapeMemory) -> Key:
+    """The same for the same memory, in two tapes whose guards hold."""
+    assert root.storage is not None or root.kind == "static"
+    if root.kind == "static":
+        return root.kind, root.path
+    assert root.storage is not None
+    if root.kind == "constant":
+        return root.kind, bytes(root.storage)
+    return root.kind, root.storage.data_ptr(), root.storage.nbytes()
+
+
+def _told_step(step: TapeStep, places: dict[int, Key]) -> Key:
+    outs = [None if out is None else places[out[1]] for out in step.outs]
+    return (step.name, step.form == "break", _told(step.args, places), _told(tuple(step.kwargs.items()), places), outs)
+
+
+def _told(template: Any, places: dict[int, Key]) -> Any:
+    """What a step is given, so that it can be compared."""
+    if isinstance(template, Register):
+        return places[template.number]
+    if isinstance(template, (list, tuple)):
+        return [_told(member, places) for member in template]
+    if isinstance(template, (Leaf, str, type(None), bool, int, float, complex)):
+        return type(template), repr(template)
+    if isinstance(template, torch.Generator):
+        return generator_id(template)
+    if isinstance(template, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        return repr(template)
+    return id(template)

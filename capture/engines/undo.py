@@ -1,0 +1,36 @@
+"""What segments of a recording change outside of the pool, as it was before: for a call that stops between two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from attrs import define, field
+
+MOST_UNDO = 1 << 28
+"""Bytes. A body that has written more of the caller's memory before it reads a value is not recorded in segments: the
+copies would be made in every replay."""
+
+
+@define(eq=False)
+class Undo:
+    """Contents of storages and states of generators."""
+
+    _contents: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = field(factory=dict)
+    """By address."""
+    _states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
+
+    def keep(self, storages: Iterable[torch.UntypedStorage], generators: Iterable[torch.Generator]) -> None:
+        """Keep what is not kept yet. Segments that ran so far have not touched it."""
+        for storage in storages:
+            if storage.data_ptr() not in self._contents and storage.nbytes():
+                self._contents[storage.data_ptr()] = storage, storage.clone()
+        known = {id(generator) for generator, _ in self._states}
+        self._states += [(one, one.get_state()) for one in generators if id(one) not in known]
+
+    def put_back(self) -> None:
+        """Nothing of what ran has happened."""
+        for storage, contents in self._contents.values():
+            storage.copy_(contents, False)
+        for generator, state in self._states:
+            generator.set_state(state)

@@ -1,0 +1,103 @@
+"""Each body gives what eager gives, call after call: results, exceptions, arguments, state, generators. It replays."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import capture, config, recordings
+from capture.tree import thread_trees
+from tests.segments.bodies import PROGRAMS, UNSTEADY, Program
+from tests.support.device import rng_state, set_rng_state, use_device
+from tests.support.observed import bits
+
+CALLS = 40
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """No gradients, no plans on disk, no tree of another test."""
+    thread_trees.forget_trees()
+    use_device()
+    with torch.no_grad(), config.patch(cache=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def state_of(kept: Any) -> Any:
+    if isinstance(kept, nn.Module):
+        gradients = [one.grad for one in kept.parameters()]
+        return bits([*kept.state_dict().values(), *[one for one in gradients if one is not None]])
+    if isinstance(kept, torch.Generator):
+        return bits(kept.get_state())
+    return bits(kept if isinstance(kept, (list, dict)) else [*vars(kept).values()] if kept is not None else [])
+
+
+def outcome(function: Any, args: tuple[Any, ...]) -> Any:
+    try:
+        result = function(*args)
+    except ValueError as error:
+        return str(error)
+    same = [at for at, one in enumerate(args) if one is result]
+    return bits(result), same
+
+
+def run(program: Program, calls: int = CALLS, *, captured: bool) -> tuple[list[Any], Any]:
+    function, arguments, kept = program
+    function = capture(function) if captured else function
+    found = []
+    for number in range(calls):
+        args = arguments(number)
+        result = outcome(function, args)
+        found.append(
+            (result, bits([one for one in args if isinstance(one, Tensor)]), state_of(kept), bits(rng_state()))
+        )
+    return found, function
+
+
+def both(name: str, calls: int = CALLS) -> Any:
+    """Run the program eagerly and captured, and compare call by call. Gives the captured function."""
+    make = PROGRAMS[name]
+    set_rng_state(torch.Generator(rng_device()).manual_seed(5).get_state())
+    expected, _ = run(make(), calls, captured=False)
+    set_rng_state(torch.Generator(rng_device()).manual_seed(5).get_state())
+    found, function = run(make(), calls, captured=True)
+    for number, (theirs, ours) in enumerate(zip(expected, found, strict=True)):
+        for what, one, other in zip(("result", "arguments", "state", "generator"), theirs, ours, strict=True):
+            assert one == other, f"call {number}: {what}"
+    return function
+
+
+def rng_device() -> torch.device:
+    return torch.empty(0).device
+
+
+@pytest.mark.parametrize("name", [one for one in PROGRAMS if one not in UNSTEADY])
+def test_body_is_as_eager_and_replays(name: str) -> None:
+    counters = recordings(both(name))
+    assert counters.replays >= CALLS // 2, str(counters)
+
+
+@pytest.mark.parametrize("name", sorted(UNSTEADY))
+def test_body_that_never_repeats_is_as_eager(name: str) -> None:
+    counters = recordings(both(name))
+    assert counters.recordings <= 10
+    assert any(one.code == "CG201" and one.severity.name == "EAGER" for one in counters.findings)
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_body_is_as_eager_in_poisoned_memory(name: str) -> None:
+    with config.patch(poison=True):
+        both(name, 24)
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_body_is_verified(name: str) -> None:
+    with config.patch(verify="always"):
+        function = both(name, 16)
+    assert not any(one.code == "CG903" for one in recordings(function).findings)
