@@ -67,7 +67,7 @@ class Node:
     """Numbers of the nodes with the same key that go on where this one comes to a break, and the other way round."""
     verified: bool = False
     beside: frozenset[Block] = frozenset()
-    """Blocks that were taken when this was recorded: it does not write there."""
+    """Blocks that were taken all the while this was recorded: it does not write there."""
     clear_of: tuple[Any, ...] = ()
     """The tree's pins that were found not to be in its way, last."""
     bound: tuple[BoundInput, ...] = ()

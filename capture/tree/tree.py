@@ -72,7 +72,7 @@ class Tree:
         self.base: Any = None
         """The layout in which all pins are taken, with gradients that linger."""
         self.beside: frozenset[Block] = frozenset()
-        """Blocks that are taken while a recording is made."""
+        """Blocks that were taken when the recording under way began."""
         self.awaited: Node | None = None
         """That replay, while nobody else can have got hold of a gradient: in the call that found them."""
         self.in_place = False
@@ -191,6 +191,8 @@ class Tree:
             self._own(node, [at for at, one in enumerate(node.outputs.groups) if any(map(one.block.overlaps, blocks))])
         if node.tree is not self or any(node.is_in_the_way(pin.block) for pin in self.pins):
             return False
+        if node.parent is not self.current:  # the step ended with a recording that was dropped
+            return False
         node.clear_of = self.pins
         return True
 
@@ -290,7 +292,8 @@ class Tree:
             self.pool.poison(live)
 
     def attach(self, node: Node) -> None:
-        """Add a recording below the current node and stand on it."""
+        """Add a recording below the current node and stand on it. Memory that somebody used when it began, and let go
+        of meanwhile, may be the recording's own by now."""
         dead = set(self.current.dead)
         before = []
         for ancestor in self.path:
@@ -300,7 +303,8 @@ class Tree:
                 if number not in alive and (ancestor.number, number) not in dead:
                     before.append((ancestor, number))
                     dead.add((ancestor.number, number))
-        node.tree, node.beside, node.clear_of = self, self.beside, self.pins
+        node.beside = self.beside.intersection([block for block, _ in self.live_blocks()])
+        node.tree, node.clear_of = self, self.pins
         node.parent, node.dead_before, node.dead = self.current, tuple(before), frozenset(dead)
         siblings = self.current.children.setdefault(node.key, [])
         siblings.append(node)

@@ -243,3 +243,39 @@ def test_owned_outputs_are_as_eagers(mode: Callable[[], Any]) -> None:
             theirs[1].add_(1)
         for mine, theirs in kept:
             assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))
+
+
+class Cycle:
+    """Garbage that only the collector finds."""
+
+    def __init__(self, held: Any) -> None:
+        self.me, self.held = self, held
+
+
+def test_memory_that_becomes_free_while_a_recording_is_made_is_no_longer_known_as_anothers() -> None:
+    """What was used when a recording began may be its own by the end."""
+
+    def collecting(x: Tensor) -> Tensor:
+        a = x + 1
+        gc.collect()
+        b = a * 3
+        return (b + a - 1) * 2 - 4
+
+    first, second = capture(lambda x: x * 2), capture(collecting)
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.no_grad():
+            first(of(0))
+            garbage = Cycle(first(of(1)))
+            second(of(2))
+            del garbage
+            second(of(3))  # recorded, with the output above in the pool until it is collected
+            kept = first(of(4))  # lies where that one did
+            first(of(5))
+            for number in range(CALLS):
+                assert torch.equal(second(of(number)), collecting(of(number)))
+                assert torch.equal(kept, of(4) * 2)
+    finally:
+        gc.enable()
+    assert recordings(second).replays >= CALLS - 1
