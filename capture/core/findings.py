@@ -7,11 +7,13 @@ upwards in that field's lattice, so the order of rules cannot matter.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 from typing_extensions import override
 
 from capture.core.facts import CodeLocation
+from capture.core.links import rule_page
 
 SETTLING = frozenset({"CG204", "CG205", "CG206", "CG401"})
 """Codes of what a first call may do once, to set up state, and a second one may not."""
@@ -69,6 +71,59 @@ class Finding:
     where: CodeLocation | None = None
     path: str | None = None
     """The placeholder, output or attribute it is about."""
+
+    @override
+    def __str__(self) -> str:
+        return self.message()
+
+    def message(self, *, function: str | None = None, now: str | None = None, also: Sequence[Finding] = ()) -> str:
+        """All of it as lines, without a newline at the end.
+
+        ``function``: the captured function's name, for findings whose place is elsewhere or unknown. ``now``: what
+        happens to the call. ``also``: findings of the same rule, of which a word each is enough.
+        """
+        lines = [f"{self.code} {self.name}: {self.what}"]
+        if also:
+            lines.append(f"  also:  {_others_text(also)}")
+        where = _where_text(self.where, function)
+        if where:
+            lines.append(f"  where: {where}")
+        lines.append(f"  why:   {self.why}")
+        lines += [f"{'         or ' if index else '  fix:   '}{fix}" for index, fix in enumerate(self.fix)]
+        if now:
+            lines.append(f"  now:   {now}")
+        lines.append(f"  more:  {rule_page(self.code)}  (or: python -m capture rule {self.code})")
+        return "\n".join(lines)
+
+
+def by_cause(findings: Iterable[Finding]) -> list[tuple[Finding, tuple[Finding, ...]]]:
+    """The first finding of each rule, with the others of that rule: one cause often shows at several places."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.code, []).append(finding)
+    return [(first, tuple(others)) for first, *others in groups.values()]
+
+
+def _where_text(where: CodeLocation | None, function: str | None) -> str:
+    if where is None:
+        return function or ""
+    text = f"{where.function} ({where.file}:{where.line})"
+    if function and not f".{function}".endswith(f".{where.function}"):
+        text += f" in {function}"
+    return f"{text}: `{where.code}`" if where.code else text
+
+
+_MOST_OTHERS = 3  # that are named
+
+
+def _others_text(others: Sequence[Finding]) -> str:
+    """What each of them is about: a path, or else a place."""
+    named = [
+        repr(one.path) if one.path else f"line {one.where.line}" if one.where is not None else one.what
+        for one in others[:_MOST_OTHERS]
+    ]
+    more = len(others) - len(named)
+    return f"{', '.join(named)}{f' and {more} more' if more else ''}"
 
 
 @frozen(kw_only=True)

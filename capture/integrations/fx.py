@@ -37,7 +37,6 @@ from capture.integrations._partition import (
     partitions,
 )
 from capture.observe import source_location
-from capture.reporting import text as _text
 
 _INPUT, _TARGET = "capture_input", "capture_target"
 """Where a copy of a node keeps what the node was."""
@@ -160,8 +159,8 @@ def _finding(title: str, rest: Partition, fallback: str | None) -> Finding:
         fix=("call the graph module itself  (no cost)", "use operators that stay on the device  (no cost)"),
     )
     if fallback == "error":
-        raise UncapturableError(_text.format_finding(finding, function=title), (finding,))
-    text = _text.format_finding(finding, function=title, now="runs eagerly")
+        raise UncapturableError(finding.message(function=title), (finding,))
+    text = finding.message(function=title, now="runs eagerly")
     warnings.warn(text, CaptureWarning, stacklevel=source_location.stack_level())
     return finding
 

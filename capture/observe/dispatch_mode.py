@@ -385,8 +385,11 @@ class ObserveMode(HigherOrderMode):
         where = source_location.user_location()
         kind = (data_dependent_shape, is_compared)
         at = (where.file, where.line, *kind) if where else (op, 0, *kind)
-        found = HostSync(op=op, where=where, data_dependent_shape=data_dependent_shape, is_compared=is_compared)
-        self.trace.syncs.setdefault(at, found)
+        if at not in self.trace.syncs:
+            self.trace.syncs[at] = HostSync(
+                op=op, where=where, data_dependent_shape=data_dependent_shape, is_compared=is_compared,
+                through=source_location.called_by_user(),
+            )  # fmt: skip
 
     def _see_writes(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for tensor, from_norm in written(op, args, kwargs):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import linecache
 import os
+import site
 import sys
+import sysconfig
 import types
 import warnings
 from collections.abc import Mapping
@@ -14,15 +16,25 @@ import typing_extensions
 
 from capture.core.facts import CodeLocation
 
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OWN = (
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    _OURS,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     os.path.abspath(warnings.__file__),
     os.path.abspath(typing_extensions.__file__),  # wraps what torch calls deprecated
 )
 _cache: dict[tuple[str, int, str], CodeLocation] = {}
+_INSTALLED = tuple(
+    os.path.abspath(folder) + os.sep
+    for folder in (
+        *(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+        site.getusersitepackages(),
+    )
+)
 _users: dict[str, bool] = {}
 """Per file: it is neither torch's nor this library's."""
+_written_by_user: dict[str, bool] = {}
+"""Per file: it is not installed either, as Python's own modules and packages are."""
 _written: dict[str, Mapping[int, tuple[str, int, str]]] = {}
 """Per file of generated code: the file, line and function of the user's that each of its lines stands for."""
 
@@ -45,17 +57,51 @@ def forget_generated(file: str) -> None:
     _written.pop(file, None)
 
 
+def _is_written_by_user(file: str) -> bool:
+    known = _written_by_user.get(file)
+    if known is None:
+        known = _written_by_user[file] = is_users(file) and not file.startswith(_INSTALLED)
+    return known
+
+
 def user_location() -> CodeLocation | None:
-    """The innermost frame that is neither torch's nor this library's."""
-    frame: types.FrameType | None = sys._getframe(1)
-    users = _users
+    """The innermost line of the captured function that is the user's own.
+
+    A line of an installed package, where the user called it in the captured function, is not: what to change is the
+    user's call. It is the answer where the captured function is a package's itself.
+    """
+    frame = _user_frame(sys._getframe(1))
+    return None if frame is None else _of(frame.f_code, frame.f_lineno)
+
+
+def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    users, installed = _users, None
     while frame is not None:
-        code = frame.f_code
-        known = users.get(code.co_filename)  # without a call for each frame: half the time
-        if known or (known is None and is_users(code.co_filename)):
-            return _of(code, frame.f_lineno)
+        file = frame.f_code.co_filename
+        known = users.get(file)  # without a call for each frame: half the time
+        if known or (known is None and is_users(file)):
+            if _is_written_by_user(file):
+                return frame
+            installed = installed or frame
+        elif installed is not None and file.startswith(_OURS):  # what called the captured function
+            return installed
         frame = frame.f_back
-    return None
+    return installed
+
+
+def called_by_user() -> str:
+    """The function of torch or of an installed package that ``user_location`` calls, as ``torch.optim.adam.Adam.step``;
+    empty if it calls none. Wrappers around it are left out, and methods of a tensor, which are the user's own words."""
+    frame: types.FrameType | None = sys._getframe(1)
+    users, found = _user_frame(frame), ""
+    while frame is not None and frame is not users:
+        name = frame.f_code.co_qualname
+        module = frame.f_globals.get("__name__", "")
+        private = "<" in name or (name.rpartition(".")[2].startswith("_") and not name.endswith(".__init__"))
+        if not private and not frame.f_code.co_filename.startswith(_OURS) and not module.startswith("torch._tensor"):
+            found = f"{module}.{name}"
+        frame = frame.f_back
+    return found
 
 
 def of_error(error: BaseException) -> CodeLocation | None:

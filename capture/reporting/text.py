@@ -8,38 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from capture.core.events import SHOWN
-from capture.core.facts import CodeLocation, OutputInfo
+from capture.core.facts import OutputInfo
 from capture.core.findings import Finding, Severity
 from capture.core.plan import CapturePlan
 from capture.rules import Rule
-
-
-def format_finding(finding: Finding, *, function: str | None = None, now: str | None = None) -> str:
-    """One finding as a block of lines, without a newline at the end.
-
-    ``function`` is the captured function's name, for findings whose place is elsewhere or unknown; ``now`` says what
-    happens to the call.
-    """
-    lines = [f"{finding.code} {finding.name}: {finding.what}"]
-    where = _where_text(finding.where, function)
-    if where:
-        lines.append(f"  where: {where}")
-    lines.append(f"  why:   {finding.why}")
-    lines += [f"{'         or ' if index else '  fix:   '}{fix}" for index, fix in enumerate(finding.fix)]
-    if now:
-        lines.append(f"  now:   {now}")
-    lines.append(f"  more:  python -m capture rule {finding.code}")
-    return "\n".join(lines)
-
-
-def _where_text(where: CodeLocation | None, function: str | None) -> str:
-    if where is None:
-        return function or ""
-    text = f"{where.function} ({where.file}:{where.line})"
-    if function and not f".{function}".endswith(f".{where.function}"):
-        text += f" in {function}"
-    return f"{text}: `{where.code}`" if where.code else text
-
 
 _MOST_GUARDS = 20  # that are printed
 
@@ -71,7 +43,7 @@ def format_plan(plan: CapturePlan) -> str:
             "effects", [(effect.path, effect.kind, f"{effect.before} -> {effect.after}") for effect in plan.effects]
         ),
         _section("fingerprint", list(plan.fingerprint.items())),
-        *(f"{finding.severity}: {format_finding(finding, function=plan.function)}" for finding in plan.findings),
+        *(f"{finding.severity}: {finding.message(function=plan.function)}" for finding in plan.findings),
     ]
     return "\n\n".join(filter(None, blocks)) + "\n"
 

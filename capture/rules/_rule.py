@@ -7,6 +7,7 @@ Out: ``Rule``. No torch.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from attrs import frozen
@@ -109,6 +110,26 @@ def short_op(op: str) -> str:
     return parts[-1] if len(parts) < 3 else parts[1]
 
 
+def op_text(op: str) -> str:
+    """An operator as users know it: ``"aten.add_.Tensor"`` -> ``"`add_`"``. What is no operator's name stays."""
+    is_operator = op.startswith("aten") or op.count(".") == 2 or "::" in op
+    return f"`{_FAMILIAR.get(short_op(op), short_op(op))}`" if is_operator and " " not in op else op
+
+
+_FAMILIAR = {
+    "_to_copy": "to",
+    "index": "x[mask]",
+    "index_put": "x[mask] = y",
+    "index_put_": "x[mask] = y",
+    "lift_fresh": "torch.tensor",
+    "_softmax": "softmax",
+    "_unique2": "unique",
+    "addmm": "linear",
+    "t": "linear",
+}
+"""Operators of ATen that users write in another way."""
+
+
 def bytes_text(num_bytes: int) -> str:
     """Decimal units, one digit: ``"8.4 MB"``."""
     if num_bytes < 1000:
@@ -133,6 +154,24 @@ def names_text(paths: Iterable[str], most: int = 3) -> str:
 def accelerators(devices: Iterable[str]) -> tuple[str, ...]:
     """The devices that run kernels of their own, sorted."""
     return tuple(sorted({device for device in devices if device.split(":")[0] not in ("cpu", "meta")}))
+
+
+NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")
+"""A number, as a key's part is shown."""
+SIZES = re.compile(r"\w+\[[\d, ]*\].*|strides .*")
+"""A tensor's dtype, shape and device, or its strides, as a key's part is shown."""
+SETTING = re.compile(r"(\w+) of (\w+)")
+"""A setting of an optimizer, as a key's part is named: ``lr of SGD``."""
+
+
+def tensor_setting(setting: str, optimizer: str) -> str:
+    """The fix for a setting of an optimizer that changes while the function is in use."""
+    if setting != "lr":
+        return f"keep {setting} of {optimizer} as it is, or leave the optimizer out of the captured function  (no cost)"
+    return (
+        f"make the learning rate a tensor, which schedulers then write to: {optimizer}(..., lr=torch.tensor(0.1),"
+        " fused=True), on a GPU on its device and with capturable=True where there is that option  (no cost)"
+    )
 
 
 BIND_BYTES = 1 << 20

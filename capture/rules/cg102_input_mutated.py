@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Policy, Severity
-from capture.rules._rule import bytes_text, is_bound, rule
+from capture.rules._rule import bytes_text, is_bound, op_text, rule
 from capture.rules.case import Case
 
 
@@ -48,10 +48,10 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         if info.kind != "argument" or info.static or info.mutation is None or is_bound(case, info):
             continue
         copied = bytes_text(info.tensor.nbytes)
-        yield RULE.decision(info.path, Policy.COPY_BACK, f"mutated by {info.mutation.op} and not static")
+        yield RULE.decision(info.path, Policy.COPY_BACK, f"mutated by {op_text(info.mutation.op)} and not static")
         yield RULE.finding(
             what=f"argument {info.path!r} is written in place and copied in and back",
-            why=f"{info.mutation.op} writes to the recording's own buffer: {copied} are copied in before and"
+            why=f"{op_text(info.mutation.op)} writes to the recording's own buffer: {copied} are copied in before and"
             " back after every replay",
             fix=(
                 f"add {info.path!r} to static=  (no cost; promises a fixed address)",

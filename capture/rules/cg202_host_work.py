@@ -37,7 +37,7 @@ from collections.abc import Iterator
 
 from capture.core.facts import HostWork
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import accelerators, rule
+from capture.rules._rule import accelerators, op_text, rule
 from capture.rules.case import Case
 
 _SPLIT = "move it before or after the captured function  (splits the work in two)"
@@ -46,6 +46,19 @@ WORDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "cannot be part of a recording",
         "it waits for the device or decides on the host, where a replay does nothing",
         ("use an operator that stays on the device  (no cost)", _SPLIT),
+    ),
+    "draw": (
+        "cannot be part of a recording",
+        "a replay runs no Python, so the numbers drawn in the recorded call would stay for ever",
+        (
+            "draw with torch, as by torch.rand  (no cost)",
+            "draw before the call, and pass what was drawn as a tensor  (one small copy a call)",
+        ),
+    ),
+    "iterator": (
+        "cannot be part of a recording",
+        "a replay runs no Python, so the iterator would not go on",
+        ("take from it before the call, and pass what it gave  (no cost)", "pass a list instead  (no cost)"),
     ),
     "array": (
         "makes a tensor of an array",
@@ -62,25 +75,28 @@ WORDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
 }
 """What the operator does, why it matters and what helps, by kind of work."""
+BY_TEXT = {"drawing from ": "draw", "taking from ": "iterator"}
+"""Work that is no operator: the beginning of its text, and its key in ``WORDS``."""
 
 
 @rule("CG202", "host-work", severity=Severity.EAGER, revision=5)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     devices = accelerators(case.facts.devices)
     for work in case.facts.host_work:
-        if work.kind in WORDS:
-            what, why, fix = WORDS[work.kind]
-            yield RULE.finding(what=f"{work.op} {what}", why=why, fix=fix, where=work.where)
+        kind = next((kind for beginning, kind in BY_TEXT.items() if work.op.startswith(beginning)), work.kind)
+        if kind in WORDS:
+            what, why, fix = WORDS[kind]
+            yield RULE.finding(what=f"{op_text(work.op)} {what}", why=why, fix=fix, where=work.where)
         elif devices:
             yield _beside(work, devices[0])
 
 
 def _beside(work: HostWork, device: str) -> Finding:
     if work.kind == "copy":
-        what = f"{work.op} copies between the CPU and {device}"
+        what = f"{op_text(work.op)} copies between the CPU and {device}"
         fix = f"keep the tensor on {device}, or copy it before the call and pass it  (no cost)"
     else:
-        what = f"{work.op} runs on the CPU beside {device}"
+        what = f"{op_text(work.op)} runs on the CPU beside {device}"
         fix = f"make its tensors on {device}  (no cost)"
     return RULE.finding(
         what=what,

@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import rule
+from capture.rules._rule import op_text, rule
 from capture.rules.case import Case
 
 
@@ -43,7 +43,7 @@ from capture.rules.case import Case
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for drift in case.facts.drifts:
         yield RULE.finding(
-            what=f"{drift.path} was {drift.first} in one run and {drift.second} in the next",
+            what=f"{_place(drift.path)} was {drift.first} in one run and {drift.second} in the next",
             why="a recording keeps the number it was recorded with, and every replay would use that one",
             fix=(
                 "pass the value as a tensor argument  (one small copy a call)",
@@ -53,3 +53,9 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
             where=drift.where,
             path=drift.path,
         )
+
+
+def _place(path: str) -> str:
+    """An output's path, or an argument of an operator."""
+    op = path.removesuffix(" argument")
+    return path if op == path else f"an argument of {op_text(op)}"

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import rule
+from capture.rules._rule import op_text, rule
 from capture.rules.case import Case
 
 
@@ -45,9 +45,9 @@ from capture.rules.case import Case
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     change = case.facts.sequence_change
     if change is not None:
+        first, second = op_text(change.first or "none"), op_text(change.second or "none")
         yield RULE.finding(
-            what=f"operator {change.index} was {change.first or 'none'} in one run and {change.second or 'none'}"
-            " in the next",
+            what=f"operator {change.index} was {first} in one run and {second} in the next",
             why="a recording holds one sequence of operators, and the body took another way the second time",
             fix=(
                 "pass what decides the way as a Python argument  (one recording a value)",

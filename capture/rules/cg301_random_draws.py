@@ -36,7 +36,7 @@ from collections.abc import Iterator
 from capture.core.facts import Draw
 from capture.core.findings import Decision, Finding, Severity
 from capture.core.options import Rng
-from capture.rules._rule import rule
+from capture.rules._rule import op_text, rule
 from capture.rules.case import Case
 
 BY_OPTION: dict[Rng, tuple[Severity, str, tuple[str, ...]]] = {
@@ -70,7 +70,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     for draw in first.values():
         generator = "the default generator" if draw.generator == "default" else f"generator {draw.generator!r}"
         yield RULE.finding(
-            what=f"{draw.op} draws from {generator} of {draw.device}",
+            what=f"{op_text(draw.op)} draws from {generator} of {draw.device}",
             why=why,
             fix=fix,
             where=draw.where,

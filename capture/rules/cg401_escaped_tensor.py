@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import rule
+from capture.rules._rule import op_text, rule
 from capture.rules.case import Case
 
 
@@ -47,7 +47,7 @@ from capture.rules.case import Case
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for escape in case.facts.escapes:
         yield RULE.finding(
-            what=f"a tensor made by {escape.op} is kept after the call, {escape.tensor}",
+            what=f"a tensor made by {op_text(escape.op)} is kept after the call, {escape.tensor}",
             why="the next replay writes to the same memory, and whoever keeps the tensor would see other values",
             fix=(
                 "return the tensor and keep the result  (no cost)",

@@ -52,7 +52,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import names_text, rule
+from capture.rules._rule import names_text, op_text, rule
 from capture.rules.case import Case
 
 
@@ -65,7 +65,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     asked = f", asked for by {names_text(paths, most=2)}" if paths else ""
     if not obstacles:
         yield RULE.finding(
-            what=f"the result of {uses[0].op} needs gradients{asked}",
+            what=f"the result of {op_text(uses[0].op)} needs gradients{asked}",
             why="forward and backward are recorded apart: the backward pass is recorded when it runs",
             where=uses[0].where,
             path=uses[0].path,
@@ -73,10 +73,11 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         )
         return
     yield RULE.finding(
-        what=f"the result of {uses[0].op} needs gradients{asked}, and {obstacles[0].reason}",
+        what=f"the result of {op_text(uses[0].op)} needs gradients{asked}, and {obstacles[0].reason}",
         why="so forward and backward cannot be recorded apart",
         fix=(
-            "capture the whole step: backward and optimizer inside, detached results  (no cost)",
+            "return it detached, where its backward pass is inside: return loss.detach()  (no cost)",
+            "capture the whole step, with its backward pass and the optimizer  (no cost)",
             "call it under torch.no_grad() or torch.inference_mode()  (no cost; no gradients)",
             "do what stands in the way outside of the function  (eager there)",
         ),

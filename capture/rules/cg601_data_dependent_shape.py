@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import rule
+from capture.rules._rule import op_text, rule
 from capture.rules.case import Case
 
 
@@ -50,7 +50,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
                     or "a segment of the recording ends here: each replay waits for the sizes, which pick the next"
                 )
             yield RULE.finding(
-                what=f"the size of the result of {sync.op} depends on a tensor's values",
+                what=f"the size of the result of {op_text(sync.op)} depends on a tensor's values",
                 why=why,
                 fix=(
                     "keep the full size and mask: torch.where(mask, x, 0)  (computes all elements)",

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import rule
+from capture.rules._rule import op_text, rule
 from capture.rules.case import Case
 
 
@@ -45,7 +45,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     for one in case.facts.collectives:
         if one.obstacle is not None:
             yield RULE.finding(
-                what=f"{one.op} {one.obstacle}",
+                what=f"{op_text(one.op)} {one.obstacle}",
                 why="a replay would run other work than the ranks it works with",
                 fix=(
                     "wait for it inside the captured function  (no cost)",

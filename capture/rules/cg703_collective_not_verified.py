@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import rule
+from capture.rules._rule import op_text, rule
 from capture.rules.case import Case
 
 
@@ -47,7 +47,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     if case.facts.collectives and case.annotation.verify != "off":
         first = case.facts.collectives[0]
         yield RULE.finding(
-            what=f"verify={case.annotation.verify!r} is left out, as {first.op} needs the other ranks",
+            what=f"verify={case.annotation.verify!r} is left out, as {op_text(first.op)} needs the other ranks",
             why="a second run for the same call would wait for ranks that do not make one, or take their data",
             fix=("capture what lies between the collectives apart, with verify=  (more launches)",),
             where=first.where,

@@ -43,7 +43,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import rule
+from capture.rules._rule import op_text, rule
 from capture.rules.case import Case
 
 
@@ -52,7 +52,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     first = next((one for one in case.facts.collectives if one.registers_segments), None)
     if first is not None:
         yield RULE.finding(
-            what=f"{first.op} would have NCCL register memory of expandable segments with the graph",
+            what=f"{op_text(first.op)} would have NCCL register memory of expandable segments with the graph",
             why="NCCL takes a segment for one allocation: replays hang, or read other memory",
             fix=(
                 "set NCCL_GRAPH_REGISTER=0 before the process group is made  (NCCL copies through its own buffers)",

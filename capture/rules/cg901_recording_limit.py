@@ -38,8 +38,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from capture.core.facts import LimitReached
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import rule
+from capture.rules._rule import NUMBER, SETTING, SIZES, rule, tensor_setting
 from capture.rules.case import Case
 
 
@@ -54,13 +55,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         if limit.path
         else f"this call differs: {limit.difference}"
     )
-    fix = [
-        "pad the dimension that varies to a few sizes  (computes the padding)",
-        f"raise max_recordings above {most}  (memory and a slow first call each)",
-    ]
-    if limit.path:
-        fix.insert(0, f"keep {limit.path!r} in one tensor and name it in static=  (no cost; promises a fixed address)")
-        fix.insert(1, f"pass {limit.path!r} as a tensor if it is a number  (one small copy a call)")
+    fix = [*_fixes(limit), f"raise max_recordings above {most}  (memory and a slow first call each)"]
     yield RULE.finding(
         what=f"{limit.num_recordings} recordings exist (max_recordings={most}), and {changed}",
         why=f"every difference needs a recording of its own, and this call asks for one more: {limit.difference}",
@@ -69,3 +64,17 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         path=limit.path,
         severity=Severity.ERROR if case.annotation.fallback == "error" else Severity.EAGER,
     )
+
+
+def _fixes(limit: LimitReached) -> list[str]:
+    """What helps against the difference that is named."""
+    setting = SETTING.fullmatch(limit.path or "")
+    if setting is not None:
+        return [tensor_setting(*setting.groups())]
+    if SIZES.fullmatch(limit.before) and SIZES.fullmatch(limit.after):
+        return ["pad the dimension that varies to a few sizes  (computes the padding)"]
+    if NUMBER.fullmatch(limit.before) and NUMBER.fullmatch(limit.after):
+        return [f"pass {limit.path!r} as a tensor: torch.tensor(...)  (one small copy a call)"]
+    if limit.path:
+        return [f"keep {limit.path!r} in one tensor and name it in static=  (no cost; promises a fixed address)"]
+    return []

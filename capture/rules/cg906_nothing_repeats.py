@@ -40,12 +40,12 @@ from collections.abc import Iterator
 
 from capture.core.facts import GivenUp
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import rule
+from capture.rules._rule import SETTING, rule, tensor_setting
 from capture.rules.case import Case
 
 _NAMED = 3  # things that vary
 _FIXES = {
-    "number": "pass the number as a tensor  (one small copy a call)",
+    "number": "pass the number as a tensor: torch.tensor(...)  (one small copy a call)",
     "size": "pad the dimension that varies to a few sizes  (computes the padding)",
     "object": "make the object once and keep it, instead of a new one in every call  (no cost)",
     "state": "keep what does not change in calls, and pass what does as a tensor  (one small copy a call)",
@@ -58,11 +58,17 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     found = case.facts.given_up
     if found is None:
         return
-    about = {one.about for one in found.variations[:_NAMED]}
+    shown = found.variations[:_NAMED]
+    settings = [match.groups() for each in shown if (match := SETTING.fullmatch(each.what.strip("'")))]
+    about = {each.about for each in shown if not SETTING.fullmatch(each.what.strip("'"))}
     yield RULE.finding(
         what=f"{_efforts(found)} led to no replay{_varied(found)}",
         why="calls that differ need a recording each, and none was used again",
-        fix=(*[fix for kind, fix in _FIXES.items() if kind in about], _ALWAYS),
+        fix=(
+            *[tensor_setting(*setting) for setting in settings],
+            *[fix for kind, fix in _FIXES.items() if kind in about],
+            _ALWAYS,
+        ),
         where=found.where,
         severity=Severity.ERROR if case.annotation.fallback == "error" else Severity.EAGER,
     )

@@ -18,20 +18,20 @@ from attrs import Factory, define, field
 from capture.core.errors import CaptureWarning, UncapturableError
 from capture.core.events import Log
 from capture.core.facts import Facts
-from capture.core.findings import SETTLING, Finding, Severity
+from capture.core.findings import SETTLING, Finding, Severity, by_cause
 from capture.core.options import Annotation
 from capture.core.plan import CapturePlan
 from capture.key.code_names import NamedKey, part_of
 from capture.key.modes import Here
 from capture.key.signature import Binder, Key, Leaf, Leaves, key_of, make_binder, module_key, sees_form, signature_of
 from capture.observe import source_location
-from capture.reporting import text as _text
 from capture.runtime.budget import Budget, most_efforts
 from capture.runtime.entry import Entry, Family
 from capture.state.call import Call
 from capture.state.optimizers import Optimizers
 
 _numbers = itertools.count(1)
+MOST_WARNINGS = 3  # of one function: who has read these looks at the rest by himself
 
 
 class FastPaths(Protocol):
@@ -99,6 +99,8 @@ class Captured:
     faults: int = field(default=0, init=False)
     """Calls in a row in which something went wrong inside this library before their entry was known."""
     budget: Budget = field(init=False)
+    warnings: int = field(default=0, init=False)
+    """Warnings given, at most ``MOST_WARNINGS``."""
     is_told: bool = field(default=False, init=False)
     """The user was warned of something that keeps calls eager."""
     optimizers: Optimizers = field(factory=Optimizers, init=False)
@@ -205,7 +207,7 @@ class Captured:
         self.hopeless = None
         self.optimizers = Optimizers()
         self.log = Log(self.annotation.function)
-        self.budget, self.is_told = self._new_budget(), False
+        self.budget, self.is_told, self.warnings = self._new_budget(), False, 0
 
     def _new_budget(self) -> Budget:
         may_rest = not self.is_backward and self.annotation.fallback != "error"
@@ -249,10 +251,21 @@ class Captured:
         self.note_findings(plan)
         raising = self.annotation.fallback == "error" or any(f.severity is Severity.ERROR for f in findings)
         if findings and raising:
-            text = "\n".join(_text.format_finding(one, function=self.annotation.function) for one in findings)
+            function = self.annotation.function
+            text = "\n".join(first.message(function=function, also=also) for first, also in by_cause(findings))
             raise UncapturableError(text, findings)
         self.is_told = self.is_told or bool(new)
         for finding in new:
-            text = _text.format_finding(finding, function=self.annotation.function, now="runs eagerly")
             self.log.add("fallback", finding.code + " " + finding.what)
+        for first, also in by_cause(new):
+            self.warnings += 1
+            if self.warnings > MOST_WARNINGS:
+                return
+            last = self.warnings == MOST_WARNINGS
+            now = "runs eagerly" + (f"; what else is found is in recordings({_short(self)}).findings" if last else "")
+            text = first.message(function=self.annotation.function, now=now, also=also)
             warnings.warn(text, CaptureWarning, stacklevel=source_location.stack_level())
+
+
+def _short(captured: Captured) -> str:
+    return captured.annotation.function.rpartition(".")[2]

@@ -15,7 +15,6 @@ from capture.core import config
 from capture.core.errors import CaptureWarning, UncapturableError
 from capture.core.events import Event, Log, listening
 from capture.core.findings import Finding, Severity
-from capture.reporting import text
 from capture.runtime.captured import Captured
 
 P = ParamSpec("P")
@@ -141,7 +140,7 @@ class _EagerFunction:
     def text(self) -> str:
         """The block of the message about this function."""
         head = f"{self.log.function} became eager"
-        blocks = [text.format_finding(one, function=self.log.function) for one in self.findings.values()]
+        blocks = [one.message(function=self.log.function) for one in self.findings.values()]
         return "\n".join([head, *(blocks or self.reasons)])
 
 
@@ -183,7 +182,7 @@ def _no_replay(function: Callable[..., Any], counts: _Counts, begin: float, what
     if not config.current().enabled:
         lines.append("captured functions are switched off (CAPTURE_ENABLED=0, or config.patch(enabled=False))")
     for state in counts.states:
-        lines += [text.format_finding(one, function=state.annotation.function) for one in _lasting(state).values()]
+        lines += [one.message(function=state.annotation.function) for one in _lasting(state).values()]
     events = [event for state in counts.states for event in state.log.events if event.at >= begin]
     lines += [f"  {event.kind}: {event.detail}".rstrip(": ") for event in events if event.kind in _TOLD]
     return "\n".join(lines)

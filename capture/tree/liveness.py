@@ -19,7 +19,6 @@ from capture.core.facts import BorrowedUse, Facts
 from capture.core.options import Annotation
 from capture.key import pytree
 from capture.native import native, seen
-from capture.reporting.text import format_finding
 from capture.rules.compile_plan import compile_plan
 from capture.torch_private import capabilities
 from capture.torch_private.capabilities import storage_use_count, use_count
@@ -224,7 +223,7 @@ def _stale_text(annotation: Annotation | None) -> str:
     annotation = annotation or Annotation(function="a captured function")
     use = BorrowedUse(function=annotation.function, where=annotation.defined_at)
     plan = compile_plan(annotation, Facts(function=annotation.function, borrowed_use=use))
-    return "\n".join(format_finding(finding, function=annotation.function) for finding in plan.findings[:1])
+    return "\n".join(finding.message(function=annotation.function) for finding in plan.findings[:1])
 
 
 def make_stale(tensor: torch.Tensor, annotation: Annotation) -> None:

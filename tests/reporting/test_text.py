@@ -7,7 +7,8 @@ from attrs import evolve
 
 from capture.core.facts import CodeLocation
 from capture.core.findings import Finding, Severity
-from capture.reporting.text import format_finding, format_plan, format_rule, format_table
+from capture.core.links import DOCS
+from capture.reporting.text import format_plan, format_rule, format_table
 from capture.rules import RULES
 from capture.rules.compile_plan import compile_plan
 from tests.support.samples import case, check_golden, decoder
@@ -25,7 +26,7 @@ FINDING = Finding(
 
 
 def test_the_whole_shape() -> None:
-    assert format_finding(FINDING, now="runs eagerly") == (
+    assert FINDING.message(now="runs eagerly") == (
         "CG101 static-address-moved: static argument 'kv.0.k' is at a new address\n"
         "  where: Decoder.step (model.py:88): `y = x + k`\n"
         "  why:   a recorded graph reads the address it was recorded with\n"
@@ -33,15 +34,15 @@ def test_the_whole_shape() -> None:
         "         or second\n"
         "         or third\n"
         "  now:   runs eagerly\n"
-        "  more:  python -m capture rule CG101"
+        f"  more:  {DOCS}rules/CG101/  (or: python -m capture rule CG101)"
     )
 
 
 def test_absent_lines_are_left_out() -> None:
-    assert format_finding(evolve(FINDING, fix=(), where=None)) == (
+    assert evolve(FINDING, fix=(), where=None).message() == (
         "CG101 static-address-moved: static argument 'kv.0.k' is at a new address\n"
         "  why:   a recorded graph reads the address it was recorded with\n"
-        "  more:  python -m capture rule CG101"
+        f"  more:  {DOCS}rules/CG101/  (or: python -m capture rule CG101)"
     )
 
 
@@ -58,7 +59,7 @@ def test_absent_lines_are_left_out() -> None:
 )
 def test_where(place: CodeLocation | None, function: str | None, line: str) -> None:
     """The captured function is named where the place is in another one, or unknown."""
-    assert f"\n  where: {line}\n" in format_finding(evolve(FINDING, where=place), function=function)
+    assert f"\n  where: {line}\n" in evolve(FINDING, where=place).message(function=function)
 
 
 def test_plan_page() -> None:

@@ -13,7 +13,6 @@ import pytest
 
 import capture.rules as rules_package
 from capture.core.findings import Decision, Finding
-from capture.reporting.text import format_finding
 from capture.rules import RULES, Rule
 from capture.rules.case import Case
 from tests.support.samples import check_golden
@@ -35,7 +34,7 @@ def cases(each: Rule, name: str) -> list[Case]:
 
 def rendered(said: Finding | Decision) -> str:
     if isinstance(said, Finding):
-        return f"[{said.severity}] {format_finding(said, function='Decoder.step')}"
+        return f"[{said.severity}] {said.message(function='Decoder.step')}"
     return f"{said.field} -> {said.value}  ({said.code}: {said.reason})"
 
 

@@ -100,9 +100,11 @@ def decoder() -> Case:
     )
 
 
-def limited(fallback: str = "eager", path: str | None = "ids") -> Case:
+def limited(
+    fallback: str = "eager", path: str | None = "ids", before: str = "i64[8, 1]", after: str = "i64[9, 1]"
+) -> Case:
     """The call that asks for a sixth recording, because of ``path`` if it is known."""
     reached = LimitReached(
-        num_recordings=5, difference="another shape", path=path, before="i64[8, 1]", after="i64[9, 1]", where=where()
+        num_recordings=5, difference=f"{path or 'it'} changed", path=path, before=before, after=after, where=where()
     )
     return case(annotation(fallback=fallback), limit=reached)

@@ -15,6 +15,9 @@ FIRES: list[Case] = [
         ),
     ),
     case(devices=("cpu",), host_work=(HostWork(op="mylib.wait.default", kind="unsafe", where=where()),)),
+    case(host_work=(HostWork(op="drawing from numpy.random", kind="unsafe", where=where(9, "np.random.rand()")),)),
+    case(host_work=(HostWork(op="taking from batches", kind="unsafe", where=where(9, "next(batches)")),)),
+    case(host_work=(HostWork(op="aten.lift_fresh.default", kind="array", where=where(9, "torch.tensor(array)")),)),
     case(host_work=(HostWork(op="mylib.peek.default", kind="address", where=where()),)),
 ]
 NEAR_MISSES: list[Case] = [

@@ -9,5 +9,8 @@ FIRES: list[Case] = [
     limited(),
     limited("error"),
     limited(path=None),
+    limited(path="scale", before="0.5", after="0.25"),
+    limited(path="lr of SGD", before="0.1", after="0.05"),
+    limited(path="table", before="0x7f00", after="outside the pool"),
 ]
 NEAR_MISSES: list[Case] = [case(annotation(max_recordings=1))]

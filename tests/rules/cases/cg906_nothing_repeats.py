@@ -12,7 +12,9 @@ SHAPE = Variation(
 OTHERS = tuple(
     Variation(what=f"'{name}'", change="a new Context object in every call", about="object") for name in "abc"
 )
+RATE = Variation(what="'lr of SGD'", change="16 values in 16 calls (0.1, 0.09, 0.08, ...)", about="number")
 FIRES: list[Case] = [
+    case(given_up=GivenUp(observations=8, recordings=0, drops=0, ms=12.4, variations=(RATE,), where=where())),
     case(given_up=GivenUp(observations=8, recordings=2, drops=0, ms=12.4, variations=(SHAPE,), where=where())),
     case(given_up=GivenUp(observations=1, recordings=0, drops=4, ms=3.0, variations=(SHAPE, *OTHERS))),
     case(annotation(fallback="error"), given_up=GivenUp(observations=0, recordings=0, drops=1, ms=0.0)),
