@@ -14,7 +14,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test test-all test-native test-world test-gpu demo fuzz fuzz-faults bench golden format clean
+.PHONY: docs help test test-all test-native test-world test-gpu demo fuzz fuzz-faults bench golden format clean
 
 help:
 	@echo 'make demo     a small GPT trains and decodes eagerly and captured: same losses and tokens, speeds, the plan'
@@ -22,6 +22,7 @@ help:
 	@echo 'make test-all all tests, also those that are marked as slow; PART=1/3 runs a third of the slow ones alone'
 	@echo 'make test-native the tests of the C module and the guards, with an address-sanitizer build of it'
 	@echo 'make test-world programs of other libraries beside eager; ONLY="llama gcn" runs those alone'
+	@echo 'make docs     the site of docs/, into build/site; fails at a link that leads nowhere'
 	@echo 'make test-gpu the tests on a GPU, with the torch that is installed there'
 	@echo 'make fuzz     the state machine for long (CAPTURE_FUZZ_EXAMPLES=100000)'
 	@echo 'make fuzz-faults  exceptions at very many points of the library (CAPTURE_FAULTS=20000)'
@@ -57,6 +58,7 @@ test: $(STAMP)
 # The slow tests are dealt to the parts, so that each takes about as long as the others.
 test-all: $(STAMP)
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(if $(PART),--part $(PART))
+	$(MAKE) --no-print-directory docs
 
 # The C module is built anew, to stop at the first byte that it reads or writes outside of what it owns. Built and run in
 # a copy, so that the module in use stays. Python's own allocator would hide such a byte; what it never frees is no leak.
@@ -88,6 +90,18 @@ $(WORLD_STAMP): $(STAMP) requirements-world.txt
 
 test-world: $(WORLD_STAMP)
 	PYTHONPATH="$(CURDIR)" $(WORLD)/bin/python -m tests.world.run --results tests/world/results.json $(ONLY)
+
+# The site needs MkDocs, and of the library what works without torch, so it has an environment of its own.
+DOCS := .venv-docs
+DOCS_STAMP := $(DOCS)/.installed
+$(DOCS_STAMP): requirements-docs.txt
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/python -m pip --disable-pip-version-check -qq install -r requirements-docs.txt
+	@touch $@
+
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@echo 'the start page: build/site/index.html'
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -123,4 +137,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist capture/native/*.so *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) build dist capture/native/*.so *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

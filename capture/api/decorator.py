@@ -211,9 +211,9 @@ def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None
             "forward (or __call__), or capture an instance"
         )
     if isinstance(target, property) or not callable(target):
-        raise AnnotationError(f"capture takes a callable, got {type(target).__qualname__}")
+        raise AnnotationError(f"capture takes a callable, got {type(target).__qualname__}{_instead(target)}")
     if _handle_of(target) is not None:
-        raise AnnotationError(f"{_name_of(target)} is captured already")
+        raise AnnotationError(f"{_name_of(target)} is captured already: remove one of the two")
     code_of = inspect.unwrap(target)
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(is_kind(code_of) for is_kind in kinds):
@@ -227,6 +227,15 @@ def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None
     if isinstance(call, types.FunctionType):
         return _function(call, options, receiver=target, keep=target)
     return _function(target, options, keep=target)
+
+
+def _instead(target: object) -> str:
+    """What somebody meant who gave this."""
+    if isinstance(target, torch.Tensor):
+        return ": give the function, not its result: capture(f)(x)"
+    if isinstance(target, (list, tuple, str)):
+        return f": options have names: capture(static={[target] if isinstance(target, str) else list(target)!r})"
+    return ""
 
 
 def _kind_of(function: types.FunctionType) -> Callable[[types.FunctionType, dict[str, Any]], Any]:
@@ -377,6 +386,8 @@ def _dress(wrapper: Any, target: Any, handle: Handle) -> None:
 
 
 def _handle_of(target: Any) -> Handle | None:
+    while isinstance(target, functools.partial):
+        target = target.func
     function = target.__func__ if isinstance(target, types.MethodType) else target
     handle = getattr(function, "__dict__", {}).get(_HANDLE)
     return handle if isinstance(handle, Handle) else None
@@ -388,6 +399,11 @@ def captured_states(target: Any) -> list[Captured]:
     Raises ``AnnotationError`` for what was not decorated.
     """
     if isinstance(target, torch.nn.Module):
+        if _handle_of(target.forward) is None:
+            raise AnnotationError(
+                f"forward of this {type(target).__qualname__} is not captured; capture(module) captures one instance:"
+                " a copy of it, or what was loaded from a file, is captured anew"
+            )
         target = target.forward
     handle = _handle_of(target)
     if handle is None:

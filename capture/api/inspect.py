@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import types
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from typing import Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
 
 import torch
 from attrs import frozen
@@ -16,7 +17,7 @@ from typing_extensions import override
 from capture.api import warmup as _warmup
 from capture.api.decorator import all_states, captured_state, captured_states
 from capture.api.warmup import Case, WarmupReport
-from capture.core.errors import AnnotationError
+from capture.core.errors import AnnotationError, CaptureWarning
 from capture.core.events import SHOWN, Counters, Event
 from capture.core.facts import Facts
 from capture.core.findings import Finding, Policy, Severity
@@ -82,16 +83,58 @@ class Recordings(Counters):
         return f"{self.function}: " + ", ".join(f"{getattr(self, name)} {name.replace('_', ' ')}" for name in SHOWN)
 
 
-def explain(function: Callable[P, R]) -> Callable[P, Explanation]:
+class _ToBeCalled(Generic[P]):
+    """What ``explain(fn)`` and ``warmup(fn)`` give: to be called with the arguments of a call to ``fn``.
+
+    Says so where it is shown, and warns where it goes away without a call, since nothing has happened then.
+    """
+
+    _verb: ClassVar[str]
+    _instead: ClassVar[str] = ""
+    _called = True  # until there is a function to call
+
+    def __init__(self, function: Callable[P, object], given: Sequence[object] = ()) -> None:
+        name = getattr(function, "__name__", type(function).__name__)
+        self._text = f"{self._verb}({name})(...), with the arguments of a call to {name}{self._instead}"
+        if given:
+            raise AnnotationError(f"{self._verb} takes the function alone; write {self._text}")
+        self._function: Any = function
+        wrapper: Any = self
+        functools.update_wrapper(wrapper, function, updated=())
+        self._called = False
+
+    @override
+    def __repr__(self) -> str:
+        return f"<to be called: {self._text}>"
+
+    def __del__(self) -> None:
+        if not self._called:
+            text = f"{self._verb} was given a function and no call: nothing happened; write {self._text}"
+            warnings.warn(text, CaptureWarning, stacklevel=2)
+
+
+def explain(function: Callable[P, R], /, *given: object) -> Callable[P, Explanation]:
     """``explain(fn)(*args)`` watches one eager run and says what would be recorded, or why nothing would be.
 
     Changes nothing: the caller's tensors, Python state and generators are put back, no recording is made. Works on
     functions that are not captured, too. An exception of the body comes out unchanged.
-    """
-    captured = state_of(function)
 
-    @functools.wraps(function)
-    def explained(*args: P.args, **kwargs: P.kwargs) -> Explanation:
+    Raises ``AnnotationError`` for ``explain(fn, *args)``, which is one call where there should be two.
+    """
+    return _Explain(function, given)
+
+
+class _Explain(_ToBeCalled[P]):
+    _verb = "explain"
+
+    def __init__(self, function: Callable[P, object], given: Sequence[object] = ()) -> None:
+        self._captured = state_of(function)
+        super().__init__(function, given)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """Watch one eager run of the function with these arguments."""
+        self._called = True
+        captured, function = self._captured, self._function
         call = _bound(captured, function, args, kwargs)
         with capture_lock:
             watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=True))
@@ -106,8 +149,6 @@ def explain(function: Callable[P, R]) -> Callable[P, Explanation]:
             plan = compile_plan(captured.annotation, described.facts)
             guards = _guards(call, described, watched, plan) if plan.outcome == "record" else ()
         return Explanation(outcome=plan.outcome, plan=plan, facts=described.facts, guards=guards)
-
-    return explained
 
 
 def _guards(call: Call, described: DescribedRun, watched: run.ObservedRun, plan: CapturePlan) -> tuple[str, ...]:
@@ -147,15 +188,14 @@ def state_of(function: Any) -> Captured:
     return states[0]
 
 
-class Warmup(Generic[P]):
+class Warmup(_ToBeCalled[P]):
     """``warmup(fn)``: call it with the arguments of one call, or give it many ``cases``."""
 
-    def __init__(self, function: Callable[P, object]) -> None:
-        self._function: Any = function
-        functools.update_wrapper(self, function, updated=())
+    _verb, _instead = "warmup", ", or warmup(...).cases([...])"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Warm up one call. Says what a call would say where it cannot be recorded; the body's exceptions come out."""
+        self._called = True
         captured = captured_state(self._function)
         _warmup.warm_up(captured, values_of_call(captured, self._function, args, kwargs))
 
@@ -176,6 +216,7 @@ class Warmup(Generic[P]):
         Raises:
             TypeError: a case has another form, or the function does not take its arguments; nothing has run then.
         """
+        self._called = True
         captured = captured_state(self._function)
         values = _warmup.bound(
             captured.annotation.function,
@@ -185,7 +226,7 @@ class Warmup(Generic[P]):
         return _warmup.warm_up_all(captured, values, progress)
 
 
-def warmup(function: Callable[P, R]) -> Warmup[P]:
+def warmup(function: Callable[P, R], /, *given: object) -> Warmup[P]:
     """``warmup(fn)(*args)`` brings a captured function to replay for arguments like these.
 
     ``warmup(fn).cases([(x,), (y,)])`` does so for many calls, the largest first, and reports on each. The caller's
@@ -193,9 +234,10 @@ def warmup(function: Callable[P, R]) -> Warmup[P]:
     recording is impossible, or beyond ``max_recordings``, except to say so as a call would. Call it in the thread, and
     under the modes (``torch.inference_mode()``, autocast), that the calls come in: both belong to a recording.
 
-    Raises ``AnnotationError`` for what is not captured, and for a method of a class instead of an instance.
+    Raises ``AnnotationError`` for what is not captured, for a method of a class instead of an instance, and for
+    ``warmup(fn, *args)``, which is one call where there should be two.
     """
-    return Warmup(function)
+    return Warmup(function, given)
 
 
 def plans(function: Any) -> tuple[CapturePlan, ...]:

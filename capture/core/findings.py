@@ -116,12 +116,16 @@ def _where_text(where: CodeLocation | None, function: str | None) -> str:
 _MOST_OTHERS = 3  # that are named
 
 
+def _about(finding: Finding) -> str:
+    if finding.path:
+        return repr(finding.path)
+    where = finding.where
+    return finding.what if where is None else f"line {where.line}" + (f" `{where.code}`" if where.code else "")
+
+
 def _others_text(others: Sequence[Finding]) -> str:
     """What each of them is about: a path, or else a place."""
-    named = [
-        repr(one.path) if one.path else f"line {one.where.line}" if one.where is not None else one.what
-        for one in others[:_MOST_OTHERS]
-    ]
+    named = [_about(one) for one in others[:_MOST_OTHERS]]
     more = len(others) - len(named)
     return f"{', '.join(named)}{f' and {more} more' if more else ''}"
 

@@ -69,6 +69,21 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+_ELSEWHERE: dict[str, str] = {
+    "mode": "capture compiles nothing: leave it out; for compiled kernels in a recording, capture(torch.compile(f))",
+    "fullgraph": 'leave it out; to be told of calls that cannot be recorded, fallback="error"',
+    "dynamic": "leave it out: each combination of sizes has a recording of its own, max_recordings= of them",
+    "backend": 'leave it out; graphs of the compiler in recordings are torch.compile(f, backend="capture")',
+    "options": "give the options by name: capture(f, max_recordings=8)",
+    "disable": "leave it out; CAPTURE_DISABLE=1 or config.patch(enabled=False) switch capture off",
+    "num_warmup_iters": "the number of eager runs before a recording is warmup=",
+    "sample_args": "leave it out: the first calls are the samples; warmup(f)(*args) records before them",
+    "pool": "leave it out: all recordings of a thread share one pool",
+    "stream": "leave it out: a recording is replayed on the stream that is current in the call",
+}
+"""Options of ``torch.compile``, ``make_graphed_callables`` and ``torch.cuda.graph``, and what to do here instead."""
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``" (did you mean 'x'?)"`` for a near miss, else an empty string."""
     near = difflib.get_close_matches(word, list(known), n=1)
@@ -93,9 +108,8 @@ def annotate(
     known = tuple(CaptureOptions.__annotations__)
     for option in options:
         if option not in known:
-            raise AnnotationError(
-                f"unknown option {option!r} for capture{suggestion(option, known)}; known: {', '.join(known)}"
-            )
+            instead = f": {_ELSEWHERE[option]}" if option in _ELSEWHERE else suggestion(option, known)
+            raise AnnotationError(f"unknown option {option!r} for capture{instead}; known: {', '.join(known)}")
     for option, choices in _CHOICES.items():
         value = options.get(option, choices[0])
         if value not in choices:

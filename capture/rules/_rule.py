@@ -169,8 +169,8 @@ def tensor_setting(setting: str, optimizer: str) -> str:
     if setting != "lr":
         return f"keep {setting} of {optimizer} as it is, or leave the optimizer out of the captured function  (no cost)"
     return (
-        f"make the learning rate a tensor, which schedulers then write to: {optimizer}(..., lr=torch.tensor(0.1),"
-        " fused=True), on a GPU on its device and with capturable=True where there is that option  (no cost)"
+        f"make the rate a tensor, which schedulers write to: {optimizer}(..., lr=torch.tensor(0.1), fused=True);"
+        " on a GPU a tensor there, and capturable=True  (no cost)"
     )
 
 
