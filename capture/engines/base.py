@@ -210,6 +210,9 @@ class Recording(Protocol):
     def avoid(self, block: Block) -> bool:
         """Write nothing in this part of the pool from now on. False if the engine cannot tell, or has to."""
 
+    def was_stopped(self) -> bool:
+        """One of the body's operators raised in the last replay; what came before it has happened. Told once."""
+
     def release(self) -> None:
         """Drop the graph; its blocks may be reused."""
 
@@ -220,8 +223,8 @@ class SegmentedRecording(Recording, Protocol):
     def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
         """Keep what its segments change before the last break, and the caller can see."""
 
-    def run_segment(self, number: int, leaves: Sequence[Any]) -> None:
-        """The first one copies inputs in, the last one copies mutated ones back."""
+    def segment(self, number: int) -> Callable[[Sequence[Any]], None]:
+        """Runs it. The first one copies inputs in, the last one copies mutated ones back."""
 
     def meet(self, number: int, leaves: Sequence[Any]) -> Found:
         """Do at a break what the host did there."""

@@ -5,14 +5,14 @@ Read in full (2 us) only when the fast comparison with the last reading fails (1
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from typing_extensions import override
 
+from capture.native import native
 from capture.torch_private import capabilities, switches
 
 
@@ -150,15 +150,10 @@ def foreign() -> str | None:
     return "hooks on saved tensors, as a checkpoint sets them" if hooked else None
 
 
-@contextlib.contextmanager
-def inlining() -> Iterator[None]:
-    """Captured functions called inside the block run inline."""
+def inlined(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function gives, with captured functions that it calls run inline."""
     thread = _local.thread
-    thread.inside += 1
-    try:
-        yield
-    finally:
-        thread.inside -= 1
+    return native.within(thread, "inside", thread.inside + 1, function, arguments)
 
 
 NAMES = (

@@ -232,7 +232,7 @@ static PyMethodDef methods[] = {
     X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(guards) X(receiver) X(kind) \
     X(in_use) X(trees) X(backend) \
     X(constants) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
-    X(steps.counters) X(steps.marks) X(steps.replay) X(steps.ready) X(steps.attach)
+    X(steps.counters) X(steps.marks) X(steps.replay) X(steps.ready) X(steps.attach) X(steps.tell)
 
 static int path_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -302,18 +302,18 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
         "guards", "receiver", "kind", "in_use", "trees", "backend", "counters", "marks",
         "replay", "ready", "constants", "alignments", "leading", "spans", "order", "shared", "least", "most", "verifies", "attach",
-        NULL};
+        "tell", NULL};
     FastPath given = {0};
     Steps *steps = &given.steps;
     PyObject *alignments, *leading, *spans, *order, *shared;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!O!nnpO", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!O!nnpOO", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
             &given.in_capture, &given.check, &given.guards, &given.receiver,
             &given.kind, &given.in_use, &PyDict_Type, &given.trees, &given.backend, &steps->counters,
             &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &PyTuple_Type, &alignments,
             &PyTuple_Type, &leading, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,
-            &steps->verifies, &steps->attach))
+            &steps->verifies, &steps->attach, &steps->tell))
         return NULL;
     given.steps.count = PyTuple_GET_SIZE(given.constants);
     given.steps.tensors = PyTuple_GET_SIZE(alignments);

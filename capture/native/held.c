@@ -363,6 +363,27 @@ static int put_pairs(PyObject *pairs, PyObject *values, int are_positions)
     return 0;
 }
 
+/* What was taken from its place goes back there: whoever asks again finds it. */
+static void give_back(PyObject *sources, PyObject *positions, PyObject *values, PyObject *numbers)
+{
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(numbers); i++) {
+        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GET_ITEM(numbers, i));
+        if (number < 0 || number >= PyTuple_GET_SIZE(sources) || number >= PyTuple_GET_SIZE(positions))
+            break;
+        PyObject *source = PyTuple_GET_ITEM(sources, number);
+        Py_ssize_t position = PyLong_AsSsize_t(PyTuple_GET_ITEM(positions, number));
+        if (!PyTuple_CheckExact(source) || position < 0 || position >= PyList_GET_SIZE(values))
+            continue;
+        PyObject *places = PyTuple_GET_ITEM(source, 0), *made = PyList_GET_ITEM(values, position);
+        Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(source, 1));
+        if (made != Py_None && PyList_GetItem(places, place) == Py_None)
+            PyList_SetItem(places, place, Py_NewRef(made));
+    }
+    PyErr_Restore(type, error, traceback);
+}
+
 PyObject *several_outputs(NodeView *view, PyObject *pool)
 {
     PyObject *plan = view->several, *result = NULL, *left = NULL, *done = NULL;
@@ -383,6 +404,8 @@ PyObject *several_outputs(NodeView *view, PyObject *pool)
     if (left != NULL && put_pairs(PyTuple_GET_ITEM(plan, 3), values, 0) == 0 &&
         put_pairs(PyTuple_GET_ITEM(plan, 4), values, 1) == 0)
         result = PyObject_CallOneArg(PyTuple_GET_ITEM(plan, 5), values);
+    if (result == NULL && values != NULL)
+        give_back(PyTuple_GET_ITEM(plan, 0), PyTuple_GET_ITEM(plan, 1), values, PyTuple_GET_ITEM(plan, 2));
     Py_XDECREF(done);
     Py_XDECREF(left);
     Py_XDECREF(values);

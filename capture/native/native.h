@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 26 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 27 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -71,6 +71,25 @@ int add_places(PyObject *module);
 int add_node_count(PyObject *module);
 int add_follow(PyObject *module);
 
+/* What begins with a replay that cannot be undone, and has to come to its end: results, effects, where the tree stands.
+   What comes in between, as a signal's exception, is put off until then. */
+typedef struct Commit {
+    struct Commit *around;
+    PyObject *errors; /* a list, or NULL */
+    int ran;          /* the replay itself, which no exception after it changes */
+    int tries;
+} Commit;
+void commit_begin(Commit *commit);
+void commit_end(Commit *commit);
+/* ``ended``: the replay did so without an exception. Whether it ran: one that came after it is put off. */
+int commit_ran(Commit *commit, int ended);
+/* The exception that is set is put off: 1; 0: this is given up, and it stays. */
+int commit_puts_off(Commit *commit);
+/* ``tell`` is called with what was put off, or the first is raised: 0, or -1 with an exception set. */
+int commit_told(const Commit *commit, PyObject *tell);
+/* What was put off goes to the commit around, or the first is raised: 0, or -1 with an exception set. */
+int commit_handed_up(const Commit *commit);
+
 /* What stays as it is once a recording is in its tree. */
 typedef struct {
     PyObject_HEAD
@@ -102,6 +121,7 @@ int add_gradients(PyObject *module);
 typedef struct {
     PyObject *miss, *ok, *function, *limit, *number, *entry, *counters, *marks, *replay, *ready;
     PyObject *attach;        /* a function: the result as part of the caller's graph; or None */
+    PyObject *tell;          /* a function: takes what was put off */
     int verifies;
     Py_ssize_t count, tensors;
 } Steps;

@@ -255,12 +255,56 @@ static int state_holds(
     return verdict < 0 && PyErr_Occurred() ? -1 : verdict == HOLDS;
 }
 
+/* What the replay left, as the call's result. May be asked for again where it raises. */
+static PyObject *outputs_of(NodeView *view, PyObject *tree)
+{
+    if (view->source != Py_None) {
+        PyObject *result = single_output(view);
+        return result != NULL || PyErr_Occurred() ? result : PyObject_CallMethodNoArgs(view->outputs, s_build_single);
+    }
+    PyObject *pool = Py_XNewRef(SLOT(tree, Tree, pool));
+    PyObject *result = pool == NULL ? NULL : several_outputs(view, pool);
+    Py_XDECREF(pool);
+    return result;
+}
+
+/* The replay, and all that has to follow on it. ``leaves`` are not needed for a launch. */
+static PyObject *committed_replay(
+    const Steps *self, PyObject *replay, PyObject *leaves, PyObject *node, NodeView *view, PyObject *tree,
+    const Lists *at, PyObject *const *tensors, const uint64_t *addresses)
+{
+    PyObject *result = NULL;
+    Commit commit;
+    commit_begin(&commit);
+    int ended;
+    if (is_launch(replay))
+        ended = launch_run(replay, tensors, addresses, self->tensors) == 0;
+    else {
+        PyObject *done = PyObject_CallOneArg(replay, leaves);
+        ended = done != NULL;
+        Py_XDECREF(done);
+    }
+    if (commit_ran(&commit, ended)) {
+        do
+            result = outputs_of(view, tree);
+        while (result == NULL && commit_puts_off(&commit));
+        if (result != NULL && (stand_on(tree, at, node, self->marks, self->function) < 0 ||
+                               count_up(self->counters, slots.Counters.replays) < 0))
+            Py_CLEAR(result);
+    }
+    commit_end(&commit);
+    if (result != NULL && commit_told(&commit, self->tell) < 0)
+        Py_CLEAR(result);
+    Py_XDECREF(commit.errors);
+    return result;
+}
+
 /* From here on it is the call. */
 static PyObject *run(
     const Steps *self, PyObject *node, NodeView *view, PyObject *tree, const Lists *at, PyObject *const *values,
     PyObject *const *tensors, const uint64_t *addresses)
 {
-    PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL, *pool = NULL;
+    PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL;
     int holds = state_holds(self, node, tensors, addresses, &leaves);
     if (holds < 0) {
         result = left_to_python(self->miss);
@@ -281,27 +325,9 @@ static PyObject *run(
     replay = recording == NULL ? NULL : PyObject_GetAttr(recording, s_replay);
     if (replay == NULL)
         goto end;
-    if (is_launch(replay)) {
-        if (launch_run(replay, tensors, addresses, self->tensors) < 0)
-            goto end;
-    } else {
-        leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
-        PyObject *done = leaves == NULL ? NULL : PyObject_CallOneArg(replay, leaves);
-        if (done == NULL)
-            goto end;
-        Py_DECREF(done);
-    }
-    if (view->source != Py_None) {
-        result = single_output(view);
-        if (result == NULL && !PyErr_Occurred())
-            result = PyObject_CallMethodNoArgs(view->outputs, s_build_single);
-    } else {
-        pool = Py_XNewRef(SLOT(tree, Tree, pool));
-        result = pool == NULL ? NULL : several_outputs(view, pool);
-    }
-    if (result != NULL && (stand_on(tree, at, node, self->marks, self->function) < 0 ||
-                           count_up(self->counters, slots.Counters.replays) < 0))
-        Py_CLEAR(result);
+    if (!is_launch(replay) && leaves == NULL && (leaves = list_of(tensors, self->tensors)) == NULL)
+        goto end;
+    result = committed_replay(self, replay, leaves, node, view, tree, at, tensors, addresses);
     if (result != NULL && self->attach != Py_None) {
         leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
         PyObject *args[] = {result, leaves, node};
@@ -309,7 +335,6 @@ static PyObject *run(
         Py_SETREF(result, attached);
     }
 end:
-    Py_XDECREF(pool);
     Py_XDECREF(leaves);
     Py_XDECREF(recording);
     Py_XDECREF(replay);

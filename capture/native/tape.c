@@ -4,6 +4,8 @@
    engine changes when tensors move; locals are results that nothing needs after the call, and live as long as it. */
 #include "native.h"
 
+#include <structmember.h>
+
 #define NAMES(X) X(copy_) X(data)
 NAMES(DECLARE)
 
@@ -38,6 +40,9 @@ typedef struct {
     PyObject *registers; /* a list */
     PyObject *grad;      /* a function: sets grad mode; None if it is left as it is */
     Py_ssize_t count, locals, most; /* ``most``: arguments of one step */
+    Py_ssize_t acts;    /* steps before the first that does what its caller may see: writes, or draws */
+    Py_ssize_t back;    /* the last steps, which bring to the caller's tensors what was written to copies of them */
+    Py_ssize_t stopped; /* the step that raised in the last replay, or -1 */
     Step *steps;
     Py_ssize_t owners;
     Owned *owned;
@@ -165,7 +170,32 @@ static int run_step(const Step *step, const Run *run)
     return failed;
 }
 
-static int run_steps(const Tape *self, PyObject *leaves)
+/* All that was written so far comes to the caller's tensors, also where a step ``failed``: eager's are written at once.
+   0, -1. */
+static int bring_back(const Tape *self, const Run *run, int failed)
+{
+    PyObject *type = NULL, *value = NULL, *traceback = NULL;
+    Commit commit;
+    if (failed)
+        PyErr_Fetch(&type, &value, &traceback);
+    commit_begin(&commit);
+    commit.ran = 1;
+    int ended = 1;
+    for (Py_ssize_t i = self->count - self->back; ended && i < self->count; i++)
+        do
+            ended = run_step(&self->steps[i], run) == 0;
+        while (!ended && commit_puts_off(&commit));
+    commit_end(&commit);
+    if (failed) {
+        PyErr_Clear();
+        PyErr_Restore(type, value, traceback);
+    } else
+        ended = ended && commit_handed_up(&commit) == 0;
+    Py_XDECREF(commit.errors);
+    return ended && !failed ? 0 : -1;
+}
+
+static int run_steps(Tape *self, PyObject *leaves)
 {
     PyObject **room = PyMem_Calloc(self->locals + self->most + 1, sizeof(PyObject *));
     if (room == NULL) {
@@ -174,8 +204,17 @@ static int run_steps(const Tape *self, PyObject *leaves)
     }
     Run run = {self->registers, leaves, room, room + self->locals + 1};
     int failed = 0;
-    for (Py_ssize_t i = 0; !failed && i < self->count; i++) /* Ctrl-C ends a long replay, as it ends eager code */
-        failed = run_step(&self->steps[i], &run) < 0 || PyErr_CheckSignals() < 0;
+    Py_ssize_t i = 0, end = self->count - self->back;
+    self->stopped = -1;
+    for (; !failed && i < end; i++) {
+        failed = run_step(&self->steps[i], &run) < 0;
+        if (failed)
+            self->stopped = i;
+        else if (i < self->acts) /* Ctrl-C ends a long replay, as it ends eager code, while none of it can be seen */
+            failed = PyErr_CheckSignals() < 0;
+    }
+    if (self->back && (!failed || self->stopped >= self->acts))
+        failed = bring_back(self, &run, failed) < 0;
     for (Py_ssize_t i = 0; i < self->locals; i++)
         Py_XDECREF(room[i]);
     PyMem_Free(room);
@@ -207,7 +246,7 @@ static int leave_owned(const Tape *self, int failed)
     return failed ? -1 : 0;
 }
 
-static int run_with_owned(const Tape *self, PyObject *leaves)
+static int run_with_owned(Tape *self, PyObject *leaves)
 {
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < self->owners; i++)
@@ -429,16 +468,24 @@ static int read_owned(Tape *self, PyObject *given)
 
 static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"registers", "steps", "grad", "owned", NULL};
+    static char *names[] = {"registers", "steps", "grad", "owned", "acts", "back", NULL};
     PyObject *registers, *steps, *grad = Py_None, *owned = NULL;
+    Py_ssize_t acts = 0, back = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!O!|OO!", names, &PyList_Type, &registers, &PyTuple_Type, &steps, &grad, &PyTuple_Type,
-            &owned))
+            args, kwargs, "O!O!|OO!nn", names, &PyList_Type, &registers, &PyTuple_Type, &steps, &grad, &PyTuple_Type,
+            &owned, &acts, &back))
         return NULL;
+    if (acts < 0 || back < 0 || back > PyTuple_GET_SIZE(steps)) {
+        PyErr_SetString(PyExc_ValueError, "no such step");
+        return NULL;
+    }
     Tape *self = (Tape *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->vectorcall = tape_call;
+    self->acts = acts;
+    self->back = back;
+    self->stopped = -1;
     self->registers = Py_NewRef(registers);
     self->grad = Py_NewRef(grad);
     self->steps = PyMem_Calloc(PyTuple_GET_SIZE(steps) + 1, sizeof(Step));
@@ -462,6 +509,11 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
+static PyMemberDef members[] = {
+    {"stopped", T_PYSSIZET, offsetof(Tape, stopped), 0, "The step that raised in the last replay, or -1."},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyTypeObject TapeType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "capture.native._native.Tape",
@@ -474,6 +526,7 @@ static PyTypeObject TapeType = {
     .tp_dealloc = tape_dealloc,
     .tp_traverse = tape_traverse,
     .tp_clear = tape_clear,
+    .tp_members = members,
 };
 
 int add_tape(PyObject *module)

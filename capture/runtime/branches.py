@@ -22,16 +22,18 @@ from typing import Any, cast
 
 import torch
 from attrs import evolve, frozen
+from typing_extensions import override
 
 from capture.core.facts import Facts
 from capture.engines.base import SegmentedRecording
 from capture.engines.registry import backend_for
 from capture.engines.undo import Undo
 from capture.key.signature import Leaf
+from capture.native import native
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
-from capture.runtime.replay import build_result
-from capture.state import body_run
+from capture.runtime.replay import Commit
+from capture.state.body_run import BodyRun
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
@@ -76,38 +78,60 @@ class Followed:
     """This one would, but its state is elsewhere, or is another."""
 
 
-def replay(captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> Followed:
+class _Walk(Commit):
+    """One replay, segment by segment."""
+
+    __slots__ = ("is_last", "stopped", "undo")
+
+    def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
+        super().__init__(captured, node, tree, values, leaves)
+        self.undo, self.is_last = Undo(), False
+        self.stopped: Followed | None = None
+
+    def walk(self) -> None:
+        """Run segments up to the last one, or to where no recording goes on."""
+        node, leaves, reads = self.node, self.leaves, Reads()
+        recording = _recording(node)
+        recording.keep(self.undo, leaves)
+        for number in itertools.count():
+            if number == len(node.reads):
+                self.node, self.is_last = node, True
+                native.committed(recording.segment(number), (leaves,), bool)
+                return
+            recording.segment(number)(leaves)
+            found = recording.meet(number, leaves)
+            reads = (*reads, found.told)
+            if found.told != node.reads[number]:
+                moved, other = _other(node, self.tree, reads, leaves)
+                if other is None:
+                    self.stopped = Followed(reads=reads, moved=moved)
+                    return
+                node, recording = other, _recording(other)
+                recording.keep(self.undo, leaves)
+            recording.settle(number, found)
+
+    @override
+    def finish(self, ended: bool) -> Any:
+        """A call that came to its last segment has happened; else all is put back."""
+        if ended and self.is_last:
+            return Followed(node=self.node, result=super().finish(ended))
+        if not self.was_stopped():
+            self.undo.put_back()
+        return self.stopped
+
+    @override
+    def was_stopped(self) -> bool:
+        """In the last segment: what was written by then stays."""
+        return self.is_last and super().was_stopped()
+
+
+def replay(
+    captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], run: BodyRun | None
+) -> Followed:
     """Begin with a recording that fits, and go on with those that were recorded after what the host reads."""
-    run = body_run.current()
-    if run is not None:
-        run.replayed = True
-    found = _run(node, tree, leaves)
-    if found.node is None:
-        if run is not None:
-            run.replayed = False
-        return found
-    return evolve(found, result=build_result(captured, found.node, tree, values, leaves))
-
-
-def _run(node: Node, tree: Tree, leaves: list[Leaf]) -> Followed:
-    undo, recording = Undo(), _recording(node)
-    reads: Reads = ()
-    recording.keep(undo, leaves)
-    for number in itertools.count():
-        recording.run_segment(number, leaves)
-        if number == len(node.reads):
-            return Followed(node=node)
-        found = recording.meet(number, leaves)
-        reads = (*reads, found.told)
-        if found.told != node.reads[number]:
-            moved, other = _other(node, tree, reads, leaves)
-            if other is None:
-                undo.put_back()
-                return Followed(reads=reads, moved=moved)
-            node, recording = other, _recording(other)
-            recording.keep(undo, leaves)
-        recording.settle(number, found)
-    raise AssertionError("there is a last segment")
+    walk = _Walk(captured, node, tree, values, leaves)
+    found: Followed = walk.run(walk.walk, (), run)
+    return found
 
 
 def _recording(node: Node) -> SegmentedRecording:

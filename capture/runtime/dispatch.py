@@ -50,7 +50,7 @@ from capture.engines.base import Backend, Move
 from capture.engines.registry import backend_for
 from capture.guards.guard import OVERLAPS
 from capture.guards.read_guards import Place
-from capture.key.modes import Ambient, Here, ambient, foreign, here, inlining
+from capture.key.modes import Ambient, Here, ambient, foreign, here, inlined
 from capture.key.pytree import result_leaves
 from capture.key.signature import Leaf, Leaves, Unkeyable, deaths, forget_module_structure
 from capture.native import MISS
@@ -72,7 +72,7 @@ from capture.runtime import (
 from capture.runtime.budget import AT_LIMIT
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, RETRIES, Entry, Phase, drop_dead, drop_unused
-from capture.runtime.replay import replay
+from capture.runtime.replay import replay, tell
 from capture.runtime.training_region import Region, finish
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict, done
 from capture.state import body_run, snapshot
@@ -138,16 +138,13 @@ def _guarded(captured: Captured, values: Values, step: Callable[..., Any], *rest
     """The one place where errors of this library are told from those of the body, which come out as they are, and from
     those that options ask for."""
     run = BodyRun()
-    around = body_run.enter(run)
     try:
-        return step(captured, values, *rest)
+        return body_run.during(run, step, (captured, values, *rest))
     except Exception as error:
         asked_for = isinstance(error, CaptureError) and not isinstance(error, CaptureBug)
         if run.error is error or asked_for or is_interrupt(error) or _current_config().strict:
             raise
         found = error
-    finally:
-        body_run.enter(around)
     return _after_fault(captured, values, run, found)
 
 
@@ -161,7 +158,7 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
             captured.faults += 1
         elif entry.backend is not None:
             tree = tree_for(entry.backend)
-            if run.watched is not None and run.error is None and not has_result:
+            if run.watched is not None and run.error is None and not (has_result or run.replayed):
                 has_result, result = record_failure.after_fault(run.watched, tree, has_ended=run.has_ended)
                 result = finish(result, run.watched.call.leaves)
                 may_run = may_run or not tree.backend.executes_recording_runs
@@ -175,7 +172,7 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
     if run.error is not None:
         raise run.error
     if has_result:
-        return result
+        return finish(result, run.leaves)
     if not may_run:  # what it did so far cannot be undone
         raise error
     return run_eagerly(captured, captured.call(values, []), "something went wrong inside this library")
@@ -257,7 +254,7 @@ def _go_on(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
     """The result of a call that has its entry."""
     entry, reply = entry.in_use(), GO_ON
     if (run_now := body_run.current()) is not None:
-        run_now.entry = entry
+        run_now.entry, run_now.leaves = entry, leaves
     region = entry.region
     if region is not None and region.obstacle is not None and entry.phase != "eager":
         _put_together(captured, entry, region.uses, region.obstacle)
@@ -381,8 +378,8 @@ def run_eagerly(
         return bound.run_plainly()
     log.counters.body_runs += 1
     if kind == "warm-up":
-        with log.timed("warm-up"), inlining():
-            return bound.run_plainly()
+        with log.timed("warm-up"):
+            return inlined(bound.run_plainly)
     log.counters.eager_calls += 1
     log.add("eager", reason)
     begin = time.perf_counter()
@@ -629,7 +626,7 @@ def _replay(
     if _current_config().poison:
         tree.pool.poison([block for block, _ in tree.live_blocks()])
     if not learned and not (_verifies(captured) and verify.is_due(captured, node)):
-        return replay(captured, node, tree, values, leaves)
+        return replay(captured, node, tree, values, leaves, body_run.current())
     bound = captured.call(values, leaves, entry)
     found = verify.verified(captured, entry, node, tree, bound)
     if learned:
@@ -659,7 +656,7 @@ def _follow(captured: Captured, entry: Entry, node: Node, values: Values, leaves
             return done(found.result if found.has_result else verify.run_body(captured, bound))
         stopped = found.stopped
     else:
-        stopped = branches.replay(captured, node, tree, values, leaves)
+        stopped = branches.replay(captured, node, tree, values, leaves, body_run.current())
     if stopped.node is not None:
         entry.steadiness.replays += 1
         return done(stopped.result)
@@ -674,7 +671,8 @@ def _unread(captured: Captured, entry: Entry, node: Node, reads: branches.Reads,
         state = other.check(bound.leaves)
         if state and state != OVERLAPS:
             return _state_moved(captured, entry, other, bound.values, bound.leaves, tree)
-        found = None if state else branches.replay(captured, other, tree, bound.values, bound.leaves)
+        again = bound.values, bound.leaves, body_run.current()
+        found = None if state else branches.replay(captured, other, tree, *again)
         if found is not None and found.node is not None:
             return done(found.result)
     captured.log.counters.misses += 1
@@ -769,7 +767,11 @@ class _GoesOn:
         """Run a recording that was found to fit."""
         if node.reads:
             return self.ready(self.entry, values, leaves)
-        return finish(replay(self.captured, node, tree, values, leaves), leaves)
+        return finish(replay(self.captured, node, tree, values, leaves, None), leaves)
+
+    def tell(self, errors: list[BaseException]) -> None:
+        """A replay came to its end, and this came in between."""
+        tell(self.captured, errors)
 
     def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
         """The recording that follows relies on state that is another now."""

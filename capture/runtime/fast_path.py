@@ -46,6 +46,9 @@ class GoesOn(Protocol):
     def replay(self, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """Run a recording that was found to fit."""
 
+    def tell(self, errors: list[BaseException]) -> None:
+        """A replay came to its end, and this came in between."""
+
     def ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """The recording that follows relies on state that is another now."""
 
@@ -127,7 +130,7 @@ def _path(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Ent
         ready=goes_on.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
         alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
-        attach=None if entry.region is None else entry.region.attach,
+        attach=None if entry.region is None else entry.region.attach, tell=goes_on.tell,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from capture.core.events import logger
 from capture.core.facts import Fault
+from capture.rules.compile_plan import compile_plan
 from capture.runtime.captured import Captured
 
 _ROOT = Path(__file__).parents[1]
@@ -32,6 +33,12 @@ def _place(error: BaseException) -> str:
     if not ours:
         return "an unknown place"
     return f"{Path(ours[-1].filename).relative_to(_ROOT).as_posix()}:{ours[-1].lineno}"
+
+
+def tell(captured: Captured, error: BaseException) -> None:
+    """Say once that it happened, where the call went on as if it had not."""
+    log(captured, error)
+    captured.report(compile_plan(captured.annotation, captured.bare_facts(fault=describe(error))))
 
 
 def log(captured: Captured, error: BaseException) -> None:

@@ -27,8 +27,9 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.inputs import generators_of, inputs_for, moving_paths
 from capture.runtime.record_outputs import own_values, plan_recorded
-from capture.runtime.replay import count_writes
+from capture.runtime.replay import count_writes, tell
 from capture.runtime.verdict import Reply, Verdict, done
+from capture.state import body_run
 from capture.state.call import Call
 from capture.tree.node import Node, Pattern
 from capture.tree.outputs import OutputPlan
@@ -109,10 +110,7 @@ def _record(
     node.own([number for number, one in groups if captured.is_owned(entry.number, one.paths)])
     process_groups.note_user(node, facts)
     call.settle(node)
-    result = _result(captured, call, tree, node, recorded, uncounted, undo=undo)
-    tree.attach(node)
-    branches.join(node)
-    node.listed_in(entry.nodes)
+    result = _result(captured, entry, call, tree, node, recorded, uncounted, undo=undo)
     captured.note_form(entry, facts)
     counters.recordings += 1
     ms = (time.perf_counter() - begin) * 1e3
@@ -172,15 +170,28 @@ def _run(
 
 
 def _result(
-    captured: Captured, call: Call, tree: Tree, node: Node, recorded: Recorded, uncounted: Sequence[int], *, undo: bool
-) -> Any:
-    """The call's result: the recording run's own values, or what the first replay gives."""
+    captured: Captured, entry: Entry, call: Call, tree: Tree, node: Node, recorded: Recorded, uncounted: Sequence[int],
+    *, undo: bool,
+) -> Any:  # fmt: skip
+    """The call's result, and the node in the tree: the recording run's own values, or what the first replay gives."""
     outputs, described = node.outputs, recorded.described
     assert outputs is not None
     assert described is not None
-    if not recorded.executed:
-        return None if undo else _first_replay(captured, node, tree, call, uncounted)
-    return call.whole(outputs.finish(outputs.adopt(own_values(outputs, call, described)), call.named_roots))
+    if not recorded.executed and not undo:
+        return _first_replay(captured, entry, node, tree, call, uncounted)
+    result = None
+    if recorded.executed:
+        result = call.whole(outputs.finish(outputs.adopt(own_values(outputs, call, described)), call.named_roots))
+    _put_in(entry, tree, node)
+    return result
+
+
+def _put_in(entry: Entry, tree: Tree, node: Node) -> None:
+    if tree.current is not node:
+        tree.attach(node)
+    branches.join(node)
+    if node not in entry.nodes:
+        node.listed_in(entry.nodes)
 
 
 def _facts_and_plan(
@@ -228,14 +239,35 @@ def _as_planned(expected: CapturePlan | None, found: CapturePlan) -> bool:
     return decisions(expected) == decisions(found)
 
 
-def _first_replay(captured: Captured, node: Node, tree: Tree, call: Call, uncounted: Sequence[int]) -> Any:
-    """What makes a call happen that was only captured so far. ``uncounted``: see `count_writes`."""
+def _first_replay(
+    captured: Captured, entry: Entry, node: Node, tree: Tree, call: Call, uncounted: Sequence[int]
+) -> Any:
+    """What makes a call happen that was only captured so far, and all that has to follow then. ``uncounted``: see
+    `count_writes`."""
     recording, outputs = node.recording, node.outputs
     assert recording is not None
     assert outputs is not None
-    recording.replay(call.leaves)
-    count_writes(uncounted, call.leaves)
-    return call.whole(outputs.build(tree.pool, call.leaves, node.statics.__getitem__, call.named_roots))
+    values: list[Any] = [None] * outputs.count
+    tries: list[bool] = []
+
+    def finish(ended: bool) -> Any:
+        if not ended:
+            return None
+        again = bool(tries)
+        tries.append(True)
+        call.watched.is_settled = True  # from here on it is the call
+        if not again:
+            count_writes(uncounted, call.leaves)
+        built = outputs.build(
+            tree.pool, call.leaves, node.statics.__getitem__, call.named_roots, values=values, again=again
+        )
+        _put_in(entry, tree, node)
+        return call.whole(built)
+
+    result = native.committed(recording.replay, (call.leaves,), finish, lambda errors: tell(captured, errors))
+    if (run := body_run.current()) is not None:
+        run.replay(result)
+    return result
 
 
 def _node(

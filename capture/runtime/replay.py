@@ -1,50 +1,136 @@
-"""Replay: run a recording that was found to fit, and build the call's result of what it left."""
+"""Replay: run a recording that was found to fit, and build the call's result of what it left.
+
+Once a recording ran, the call has happened for the most part: what its operators wrote stays written. So all that
+belongs to the call follows, effects above all, and what comes in between, as a signal's exception, is put off until
+then (``native.committed``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from capture.core import config
+from capture.core.interrupts import is_interrupt
 from capture.key.signature import Leaf
+from capture.native import native
+from capture.runtime import fault
 from capture.runtime.captured import Captured
-from capture.state import body_run
+from capture.state.body_run import BodyRun
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
 
-def replay(captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
-    """Run it, and stand on its node."""
-    recording, outputs = node.recording, node.outputs
+class Commit:
+    """A replay and what follows on it, which may be stopped anywhere, and begun again."""
+
+    __slots__ = (
+        "captured",
+        "has_counted",
+        "has_result",
+        "has_stopped",
+        "in_place",
+        "leaves",
+        "node",
+        "ran",
+        "result",
+        "tree",
+        "values",
+        "whole",
+    )
+
+    def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
+        self.captured, self.node, self.tree, self.values, self.leaves = captured, node, tree, values, leaves
+        self.in_place = bool(tree.lingering) and node is tree.awaited and tree.in_place
+        self.ran = self.has_counted = self.has_result = self.has_stopped = False
+        self.whole: list[Any] | None = None
+        self.result: Any = None
+
+    def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], run: BodyRun | None) -> Any:
+        """Have the recording run, and finish. ``run``: takes the place of the body's, where the call has one."""
+        if run is not None:
+            run.replayed = True
+        try:
+            result = native.committed(function, arguments, self.finish, self.tell)
+        except BaseException as error:
+            if run is not None and self.has_result:
+                run.replay(self.result)
+            elif run is not None and self.was_stopped():
+                run.error = error  # a recorded operator raised it, as the body's own does
+            elif run is not None and not self.ran:
+                run.replayed = False
+            raise
+        if run is not None and self.has_result:
+            run.replay(self.result)
+        elif run is not None:
+            run.replayed = False
+        return result
+
+    def was_stopped(self) -> bool:
+        """One of the body's operators raised."""
+        if not self.ran and self.node.recording is not None and self.node.recording.was_stopped():
+            self.has_stopped = True
+        return self.has_stopped
+
+    def tell(self, errors: list[BaseException]) -> None:
+        """All is done, and this came in between."""
+        tell(self.captured, errors)
+
+    def finish(self, ended: bool) -> Any:
+        """``ended``: the recording ran."""
+        node, tree = self.node, self.tree
+        if not ended:
+            return None
+        self.ran = True
+        if tree.lingering:
+            tree.let_go(node)
+        if node.written and not self.has_counted:
+            count_writes(node.written, self.leaves)
+            self.has_counted = True
+        if not self.has_result:
+            self.result = self._built()
+            self.has_result = True
+        if tree.current is not node:
+            tree.stand_on(node)
+            self.captured.log.counters.replays += 1
+        return self.result
+
+    def _built(self) -> Any:
+        outputs, node = self.node.outputs, self.node
+        assert outputs is not None
+        if outputs.single is not None:
+            return outputs.build_single()
+        again = self.whole is not None
+        if self.whole is None:
+            self.whole = [None] * outputs.count
+        # a call is made only if it is asked for
+        roots = lambda: self.captured.call(self.values, self.leaves).named_roots()  # noqa: E731
+        result = outputs.build(
+            self.tree.pool, self.leaves, node.statics.__getitem__, roots, in_place=self.in_place, values=self.whole,
+            again=again,
+        )  # fmt: skip
+        if node.program is not None:
+            result.program, result.is_replay = node.program, True
+        return result
+
+
+def replay(
+    captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], run: BodyRun | None
+) -> Any:
+    """Run it, and stand on its node. ``run``: takes the place of the body's, where the call has one."""
+    recording = node.recording
     assert recording is not None
-    assert outputs is not None
-    in_place = bool(tree.lingering) and tree.let_go(node)
-    if (run := body_run.current()) is not None:
-        run.replayed = True
-    recording.replay(leaves)
-    return build_result(captured, node, tree, values, leaves, in_place=in_place)
+    return Commit(captured, node, tree, values, leaves).run(recording.replay, (leaves,), run)
 
 
-def build_result(
-    captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], *, in_place: bool = False
-) -> Any:  # fmt: skip
-    """What a recording that just ran gave. ``in_place``: see ``OutputPlan.build``."""
-    outputs = node.outputs
-    assert outputs is not None
-    if node.written:
-        count_writes(node.written, leaves)
-    result: Any
-    if outputs.single is not None:
-        result = outputs.build_single()
-    else:
-        roots = lambda: captured.call(values, leaves).named_roots()  # noqa: E731 - a call is made only if it is asked for
-        result = outputs.build(tree.pool, leaves, node.statics.__getitem__, roots, in_place=in_place)
-    if node.program is not None:
-        result.program, result.is_replay = node.program, True
-    tree.stand_on(node)
-    captured.log.counters.replays += 1
-    return result
+def tell(captured: Captured, errors: Sequence[BaseException]) -> None:
+    """A replay came to its end. What was put off comes out now if it is an interrupt, and else is a finding."""
+    for error in errors:
+        if is_interrupt(error) or config.current().strict:
+            raise error
+    fault.tell(captured, errors[0])
 
 
 def count_writes(positions: Sequence[int], leaves: Sequence[Any]) -> None:

@@ -25,7 +25,7 @@ from capture.autograd import accumulate_grad, higher_order
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
 from capture.core.facts import GradientObstacle, GradientUse
 from capture.engines.base import Backend, Pool
-from capture.key.modes import inlining
+from capture.key.modes import inlined
 from capture.key.pytree import TENSOR_TYPES, replace_leaves, result_leaves
 from capture.key.signature import Leaf, make_binder
 from capture.native import MISS
@@ -327,9 +327,9 @@ class _Backward:
         program = self._programs[worker()]
         end = len(values) - len(program.parameters) if self._accumulates else len(values)
         begin = end - len(program.outputs)
-        with inlining():
-            buffers = values[end:] if self._accumulates else None
-            return _computed(program, values[:begin], values[begin:end], buffers)
+        buffers = values[end:] if self._accumulates else None
+        found: tuple[Any, ...] = inlined(_computed, program, values[:begin], values[begin:end], buffers)
+        return found
 
 
 _NO_HANDLES: Mapping[int, torch.Tensor] = {}

@@ -16,7 +16,8 @@ from attrs import define, field, frozen
 from capture.autograd.philox_seeds import may_be_seed
 from capture.core import config
 from capture.key import pytree, tensor_meta
-from capture.key.modes import inlining
+from capture.key.modes import inlined
+from capture.native import native
 from capture.runtime import branches
 from capture.runtime.branches import Followed
 from capture.runtime.captured import Captured
@@ -173,6 +174,14 @@ class _NoMemoryError(Exception):
     """There is none for copies to compare."""
 
 
+class _Stopped(Exception):
+    """No recording goes on after what the host read."""
+
+    def __init__(self, found: Followed) -> None:
+        super().__init__()
+        self.found = found
+
+
 @frozen(eq=False)
 class Verified:
     """What a verification found."""
@@ -216,22 +225,29 @@ class Comparison:
         except torch.OutOfMemoryError as error:
             raise _NoMemoryError from error
 
+    def _replayed(self) -> Any:
+        where = self.captured, self.node, self.tree, self.call.values, self.call.leaves
+        if not self.node.reads:
+            return replay(*where, None)
+        found = branches.replay(*where, None)
+        if found.node is None:
+            raise _Stopped(found)
+        self.node = found.node
+        return found.result
+
     def run(self) -> Verified:
         """Replay, put back, run the body, compare."""
         captured, (before, _) = self.captured, self.taken()
-        replayed: Any
-        if self.node.reads:
-            found = branches.replay(captured, self.node, self.tree, self.call.values, self.call.leaves)
-            if found.node is None:
-                return Verified(stopped=found, has_result=False)
-            self.node, replayed = found.node, found.result
-        else:
-            replayed = replay(captured, self.node, self.tree, self.call.values, self.call.leaves)
-        left = None
+        given: list[Any] = []
+
+        def replayed() -> tuple[State, Results]:
+            given.append(self._replayed())
+            return self.taken(given[0])
+
         try:
-            left, ours = self.taken(replayed)
-        finally:
-            before.put_back(self.call.named_roots, left)
+            left, ours = _put_back_after(replayed, before, self.call)
+        except _Stopped as stopped:
+            return Verified(stopped=stopped.found, has_result=False)
         self.eager = run_body(captured, self.call)
         self.has_run = True
         after, theirs = self.taken(self.eager)
@@ -244,13 +260,9 @@ class Comparison:
             self.node.verified = True
             for slot, value in left.sources:  # the result may be what an effect kept
                 slot.at(self.call.named_roots).set(value)
-            return Verified(replayed)
-        before.put_back(self.call.named_roots, after)
-        last = None
-        try:
-            last, again = self.taken(run_body(captured, self.call))
-        finally:
-            after.put_back(self.call.named_roots, last)
+            return Verified(given[0])
+        native.committed(bool, (), lambda _: before.put_back(self.call.named_roots, after))
+        _, again = _put_back_after(lambda: self.taken(run_body(captured, self.call)), after, self.call)
         wrong = _first_wrong(different, ours, theirs, again)
         if wrong is None and after.generators and threading.active_count() > 1:
             # another thread may have drawn before one run's draws and after the other's, as many numbers each time
@@ -258,6 +270,20 @@ class Comparison:
             return Verified(self.eager, undecided=OTHERS_DRAW)
         captured.log.add("verify", f"{_names(ours, different)} differs")
         return Verified(self.eager, differs=wrong or _names(ours, different), is_wrong=wrong is not None)
+
+
+def _put_back_after(take: Callable[[], tuple[State, Results]], before: State, call: Call) -> tuple[State, Results]:
+    """What is ``taken``, and whatever ends that: all is as it was ``before``."""
+    found: list[tuple[State, Results]] = []
+
+    def run() -> None:
+        found.append(take())
+
+    def finish(_: bool) -> None:
+        before.put_back(call.named_roots, found[0][0] if found else None)
+
+    native.committed(run, (), finish)
+    return found[0]
 
 
 def verified(captured: Captured, entry: Entry, node: Node, tree: Tree, call: Call) -> Verified:
@@ -274,5 +300,4 @@ def verified(captured: Captured, entry: Entry, node: Node, tree: Tree, call: Cal
 def run_body(captured: Captured, call: Call) -> Any:
     """What a replay is compared with: the body, with captured functions inside it inlined."""
     captured.log.counters.body_runs += 1
-    with inlining():
-        return call.run()
+    return inlined(call.run)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from attrs import define
+
+from capture.native import native
 
 
 @define(eq=False)
@@ -25,6 +28,8 @@ class BodyRun:
     """The ``ObservedRun`` of the last run, if it was watched."""
     entry: Any = None
     """The ``Entry`` of the call, once it is known."""
+    leaves: Any = ()
+    """The call's, by then."""
 
     def begin(self, *, is_own: bool) -> None:
         """The body is about to run."""
@@ -41,6 +46,10 @@ class BodyRun:
         self.runs -= 1
         self.is_own, self.has_ended, self.error, self.result, self.watched = False, False, None, None, None
 
+    def replay(self, result: Any) -> None:
+        """A recording gave this in its place."""
+        self.is_own, self.has_ended, self.error, self.result = True, True, None, result
+
 
 class _Current(threading.local):
     run: BodyRun | None = None
@@ -54,7 +63,6 @@ def current() -> BodyRun | None:
     return _current.run
 
 
-def enter(run: BodyRun | None) -> BodyRun | None:
-    """A call begins, or the one around it goes on. Gives that of the call around it."""
-    before, _current.run = _current.run, run
-    return before
+def during(run: BodyRun, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What the function gives: a call, whose body's run this is."""
+    return native.within(_current, "run", run, function, arguments)

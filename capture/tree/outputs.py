@@ -242,11 +242,16 @@ class OutputPlan:
         named_values: Callable[[], dict[str, Any]],
         *,
         in_place: bool = False,
+        values: list[Any] | None = None,
+        again: bool = False,
     ) -> Any:
         """Result of a replay: builds every leaf, sets effects, and starts watching what is handed out. ``in_place``:
-        the gradients of the last replay are still in place, nobody else has them, and this one wrote them."""
-        values: list[Any] = [None] * self.count
+        the gradients of the last replay are still in place, nobody else has them, and this one wrote them. ``values``:
+        the list that keeps what is built; ``again``: by an attempt that was stopped."""
+        values = values if values is not None else [None] * self.count
         groups, effects = self.others if in_place else (self.numbers, self.effects)
+        if again:
+            groups = tuple([number for number in groups if values[self.first_positions[number]] is None])
         if not in_place:
             self.kept = None
         if self.inference:
@@ -285,12 +290,14 @@ class OutputPlan:
                 assert pool is not None
                 tensors = pool.views(group.block, group.geometries)
                 self.live[number] = hold(tensors[0].untyped_storage())
-            for position, tensor in zip(group.positions, self._hand_out(number, tensors), strict=True):
+            others = [*zip(group.positions, self._hand_out(number, tensors), strict=True)]
+            for position, tensor in reversed(others):  # the first tells that all are there
                 values[position] = tensor
+            self.places[number] = None
 
     def _taken(self, number: int) -> list[torch.Tensor]:
         """What a replay left of an owned group."""
-        found, self.places[number] = self.places[number], None
+        found = self.places[number]
         tensors: list[torch.Tensor] = found if isinstance(found, list) else [found]
         return on_storage(tensors[0].untyped_storage(), tensors) if self.inference else tensors
 

@@ -160,13 +160,13 @@ class Tree:
         if lingering or leaving:
             self.base = self.path[-1].layout
         self._pin(leaving)
-        self._end()
         self.lingering[:], self.awaited, self.in_place = lingering, successor, in_place
+        self._end()  # last: whoever is stopped before leaves the step as it is
 
     def _take_up(self) -> None:
         """The call that found gradients to linger was stopped before its replay."""
         self.awaited = None
-        self._pin(self._lingering_no_more())
+        self._linger_no_more(self.lingering)
 
     def _pin(self, groups: Sequence[tuple[Node, int]]) -> None:
         found = _pins.pins_of(groups)
@@ -214,10 +214,10 @@ class Tree:
             if below.tree is not None and any(group.block.holds(one) for group in groups for one in addresses):
                 self.forget(below)
 
-    def _lingering_no_more(self) -> list[tuple[Node, int]]:
-        lingering = self.lingering[:]
+    def _linger_no_more(self, pinned: Sequence[tuple[Node, int]]) -> None:
+        """In this order: whoever is stopped in between leaves memory pinned, rather than unprotected."""
+        self._pin(pinned)
         self.lingering.clear()
-        return lingering
 
     def _is_replaced(self, node: Node, number: int, successor: Node) -> bool:
         assert node.outputs is not None
@@ -227,18 +227,18 @@ class Tree:
     def let_go(self, successor: Node | None = None) -> bool:
         """What is to come is the replay of ``successor``, or something else: other gradients are pinned. True if all
         gradients that the replay writes are in place already, those of its last run, which nobody else has."""
-        lingering = self._lingering_no_more()
         if successor is not None and successor is self.awaited:
+            self.lingering.clear()
             return self.in_place
-        self._pin([one for one in lingering if not (successor and self._is_replaced(*one, successor))])
+        self._linger_no_more([one for one in self.lingering if not (successor and self._is_replaced(*one, successor))])
         return False
 
     def settle_gradients(self, successor: Node) -> None:
         """Another replay than the awaited one may come: what it does not replace is pinned."""
-        lingering, self.awaited = self._lingering_no_more(), None
-        stays = [one for one in lingering if self._is_replaced(*one, successor)]
+        self.awaited = None
+        stays = [one for one in self.lingering if self._is_replaced(*one, successor)]
+        self._pin([one for one in self.lingering if one not in stays])
         self.lingering[:] = stays
-        self._pin([one for one in lingering if one not in stays])
 
     def _end(self) -> None:
         native.end_step(self)
@@ -306,12 +306,12 @@ class Tree:
         node.beside = self.beside.intersection([block for block, _ in self.live_blocks()])
         node.tree, node.clear_of = self, self.pins
         node.parent, node.dead_before, node.dead = self.current, tuple(before), frozenset(dead)
-        siblings = self.current.children.setdefault(node.key, [])
-        siblings.append(node)
+        siblings, counts = self.current.children.setdefault(node.key, []), self.current.counts
+        if node not in siblings:  # else an attempt was stopped
+            if not (node.reads and siblings):  # branches of a body are one recording
+                counts[node.function.number] = counts.get(node.function.number, 0) + 1
+            siblings.append(node)
         node.see()
-        counts = self.current.counts
-        if not (node.reads and len(siblings) > 1):  # branches of a body are one recording
-            counts[node.function.number] = counts.get(node.function.number, 0) + 1
         self.stand_on(node)
         self.pool_is_at = node  # a recording leaves the pool as its children find it; a replay does not touch it
 

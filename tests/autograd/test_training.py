@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from capture import CaptureWarning, capture, recordings
 from capture.native import native
-from capture.tree import tree
+from capture.runtime import dispatch
 from tests.support.device import DEVICE
 from tests.support.trainers import (
     OPTIMIZERS,
@@ -263,7 +263,7 @@ def test_gradients_taken_after_an_interrupted_call(monkeypatch: pytest.MonkeyPat
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        patched.setattr(tree.Tree, "let_go", interrupted)
+        patched.setattr(dispatch, "replay", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step(*data[6])
     held = [p.grad for p in mine.model.parameters()]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterator
 
-import pytest
 import torch
 
 from capture.core.options import Annotation
@@ -18,15 +16,13 @@ from capture.state.body_run import BodyRun
 from capture.state.call import Call
 
 
-@pytest.fixture
-def run() -> Iterator[BodyRun]:
+def test_an_undone_run_counts_as_not_run_and_its_result_dies() -> None:
     run = BodyRun()
-    around = body_run.enter(run)
-    yield run
-    body_run.enter(around)
+    body_run.during(run, _undone, (run,))
+    assert body_run.current() is None
 
 
-def test_an_undone_run_counts_as_not_run_and_its_result_dies(run: BodyRun) -> None:
+def _undone(run: BodyRun) -> None:
     def double(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 

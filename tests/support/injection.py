@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -34,19 +35,26 @@ class Stopped(Exception):
 
 
 class Stopping:
-    """Raises at the ``at``th event inside of the library: a call, or a line. Counts all of them where ``at`` is -1."""
+    """Raises at the ``at``th event inside of the library: a call, or a line. Counts all of them where ``at`` is -1.
+    ``by_signal``: the handler of a signal raises it, so that it is known for an interrupt."""
 
-    def __init__(self, at: int, error: type[BaseException], *, lines: bool) -> None:
-        self.at, self.error, self.lines = at, error, lines
+    def __init__(self, at: int, error: type[BaseException], *, lines: bool, by_signal: bool = False) -> None:
+        self.at, self.error, self.lines, self.by_signal = at, error, lines, by_signal
         self.count = 0
         self.where = ""
+        self._handler: Any = None
 
     def __enter__(self) -> Stopping:
+        self._handler = signal.signal(signal.SIGUSR2, self._ring)
         sys.settrace(self._called)
         return self
 
     def __exit__(self, *error: object) -> None:
         sys.settrace(None)
+        signal.signal(signal.SIGUSR2, self._handler)
+
+    def _ring(self, number: int, frame: types.FrameType | None) -> None:
+        raise self.error("stopped")
 
     def _called(self, frame: types.FrameType, event: str, arg: Any) -> Any:
         if not frame.f_code.co_filename.startswith(LIBRARY):
@@ -64,6 +72,8 @@ class Stopping:
         if self.count == self.at:
             code = frame.f_code
             self.where = f"{code.co_filename.removeprefix(LIBRARY)}:{frame.f_lineno} {code.co_qualname}"
+            if self.by_signal:
+                signal.raise_signal(signal.SIGUSR2)
             raise self.error("stopped")
 
 

@@ -88,7 +88,9 @@ class SegmentedTape(Tape):
         ends = [at for at, step in enumerate(steps) if step.form == "break"]
         self._segments = []
         for end in (*ends, len(steps)):
-            self._segments.append(native.Tape(self.registers, tuple(calls[begin:end]), self._grad, ()))
+            back = len(self.copies_out) if end == len(steps) else 0
+            self._native = native.Tape(self.registers, tuple(calls[begin:end]), self._grad, (), back=back)
+            self._segments.append(self._native)
             begin = end + 1
         return _in_segments
 
@@ -100,9 +102,9 @@ class SegmentedTape(Tape):
         given = {generator_id(known): leaves[at] for at, known in self.generators.items()}
         undo.keep(self._written.storages(), [given.get(key, one) for key, one in drew.items()])
 
-    def run_segment(self, number: int, leaves: Sequence[Any]) -> None:
+    def segment(self, number: int) -> Callable[[Sequence[Any]], None]:
         """See ``SegmentedRecording``."""
-        self._segments[number](leaves)
+        return self._segments[number]
 
     def meet(self, number: int, leaves: Sequence[Any]) -> Found:
         """See ``SegmentedRecording``."""

@@ -91,6 +91,8 @@ class TapeStep:
     """The operator returns one tensor, not a sequence."""
     name: str = ""
     """Of the operator."""
+    acts: bool = False
+    """It writes, draws, or does what nobody knows: a caller sees that it ran."""
 
 
 class Tape:
@@ -119,6 +121,7 @@ class Tape:
         self._grad: Any = None
         self._bound: list[tuple[BoundInput, TapeMemory]] = []
         self._owned: tuple[OwnedOutput, ...] = ()
+        self._native: Any = None
         self.replay: Callable[[Sequence[Any]], None] = _released
 
     def add_block(self, block: Block, visible: torch.UntypedStorage) -> TapeMemory:
@@ -251,7 +254,12 @@ class Tape:
             (root.registers[one.geometries[0]], _maker(one.geometries[0]), one.places, one.number)
             for one, root in plain
         )
-        replay: Callable[[Sequence[Any]], None] = native.Tape(self.registers, self._calls, self._grad, owned)
+        acting = (number for number, step in enumerate(self._steps) if step.acts)
+        self._native = native.Tape(
+            self.registers, self._calls, self._grad, owned,
+            acts=len(self.copies_in) + next(acting, len(self._steps)), back=len(self.copies_out),
+        )  # fmt: skip
+        replay: Callable[[Sequence[Any]], None] = self._native
         replay = self._with_shared(replay, shared) if shared else replay
         return self._with_bound(replay) if self._bound else replay
 
@@ -262,20 +270,26 @@ class Tape:
 
         def replay(leaves: Sequence[Any]) -> None:
             storages = [torch.UntypedStorage(one.block.nbytes, device="cpu") for one, _ in shared]
-            try:
+
+            def run() -> None:
                 for storage, (_, root) in zip(storages, shared, strict=True):
                     for geometry, number in root.registers.items():
                         self.registers[number] = over(storage, geometry)
-                plain(leaves)
-            finally:
+                native.committed(plain, (leaves,), bool)
+
+            def finish(ended: bool) -> None:
                 for _, root in shared:
                     for number in root.registers.values():
                         self.registers[number] = None
-            with torch.no_grad():
-                for storage, (one, _) in zip(storages, shared, strict=True):
-                    first = over(storage, one.geometries[0])
-                    made = on_storage(storage, [first, *views_of(first, one.geometries[1:])])
-                    one.places[one.number] = made if len(made) > 1 else made[0]
+                if not ended:
+                    return
+                with torch.no_grad():
+                    for storage, (one, _) in zip(storages, shared, strict=True):
+                        first = over(storage, one.geometries[0])
+                        made = on_storage(storage, [first, *views_of(first, one.geometries[1:])])
+                        one.places[one.number] = made if len(made) > 1 else made[0]
+
+            native.committed(run, (), finish)
 
         return replay
 
@@ -309,6 +323,13 @@ class Tape:
                 self.registers[number] = over(root.storage, geometry)
         return True
 
+    def was_stopped(self) -> bool:
+        """An operator raised in the last replay."""
+        if self._native is None or self._native.stopped < 0:
+            return False
+        self._native.stopped = -1  # the next replay may be stopped before it begins
+        return True
+
     def rebind(self, moves: Sequence[Move]) -> bool:
         """Look at other tensors of the same metadata under the same paths."""
         tensors = {move.path: move.tensor for move in moves}
@@ -340,23 +361,29 @@ class Tape:
 
         def bound(leaves: Sequence[Any]) -> None:
             beside: list[tuple[torch.Tensor, torch.Tensor]] = []
-            try:
-                for one, root in taken:
-                    tensor = leaf = leaves[one.position]
+
+            def run() -> None:
+                for bound_input, root in taken:
+                    tensor = leaf = leaves[bound_input.position]
                     if self.arena.find(leaf.data_ptr()):
                         with torch.no_grad():
                             tensor = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).copy_(leaf)
-                        beside += [(leaf, tensor)] if one.is_written else []
+                        beside.extend([(leaf, tensor)] if bound_input.is_written else [])
                     self._point_at(root, tensor, once=True)
-                plain(leaves)
+                native.committed(plain, (leaves,), bring_back)
+
+            def bring_back(_: bool) -> None:
                 with torch.no_grad():
                     for leaf, tensor in beside:
                         leaf.copy_(tensor)
-            finally:
-                for _, root in taken:
+
+            def release(_: bool) -> None:
+                for _input, root in taken:
                     root.owner = None
                     for number in root.registers.values():
                         self.registers[number] = None
+
+            native.committed(run, (), release)
 
         return bound
 

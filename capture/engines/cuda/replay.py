@@ -110,6 +110,14 @@ class CudaRecording:
         raise_versions = self._raise_versions if self._version_bumps or self._static_version_bumps else None
         beside = pool.beside
 
+        def after(leaves: Sequence[Any]) -> None:
+            if copy_out is not None:
+                copy_out(leaves)
+            if bound is not None:
+                bound.copy_back(leaves)
+
+        comes_after = copy_out is not None or bound is not None
+
         def plain(leaves: Sequence[Any]) -> None:
             if beside or raw_stream(index) != pool.ran_on:
                 enter()
@@ -119,23 +127,22 @@ class CudaRecording:
                 copy_in(leaves)
             if draw is not None:
                 draw(pool.device)
-            launch()
-            if copy_out is not None:
-                copy_out(leaves)
-            if bound is not None:
-                bound.copy_back(leaves)
+            native.committed(launch, (), lambda ended: after(leaves) if ended and comes_after else None)
 
         def full(leaves: Sequence[Any]) -> None:
-            set_grad(False)
-            try:
+            def run() -> None:
+                set_grad(False)
                 if around is not None:
                     around(plain, leaves)
                 else:
                     plain(leaves)
-            finally:
+
+            def finish(ended: bool) -> None:
                 set_grad(grad)
-            if raise_versions is not None:
-                raise_versions(leaves)
+                if ended and raise_versions is not None:
+                    raise_versions(leaves)
+
+            native.committed(run, (), finish)
 
         slow = full if grad or around is not None or raise_versions is not None else plain
         if draw is not None and around is None and not self._was_seen_to_draw:
@@ -186,12 +193,22 @@ class CudaRecording:
         def around(step: Step, leaves: Sequence[Any]) -> None:
             others = [(leaves[p], known) for p, known, number in swaps if generator_id(leaves[p]) != number]
             saved = [known.get_state() for _, known in others]
-            for theirs, known in others:
-                known.set_state(theirs.get_state())
-            step(leaves)
-            for (theirs, known), state in zip(others, saved, strict=True):
-                theirs.set_state(known.get_state())
-                known.set_state(state)
+            left: list[torch.Tensor] = []
+
+            def run() -> None:
+                for theirs, known in others:
+                    known.set_state(theirs.get_state())
+                step(leaves)
+
+            def finish(ended: bool) -> None:
+                if ended and len(left) < len(others):  # else it was stopped, and the states are known
+                    left[:] = [known.get_state() for _, known in others]
+                for (theirs, _), state in zip(others, left, strict=False):
+                    theirs.set_state(state)
+                for (_, known), state in zip(others, saved, strict=True):
+                    known.set_state(state)
+
+            native.committed(run, (), finish)
 
         return around
 
@@ -271,6 +288,10 @@ class CudaRecording:
     def avoid(self, block: Block) -> bool:
         """Where a graph writes is not known: anywhere in a pool that it shares, else in its own alone."""
         return not self._pool.shared and block.address not in self._kept
+
+    def was_stopped(self) -> bool:
+        """A graph runs as a whole: what its kernels find wrong comes out elsewhere."""
+        return False
 
     def release(self) -> None:
         """Destroy the graph. Launches under way end as they would have."""
