@@ -83,7 +83,7 @@ def on_storage(storage: torch.UntypedStorage, like: Sequence[torch.Tensor]) -> l
     """Tensors like these on another storage, sharing a version counter."""
     one = like[0]
     first = torch.empty(0, dtype=one.dtype, device=one.device)
-    first = first.set_(storage, one.storage_offset(), one.shape, one.stride())
+    first = first.set_(storage, one.storage_offset(), one.shape, one.stride()).data  # as one that nobody wrote yet
     others = views_of(first, [Geometry.of(other) for other in like[1:]])
     return [first.conj() if one.is_conj() else first, *others]
 

@@ -41,12 +41,11 @@ class OutputCopies:
                 self._copy()
 
     def _copy(self) -> None:
-        targets = []
-        for one, make in self._dense:
-            one.places[one.number] = target = make()
-            targets.append(target)
+        targets = [make() for _, make in self._dense]
         if targets:
             capabilities.copy_all(targets, self._sources)
+        for (one, _), target in zip(self._dense, targets, strict=True):
+            one.places[one.number] = target.data  # its version counter knows of no write, as eager's
         for one, tensors in self._others:
             made = on_storage(tensors[0].untyped_storage().clone(), tensors)
             one.places[one.number] = made if len(made) > 1 else made[0]

@@ -65,9 +65,10 @@ class Arena:
         back when the thread that records asks for memory."""
 
     def allocate(self, nbytes: int) -> Block:
-        """A free block of at least ``nbytes``, the tightest fit there is. It is taken once ``track`` is called."""
+        """A free block of ``nbytes``, in the tightest fit there is. It is taken once ``track`` is called."""
         self._settle()
-        size = max(-(-nbytes // ALIGNMENT) * ALIGNMENT, ALIGNMENT)
+        nbytes = nbytes or ALIGNMENT
+        size = _rounded(nbytes)
         fits = [(length, address) for address, length in self._free if length >= size]
         if not fits:
             self._grow(size)
@@ -78,7 +79,7 @@ class Arena:
             bisect.insort(self._free, (address + size, length - size))
         segment = self._segment(address)
         segment.used = max(segment.used, address + size - segment.begin)
-        return Block(address, size)
+        return Block(address, nbytes)
 
     def make_room(self) -> bool:
         """Nothing keeps memory from the arena."""
@@ -119,7 +120,7 @@ class Arena:
             self._died.remove(reference)
 
     def _release(self, block: Block) -> None:
-        begin, length = block.address, block.nbytes
+        begin, length = block.address, _rounded(block.nbytes)
         index = bisect.bisect(self._free, (begin, 0))
         if (
             index < len(self._free)
@@ -170,7 +171,7 @@ class Arena:
         tensor = torch.frombuffer(
             segment.memory, dtype=dtype, count=block.nbytes // dtype.itemsize, offset=block.address - segment.begin
         )
-        tensor = tensor.as_strided_(geometry.shape, geometry.stride, geometry.offset)
+        tensor = tensor.as_strided_(geometry.shape, geometry.stride, geometry.offset).data  # that counts as a write
         return tensor.conj() if geometry.conj else tensor
 
     def builder(self, block: Block, geometry: Geometry) -> Callable[[], torch.Tensor]:
@@ -181,9 +182,9 @@ class Arena:
         memory, offset = segment.memory, block.address - segment.begin
         dtype, shape, stride, first = geometry.dtype, geometry.shape, geometry.stride, geometry.offset
         array = _array(segment.memory, offset, geometry)
-        if array is not None:
+        if array is not None and array.nbytes == block.nbytes:  # its storage is as large as the block
             return functools.partial(torch.from_numpy, array)
-        count = first + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        count = block.nbytes // dtype.itemsize
         frombuffer = torch.frombuffer
         return lambda: frombuffer(memory, dtype=dtype, count=count, offset=offset).as_strided_(shape, stride, first)
 
@@ -217,9 +218,9 @@ class Arena:
     def _take(self, block: Block) -> None:
         index = bisect.bisect(self._free, (block.address, 1 << 62)) - 1
         begin, length = self._free.pop(index)
-        after = begin + length - (block.address + block.nbytes)
-        if after:
-            self._free.insert(index, (block.address + block.nbytes, after))
+        end = block.address + _rounded(block.nbytes)
+        if begin + length > end:
+            self._free.insert(index, (end, begin + length - end))
         if block.address > begin:
             self._free.insert(index, (begin, block.address - begin))
 
@@ -241,6 +242,11 @@ class Arena:
         """Blocks whose storages live."""
         found = [(block, reference()) for block, reference in self._taken.values()]
         return [(block, storage) for block, storage in found if storage is not None]
+
+
+def _rounded(nbytes: int) -> int:
+    """What a block of so many bytes takes."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _array(memory: mmap.mmap, offset: int, geometry: Geometry) -> Any:

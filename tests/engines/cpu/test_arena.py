@@ -51,9 +51,8 @@ def disjoint(blocks: list[Block]) -> bool:
 def test_a_block_is_aligned_and_large_enough(nbytes: int) -> None:
     arena = Arena()
     block, storage = take(arena, nbytes)
-    assert block.nbytes >= max(nbytes, 1)
-    assert block.nbytes % ALIGNMENT == 0
-    assert block.nbytes - nbytes <= ALIGNMENT
+    assert block.nbytes == (nbytes or ALIGNMENT)
+    assert block.address % ALIGNMENT == 0
     assert block.address % ALIGNMENT == 0
     assert storage.data_ptr() == block.address
     assert storage.nbytes() == block.nbytes
@@ -337,7 +336,7 @@ class ArenaMachine(RuleBasedStateMachine):
                 if segment.begin <= address < segment.end:
                     if address > position:
                         found.append((position, address - position))
-                    position = address + nbytes
+                    position = address + -(-nbytes // ALIGNMENT) * ALIGNMENT
             if position < segment.end:
                 found.append((position, segment.end - position))
         return sorted(found)
