@@ -128,6 +128,8 @@ class HostSync:
     data_dependent_shape: bool = False
     is_compared: bool = False
     """A recording may end a segment here: each replay does it again and goes on as the run did that got the same."""
+    device: str = ""
+    """Type of the device that is read, where it is known."""
     through: str = ""
     """The library's function that the line called and that read, as ``torch.optim.adam.Adam.step``; empty where the
     line itself read."""

@@ -115,6 +115,13 @@ class Staging:
                 staged.grad = None
         self.replacements.clear()
 
+    def copy_back_only(self, written: Set[int]) -> None:
+        """Positions that this run wrote, of a body that may write others in another run."""
+        for single in self.singles:
+            single.back = single.back and single.position in written
+        for group in self.groups:
+            group.back = group.back and not written.isdisjoint(group.members)
+
     def lend(self, storages: Set[int]) -> None:
         """Buffers among these storages, by ``id``, went to code that may write them without a word."""
         for single in self.singles:

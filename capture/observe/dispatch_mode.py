@@ -340,7 +340,8 @@ class ObserveMode(HigherOrderMode):
         there: set[torch.device],
     ) -> None:  # fmt: skip
         if breaks(op, args, kwargs):
-            self.note_sync(op.name, data_dependent_shape=not op.reads_host, is_compared=not op.collective)
+            where = inputs[0].device.type if inputs and not op.collective else None
+            self.note_sync(op.name, data_dependent_shape=not op.reads_host, compared_on=where)
         if op.unsafe or (op.metadata != "no" and inputs and not self.made(inputs[0])):
             self.trace.work.append(HostWork(op=op.name, kind="unsafe", where=self._line()))
             if op.metadata != "no":
@@ -380,15 +381,15 @@ class ObserveMode(HigherOrderMode):
         if not self.trace.hooks:
             self.trace.hooks.append((name, source_location.user_location()))
 
-    def note_sync(self, op: str, *, data_dependent_shape: bool = False, is_compared: bool = False) -> None:
-        """Note a host read, once a line."""
+    def note_sync(self, op: str, *, data_dependent_shape: bool = False, compared_on: str | None = None) -> None:
+        """Note a host read, once a line. ``compared_on``: what is read on such a device may be compared."""
         where = source_location.user_location()
-        kind = (data_dependent_shape, is_compared)
+        kind = (data_dependent_shape, compared_on)
         at = (where.file, where.line, *kind) if where else (op, 0, *kind)
         if at not in self.trace.syncs:
             self.trace.syncs[at] = HostSync(
-                op=op, where=where, data_dependent_shape=data_dependent_shape, is_compared=is_compared,
-                through=source_location.called_by_user(),
+                op=op, where=where, data_dependent_shape=data_dependent_shape, is_compared=compared_on is not None,
+                device=compared_on or "", through=source_location.called_by_user(),
             )  # fmt: skip
 
     def _see_writes(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -244,6 +244,9 @@ def empty_scratch(watched: ObservedRun) -> None:
 def undo_python(watched: ObservedRun) -> None:
     """Put back what the body's Python did in a run that only captured. A watched one has its numbers to itself: another
     run that draws the same would look as if it drew none."""
+    if watched.call.undo is not None:
+        watched.call.undo.put_back()
+        watched.call.undo = None
     empty_scratch(watched)
     diff.restore(watched.before, watched.changed)
     restore_host_random(watched.host_random)

@@ -81,7 +81,7 @@ class RunTrace:
     """``id`` of the storages in ``externals`` that code got which may write them without a word."""
     scratch: dict[int, torch.UntypedStorage] = field(factory=dict)
     """By ``id``: storages that were empty before the body, which gave them memory."""
-    syncs: dict[tuple[str, int, bool, bool], HostSync] = field(factory=dict)
+    syncs: dict[tuple[str, int, bool, str | None], HostSync] = field(factory=dict)
     reads: list[str] = field(factory=list)
     """See ``Facts``."""
     work: list[HostWork] = field(factory=list)

@@ -31,7 +31,7 @@ from capture.engines.undo import Undo
 from capture.key.signature import Leaf
 from capture.native import native
 from capture.runtime.captured import Captured
-from capture.runtime.entry import Entry
+from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.replay import Commit
 from capture.state.body_run import BodyRun
 from capture.tree.node import Node
@@ -55,11 +55,11 @@ def explained(facts: Facts, *, follows: bool | None = None) -> Facts:
     """The same for a run that is only explained. ``follows``: the engine does."""
     if not facts.host_syncs:
         return facts
+    devices = [one for one in facts.devices if not one.startswith(("cpu", "meta"))] or ["cpu"]
     if follows is None:
-        devices = [one for one in facts.devices if not one.startswith(("cpu", "meta"))] or ["cpu"]
         backend = backend_for(torch.device(devices[0]))
         follows = backend is not None and backend.breaks_at_reads
-    compared = all(one.is_compared for one in facts.host_syncs)
+    compared = all(one.is_compared and devices[0].startswith(one.device) for one in facts.host_syncs)
     if compared and follows and not facts.gradients and not facts.collectives:
         return facts
     syncs = {(one.where, one.data_dependent_shape): evolve(one, is_compared=False) for one in facts.host_syncs[::-1]}
@@ -156,9 +156,22 @@ def fits(node: Node, tree: Tree) -> bool:
     return (not node.dead_before or node.may_run()) and node.recording is not None and tree.is_clear(node)
 
 
-def join(node: Node) -> None:
-    """A recording with breaks came beside others: note where one may go on from the other."""
+def begin_alike(entry: Entry, node: Node, tree: Tree) -> None:
+    """Recordings of one body are to begin alike: older ones that do not are made again, the first times that this
+    happens, as a pool grows while the first of them are made."""
+    for other in _join(node):
+        if entry.steadiness.parted < MOST_BRANCHES and other.tree is tree:
+            entry.steadiness.parted += 1
+            if other in entry.nodes:
+                entry.nodes.remove(other)
+            tree.forget(other)
+
+
+def _join(node: Node) -> list[Node]:
+    """A recording with breaks came beside others: note where one may go on from the other. Gives those with which that
+    is impossible, as the pool was another one when they were made."""
     assert node.parent is not None
+    apart = []
     for other in node.parent.children[node.key] if node.reads else ():
         if other is node or other.recording is None or node.recording is None:
             continue
@@ -169,3 +182,6 @@ def join(node: Node) -> None:
         if parted and _recording(node).joins(other.recording, parted):
             node.joined.add(other.number)
             other.joined.add(node.number)
+        else:
+            apart.append(other)
+    return apart

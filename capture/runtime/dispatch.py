@@ -566,6 +566,12 @@ def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: 
     finally:
         ms = (time.perf_counter() - begin) * 1e3
         captured.budget.spend("recordings" if kept else "drops", ms, key=entry.key)
+    if reply.verdict is Verdict.OBSERVE and reply.refuted is not None:
+        entry.steadiness.note_stop(reply.refuted.facts.reads[-1], is_new=True)
+        if entry.steadiness.is_lost:
+            _lose_reads(captured, entry, tree)
+            return run_eagerly(captured, bound, "what the host reads does not come again")
+        return _observe(captured, entry, bound, tree)
     if reply.verdict is Verdict.OBSERVE:
         _enter(captured, entry, planning.forget_stored(entry))
         return _observe(captured, entry, bound, tree)

@@ -66,6 +66,8 @@ class Steadiness:
     stops: int = 0
     """Calls that came to a value without a recording; ``FLOATS`` each where it is new and has a fraction."""
     replays: int = 0
+    parted: int = 0
+    """Recordings that were dropped as they began otherwise than later ones."""
 
     def note_stop(self, told: str, *, is_new: bool) -> None:
         """A call came to this value."""

@@ -162,7 +162,7 @@ def _run(
                 moving=moving_paths(entry),
                 generators=generators_of(call, entry),
                 expected=expected if entry.facts is not None else None,
-                may_break=branches.may_follow(captured, entry),
+                may_break=branches.may_follow(captured, entry) and (entry.has_reads or entry.facts is None),
             )
         if recorded.watched is not None:
             captured.optimizers.note_gradients(*recorded.watched.gradient_uses())
@@ -189,7 +189,7 @@ def _result(
 def _put_in(entry: Entry, tree: Tree, node: Node) -> None:
     if tree.current is not node:
         tree.attach(node)
-    branches.join(node)
+    branches.begin_alike(entry, node, tree)
     if node not in entry.nodes:
         node.listed_in(entry.nodes)
 
@@ -255,7 +255,7 @@ def _first_replay(
             return None
         again = bool(tries)
         tries.append(True)
-        call.watched.is_settled = True  # from here on it is the call
+        call.watched.is_settled, call.undo = True, None  # from here on it is the call
         if not again:
             count_writes(uncounted, call.leaves)
         built = outputs.build(

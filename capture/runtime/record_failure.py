@@ -89,7 +89,7 @@ def refused(
     reason = "the host read what it did in no run before" if is_branch else "the recording run differs from the plan"
     reason = facts.refused or recorded.failure or reason
     if not recorded.executed:
-        return _nothing_ran(captured, entry, recorded, Refuted(facts, plan, reason))
+        return _nothing_ran(captured, entry, recorded, Refuted(facts, plan, reason, is_branch))
     assert recorded.described is not None
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     values = outputs.adopt(own_values(outputs, call, recorded.described), copied=True)
@@ -117,8 +117,9 @@ def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, reco
         watched.is_settled = True
         raise error
     facts = entry.facts or captured.bare_facts()
-    if watched is not None and watched.watch.trace.syncs:
-        facts = evolve(facts, host_syncs=tuple(watched.watch.trace.syncs.values()))
+    syncs = () if watched is None else tuple(watched.watch.trace.syncs.values())
+    if any(not one.is_compared for one in syncs):
+        facts = evolve(facts, host_syncs=syncs)
     else:
         facts = evolve(facts, refused=recorded.failure)
     plan = compile_plan(captured.annotation, facts)
@@ -138,6 +139,9 @@ def _nothing_ran(captured: Captured, entry: Entry, recorded: Recorded, refuted: 
         captured.log.add("drop", refuted.reason)
         entry.differing_runs += 1
         return Reply(Verdict.EAGER, reason=refuted.reason)
+    if refuted.is_branch:  # what a captured run shows is not all of it
+        captured.log.add("drop", refuted.reason)
+        return Reply(Verdict.OBSERVE, refuted=refuted)
     if entry.facts is None:  # recorded straight away, without a watched run
         captured.log.add("drop", refuted.reason)
         return Reply(Verdict.OBSERVE)

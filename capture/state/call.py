@@ -38,10 +38,12 @@ class Call:
     """The ``ObservedRun`` that it is in, or was in last."""
     put_out: Callable[[], None] | None = None
     """Gives the caller's tensors what that run wrote so far, where it writes copies of them. May be called again."""
+    undo: Any = None
+    """What that run has changed outside of the pool, as it was, where it was to capture and had to execute a part."""
 
     def forget_run(self) -> None:
         """Let go of the run, which knows its call: what it made would live until the collector comes."""
-        self.watched = self.put_out = None
+        self.watched = self.put_out = self.undo = None
 
     def run(self, values: tuple[Any, ...] | None = None) -> Any:
         """What is watched and recorded: the body, called with these values or with the caller's own."""

@@ -111,8 +111,10 @@ class CpuBackend:
                 root = tape.root_of(leaf.value) if leaf.kind == "fresh" else None
                 if root is not None:
                     root.kept = True
+            if tape.reads:
+                tape.staged = staged.told()
+                staged.staging.copy_back_only(_written_positions(watched, inputs))
             staged.staging.lend(recorder.trace.lent)
-            tape.staged = staged.told()
             tape.compile(staged.copies_in(), staged.copies_out())
         return Recorded(watched, described, None if failure else tape, failure, blocks)
 
@@ -156,7 +158,7 @@ class _Staged:
                 tape.add_static(call.paths()[one.position][0], leaf, seen.untyped_storage())
         for block, storage in self.staging.managed.items():
             tape.add_block(block, storage).is_managed = True
-        self._registers: list[tuple[int, int, bool]] = []
+        self._registers: list[tuple[int, int]] = []
         with torch.no_grad():
             for single in self.staging.singles:
                 collectives.finish(call.leaves[single.position])
@@ -164,7 +166,7 @@ class _Staged:
                 single.tensor.copy_(call.leaves[single.position])
                 number = tape.register(single.tensor)
                 assert number is not None
-                self._registers.append((single.position, number, single.back))
+                self._registers.append((single.position, number))
         for group in self.staging.groups:
             tape.add_block(group.block, group.storage).is_grouped = True
             collectives.finish(*[call.leaves[position] for position in group.members])
@@ -173,7 +175,7 @@ class _Staged:
     def copy_back(self, leaves: Sequence[Any], written: set[int]) -> None:
         """After the recording run: what the body wrote into staged inputs goes to the caller's tensors."""
         with torch.no_grad():
-            for position, number, _ in self._registers:
+            for position, number in self._registers:
                 if position in written:
                     leaves[position].copy_(self._tape.registers[number])
             for group in self.staging.groups:
@@ -182,17 +184,18 @@ class _Staged:
 
     def copies_in(self) -> list[TapeStep]:
         """Steps of the tape that stage this call's inputs."""
-        singles = [_step("copy_", Register(number), Leaf(position)) for position, number, _ in self._registers]
+        singles = [_step("copy_", Register(number), Leaf(position)) for position, number in self._registers]
         return singles + [_step(group.copy_in, Leaf(None)) for group in self._groups()]
 
     def copies_out(self) -> list[TapeStep]:
         """Steps of the tape that copy mutated inputs back."""
-        back = [(position, number) for position, number, back in self._registers if back]
+        written = {single.position for single in self.staging.singles if single.back}
+        back = [(position, number) for position, number in self._registers if position in written]
         steps = [_step("copy_", Leaf(position), Register(number)) for position, number in back]
         groups = self._groups()
         steps += [_step(group.copy_out, Leaf(None)) for group in groups if group.back]
         lent = {single.position for single in self.staging.singles if single.lent}
-        unsaid = [(position, number) for position, number, _ in self._registers if position in lent]
+        unsaid = [(position, number) for position, number in self._registers if position in lent]
         steps += [_step(put_back, Leaf(position), Register(number)) for position, number in unsaid]
         return steps + [_step(group.put_back, Leaf(None)) for group in groups if group.lent]
 
@@ -231,11 +234,11 @@ class TapeRecorder(ObserveMode):
         return self._blocks.get(id(tensor.untyped_storage()))
 
     @override
-    def note_sync(self, op: str, *, data_dependent_shape: bool = False, is_compared: bool = False) -> None:
+    def note_sync(self, op: str, *, data_dependent_shape: bool = False, compared_on: str | None = None) -> None:
         """A host read ends a segment; one that cannot be compared is an error for the recording, as on a device, and
         the body goes on eagerly."""
-        super().note_sync(op, data_dependent_shape=data_dependent_shape, is_compared=is_compared)
-        if not (is_compared and self._may_break):
+        super().note_sync(op, data_dependent_shape=data_dependent_shape, compared_on=compared_on)
+        if not (compared_on == "cpu" and self._may_break):
             self._fail(f"{op} reads values on the host")
 
     @override

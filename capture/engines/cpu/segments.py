@@ -135,8 +135,9 @@ class SegmentedTape(Tape):
         return self.staged == other.staged and self._trunk(breaks) == other._trunk(breaks)
 
     def _trunk(self, breaks: int) -> list[Key]:
-        ends = [at for at, step in enumerate(self._steps) if step.form == "break"]
-        return self._keys[: ends[breaks - 1] + 1]
+        """What happened before the break, and what its operator gets: what it gives is told by what was read."""
+        end = [at for at, step in enumerate(self._steps) if step.form == "break"][breaks - 1]
+        return [*self._keys[:end], self._keys[end][:-1]]
 
     # ---------------------------------------------------------------------------------------------- what is another way
 

@@ -41,6 +41,7 @@ class Capture:
         self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph(keep_graph=True)
         self.error: str | None = None
         self.is_empty = False
+        self._is_open = False
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -64,6 +65,27 @@ class Capture:
             finally:
                 pool.end_capture()
         before.wait_stream(pool.stream)
+
+    def pause(self) -> None:
+        """End the graph so far, and make it ready: ``graph`` and ``launcher`` are its own until ``resume``."""
+        self._end()
+        self._pool.end_capture()
+        if self.error is not None:
+            raise RefusedError(self.error)
+        self.instantiate()
+
+    def resume(self) -> None:
+        """Begin another graph in the same pool, on the same stream."""
+        self._graph, self.is_empty = torch.cuda.CUDAGraph(keep_graph=True), False
+        for generator in self._generators:
+            self._graph.register_generator_state(generator)
+        order_draws(self._pool.device)
+        self._pool.is_capturing = True
+        try:
+            self._begin()
+        except RuntimeError as error:  # the body is not to catch it
+            self.error = str(error).partition("\n")[0]
+            raise RefusedError(self.error) from error
 
     def generators(self) -> list[torch.Generator]:
         """All that torch may hand seeds from: those that were named, and the device's own."""
@@ -105,11 +127,15 @@ class Capture:
         assert self._graph is not None
         try:
             self._graph.capture_begin(pool=self._pool.id, capture_error_mode="relaxed")
+            self._is_open = True
         except RuntimeError:
             self._recover()
             raise
 
     def _end(self) -> None:
+        if not self._is_open:  # it stopped between two graphs
+            return
+        self._is_open = False
         try:
             assert self._graph is not None
             count = node_counter(self._pool.stream)

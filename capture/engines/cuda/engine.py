@@ -6,8 +6,9 @@ fails nothing has happened yet, but for the body's Python, which is undone.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,6 +22,8 @@ from capture.engines.cuda.driver import node_counter
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.recorder import GraphRecorder
 from capture.engines.cuda.replay import CudaRecording
+from capture.engines.cuda.segment_run import SegmentRun
+from capture.engines.cuda.segments import SegmentedGraphs
 from capture.engines.cuda.verifying_recorder import VerifyingRecorder
 from capture.engines.staging import Staging, stage
 from capture.observe import source_location
@@ -82,12 +85,17 @@ class CudaBackend:
         capture = Capture(pool, mine)
         known = {generator_id(one) for one in (*mine, default_generator(self.device))}
         follows = expected is not None and not moving and self._may_verify(pool, call)
-        recorder = VerifyingRecorder(pool, expected) if expected and follows else GraphRecorder(pool, known, moving)
+        run = SegmentRun(pool, capture, call) if self._may_break(pool, call, may_break=may_break) else None
+        recorder = (
+            VerifyingRecorder(pool, expected) if expected and follows else GraphRecorder(pool, known, moving, run)
+        )
         recorder.differentiates = torch.is_grad_enabled() and not call.keeps_program
         staging, watched, failure = Staging(), None, None
         try:
             with capture.running():
                 staging = stage(pool, call, [one for one in inputs if self._is_here(call.leaves[one.position])])
+                if run is not None:
+                    run.staging = staging
                 watched = run_watched(call, recorder, call.substitute(staging.replacements))
                 finish_kept([watched.result, *[change.after for change in watched.changed]])
                 staging.end_run()
@@ -108,13 +116,17 @@ class CudaBackend:
             pool.give_back(storage)
         if isinstance(recorder, VerifyingRecorder):
             return self._followed(pool, capture, recorder, staging, watched, inputs, undo=undo)
-        staging.lend(recorder.trace.lent)
         described = describe(watched)
+        if run is not None and run.has_begun:
+            run.settle_last()
+            paths, mutated = watched.call.paths(), {one.path for one in described.facts.placeholders if one.mutation}
+            staging.copy_back_only({at for at, (path, _) in enumerate(paths) if path in mutated})
+        staging.lend(recorder.trace.lent)
         if not pool.shared:
             described.facts = evolve(described.facts, separate_pools=torch.cuda.get_allocator_backend())
         if recorder.unseen:
             self._beware(recorder, watched, described, staging)
-        recorded = self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo)
+        recorded = self._recorded(pool, capture, recorder, staging, watched, described, inputs, undo=undo, run=run)
         return evolve(recorded, parts=(("create", create, 0), *recorded.parts)) if opened else recorded
 
     def _may_verify(self, pool: CudaPool, call: Call) -> bool:
@@ -137,6 +149,10 @@ class CudaBackend:
         recorder.difference = recorded.failure
         return _unlike(recorder, watched)
 
+    def _may_break(self, pool: CudaPool, call: Call, *, may_break: bool) -> bool:
+        """Generators that are arguments are lent to a graph as a whole."""
+        return may_break and pool.shared and not any(isinstance(leaf, torch.Generator) for leaf in call.leaves)
+
     def _is_here(self, leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.device
 
@@ -155,7 +171,7 @@ class CudaBackend:
 
     def _recorded(
         self, pool: CudaPool, capture: Capture, recorder: GraphRecorder, staging: Staging, watched: ObservedRun,
-        described: DescribedRun, inputs: Sequence[Input], *, undo: bool,
+        described: DescribedRun, inputs: Sequence[Input], *, undo: bool, run: SegmentRun | None = None,
     ) -> Recorded:  # fmt: skip
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
         failure = _unresolved(kept, recorder)
@@ -166,15 +182,12 @@ class CudaBackend:
             failure = failure or "a tensor that the body made is kept where nobody is known to keep it"
             pool.abandon()
             return Recorded(watched, described, None, failure, executed=False)
-        recording = CudaRecording(
-            pool,
-            capture,
-            InputCopies(staging, recorder.device_copies()),
-            recorder.constants(),
-            tuple(inputs),
-            draws=recorder.draws,
-            kept=frozenset(one.data_ptr() for one in storages.values()),
-        )
+        copies, constants = InputCopies(staging, recorder.device_copies()), recorder.constants()
+        begins = frozenset(one.data_ptr() for one in storages.values())
+        make: Callable[..., CudaRecording] = CudaRecording
+        if run is not None and run.has_begun:
+            make = functools.partial(SegmentedGraphs, run=run, trunk=run.trunk(recorder.trace))
+        recording = make(pool, capture, copies, constants, tuple(inputs), draws=recorder.draws, kept=begins)
         try:
             begin = time.perf_counter()
             recording.prepare(

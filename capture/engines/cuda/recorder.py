@@ -20,6 +20,7 @@ from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy
 from capture.engines.cuda.driver import node_counter
 from capture.engines.cuda.host_tensors import HostTensors
 from capture.engines.cuda.pool import CudaPool
+from capture.engines.cuda.segment_run import SegmentRun, seen_by
 from capture.key.tensor_meta import nbytes_of
 from capture.observe import source_location
 from capture.observe.collectives import obstacle, registers_segments
@@ -28,8 +29,8 @@ from capture.observe.gradient_uses import refuses
 from capture.observe.operator_schema import (
     Operator,
     OperatorTraits,
+    breaks,
     looked_up,
-    shape_depends_on_data,
     tensors_in,
     tensors_out,
     written,
@@ -46,8 +47,11 @@ class GraphRecorder(ObserveMode):
 
     hides_faults = False
 
-    def __init__(self, pool: CudaPool, registered: set[int], moving: frozenset[str]) -> None:
+    def __init__(
+        self, pool: CudaPool, registered: set[int], moving: frozenset[str], segments: SegmentRun | None = None
+    ) -> None:  # fmt: skip
         super().__init__()
+        self._segments = segments
         self._pool, self._registered, self._moving = pool, registered, moving
         self.device = pool.device
         self._host: HostTensors | None = None
@@ -87,8 +91,11 @@ class GraphRecorder(ObserveMode):
         return self._host.unexplained() if self._host is not None else None
 
     @override
-    def note_sync(self, op: str, *, data_dependent_shape: bool = False, is_compared: bool = False) -> None:
-        super().note_sync(op, data_dependent_shape=data_dependent_shape)
+    def note_sync(self, op: str, *, data_dependent_shape: bool = False, compared_on: str | None = None) -> None:
+        follows = compared_on == "cuda" and self._segments is not None
+        super().note_sync(op, data_dependent_shape=data_dependent_shape, compared_on=compared_on if follows else None)
+        if follows:
+            return
         raise RefusedError(f"{op} waits for the device{_at()}")
 
     @override
@@ -161,15 +168,19 @@ class GraphRecorder(ObserveMode):
         """Run the operator, which launches into the graph."""
         self._look_for_launches()
         try:
-            return self._launch(op, args, kwargs)
+            result = self._launch(op, args, kwargs)
         finally:
             self._nodes = self._count() if self._count is not None else 0
+        if self._segments is not None:
+            self._segments.seen.append(seen_by(args, kwargs, result))
+        return result
 
     def _launch(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known, run, _ = looked_up(op)
         self.draws = self.draws or known.draws
         tensors = list(tensors_in(args, kwargs))
-        self._check(known, args, kwargs, tensors)
+        is_break = self._segments is not None and breaks(known, args, kwargs)
+        self._check(known, args, kwargs, tensors, is_break=is_break)
         host = self._host
         assert host is not None
         if known.lifts:
@@ -179,6 +190,8 @@ class GraphRecorder(ObserveMode):
                 host.will_write([tensor for tensor, _ in written(known, args, kwargs)])
                 args = tuple(host.replace_moving(value) for value in args)
                 kwargs = {name: host.replace_moving(value) for name, value in kwargs.items()}
+            if is_break:
+                return self._end_segment(known, run, args, kwargs)
             if any(tensor.is_cpu for tensor in tensors):
                 return host.run(op, known, args, kwargs)
         except RefusedError as refused:
@@ -188,6 +201,17 @@ class GraphRecorder(ObserveMode):
             if tensor.is_cpu and not known.draws:
                 host.note_constant(tensor)
         return result
+
+    def _end_segment(
+        self, known: OperatorTraits, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self.unseen:
+            raise RefusedError("kernels that no operator tells of were launched before the host reads a value")
+        assert self._segments is not None
+        draws, self.draws = self.draws, False
+        return self._segments.end_segment(
+            known, run, args, kwargs, self.trace, self.device_copies(), self.constants(), draws=draws
+        )
 
     @override
     def _see_output(self, tensor: torch.Tensor, op: OperatorTraits, input_storages: set[int]) -> bool:
@@ -200,10 +224,11 @@ class GraphRecorder(ObserveMode):
         return self._host is not None and self._host.is_copy(tensor)
 
     def _check(
-        self, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
-    ) -> None:
+        self, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], *,
+        is_break: bool,
+    ) -> None:  # fmt: skip
         reason = None
-        if known.reads_host or shape_depends_on_data(known, args, kwargs):
+        if not is_break and breaks(known, args, kwargs):
             reason = f"{known.name} waits for the device"
         elif known.metadata != "no" and (known.resizes or not self.made(args[0])):
             reason = f"{known.name} changes the shape of a tensor in place"

@@ -177,7 +177,7 @@ class VerifyingRecorder(GraphRecorder):
         return result
 
     @override
-    def note_sync(self, op: str, *, data_dependent_shape: bool = False, is_compared: bool = False) -> None:
+    def note_sync(self, op: str, *, data_dependent_shape: bool = False, compared_on: str | None = None) -> None:
         self._stop(f"{op} waits for the device")
 
     @override

@@ -1,0 +1,240 @@
+"""The recording run of a body in which the host reads values.
+
+A capture executes nothing, so at a break the graph that was captured so far is launched, then the host reads for real,
+and the next capture begins in the same pool. What the launched segments change outside of the pool is kept, so that a
+recording that comes to nothing has not happened. The last segment is launched by the first replay.
+
+Tensors that an operator makes at a break, such as those of ``nonzero``, are made anew in each call; the segment after
+it has a fixed place for them in the pool, to which they are copied before it is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, evolve, field, frozen
+from typing_extensions import override
+
+from capture.engines.base import Address, Block, Geometry
+from capture.engines.cuda.capture_graph import Capture, RefusedError
+from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy, InputCopies
+from capture.engines.cuda.pool import CudaPool
+from capture.engines.cuda.streams import order_draws
+from capture.engines.staging import Staging, over
+from capture.engines.undo import MOST_UNDO, Undo
+from capture.key.tensor_meta import span_bytes
+from capture.observe.operator_schema import OperatorTraits, read_text, tensors_in, tensors_out
+from capture.observe.trace import RunTrace
+from capture.state.call import Call
+
+Operate = Callable[[], Any]
+Told = tuple[Any, ...]
+
+
+@define(eq=False)
+class CudaUndo(Undo):
+    """Put back in the order of the stream that segments were launched on."""
+
+    pool: CudaPool = field(kw_only=True)
+
+    @override
+    def put_back(self) -> None:
+        torch.cuda.current_stream(self.pool.device).wait_stream(self.pool.stream)
+        with torch.no_grad():
+            super().put_back()
+
+
+@frozen(eq=False)
+class GraphBreak:
+    """What happens between two graphs."""
+
+    told: str
+    operate: Operate
+    """The operator, on the recorded memory."""
+    places: tuple[torch.Tensor | None, ...]
+    """Where the tensors that it makes go; None for one that lies where the operator wrote it."""
+    begin: int
+    """How many operators ran before it."""
+
+
+@frozen(eq=False)
+class Written:
+    """What was changed outside of the pool up to the last break."""
+
+    blocks: tuple[Block, ...] = ()
+    generators: tuple[torch.Generator, ...] = ()
+
+
+class SegmentRun:
+    """The segments of one recording run, which are launched as they come."""
+
+    def __init__(self, pool: CudaPool, capture: Capture, call: Call) -> None:
+        self._pool, self._capture, self._call = pool, capture, call
+        self.staging: Staging | None = None
+        """Set once the inputs have their buffers."""
+        self.breaks: list[GraphBreak] = []
+        self.graphs: list[torch.cuda.CUDAGraph | None] = []
+        self.draws: list[bool] = []
+        """Of each segment that was launched."""
+        self.seen: list[Told] = []
+        """Memory that each operator got and gave."""
+        self.written = Written()
+        self._undo = CudaUndo(pool=pool)
+        self._copied: list[DeviceCopy] = []
+        self._filled: list[DeviceConstant] = []
+        self._made: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Places, and what goes there, before the next launch."""
+
+    # ----------------------------------------------------------------------------------------------------- at a break
+
+    def end_segment(
+        self, known: OperatorTraits, operate: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        trace: RunTrace, copies: Sequence[DeviceCopy], constants: Sequence[DeviceConstant], *, draws: bool,
+    ) -> Any:  # fmt: skip
+        """Launch what was captured, run this operator, and go on capturing. Gives its result, with tensors that it made
+        in their places in the pool."""
+        fixed = self._fixed(args), {name: self._fixed(value) for name, value in kwargs.items()}
+        self._note_written(trace, draws=draws)
+        self._capture.pause()
+        self.draws.append(draws)
+        self.graphs.append(self._capture.graph())
+        with torch.no_grad():
+            self._launch(copies, constants, self._capture.launcher(), draws=draws)
+            result = operate(*args, **kwargs)
+        self._capture.resume()
+        given = {one.untyped_storage().data_ptr() for one in tensors_in(args, kwargs)}
+        places: dict[int, torch.Tensor] = {}
+        kept: list[torch.Tensor | None] = []
+        for out in tensors_out(result):
+            fresh = out.untyped_storage().data_ptr() not in given or not out.numel()
+            kept.append(self._place(out, places) if fresh else None)
+        begin = len(trace.sequence)
+        self.breaks.append(GraphBreak(read_text(result), lambda: operate(*fixed[0], **fixed[1]), tuple(kept), begin))
+        return _replaced(result, places)
+
+    def _place(self, out: torch.Tensor, places: dict[int, torch.Tensor]) -> torch.Tensor:
+        """Memory of the pool for what an operator made, in the capture that begins."""
+        if out.layout is not torch.strided or out.is_neg() or out.device != self._pool.device:
+            raise RefusedError("an operator that waits for the device makes a tensor of another kind")
+        block, storage = self._pool.take(span_bytes(out))
+        geometry = evolve(Geometry.of(out), offset=0)
+        places[id(out)] = over(storage, geometry)
+        place = self._pool.tensor(block, geometry)
+        self._made.append((place, out))
+        return place
+
+    def _fixed(self, value: Any) -> Any:
+        """An argument as replays find it: tensors by their addresses alone."""
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._fixed(member) for member in value])
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.device != self._pool.device or value.layout is not torch.strided or value.is_neg():
+            raise RefusedError("an operator that waits for the device gets a tensor of another kind")
+        storage = value.untyped_storage()
+        block = Block(storage.data_ptr(), storage.nbytes())
+        return self._pool.tensor(block, Geometry.of(value)) if block.nbytes else value.detach()
+
+    def _note_written(self, trace: RunTrace, *, draws: bool) -> None:
+        blocks: dict[Address, Block] = {}
+        for key, external in trace.externals.items():
+            storage = external.storage
+            if (external.mutation is None and key not in trace.lent) or not isinstance(storage, torch.UntypedStorage):
+                continue
+            begin = storage.data_ptr()
+            if begin and (self._pool.is_output(begin) or not self._pool.find(begin)):
+                blocks[begin] = Block(begin, storage.nbytes())
+        nbytes = sum(block.nbytes for block in blocks.values())
+        if nbytes > MOST_UNDO:
+            raise RefusedError(f"{nbytes} bytes are written before the host reads a value, and would have to be kept")
+        generators = self._capture.generators() if draws or any(self.draws) else []
+        self.written = Written(tuple(blocks.values()), tuple(generators))
+
+    def _launch(
+        self, copies: Sequence[DeviceCopy], constants: Sequence[DeviceConstant], launch: Callable[[], None], *,
+        draws: bool,
+    ) -> None:  # fmt: skip
+        pool, call = self._pool, self._call
+        pool.enter()
+        call.undo = self._undo
+        keep(self._undo, pool, self.written)
+        if len(self.graphs) == 1:
+            assert self.staging is not None
+            copy_in = InputCopies(self.staging).copier()
+            if copy_in is not None:
+                copy_in(call.leaves)
+        self.fill(copies, constants)
+        self.settle()
+        if draws:
+            order_draws(pool.device)
+        launch()
+
+    def fill(self, copies: Sequence[DeviceCopy], constants: Sequence[DeviceConstant]) -> None:
+        """Give the device what it reads of the host's memory, as far as that is not done."""
+        for device_copy in copies[len(self._copied) :]:
+            self._copied.append(device_copy)
+            copy_in_late(device_copy, self._call.leaves)
+        for constant in constants[len(self._filled) :]:
+            self._filled.append(constant)
+            constant.fill()
+
+    def settle(self) -> None:
+        """What was made at the last break goes to its place. Nothing is captured now."""
+        for place, made in self._made:
+            place.copy_(made)
+        self._made.clear()
+
+    # ------------------------------------------------------------------------------------------------------ afterwards
+
+    def settle_last(self) -> None:
+        """For the last segment, which is launched later."""
+        now = torch.cuda.current_stream(self._pool.device)
+        with torch.cuda.stream(self._pool.stream), torch.no_grad():
+            self.settle()
+        now.wait_stream(self._pool.stream)
+
+    def late(self, copies: Sequence[DeviceCopy]) -> list[DeviceCopy]:
+        """Those that only the last segment needs."""
+        return list(copies[len(self._copied) :])
+
+    @property
+    def has_begun(self) -> bool:
+        """There was a break."""
+        return bool(self.breaks)
+
+    def trunk(self, trace: RunTrace) -> list[Told] | None:
+        """All that operators did, so that recordings can be compared. None if that is not known of each."""
+        if not len(self.seen) == len(trace.sequence) == len(trace.scalars):
+            return None
+        return list(zip(trace.sequence, trace.scalars, self.seen, strict=True))
+
+
+def copy_in_late(device_copy: DeviceCopy, leaves: Sequence[Any]) -> None:
+    """Copy a tensor of the host, or one that moves, to the device."""
+    source = device_copy.source
+    device_copy.copy_in(leaves[source] if isinstance(source, int) else device_copy.tensor)
+
+
+def seen_by(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Told:
+    """Memory that an operator gets and gives. Of a tensor on the CPU nothing: constants are told by their values."""
+    return tuple(map(_told, tensors_in(args, kwargs))), tuple(map(_told, tensors_out(result)))
+
+
+def _told(tensor: torch.Tensor) -> Told:
+    address = tensor.data_ptr() if tensor.device.type == "cuda" and tensor.layout is torch.strided else 0
+    return address, tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _replaced(result: Any, places: dict[int, torch.Tensor]) -> Any:
+    if isinstance(result, torch.Tensor):
+        return places.get(id(result), result)
+    if isinstance(result, (list, tuple)):
+        return type(result)([_replaced(member, places) for member in result])
+    return result
+
+
+def keep(undo: Undo, pool: CudaPool, written: Written) -> None:
+    """Keep what segments change outside of the pool."""
+    undo.keep([pool.storage(block) for block in written.blocks], written.generators)

@@ -1,0 +1,157 @@
+"""A recording with breaks: several graphs, and what the host does between them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from capture.engines.base import BoundInput, Found, Move, Refusal
+from capture.engines.cuda.replay import CudaRecording, Step
+from capture.engines.cuda.segment_run import SegmentRun, Told, copy_in_late, keep
+from capture.engines.cuda.streams import order_draws
+from capture.engines.undo import Undo
+from capture.native import native
+from capture.observe.operator_schema import read_text, tensors_out
+from capture.torch_private import cuda
+
+
+class SegmentedGraphs(CudaRecording):
+    """Several graphs and what lies between them."""
+
+    def __init__(self, *args: Any, run: SegmentRun, trunk: list[Told] | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reads = tuple(one.told for one in run.breaks)
+        self._breaks, self._written, self._trunk = run.breaks, run.written, trunk
+        self._earlier, self._late = run.graphs, run.late(self._input_copies.device_copies)
+        self._segment_draws = (*run.draws, self.draws)
+        self._launches: list[Callable[[], None]] = []
+        self._copy_in: Step | None = None
+        self._copy_out: Step | None = None
+        staged = self._input_copies.staging
+        self._staged = (
+            *((one.position, one.block) for one in staged.singles),
+            *((tuple(one.members), one.block, one.lead) for one in staged.groups),
+        )
+
+    @override
+    def _add_copies_to_graph(self, leaves: Sequence[Any]) -> None:
+        """The first graph is launched by now."""
+
+    @override
+    def _make_replay(self) -> Step:
+        self._launches = [*map(_launcher, self._earlier), self._capture.launcher()]
+        self._copy_in, self._copy_out = self._input_copies.copier(), self._input_copies.returner()
+        return self._finish
+
+    def _finish(self, leaves: Sequence[Any]) -> None:
+        """The last segment of the recording run, which makes it a call."""
+        self.replay = _in_segments
+        self._pool.enter()
+        with torch.no_grad():
+            for device_copy in self._late:
+                copy_in_late(device_copy, leaves)
+        self._late = []
+        self._launch_segment(len(self._breaks), leaves)
+
+    def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
+        """See ``SegmentedRecording``."""
+        del leaves
+        if self._written.blocks or self._written.generators:
+            with torch.no_grad():
+                keep(undo, self._pool, self._written)
+
+    def segment(self, number: int) -> Step:
+        """See ``SegmentedRecording``."""
+        return functools.partial(self._run_segment, number)
+
+    def _run_segment(self, number: int, leaves: Sequence[Any]) -> None:
+        if number == 0:
+            pool = self._pool
+            if pool.beside or cuda.raw_stream(pool.index) != pool.ran_on:
+                pool.enter()
+            if self._copy_in is not None:
+                with torch.no_grad():
+                    self._copy_in(leaves)
+        self._launch_segment(number, leaves)
+
+    def _launch_segment(self, number: int, leaves: Sequence[Any]) -> None:
+        if self._segment_draws[number]:
+            order_draws(self._pool.device)
+        if number < len(self._breaks):
+            self._launches[number]()
+        else:
+            native.committed(self._launches[number], (), lambda ended: self._end(leaves) if ended else None)
+
+    def _end(self, leaves: Sequence[Any]) -> None:
+        if self._copy_out is not None:
+            with torch.no_grad():
+                self._copy_out(leaves)
+        if self._version_bumps or self._static_version_bumps:
+            self._raise_versions(leaves)
+
+    def meet(self, number: int, leaves: Sequence[Any]) -> Found:
+        """See ``SegmentedRecording``."""
+        del leaves
+        with torch.no_grad():
+            result = self._breaks[number].operate()
+        return Found(read_text(result), tensors_out(result))
+
+    def settle(self, number: int, found: Found) -> None:
+        """See ``SegmentedRecording``."""
+        with torch.no_grad():
+            for place, made in zip(self._breaks[number].places, found.made, strict=True):
+                if place is not None:
+                    place.copy_(made)
+
+    def joins(self, other: SegmentedGraphs, breaks: int) -> bool:
+        """See ``SegmentedRecording``. Copies of the host's tensors lie elsewhere in every recording."""
+        ours, theirs = self._up_to(breaks), other._up_to(breaks)
+        apart = self._input_copies.device_copies or other._input_copies.device_copies
+        return ours is not None and not apart and self._staged == other._staged and ours == theirs
+
+    def _up_to(self, breaks: int) -> list[Told] | None:
+        """What happened before the break, and what its operator gets: what it gives is told by what was read."""
+        if self._trunk is None:
+            return None
+        end = self._breaks[breaks - 1].begin
+        name, scalars, (given, _) = self._trunk[end]
+        return [*self._trunk[:end], (name, scalars, given)]
+
+    @property
+    @override
+    def rebinds_tensors(self) -> bool:
+        """It is made again at another address."""
+        return False
+
+    @override
+    def rebind(self, moves: Sequence[Move]) -> bool:
+        return False
+
+    @override
+    def learn(self, *args: Any) -> Refusal | None:
+        return Refusal("a recording with breaks is made again", lasting=False)
+
+    @override
+    def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
+        return frozenset()
+
+    @override
+    def release(self) -> None:
+        super().release()
+        self._launches, self._earlier, self._breaks = [], [], []
+
+
+def _launcher(graph: torch.cuda.CUDAGraph | None) -> Callable[[], None]:
+    return _nothing if graph is None else cuda.graph_launcher(graph)
+
+
+def _nothing() -> None:
+    """A segment without kernels."""
+
+
+def _in_segments(leaves: Sequence[Any]) -> None:
+    raise RuntimeError("this recording runs segment by segment, or was released")
