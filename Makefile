@@ -1,8 +1,9 @@
 # Each target works from a fresh clone: it makes .venv first, and makes it again when the pins change.
-# Another Python: make test PYTHON=python3.12
+# Another Python: make test PYTHON=python3.12; another torch, in a second environment: make test TORCH=2.14.1
 
 PYTHON ?= python3
-VENV := .venv
+TORCH ?=
+VENV := .venv$(if $(TORCH),-$(TORCH))
 BIN := $(VENV)/bin
 PINS := $(VENV)/.pins
 STAMP := $(VENV)/.installed
@@ -19,6 +20,7 @@ WORKERS ?= 2
 help:
 	@echo 'make demo     a small GPT trains and decodes eagerly and captured: same losses and tokens, speeds, the plan'
 	@echo 'make test     formatting, lint, types, order of imports, tests: what every commit passes'
+	@echo 'make test TORCH=2.14.1  the same with another torch, in .venv-2.14.1; so does test-all'
 	@echo 'make test-all all tests, also those that are marked as slow; PART=1/3 runs a third of the slow ones alone'
 	@echo 'make test-native the tests of the C module and the guards, with an address-sanitizer build of it'
 	@echo 'make test-world programs of other libraries beside eager; ONLY="llama gcn" runs those alone'
@@ -39,7 +41,8 @@ $(PINS): requirements-dev.txt
 	  echo '"$(PYTHON)" has no venv module; on Debian: apt-get install python3-venv' >&2; exit 1; }
 	@echo 'making $(VENV); this takes a minute the first time' >&2
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PIP) install -r requirements-dev.txt
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' requirements-dev.txt > $(VENV)/requirements.txt)
+	$(PIP) install -r $(if $(TORCH),$(VENV)/requirements.txt,requirements-dev.txt)
 	@touch $@
 
 $(STAMP): $(PINS) pyproject.toml setup.py $(wildcard capture/native/*)
@@ -137,4 +140,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(DOCS) build dist capture/native/*.so *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-[0-9]* $(DOCS) build dist capture/native/*.so *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -23,6 +24,13 @@ class BuildExtension(build_ext):
                 "torch-capture needs a C compiler (cc or gcc) and the headers of Python to build its C module; "
                 f"install them (on Debian: apt-get install gcc python3-dev), or a wheel of torch-capture [{error}]"
             ) from None
+
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    raise SystemExit(
+        "torch-capture does not support free-threaded builds of Python: its C module relies on the GIL. "
+        "Use the ordinary build of the same version (python3.14 instead of python3.14t)"
+    )
 
 
 def found(pattern: str) -> list[str]:

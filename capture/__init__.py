@@ -25,6 +25,7 @@ from capture.core.errors import UncapturableError as UncapturableError
 from capture.core.findings import Finding as Finding
 from capture.core.findings import Severity as Severity
 from capture.core.plan import CapturePlan as CapturePlan
+from capture.core.version import VERSION
 
 if TYPE_CHECKING:
     from capture.api.containers import register_container as register_container
@@ -75,7 +76,7 @@ _HOME = {
     "warmup": "api.inspect",
 }
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "AnnotationError", "BorrowedOutputError", "CaptureBug", "CaptureError", "CaptureOptions", "CapturePlan",
     "CaptureWarning", "Event", "Explanation", "Finding", "LoadReport", "Recordings", "Severity", "UncapturableError",

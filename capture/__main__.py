@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capture.core.plan import PlanError, loads
+from capture.core.version import VERSION
 from capture.reporting.text import format_plan, format_rule, format_table
 from capture.rules import all_rules, rule_by_code
 
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m capture", description="What capture decides, and why.")
+    parser.add_argument("--version", action="version", version=f"torch-capture {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("rules", help="all rules, one a line")
     commands.add_parser("rule", help="the page of one rule").add_argument("code", help="for example CG101")

@@ -7,6 +7,7 @@ C asks of Python is in ``native.h``. ``_VERSION`` changes with either, so that a
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any, TypeVar
 
 MISS: Any = object()
@@ -18,6 +19,11 @@ _BUILD = "`pip install --no-build-isolation --force-reinstall --no-deps torch-ca
 
 
 def _load() -> Any:
+    if "t" in sys.abiflags:
+        raise ImportError(
+            "torch-capture does not support free-threaded builds of Python: its C module relies on the GIL. "
+            f"Use the ordinary build of the same version ({sys.executable} is a free-threaded one)"
+        )
     try:
         found: Any = importlib.import_module("capture.native._native")
     except ImportError as error:

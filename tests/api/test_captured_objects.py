@@ -300,7 +300,7 @@ def test_torch_func_transforms_run_inline() -> None:
     assert bits(captured(x)) == bits(scaled(x))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own torch.jit.script
 @pytest.mark.parametrize("grad", [False, True])
 def test_forward_mode_differentiation_runs_inline(grad: bool) -> None:
     """A replay would give no tangents."""

@@ -1,0 +1,81 @@
+"""What ``import capture`` and ``import torch_capture`` do, and do not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(code: str, environment: Mapping[str, str], *options: str, cwd: Path | None = None) -> str:
+    """What a new process prints that runs these lines."""
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code], capture_output=True, text=True, check=False, timeout=300, cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_both_names_are_one_module() -> None:
+    code = """
+import torch_capture, torch_capture.testing, capture, capture.testing, pickle, sys
+import torch_capture.core.plan as by_other_name, capture.core.plan
+assert torch_capture is capture and torch_capture.__name__ == "capture" and torch_capture.__spec__.name == "capture"
+assert torch_capture.testing is capture.testing and capture.testing.__spec__.name == "capture.testing"
+assert by_other_name is capture.core.plan
+from torch_capture import capture as decorator
+from torch_capture.core.findings import Severity
+assert decorator is capture.capture and pickle.loads(pickle.dumps(Severity.NOTE)) is Severity.NOTE
+import importlib
+try:
+    importlib.import_module("torch_capture.nothing")
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    assert python(code, {}) == "torch_capture.nothing"
+
+
+def test_the_other_name_may_come_first_and_runs_the_command_line() -> None:
+    assert python("import torch_capture.core.plan, capture.core.plan; print(capture.core.plan.__name__)", {}) == (
+        "capture.core.plan"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_capture", "rule", "CG101"], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("CG101 ")
+
+
+def test_an_import_writes_nothing(tmp_path: Path) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir()
+    here.mkdir()
+    places = {name: str(home) for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "TMPDIR")}
+    code = "import torch; import os; before = sorted(os.listdir(os.environ['HOME'])); import capture; capture.capture"
+    code += "; print(sorted(os.listdir(os.environ['HOME'])) == before)"
+    assert python(code, {"CAPTURE_CACHE": "1", **places}, "-B", cwd=here) == "True"
+    assert list(here.iterdir()) == []
+
+
+def test_an_import_takes_little_beyond_torch(tmp_path: Path) -> None:
+    """As processor time, of the fastest of some processes, with compiled files as an installation has them.
+
+    It is compared with torch's own import in the same process, as machines differ: that takes about one second where
+    ``import capture`` may take a tenth. The rest is loaded when the decorator is first asked for.
+    """
+    code = (
+        "import time; a = time.process_time(); import torch; b = time.process_time(); import capture; "
+        "c = time.process_time(); capture.capture; d = time.process_time(); print((c - b) / (b - a), (d - b) / (b - a))"
+    )
+    kept = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    python(code, kept)
+    found = [tuple(map(float, python(code, kept).split())) for _ in range(3)]
+    package, decorator = (min(one[at] for one in found) for at in range(2))
+    assert package < 0.1, package
+    assert decorator < 0.25, decorator
