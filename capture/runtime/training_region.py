@@ -63,6 +63,11 @@ class RegionCall(Call):
         return pair
 
     @override
+    def forget_run(self) -> None:
+        super().forget_run()
+        self.program = None  # its graph has what the run saved
+
+    @override
     def settle(self, node: Node) -> None:
         assert self.program is not None
         self.region.settle(node, self.program)

@@ -34,6 +34,8 @@ def _sort(code: types.CodeType, scope: dict[str, Any]) -> int:
         return _BETWEEN if not folder or folder[0] in _CALLS_BODIES else _OURS
     if package == "importlib" or name in _COMPILERS:  # what they run, they run once
         return _ASIDE
+    if package == "torch" and str(name).startswith("torch._dynamo."):
+        return _BETWEEN  # Dynamo guards what it reads of its own; counters of it are other ones in every call
     return _AS_ITS_CALLER if package and is_library(package) else _NOTED  # generated code is of no module
 
 

@@ -1,0 +1,43 @@
+"""Which code of a run counts as the body's."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from capture.state.code_run import code_run
+
+
+def function_of(module: str, text: str, **names: Any) -> Any:
+    """A function as if that module had it."""
+    scope: dict[str, Any] = {"__name__": module, **names}
+    exec(text, scope)  # noqa: S102 - so that its globals have another module's name
+    return scope["run"]
+
+
+def users() -> int:
+    return 1
+
+
+def test_code_of_dynamo_does_not_count_but_what_it_calls_does() -> None:
+    """Its own counters differ in every call."""
+    wrapper = function_of("torch._dynamo.eval_frame", "def run(f): return f()")
+    with code_run() as found:
+        wrapper(users)
+    assert users.__code__ in found.codes
+    assert wrapper.__code__ not in found.codes
+
+
+def test_what_compiles_does_not_count_nor_does_what_it_calls() -> None:
+    compiler = function_of("torch._inductor.compile_fx", "def run(f): return f()")
+    with code_run() as found:
+        compiler(users)
+    assert users.__code__ not in found.codes
+
+
+def test_code_of_torch_counts_as_its_callers_does() -> None:
+    called = function_of("torch.nn.modules.linear", "def run(f): return f()")
+    with code_run() as found:
+        called(users)
+    assert isinstance(users.__code__, types.CodeType)
+    assert {users.__code__, called.__code__} <= set(found.codes)
