@@ -1,7 +1,8 @@
 /* Which Python code ran in this thread between two moments, and with which globals.
 
-   A profile function of the thread, put beside one that is there already: it gets every event, too. Code is sorted once
-   by a function in Python: noted, or not, and whether what it calls is ours. Nothing but the thread is changed. */
+   A profile function of the thread, put beside one that is there already: it gets every event, too. Code is sorted by
+   the name of its module, once by a function in Python: noted, or not, and whether what it calls is ours. Not by the code
+   object: code of two modules that was generated from the same text is equal. Nothing but the thread is changed. */
 #include "native.h"
 
 #include <structmember.h>
@@ -12,8 +13,10 @@ enum { NOTED, AS_ITS_CALLER, OURS, BETWEEN, ASIDE }; /* as in ``observe/code_run
 
 typedef struct {
     PyObject_HEAD
-    PyObject *sort;  /* a function: code and globals to one of the kinds */
-    PyObject *kinds; /* a dict: what it said of each code */
+    PyObject *sort;  /* a function: the name of a module, or None, to one of the kinds */
+    PyObject *kinds; /* a dict: what it said of each name */
+    PyObject *apart; /* a tuple of code objects that count for nothing, as whoever calls them comes at any time */
+    PyObject *name;  /* "__name__" */
     PyObject *seen;  /* a dict: noted code to its globals */
     PyObject *more;  /* a list: pairs of code that ran with other globals, too */
     char *depths;    /* of each frame, whether what it calls is noted: 0, 1, or APART */
@@ -29,12 +32,19 @@ static PyTypeObject CodeWatchType;
 /* Kind of a code object, or -1. */
 static int kind_of(CodeWatch *self, PyObject *code, PyObject *globals)
 {
-    PyObject *known = PyDict_GetItemWithError(self->kinds, code);
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(self->apart); at++)
+        if (PyTuple_GET_ITEM(self->apart, at) == code)
+            return ASIDE;
+    PyObject *name = PyDict_GetItemWithError(globals, self->name);
+    if (name == NULL && PyErr_Occurred())
+        return -1;
+    if (name == NULL || !PyUnicode_CheckExact(name))
+        name = Py_None;
+    PyObject *known = PyDict_GetItemWithError(self->kinds, name);
     if (known != NULL || PyErr_Occurred())
         return known == NULL ? -1 : (int)PyLong_AsLong(known);
-    PyObject *args[] = {code, globals};
-    PyObject *kind = PyObject_Vectorcall(self->sort, args, 2, NULL);
-    if (kind == NULL || PyDict_SetItem(self->kinds, code, kind) < 0) {
+    PyObject *kind = PyObject_CallOneArg(self->sort, name);
+    if (kind == NULL || PyDict_SetItem(self->kinds, name, kind) < 0) {
         Py_XDECREF(kind);
         return -1;
     }
@@ -125,18 +135,20 @@ static PyObject *end(PyObject *object, PyObject *Py_UNUSED(none))
 
 static PyObject *code_watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"sort", "kinds", NULL};
-    PyObject *sort, *kinds;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!", names, &sort, &PyDict_Type, &kinds))
+    static char *names[] = {"sort", "kinds", "apart", NULL};
+    PyObject *sort, *kinds, *apart;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!", names, &sort, &PyDict_Type, &kinds, &PyTuple_Type, &apart))
         return NULL;
     CodeWatch *self = (CodeWatch *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->sort = Py_NewRef(sort);
     self->kinds = Py_NewRef(kinds);
+    self->apart = Py_NewRef(apart);
+    self->name = PyUnicode_InternFromString("__name__");
     self->seen = PyDict_New();
     self->more = PyList_New(0);
-    if (self->seen == NULL || self->more == NULL)
+    if (self->name == NULL || self->seen == NULL || self->more == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -146,6 +158,7 @@ static int code_watch_traverse(PyObject *object, visitproc visit, void *arg)
     CodeWatch *self = (CodeWatch *)object;
     Py_VISIT(self->sort);
     Py_VISIT(self->kinds);
+    Py_VISIT(self->apart);
     Py_VISIT(self->seen);
     Py_VISIT(self->more);
     Py_VISIT(self->other_object);
@@ -157,6 +170,8 @@ static int code_watch_clear(PyObject *object)
     CodeWatch *self = (CodeWatch *)object;
     Py_CLEAR(self->sort);
     Py_CLEAR(self->kinds);
+    Py_CLEAR(self->apart);
+    Py_CLEAR(self->name);
     Py_CLEAR(self->seen);
     Py_CLEAR(self->more);
     Py_CLEAR(self->other_object);

@@ -22,12 +22,12 @@ _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing
 """Folders of ours whose functions call users' code: what is called there counts as before."""
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torch._inductor.async_compile")
 """Modules whose functions compile: Dynamo forward passes, Inductor backward passes, too, as late as these run first."""
-_kinds: dict[types.CodeType, int] = {}
+_kinds: dict[str | None, int] = {}
 _MOST_KINDS = 100_000
 
 
-def _sort(code: types.CodeType, scope: dict[str, Any]) -> int:
-    name = scope.get("__name__")
+def _sort(name: str | None) -> int:
+    """Of all code of a module, by its name; None: it has none, or no text."""
     package = package_of(name)
     if package == "capture":
         folder = str(name).split(".")[1:2]
@@ -72,12 +72,10 @@ class CodeRun:
 def code_run() -> Iterator[CodeRun]:
     """The code that this thread runs in the block, once the block is over."""
     if len(_kinds) > _MOST_KINDS:
-        _kinds.clear()  # keeps code alive
-    for one in gc.callbacks:  # the collector comes when it comes
-        code = getattr(one, "__code__", None)
-        if type(code) is types.CodeType:
-            _kinds[code] = _ASIDE
-    found, watch = CodeRun(), native.CodeWatch(_sort, _kinds)
+        _kinds.clear()
+    collected = [getattr(one, "__code__", None) for one in gc.callbacks]  # the collector comes when it comes
+    apart = tuple([code for code in collected if type(code) is types.CodeType])
+    found, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart)
     watch.begin()
     try:
         yield found
