@@ -401,8 +401,8 @@ def captured_states(target: Any) -> list[Captured]:
     if isinstance(target, torch.nn.Module):
         if _handle_of(target.forward) is None:
             raise AnnotationError(
-                f"forward of this {type(target).__qualname__} is not captured; capture(module) captures one instance:"
-                " a copy of it, or what was loaded from a file, is captured anew"
+                f"forward of this {type(target).__qualname__} is not captured; capture(module) first: that holds for"
+                " one instance, and is no part of a file that it is saved to"
             )
         target = target.forward
     handle = _handle_of(target)

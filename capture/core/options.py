@@ -108,8 +108,11 @@ def annotate(
     known = tuple(CaptureOptions.__annotations__)
     for option in options:
         if option not in known:
-            instead = f": {_ELSEWHERE[option]}" if option in _ELSEWHERE else suggestion(option, known)
-            raise AnnotationError(f"unknown option {option!r} for capture{instead}; known: {', '.join(known)}")
+            if option in _ELSEWHERE:
+                raise AnnotationError(f"{option}= is no option of capture: {_ELSEWHERE[option]}")
+            raise AnnotationError(
+                f"unknown option {option!r} for capture{suggestion(option, known)}; known: {', '.join(known)}"
+            )
     for option, choices in _CHOICES.items():
         value = options.get(option, choices[0])
         if value not in choices:

@@ -99,9 +99,25 @@ def called_by_user() -> str:
         module = frame.f_globals.get("__name__", "")
         private = "<" in name or (name.rpartition(".")[2].startswith("_") and not name.endswith(".__init__"))
         if not private and not frame.f_code.co_filename.startswith(_OURS) and not module.startswith("torch._tensor"):
-            found = f"{module}.{name}"
+            found = f"{module}.{_of_receiver(frame) or name}"
         frame = frame.f_back
     return found
+
+
+def _of_receiver(frame: types.FrameType) -> str:
+    """``AdamW.step`` where ``AdamW`` has its ``step`` from ``Adam``; empty where the frame is no method's."""
+    code = frame.f_code
+    if not code.co_argcount or code.co_varnames[0] != "self" or "." not in code.co_qualname:
+        return ""
+    receiver = frame.f_locals.get("self")
+    return f"{type(receiver).__qualname__}.{code.co_name}"
+
+
+def user_place(defined_at: CodeLocation | None) -> CodeLocation | None:
+    """For what has no line of its own: where the captured function is defined, or called if a package defines it."""
+    if defined_at is not None and _is_written_by_user(defined_at.file):
+        return defined_at
+    return user_location()
 
 
 def of_error(error: BaseException) -> CodeLocation | None:

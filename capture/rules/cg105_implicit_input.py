@@ -66,12 +66,15 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
 
 def _unknown(info: PlaceholderInfo, count: int, *, communicates: bool) -> Finding:
     buckets = "wrap with DistributedDataParallel(gradient_as_bucket_view=True), if it is that  (no cost)"
+    code = info.first_use.code if info.first_use is not None else ""
+    scaler = "compute in bfloat16, which needs no gradient scaler, if it is a scaler's  (another type)"
     origin = "a tensor of unknown origin," if count == 1 else f"{count} tensors of unknown origin, such as"
     return RULE.finding(
         what=f"the body reads {origin} {info.tensor}",
         why="a recorded graph keeps the address, and without an owner nobody can tell when another tensor takes over",
         fix=(
             *([buckets] if communicates else []),
+            *([scaler] if "scale" in code else []),
             "pass it as an argument  (one copy a call)",
             "keep it on an attribute of self  (no cost)",
         ),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
-from attrs import Factory, define, field
+from attrs import Factory, define, evolve, field
 
 from capture.core.errors import CaptureWarning, UncapturableError
 from capture.core.events import Log
@@ -263,7 +263,8 @@ class Captured:
                 return
             last = self.warnings == MOST_WARNINGS
             now = "runs eagerly" + (f"; what else is found is in recordings({_short(self)}).findings" if last else "")
-            text = first.message(function=self.annotation.function, now=now, also=also)
+            where = first.where or source_location.user_place(self.annotation.defined_at)
+            text = evolve(first, where=where).message(function=self.annotation.function, now=now, also=also)
             warnings.warn(text, CaptureWarning, stacklevel=source_location.stack_level())
 
 

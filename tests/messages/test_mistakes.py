@@ -1,0 +1,70 @@
+"""What a newcomer reads after each of forty mistakes, as on file; and that what the message tells to do works.
+
+Where a later version takes a mistake without a word, its file says so: ``make golden``, and read the diff.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import warnings
+
+import pytest
+import torch
+
+import capture
+import tests.messages.misuse  # noqa: F401 - notes its mistakes
+from capture import config, recordings
+from tests.messages.mistakes import MISTAKES, Mistake, Program, replays_of
+from tests.support.device import DEVICE
+from tests.support.samples import check_golden
+
+BY_NAME = {each.name: each for each in MISTAKES}
+
+
+def said_by(program: Program) -> list[str]:
+    """Warnings and the error of one run, or that there was none."""
+    torch.manual_seed(0)
+    captured = None
+    with config.patch(cache=False), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            captured = program()
+        except (capture.CaptureError, TypeError) as error:
+            return [f"{type(error).__name__}: {error}"]
+        finally:
+            gc.collect()
+        said = [str(one.message) for one in caught if issubclass(one.category, capture.CaptureWarning)]
+    if said or captured is None:
+        return said
+    counted = recordings(captured)
+    return [f"(nothing is said: {counted.recordings} recordings, {'' if counted.replays else 'no '}replays)"]
+
+
+def comparable(text: str) -> str:
+    """Without lines and times, which are others tomorrow."""
+    text = re.sub(r"\(\S*?([\w.-]+):\d+\)", r"(\1)", text)
+    return re.sub(r"\(\d+ ms\)", "(# ms)", text)
+
+
+def test_there_are_forty() -> None:
+    assert len(BY_NAME) == len(MISTAKES) >= 40
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_what_is_said(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = comparable("\n\n".join(said_by(BY_NAME[name].wrong)))
+    assert "aten" not in text, text
+    places = re.findall(r"where: .*?\(([\w.-]+)\)", text)
+    assert set(places) <= {"mistakes.py", "misuse.py"}, text
+    assert text.count("  more:") <= 3, text
+    if DEVICE.type == "cpu":  # a GPU has other devices and options in its messages
+        check_golden(f"mistakes/{name}.txt", text + "\n")
+
+
+@pytest.mark.parametrize("each", MISTAKES, ids=lambda each: each.name)
+def test_what_the_message_tells_to_do_works(each: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    with config.patch(cache=False), warnings.catch_warnings():
+        warnings.simplefilter("error", capture.CaptureWarning)
+        assert replays_of(each.right()) > 0
