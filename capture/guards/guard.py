@@ -26,7 +26,7 @@ copy would hide the write."""
 
 Kind = Literal[
     "value", "object", "present", "absent", "length", "members", "empty", "address", "apart", "names", "table",
-    "sequence", "functions", "classes",
+    "sequence", "functions", "bases", "classes",
 ]  # fmt: skip
 """What has to be true of what the source leads to:
 
@@ -43,7 +43,9 @@ Kind = Literal[
 * ``sequence``: a list, set or deque has these members: ``(values, classes)``. The source names Python's own class,
   which gives the order.
 * ``functions``: each function in a tuple has this code and these defaults: ``(code, defaults, named ones, code, ...)``.
-* ``classes``: each object in a tuple, told by weak references where they take such, is of this class.
+* ``bases``: each class in a tuple has this ``__mro__``.
+* ``classes``: each object in a tuple, told by weak references where they take such, is of this class, and where one is
+  told has this ``__dict__``: ``(classes, dicts)``.
 * ``empty``: nothing is in any of the containers in a tuple.
 * ``address``: an argument begins at this address.
 * ``apart``: an argument shares no memory with some pieces: ``(bytes of the argument, pieces)``, see ``pieces_of``.
@@ -106,6 +108,8 @@ def _expected(guard: Guard) -> str:
             return f" {len(guard.source.holder)} containers"
         case "functions", _:
             return f" {len(guard.source.holder)} functions"
+        case "bases", _:
+            return f" {len(guard.source.holder)} classes"
         case "classes", _:
             return f" {len(guard.source.holder)} objects"
         case "names", (names, there, values, kinds):

@@ -56,7 +56,9 @@ def named_guard(value: Any, named: NamedSource) -> Guard:
 def switch_guards(switches: Switches) -> list[Guard]:
     """Switches of modules are as they are now."""
     owns, weak, sharded = switches
-    found = [Guard("value", Source("item", own, name, f"a module's {name}"), own[name]) for own, name in owns]
+    found = [
+        Guard("value", Source("item", own, name, f"a module's {name}"), own[name]) for own, name in owns if name in own
+    ]
     for reference, name in weak:
         module = reference()
         if name in module.__dict__:

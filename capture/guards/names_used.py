@@ -20,13 +20,20 @@ from capture.state.code_run import CodeRun
 
 _ASKING = frozenset({"getattr", "hasattr", "delattr", "setattr"})
 _WHOLE = frozenset({"vars", "__dict__", "attrgetter", "dir", "__getattribute__", "asdict", "astuple", "fields"})
+_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _SETTING = {dis.opmap[name] for name in ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME")}
 _NAMING = set(dis.hasname)
-_OF_ALL_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__class__", "__annotations__"})
+OF_ALL_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__class__", "__annotations__"})
 _SPECIAL = frozenset(
-    name for kind in (int, float, str, list, dict, set, types.FunctionType) for name in dir(kind) if name[:2] == "__"
+    name
+    for kind in (int, float, str, bytes, list, dict, set, type, memoryview, types.FunctionType, types.GeneratorType)
+    for name in dir(kind)
+    if name[:2] == "__"
 ) | {
+    "__copy__",
+    "__deepcopy__",
+    "__match_args__",
     "__get__",
     "__set__",
     "__delete__",
@@ -63,6 +70,8 @@ class Uses:
     """It asks whether something is there, or takes a default."""
     is_computed: bool
     """It looks up names that are no constants, or all there are."""
+    matches: bool
+    """It takes objects apart by the names that their classes list for patterns."""
 
 
 @functools.lru_cache(maxsize=16384)
@@ -78,7 +87,8 @@ def uses_of(code: types.CodeType) -> Uses:
     if code.co_name in _BY_NAME:  # with names that others mention
         computed = False
     scope = globals_in(code) if code.co_flags & 1 else code.co_names  # a module's or a class's code looks up by name
-    return Uses(frozenset(mentioned | texts), tuple(scope), _stored(code), asks, computed)
+    matches = _MATCH_CLASS in code.co_code[::2]
+    return Uses(frozenset(mentioned | texts), tuple(scope), _stored(code), asks, computed, matches)
 
 
 def _looked_up(code: types.CodeType) -> set[str]:
@@ -133,6 +143,8 @@ class Names:
     """Names that users' code asks for where they may be absent."""
     is_computed: bool = False
     """Users' code looked up names that are no constants."""
+    matches: bool = False
+    """Code took objects apart by patterns."""
     _of_classes: dict[type, frozenset[str]] = field(factory=dict)
     _special: dict[frozenset[str], frozenset[str]] = field(factory=dict)
     _packages: dict[frozenset[str], frozenset[str]] = field(factory=dict)
@@ -149,7 +161,7 @@ class Names:
         names = self.of_class(kind)
         known = self._special.get(names)
         if known is None:
-            known = self._special[names] = (names | _SPECIAL) - _OF_ALL_CLASSES
+            known = self._special[names] = (names | _SPECIAL) - OF_ALL_CLASSES
         return known
 
     def of_packages(self, packages: Iterable[str]) -> frozenset[str]:
@@ -179,6 +191,7 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
                 found.scopes[id(scope)][1].update(uses.names)
             if owner:
                 found.stored.update((id(scope), name) for name in uses.stored)
+            found.matches = found.matches or uses.matches
             if not owner:
                 found.is_computed = found.is_computed or uses.is_computed
                 if uses.asks:

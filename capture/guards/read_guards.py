@@ -7,6 +7,7 @@ becomes a guard. Nothing is looked up as users' classes do: dicts, slots and the
 
 from __future__ import annotations
 
+import abc
 import array
 import contextvars
 import functools
@@ -24,7 +25,7 @@ import torch
 from attrs import define, field, frozen
 
 from capture.guards.guard import Guard, Referent, itself
-from capture.guards.names_used import Names, names_of
+from capture.guards.names_used import OF_ALL_CLASSES, Names, names_of
 from capture.key import numpy_arrays
 from capture.key.code_names import MISSING, NamedKey, part_of, same_value
 from capture.key.objects import referent
@@ -48,6 +49,7 @@ _NOT_OPENED = (
     torch.Tensor, torch.Generator, torch.Stream, torch.Event, torch.UntypedStorage, torch.device,
     types.CodeType, types.FrameType, types.GeneratorType, types.BuiltinFunctionType, types.TracebackType,
 )  # fmt: skip
+_OF_ALL_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__cached__"})
 _SEQUENCES: tuple[Any, ...] = (list, set, deque)
 _SMALL = 64  # members of a library's container
 _COMPILED = "_torchdynamo_orig_callable"
@@ -131,7 +133,9 @@ class ReadWalk:
     """Keeps what was seen, so that no ``id`` comes twice."""
     _empty: list[Any] = field(factory=list)
     _functions: list[types.FunctionType] = field(factory=list)
-    _objects: list[Any] = field(factory=list)
+    _classes: list[type] = field(factory=list)
+    _objects: list[tuple[Any, dict[str, Any] | None]] = field(factory=list)
+    """With their ``__dict__``, where the guards on its names do not look it up."""
     _other_tensors: dict[int, torch.Tensor] = field(factory=dict)
 
     # --------------------------------------------------------------------------------------------------- from the top
@@ -194,9 +198,17 @@ class ReadWalk:
             functions = tuple(self._functions)
             parts = [part for one in functions for part in (one.__code__, one.__defaults__, one.__kwdefaults__)]
             found.append(Guard("functions", itself(functions, "code and defaults"), tuple(parts)))
+        if self._classes:
+            found.append(
+                Guard("bases", itself(tuple(self._classes), "bases"), tuple([o.__mro__ for o in self._classes]))
+            )
         if self._objects:
-            kinds = tuple([type(one) for one in self._objects])
-            found.append(Guard("classes", itself(tuple(map(_weakly, self._objects)), "classes"), kinds))
+            objects = tuple([_weakly(one) for one, _ in self._objects])
+            kinds, owns = tuple([type(one) for one, _ in self._objects]), tuple([own for _, own in self._objects])
+            found.append(Guard("classes", itself(objects, "classes"), (kinds, owns)))
+        if id(vars(abc)) in self.names.scopes:  # an abstract class was asked: C code keeps what is registered with it
+            read = abc.get_cache_token
+            found.append(Guard("value", Source("call", read, None, "registered with abstract classes"), read()))
         if self._other_tensors:
             same = capabilities.metadata_check(list(self._other_tensors.values()))
             found.append(Guard("value", Source("call", same, None, "tensors that no operator read"), True))
@@ -240,21 +252,34 @@ class ReadWalk:
 
     def _is_other_tensor(self, value: Any) -> bool:
         """A tensor that no operator read: Python code may look at its metadata. Its values do not count."""
-        if not issubclass(type(value), torch.Tensor) or id(value) in self.tensors:
+        if not issubclass(type(value), torch.Tensor):
+            return False
+        self._attributes_of_tensor(value)
+        if id(value) in self.tensors:
             return False
         if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
             self._other_tensors[id(value)] = value
         return True
+
+    def _attributes_of_tensor(self, value: torch.Tensor) -> None:
+        """What users' code put on it. Most have nothing, and only code that asks can tell that there is something."""
+        own = None if id(value) in self._seen else _dict_of(value)
+        if own is None or not (own or self.names.asked):
+            return
+        self._seen.add(id(value))
+        self._kept.append(value)
+        if own:
+            self._names(value, own, self.names.of_packages(()), "an attribute of a tensor")
+        else:
+            self._empty.append(own)
 
     def _expected(self, key: Key, value: Any, path: str) -> tuple[Any, type | None]:
         """What has to be here again, which is gone into; or a class of which anything may be here."""
         if key in self.changed:
             value = self.changed[key]
             return (value, None) if type(value) in PLAIN_TYPES else (None, type(value))
-        if id(value) in self.tensors:
-            return None, type(value)
         self._value(value, path)
-        return value, None
+        return (None, type(value)) if id(value) in self.tensors else (value, None)
 
     # ------------------------------------------------------------------------------------------------------ attributes
 
@@ -270,10 +295,10 @@ class ReadWalk:
             return
         for one in kind.__mro__[:-1]:
             self._enter(one, one.__qualname__)
-        if kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP:
-            self._objects.append(value)
         wanted = self.names.of_class(kind)
         own = _dict_of(value)
+        if kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not issubclass(kind, weakref.ref):
+            self._objects.append((value, None if own is None or _handle_of(own.get("forward")) else own))
         if own is not None:
             if issubclass(kind, torch.nn.Module):
                 self._module(own, path)
@@ -395,18 +420,28 @@ class ReadWalk:
             self._enter(getattr(value.__dict__[_HANDLE], "function", None), path)
         if _COMPILED in value.__dict__:
             self._compiled(value.__dict__[_COMPILED], path)
+        if not is_library(package_of(value.__module__)):
+            self._attributes_of_function(value)
         if value.__code__ not in self.names.codes:
             if self.is_static and not is_library(package_of(value.__module__)):
                 self._as_if_run(value)
             return
         self._functions.append(value)
-        for one in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+        for one in (*(value.__defaults__ or ()), value.__kwdefaults__ or {}):
             self._value(one, f"a default of {value.__qualname__}")
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             if id(cell) not in self._seen:
                 self._seen.add(id(cell))
                 self._kept.append(cell)
                 self._cell(cell, f"{value.__qualname__}:{name}" if path else name)
+
+    def _attributes_of_function(self, value: types.FunctionType) -> None:
+        """What is kept on a function itself. One that is captured would be kept alive by its ``__dict__``."""
+        wanted, own = self.names.of_packages(()), value.__dict__
+        names, kept, kinds = self._columns(id(value), own, wanted - {_HANDLE, _COMPILED}, value.__qualname__)
+        holder: Any = weakref.ref(value) if _HANDLE in own else own
+        source = itself(holder, value.__qualname__)
+        self._add(Guard("names", source, (wanted - {_HANDLE, _COMPILED}, names, kept, kinds)), weakref.ref(value))
 
     def _compiled(self, original: Any, path: str) -> None:
         """What ``torch.compile`` got. It runs as other code, by values that it found when it was compiled."""
@@ -441,6 +476,12 @@ class ReadWalk:
         for one in kind.__mro__[1:-1]:
             self._enter(one, one.__qualname__)
         wanted = self.names.of_own_class(kind)
+        if self.names.is_computed and not is_library(package_of(kind.__module__)):
+            wanted |= frozenset(kind.__dict__) - OF_ALL_CLASSES
+            self.found.guards.append(Guard("length", itself(kind.__dict__, kind.__qualname__), len(kind.__dict__)))
+        if self.names.matches:
+            self.more_names.update(one for one in kind.__dict__.get("__match_args__", ()) if type(one) is str)
+        self._classes.append(kind)
         names, kept, kinds = self._columns(id(kind), kind.__dict__, wanted, kind.__qualname__)
         self._add(Guard("names", itself(kind, kind.__qualname__), (wanted, names, kept, kinds)), lambda: kind)
         self._attributes_of_metaclass(kind)
@@ -464,12 +505,17 @@ class ReadWalk:
         if package_of(module.__name__) in _CLOSED:
             return
         own, package = module.__dict__, package_of(module.__name__)
-        users = self.names.of_packages(())
-        wanted = {name for name in self.names.of_packages([package]) if name in own}
-        opens = (
-            (lambda name, value: name in users and _opens_of_library(name, value)) if is_library(package) else _always
-        )
-        self._members(own, sorted(wanted | (self.names.asked - own.keys())), f"{module.__name__}.", opens)
+        users, wanted = self.names.of_packages(()), self.names.of_packages([package])
+        prefix = f"{module.__name__}."
+        if is_library(package):
+            there = {name for name in wanted if name in own} | (self.names.asked - own.keys())
+            self._members(own, sorted(there), prefix, lambda name, one: name in users and _opens_of_library(name, one))
+            return
+        wanted |= {"__getattr__"}  # what is looked up where a name is absent
+        if self.names.is_computed:
+            wanted |= own.keys() - OF_ALL_CLASSES - _OF_ALL_MODULES
+            self.found.guards.append(Guard("length", itself(own, module.__name__), len(own)))
+        self._members(own, sorted(wanted), prefix, _always)
 
     def _cache(self, value: Any, path: str) -> None:
         """``functools.lru_cache``: what it holds, and that nothing came or went."""

@@ -424,11 +424,11 @@ def training_reader(module: torch.nn.Module) -> Callable[[], list[Any]]:
     ``fully_shard`` is about to do with them."""
     owns, weak, sharded = switches_of(module)
     if sharded:
-        return lambda: [*[own[name] for own, name in owns], *[getattr(one(), name) for one, name in weak],
+        return lambda: [*[own.get(name) for own, name in owns], *[getattr(one(), name) for one, name in weak],
                         *[progress_of(one()) for one in sharded]]  # fmt: skip
     if not weak:
-        return lambda: [own[name] for own, name in owns]
-    return lambda: [*[own[name] for own, name in owns], *[getattr(one(), name) for one, name in weak]]
+        return lambda: [own.get(name) for own, name in owns]
+    return lambda: [*[own.get(name) for own, name in owns], *[getattr(one(), name) for one, name in weak]]
 
 
 def switches_of(module: torch.nn.Module) -> Switches:

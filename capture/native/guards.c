@@ -25,6 +25,7 @@ typedef enum {
     IS_TABLE,
     IS_SEQUENCE,
     ARE_FUNCTIONS,
+    HAVE_BASES,
     ARE_OF_CLASSES
 } Kind;
 
@@ -362,14 +363,27 @@ static int are_functions(const Guard *guard)
     return 1;
 }
 
-/* Objects, held weakly where they can be, are of the classes that they were of: 1, 0. */
+/* Classes look names up in the order that they had: 1, 0. */
+static int have_bases(const Guard *guard)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(guard->holder); i++)
+        if (((PyTypeObject *)PyTuple_GET_ITEM(guard->holder, i))->tp_mro != PyTuple_GET_ITEM(guard->expected, i))
+            return 0;
+    return 1;
+}
+
+/* Objects, held weakly where they can be, are of the classes that they were of, and have the dicts that they had: 1, 0. */
 static int are_of_classes(const Guard *guard)
 {
+    PyObject *kinds = PyTuple_GET_ITEM(guard->expected, 0), *dicts = PyTuple_GET_ITEM(guard->expected, 1);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(guard->holder); i++) {
-        const PyObject *one = PyTuple_GET_ITEM(guard->holder, i);
+        PyObject *one = PyTuple_GET_ITEM(guard->holder, i), *dict = PyTuple_GET_ITEM(dicts, i);
         if (PyWeakref_Check(one))
-            one = referent_of((PyObject *)one);
-        if ((PyObject *)Py_TYPE(one) != PyTuple_GET_ITEM(guard->expected, i))
+            one = (PyObject *)referent_of(one);
+        if ((PyObject *)Py_TYPE(one) != PyTuple_GET_ITEM(kinds, i))
+            return 0;
+        PyObject **own = dict == Py_None ? NULL : _PyObject_GetDictPtr(one);
+        if (dict != Py_None && (own == NULL || *own != dict))
             return 0;
     }
     return 1;
@@ -428,6 +442,8 @@ static int holds(const Guard *guard, const Arguments *arguments)
         return is_sequence(guard);
     case ARE_FUNCTIONS:
         return are_functions(guard);
+    case HAVE_BASES:
+        return have_bases(guard);
     case ARE_OF_CLASSES:
         return are_of_classes(guard);
     case HAS_ADDRESS:
@@ -597,6 +613,14 @@ static int are_all_functions(PyObject *holder, PyObject *expected)
     return 1;
 }
 
+static int are_all_classes(PyObject *holder)
+{
+    Py_ssize_t i = 0, count = PyTuple_Check(holder) ? PyTuple_GET_SIZE(holder) : -1;
+    while (i < count && PyType_Check(PyTuple_GET_ITEM(holder, i)))
+        i++;
+    return i == count;
+}
+
 /* Of the kinds that are about a whole object. */
 static int is_sound_whole(const Guard *guard)
 {
@@ -614,9 +638,12 @@ static int is_sound_whole(const Guard *guard)
                PyObject_TypeCheck(holder, (PyTypeObject *)guard->key);
     case ARE_FUNCTIONS:
         return are_all_functions(holder, expected);
-    default:
-        return PyTuple_Check(holder) && PyTuple_Check(expected) &&
+    case HAVE_BASES:
+        return are_all_classes(holder) && PyTuple_Check(expected) &&
                PyTuple_GET_SIZE(holder) == PyTuple_GET_SIZE(expected);
+    default:
+        return PyTuple_Check(holder) && are_columns(expected, 2, 0) &&
+               PyTuple_GET_SIZE(holder) == PyTuple_GET_SIZE(PyTuple_GET_ITEM(expected, 0));
     }
 }
 
@@ -651,6 +678,7 @@ static int is_sound(const Guard *guard)
     case IS_TABLE:
     case IS_SEQUENCE:
     case ARE_FUNCTIONS:
+    case HAVE_BASES:
     case ARE_OF_CLASSES:
         return is_sound_whole(guard);
     default:
@@ -695,8 +723,8 @@ static int take_record(PyObject *record, Guard *guard)
                                           "slot", "context", NULL};
     static const char *const tables[] = {"parameter", "buffer", "module", "global", NULL}; /* items, too */
     static const char *const kinds[] = {"value", "object", "present", "absent", "length", "members", "empty",
-                                        "address", "apart", "names", "table", "sequence", "functions", "classes",
-                                        NULL};
+                                        "address", "apart", "names", "table", "sequence", "functions", "bases",
+                                        "classes", NULL};
     PyObject *source = is_of(record, slots.Guard.type) ? SLOT(record, Guard, source) : NULL;
     if (source == NULL || !is_of(source, slots.Source.type))
         return -1;

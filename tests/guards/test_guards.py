@@ -81,7 +81,13 @@ def holds_whole(guard: Guard) -> bool:
             return all(one is other for one, other in zip(parts, expected, strict=True))
         case "classes":
             objects = [one() if isinstance(one, weakref.ref) else one for one in holder]
-            return [type(one) for one in objects] == list(expected)
+            kinds, owns = expected
+            return all(
+                type(one) is kind and (own is None or one.__dict__ is own)
+                for one, kind, own in zip(objects, kinds, owns, strict=True)
+            )
+        case "bases":
+            return all(one.__mro__ is mro for one, mro in zip(holder, expected, strict=True))
     raise AssertionError(guard.kind)
 
 
@@ -141,6 +147,10 @@ class Thing:
     """An object with attributes, that compares as nothing else does."""
 
     shared = 1.0
+
+
+class Between(Thing):
+    pass
 
 
 class OtherThing(Thing):
@@ -241,7 +251,7 @@ class World:
 
     def whole(self, told: int) -> Guard:
         """A guard on a whole object."""
-        kind: Any = self.draw(st.sampled_from(["names", "names", "table", "sequence", "functions", "classes"]))
+        kind: Any = self.draw(st.sampled_from(["names", "names", "table", "sequence", "functions", "bases", "classes"]))
         match kind:
             case "names":
                 things = [*self.things, *self.fleeting[:1]]
@@ -262,8 +272,11 @@ class World:
             case "functions":
                 parts = (helper.__code__, helper.__defaults__, helper.__kwdefaults__)
                 return Guard(kind, itself((helper,), "x"), parts, told)
+            case "bases":
+                return Guard(kind, itself((OtherThing, Thing), "x"), (OtherThing.__mro__, Thing.__mro__), told)
         objects = (weakref.ref(self.things[0]), self.slotted)
-        return Guard(kind, itself(objects, "x"), (type(self.things[0]), Slotted), told)
+        own = self.draw(st.sampled_from([None, self.things[0].__dict__]))
+        return Guard(kind, itself(objects, "x"), ((type(self.things[0]), Slotted), (own, None)), told)
 
     def guard(self) -> Guard:
         kinds = ["value"] * 4 + ["whole"] * 5
@@ -310,7 +323,7 @@ class World:
         return [Guard("apart", Source("argument", None, at, "x"), (size, told), OVERLAPS) for at, size in sizes]
 
     def change(self) -> None:
-        match self.draw(st.integers(0, 14)):
+        match self.draw(st.integers(0, 16)):
             case 0 | 1 | 2:
                 holders = [*self.dicts, *[one.__dict__ for one in self.things], self.cleared[0], self.cleared[2]]
                 holder = self.draw(st.sampled_from(holders))
@@ -347,6 +360,10 @@ class World:
             case 14:
                 helper.__code__ = self.draw(st.sampled_from(CODES))
                 helper.__defaults__ = self.draw(st.sampled_from([None, (1,), helper.__defaults__]))
+            case 15:
+                OtherThing.__bases__ = self.draw(st.sampled_from([(Thing,), (Between,)]))
+            case 16:
+                self.things[0].__dict__ = self.draw(st.sampled_from([dict(vars(self.things[0])), vars(self.things[0])]))
 
 
 @settings(max_examples=200, deadline=None)
@@ -464,7 +481,8 @@ def test_records_that_make_no_sense_are_refused() -> None:
         Guard("table", itself([], "x"), ((), (), ())), Guard("table", itself(own, "x"), ((), ())),
         Guard("sequence", itself([], "x"), ((), ())), Guard("sequence", Source("root", (), list, "x"), ((), ())),
         Guard("functions", itself((1,), "x"), (1, 1, 1)), Guard("functions", itself((helper,), "x"), ()),
-        Guard("classes", itself((1,), "x"), ()), Guard("value", Source("slot", own, 1, "x")),
+        Guard("classes", itself((1,), "x"), ()), Guard("bases", itself((1,), "x"), (1,)),
+        Guard("value", Source("slot", own, 1, "x")),
         Guard("value", Source("context", own, None, "x")),
     ]  # fmt: skip
     for wrong in odd:
