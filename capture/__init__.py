@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from capture.api.inspect import reset as reset
     from capture.api.inspect import save_plans as save_plans
     from capture.api.inspect import warmup as warmup
+    from capture.api.warmup import RecordingSize as RecordingSize
     from capture.api.warmup import WarmedCase as WarmedCase
     from capture.api.warmup import WarmupReport as WarmupReport
     from capture.core import config as config
@@ -60,6 +61,7 @@ _HOME = {
     "Recordings": "api.inspect",
     "WarmedCase": "api.warmup",
     "Warmup": "api.inspect",
+    "RecordingSize": "api.warmup",
     "WarmupReport": "api.warmup",
     "capture": "api.decorator",
     "explain": "api.inspect",
@@ -79,9 +81,10 @@ _HOME = {
 __version__ = VERSION
 __all__ = [
     "AnnotationError", "BorrowedOutputError", "CaptureBug", "CaptureError", "CaptureOptions", "CapturePlan",
-    "CaptureWarning", "Event", "Explanation", "Finding", "LoadReport", "Recordings", "Severity", "UncapturableError",
-    "WarmedCase", "Warmup", "WarmupReport", "capture", "config", "explain", "load_plans", "mark_step_begin", "plans",
-    "recordings", "register_container", "release", "report", "reset", "save_plans", "step", "warmup",
+    "CaptureWarning", "Event", "Explanation", "Finding", "LoadReport", "RecordingSize", "Recordings", "Severity",
+    "UncapturableError", "WarmedCase", "Warmup", "WarmupReport", "capture", "config", "explain", "load_plans",
+    "mark_step_begin", "plans", "recordings", "register_container", "release", "report", "reset", "save_plans",
+    "step", "warmup",
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from capture.api import warmup as _warmup
 from capture.api.decorator import all_states, captured_state, captured_states
-from capture.api.warmup import Case, WarmupReport
+from capture.api.warmup import Case, RecordingSize, WarmupReport
 from capture.core.errors import AnnotationError, CaptureWarning
 from capture.core.events import SHOWN, Counters, Event
 from capture.core.facts import Facts
@@ -75,6 +75,8 @@ class Recordings(Counters):
     """High-water mark of the pools this function records into, shared with all functions of the same thread."""
     graph_bytes: int
     """Memory of the recorded graphs themselves; 0 on the CPU engine, whose graphs are Python code."""
+    sizes: tuple[RecordingSize, ...]
+    """What each recording that is there takes; ``evictions`` and the events of kind ``drop`` tell what went."""
     events: tuple[Event, ...]
     """The time log, oldest first: observations, recordings, checkpoints, misses ...; the last 1000 of each instance."""
 
@@ -257,15 +259,18 @@ def recordings(function: Any) -> Recordings:
         findings=tuple(findings.values()),
         pool_bytes=pool_bytes,
         graph_bytes=graph_bytes,
+        sizes=tuple(_warmup.sizes_of(states)),
         events=tuple(sorted((e for captured in states for e in captured.log.events), key=lambda e: e.at)),
         **total.items(),
     )
 
 
 def report() -> str:
-    """A table of all captured functions: recordings, replays, eager calls and why."""
+    """A table of all captured functions: recordings, replays, eager calls and why; and what each recording takes."""
+    states = all_states()
     return text.format_summary(
-        [(c.annotation.function, c.log.counters.items(), tuple(c.findings.values())) for c in all_states()]
+        [(c.annotation.function, c.log.counters.items(), tuple(c.findings.values())) for c in states],
+        [(c.annotation.function, str(size)) for c in states for size in _warmup.sizes_of([c])],
     )
 
 

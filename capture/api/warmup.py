@@ -23,13 +23,15 @@ from capture.core.plan import CapturePlan
 from capture.key import pytree, tensor_meta
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Leaf, Unkeyable, key_of
+from capture.native import native
 from capture.observe import source_location
 from capture.reporting import text as text_module
 from capture.rules.compile_plan import compile_plan
-from capture.runtime import dispatch
+from capture.runtime import dispatch, eviction
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
 from capture.state.call import Call
+from capture.tree.node import Node
 from capture.tree.thread_trees import tree_for, trees_of
 from capture.tree.tree import Tree
 
@@ -113,6 +115,11 @@ def _bring_to_replay(captured: Captured, entry: Entry, call: Call, tree: Tree) -
         elif phase == "eager":
             return _eager(captured, entry)
         else:
+            too_large = eviction.forecast(captured, entry, call, tree)
+            if too_large is not None:
+                plan = dispatch.too_large_plan(captured, too_large)
+                captured.report(plan)
+                return _because(plan)
             dispatch.record_undone(captured, entry, call, tree)
             together = entry.plan is not None and entry.plan.collectives
             if together and not tree.backend.executes_recording_runs:  # it was captured, and nothing has run
@@ -222,6 +229,50 @@ class WarmupReport:
             sizes = (f"{one.ms:.1f}", bytes_text(one.argument_bytes), f"+{bytes_text(one.pool_bytes)}")
             rows.append((one.case, one.status, *sizes, f"{one.code or ''} {one.reason}".strip()))
         return f"{head}\n{text_module.format_table(rows, indent=2)}\n"
+
+
+@frozen(kw_only=True)
+class RecordingSize:
+    """What one recording takes, in bytes."""
+
+    arguments: str
+    """What it was recorded for, as ``x: float32[8, 4] cpu``."""
+    num_ops: int
+    output_bytes: int
+    """Of the pool, for results and what it leaves in Python state; 0 where each call has fresh memory for them."""
+    working_bytes: int
+    """Of the pool while it runs, outputs included; all recordings use the same. 0 if no watched run told it."""
+    graph_bytes: int
+    """Of the recorded graph itself, which nobody else uses; 0 on the CPU engine."""
+    unused_for: int
+    """Replays in this process since it ran last. The one with the largest number gives its place first."""
+
+    @override
+    def __str__(self) -> str:
+        taken = f"{bytes_text(self.output_bytes)} of outputs, {bytes_text(self.working_bytes)} while it runs"
+        graph = f", {bytes_text(self.graph_bytes)} of graph" if self.graph_bytes else ""
+        return f"({self.arguments}): {self.num_ops} operators, {taken}{graph}, unused for {self.unused_for} replays"
+
+
+def sizes_of(states: Iterable[Captured]) -> list[RecordingSize]:
+    """Of all recordings of captured functions."""
+    pairs = [(entry, node) for captured in states for entry in captured.entries() for node in entry.nodes]
+    return [_size_of(entry, node) for entry, node in pairs if node.recording is not None]
+
+
+def _size_of(entry: Entry, node: Node) -> RecordingSize:
+    assert node.recording is not None
+    groups = list(enumerate(node.outputs.groups)) if node.outputs is not None else []
+    owned = node.outputs.owned if node.outputs is not None else ()
+    placeholders = entry.plan.placeholders if entry.plan is not None else ()
+    return RecordingSize(
+        arguments=", ".join(f"{one.path}: {one.tensor}" for one in placeholders if one.kind == "argument"),
+        num_ops=node.recording.num_ops,
+        output_bytes=sum(group.block.nbytes for number, group in groups if number not in owned),
+        working_bytes=entry.needs,
+        graph_bytes=node.recording.graph_bytes,
+        unused_for=native.runs() - node.last_used,
+    )
 
 
 def memory_of(states: Iterable[Captured]) -> tuple[int, int]:

@@ -41,7 +41,9 @@ class Config:
     strict: bool = False
     """What goes wrong inside this library is raised (``CAPTURE_STRICT=1``), for its tests. Else the call is eager."""
     memory_limit: float = 0.9
-    """What pools and recorded graphs of all threads may take on one device: bytes, or up to 1 a share of its memory."""
+    """What pools and recorded graphs of all threads may take on one device at the end of every call: bytes, or up to 1
+    a share of its memory. A recording that would exceed it, as far as a watched run tells, is not made (CG907); one
+    that turns out larger goes. During a call the excess is at most what that one recording takes."""
     max_recordings: int = 4096
     """Recordings of all functions in one thread and on one device."""
     skip_warmup: bool = False

@@ -299,6 +299,16 @@ class LimitReached:
 
 
 @frozen(kw_only=True)
+class MemoryForecast:
+    """A recording would bring what is taken on a device to ``nbytes``, where ``limit`` are allowed."""
+
+    nbytes: int
+    limit: int
+    device: str
+    where: CodeLocation | None = None
+
+
+@frozen(kw_only=True)
 class Variation:
     """One part of what tells calls apart, and how it varied.
 
@@ -418,6 +428,7 @@ class Facts:
     """Why no recorded graph of this process can be bound to another address."""
     limit: LimitReached | None = None
     given_up: GivenUp | None = None
+    too_large: MemoryForecast | None = None
     verification: Verification | None = None
     fault: Fault | None = None
     borrowed_use: BorrowedUse | None = None

@@ -478,6 +478,7 @@ class ObserveMode(HigherOrderMode):
         if id(storage) in input_storages:
             return False
         self.trace.produced[id(storage)] = Produced.of(storage, tensor, op.name, self._line())
+        self.trace.note_memory(storage)
         return True
 
     def note_made(self, tensor: torch.Tensor) -> None:

@@ -70,6 +70,34 @@ class Produced:
         )  # fmt: skip
 
 
+class _Made(weakref.ref[torch.UntypedStorage]):
+    """Of memory that the body made."""
+
+    __slots__ = ("nbytes",)
+    nbytes: int
+
+
+class MemoryInUse:
+    """How much memory of one device the body has at once."""
+
+    def __init__(self) -> None:
+        self._now = self.peak = 0
+        self._made: set[_Made] = set()
+        self._died: list[_Made] = []  # appended to in C: storages die in the middle of anything
+
+    def add(self, storage: torch.UntypedStorage) -> None:
+        """The body made it."""
+        while self._died:
+            gone = self._died.pop()
+            self._made.discard(gone)
+            self._now -= gone.nbytes
+        reference = _Made(storage, self._died.append)
+        reference.nbytes = storage.nbytes()
+        self._made.add(reference)
+        self._now += reference.nbytes
+        self.peak = max(self.peak, self._now)
+
+
 @define(eq=False)
 class RunTrace:
     """What a watch wrote down, in order of time."""
@@ -95,6 +123,8 @@ class RunTrace:
     """Uses of the autograd graph itself: what a replay would not do again."""
     inlined: list[Inlined] = field(factory=list)
     devices: set[str] = field(factory=set)
+    memory: dict[str, MemoryInUse] = field(factory=dict)
+    """By device."""
     sequence: list[str] = field(factory=list)
     scalars: list[tuple[str, ...]] = field(factory=list)
     lines: list[CodeLocation | None] = field(factory=list)
@@ -110,6 +140,13 @@ class RunTrace:
     undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
     reshaped: list[Reshaped] = field(factory=list)
     """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""
+
+    def note_memory(self, storage: torch.UntypedStorage) -> None:
+        """An operator of the body made it."""
+        device = str(storage.device)
+        if device not in self.memory:
+            self.memory[device] = MemoryInUse()
+        self.memory[device].add(storage)
 
     def is_unread(self, tensor: torch.Tensor) -> bool:
         """Memory that was there before the body, and that no operator got."""

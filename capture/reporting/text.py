@@ -63,17 +63,24 @@ def format_table(rows: Sequence[Sequence[str]], *, indent: int = 0) -> str:
     return "\n".join((" " * indent + "  ".join(map(str.ljust, row, widths))).rstrip() for row in rows)
 
 
-def format_summary(functions: Sequence[tuple[str, Mapping[str, int], Sequence[Finding]]]) -> str:
-    """The table of ``report``: a row a function with its counters, and below it why it runs eagerly, if it does."""
-    rows = [("function", *(name.replace("_", " ") for name in SHOWN))]
-    rows += [(function, *(str(counters[name]) for name in SHOWN)) for function, counters, _ in functions]
+def format_summary(
+    functions: Sequence[tuple[str, Mapping[str, int], Sequence[Finding]]], sizes: Sequence[tuple[str, str]] = ()
+) -> str:
+    """The table of ``report``: a row a function with its counters, and below it why it runs eagerly, if it does.
+    ``sizes``: function and text, for each recording."""
+    shown = (*SHOWN, "evictions")
+    rows = [("function", *(name.replace("_", " ") for name in shown))]
+    rows += [(function, *(str(counters[name]) for name in shown)) for function, counters, _ in functions]
     reasons = [
         f"{function}: {finding.code} {finding.name}: {finding.what}"
         for function, _, findings in functions
         for finding in findings
         if finding.severity >= Severity.EAGER
     ]
-    return "\n".join([format_table(rows), *(["", *reasons] if reasons else [])]) + "\n"
+    taken = [f"{function}{size}" for function, size in sizes]
+    return (
+        "\n".join([format_table(rows), *(["", *reasons] if reasons else []), *(["", *taken] if taken else [])]) + "\n"
+    )
 
 
 def format_rule(rule: Rule) -> str:

@@ -43,7 +43,15 @@ from attrs import evolve, frozen
 
 from capture.core import config as _config
 from capture.core.errors import CaptureBug, CaptureError, UncapturableError
-from capture.core.facts import Facts, GradientObstacle, GradientUse, Inlined, LimitReached, Verification
+from capture.core.facts import (
+    Facts,
+    GradientObstacle,
+    GradientUse,
+    Inlined,
+    LimitReached,
+    MemoryForecast,
+    Verification,
+)
 from capture.core.interrupts import is_interrupt
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Move
@@ -518,6 +526,17 @@ def _limit_reached(
     return run_eagerly(captured, bound, reason, weight=AT_LIMIT)
 
 
+def too_large_plan(captured: Captured, too_large: MemoryForecast) -> CapturePlan:
+    """Says that a recording would take more memory than is allowed."""
+    return compile_plan(captured.annotation, captured.bare_facts(too_large=too_large))
+
+
+def _too_large(captured: Captured, bound: Call, too_large: MemoryForecast) -> Any:
+    captured.report(too_large_plan(captured, too_large))
+    reason = f"a recording would bring {too_large.device} to {too_large.nbytes} bytes of {too_large.limit}"
+    return run_eagerly(captured, bound, reason, weight=AT_LIMIT)
+
+
 def _no_new_key(captured: Captured, entry: Entry, bound: Call) -> Any:
     """Run eagerly and forget a key of which nothing is known: it will hardly come again."""
     if not entry.was_watched:
@@ -545,6 +564,8 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
         tree.let_go()
     if not captured.budget.allows(entry.key):
         return done(_given_up(captured, entry, bound))
+    if (too_large := eviction.forecast(captured, entry, bound, tree)) is not None:
+        return done(_too_large(captured, bound, too_large))
     if not eviction.makes_room(captured, entry, tree):
         return done(_limit_reached(captured, entry, bound, tree, pattern))
     if inputs.shares_with_state(bound, entry.plans()):
@@ -560,12 +581,14 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
 def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Any:
     """The result of a call that is recorded, or was to be."""
     begin, before, kept = time.perf_counter(), captured.log.counters.recordings, False
+    nbytes = tree.pool.reserved_bytes()
     try:
         reply = record.record(captured, entry, bound, tree, pattern)
         kept = captured.log.counters.recordings > before
     finally:
         ms = (time.perf_counter() - begin) * 1e3
         captured.budget.spend("recordings" if kept else "drops", ms, key=entry.key)
+    eviction.keep_within_limits(tree, entry, nbytes)
     if reply.verdict is Verdict.OBSERVE and reply.refuted is not None:
         entry.steadiness.note_stop(reply.refuted.facts.reads[-1], is_new=True)
         if entry.steadiness.is_lost:
@@ -578,7 +601,6 @@ def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: 
     if not reply.body_first:
         _settle(captured, entry, reply)
     if reply.verdict is not Verdict.EAGER:
-        eviction.keep_within_limits(tree)
         return reply.result
     result = run_eagerly(captured, bound, reply.reason)
     if reply.body_first:
@@ -798,7 +820,9 @@ def record_undone(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     """Record a call without a result, and undo the run."""
     entry.warmups_left = 0
     _enter(captured, entry, "ready")
+    nbytes = tree.pool.reserved_bytes()
     reply = record.record(captured, entry, bound, tree, tree.pattern(bound.leaves), undo=True)
+    eviction.keep_within_limits(tree, entry, nbytes)
     if reply.verdict is Verdict.OBSERVE:
         _enter(captured, entry, planning.forget_stored(entry))
     else:

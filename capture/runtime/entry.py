@@ -121,6 +121,8 @@ class Entry:
     unbindable: dict[str, Refusal] = field(factory=dict)
     """Static tensors, by path, to whose address no recording can be bound anew, and why."""
     nodes: list[Node] = field(factory=list)
+    needs: int = 0
+    """Bytes of memory that one run has at once beside its inputs, as far as it is known."""
     asked: int = 0
     """Calls that found no place for a recording, since ``asked_since``."""
     asked_since: int = 0

@@ -6,20 +6,27 @@ at all. So a shape that is hot displaces one that was only used at the beginning
 displace each other: of six in turn and five places, the sixth runs eagerly.
 
 All recordings together have limits, too (``config.max_recordings``, ``config.memory_limit``), which hold at the end of
-every call.
+every call. A recording that would exceed the limit of memory, as far as a watched run tells, is not made; one that
+turns out larger goes, and it is known from then on how much it needs.
 """
 
 from __future__ import annotations
 
 from capture.core import config as _config
+from capture.core.facts import MemoryForecast
+from capture.core.findings import Policy
 from capture.native import native
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
+from capture.runtime.inputs import span_of
+from capture.state.call import Call
 from capture.tree.node import Node, walk
 from capture.tree.thread_trees import bytes_of_others
 from capture.tree.tree import Tree
 
+_COPIED = (Policy.COPY, Policy.COPY_BACK)
 LEAST = 8
+GRAPH_NODE = 3072  # bytes of device memory that one kernel of an instantiated graph takes, measured on an H200
 
 
 def makes_room(captured: Captured, entry: Entry, tree: Tree) -> bool:
@@ -39,12 +46,36 @@ def makes_room(captured: Captured, entry: Entry, tree: Tree) -> bool:
     return True
 
 
-def keep_within_limits(tree: Tree) -> None:
+def _limit(tree: Tree) -> float:
+    """Bytes that recordings of all threads may take on its device."""
+    limit = _config.current().memory_limit
+    return limit * tree.backend.memory_bytes() if limit <= 1 else limit
+
+
+def forecast(captured: Captured, entry: Entry, call: Call, tree: Tree) -> MemoryForecast | None:
+    """What a recording of this call would come to, if that is more than is allowed. Graphs of others make room."""
+    if not entry.needs:
+        return None
+    plan = entry.plan
+    copied = {one.path for one in plan.placeholders if one.policy in _COPIED} if plan is not None else set()
+    own = entry.needs + sum(span_of(leaf) for path, leaf in call.paths() if path in copied)
+    used = sum(block.nbytes for block, _ in tree.live_blocks())
+    graph = GRAPH_NODE * entry.facts.num_ops if tree.backend.has_own_memory and entry.facts is not None else 0
+    pool = max(tree.pool.reserved_bytes(), used + own)
+    needed, limit = bytes_of_others(tree) + pool + graph, _limit(tree)
+    if needed <= limit:
+        return None
+    return MemoryForecast(
+        nbytes=needed, limit=int(limit), device=tree.backend.name, where=captured.annotation.defined_at
+    )
+
+
+def keep_within_limits(tree: Tree, entry: Entry, before: int) -> None:
     """After a recording: what was not used for longest goes, children before parents, as long as there are more
     recordings or bytes than there may be. Graphs give their bytes back at once; the pool, which all share, only as a
-    whole: where it is too large by itself, all recordings of it go."""
-    config = _config.current()
-    limit = config.memory_limit * (tree.backend.memory_bytes() if config.memory_limit <= 1 else 1)
+    whole: where it is too large by itself, all recordings of it go. ``entry`` was recorded; ``before``: bytes of the
+    pool then."""
+    config, limit = _config.current(), _limit(tree)
     others, pool = bytes_of_others(tree), tree.pool.reserved_bytes()
     nodes = [node for node in walk(tree.root) if node.recording is not None]
     graphs = sum(node.recording.graph_bytes for node in nodes if node.recording is not None)
@@ -62,6 +93,8 @@ def keep_within_limits(tree: Tree) -> None:
             if node.log is not None:
                 node.log.counters.evictions += 1
                 node.log.add("drop", f"the pool takes {pool} bytes, and may take {limit - others:.0f}")
+        if pool > before:  # this recording needed that much
+            entry.needs = max(entry.needs, pool - sum(block.nbytes for block in tree.beside))
         tree.retire()
         pool = graphs = 0
     tree.nbytes = pool + graphs

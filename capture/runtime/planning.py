@@ -102,6 +102,7 @@ def observe(captured: Captured, entry: Entry, call: Call) -> Observed:
     undoable = captured.annotation.fallback == "error" or captured.annotation.rng == "forbid"
     with rank_agreement.exchange(captured, entry) as exchange:
         watched, described = watch(captured, call, undo=undoable)
+        _note_memory(entry, watched)
         facts = _compared(captured, entry, watched, described)
         return Observed(watched, described, rank_agreement.agreed(exchange, captured, entry, facts))
 
@@ -109,8 +110,14 @@ def observe(captured: Captured, entry: Entry, call: Call) -> Observed:
 def observe_undone(captured: Captured, entry: Entry, call: Call) -> Observed:
     """The same without a trace, for this rank alone."""
     watched, described = watch(captured, call, undo=True, trial=True)
+    _note_memory(entry, watched)
     run.undo(watched)
     return Observed(watched, described, _compared(captured, entry, watched, described))
+
+
+def _note_memory(entry: Entry, watched: ObservedRun) -> None:
+    if entry.backend is not None and entry.backend.name in watched.watch.trace.memory:
+        entry.needs = max(entry.needs, watched.watch.trace.memory[entry.backend.name].peak)
 
 
 def _compared(captured: Captured, entry: Entry, watched: ObservedRun, described: DescribedRun) -> Facts:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capture import capture, config, mark_step_begin, recordings
+from capture import capture, config, mark_step_begin, recordings, report, warmup
+from capture.api.decorator import captured_states as all_of
 from capture.runtime.eviction import LEAST
 from capture.tree import thread_trees
 
@@ -185,3 +186,73 @@ def test_a_chain_goes_from_its_end() -> None:
             assert torch.equal(y, torch.tanh(torch.tanh(torch.tanh(of(2)) + 0) + 1) + 2)
             del y
     assert recordings(first).eager_calls == 0
+
+
+def deep(x: Tensor) -> Tensor:
+    """Five results at once: two of which one is kept until the end."""
+    y = torch.tanh(x)
+    return (y + 1) * (y - 1) + y.exp()
+
+
+def test_a_recording_that_would_be_too_large_is_not_made() -> None:
+    captured = capture(deep)
+    with config.patch(memory_limit=100_000):
+        for number in range(60):
+            x = of(40 if number % 3 else 20_000)
+            assert torch.equal(captured(x), deep(x))
+            assert bytes_here() <= 100_000
+    found = recordings(captured)
+    assert found.recordings == 1
+    assert found.evictions == 0
+    assert found.replays >= 30
+    assert [finding.code for finding in found.findings] == ["CG907"]
+    with config.patch(memory_limit=10_000_000):
+        for _ in range(3):
+            assert torch.equal(captured(of(20_000)), deep(of(20_000)))
+    assert recordings(captured).recordings == 2
+
+
+def test_a_recording_that_turns_out_too_large_goes_once() -> None:
+    """Its plan came from elsewhere, so that no run was watched, and nothing was foreseen."""
+    captured = capture(deep)
+    with config.patch(memory_limit=100_000, skip_warmup=True):
+        for _ in range(30):
+            assert torch.equal(captured(of(20_000)), deep(of(20_000)))
+            assert bytes_here() <= 100_000
+    assert recordings(captured).recordings <= 2
+    assert recordings(captured).replays == 0
+
+
+def test_a_warm_up_that_would_be_too_large_is_skipped() -> None:
+    captured = capture(deep)
+    with config.patch(memory_limit=100_000):
+        told = warmup(captured).cases([(of(20_000),), (of(40),)])
+    assert [one.code for one in told.cases] == ["CG907", None]
+    assert bytes_here() <= 100_000
+
+
+def test_the_forecast_is_close_to_what_a_recording_takes() -> None:
+    for function in (deep, body, lambda x: torch.softmax(x @ x.t(), -1) @ x):
+        thread_trees.forget_trees()
+        captured = capture(function)
+        for _ in range(2):
+            captured(of(300))
+        (entry,) = next(iter(all_of(captured))).entries()
+        taken = bytes_here() - of(300).nbytes
+        assert 0.9 * taken <= entry.needs <= 1.5 * taken
+
+
+def test_what_each_recording_takes_is_shown() -> None:
+    captured = capture(body)
+    for size in (300, 600):
+        for _ in range(3):
+            captured(of(size))
+    small, large = sorted(recordings(captured).sizes, key=lambda one: one.output_bytes)
+    assert (small.output_bytes, large.output_bytes) == (of(300).nbytes, of(600).nbytes)
+    assert small.arguments == f"x: float32[300, 3] {of(1).device}"
+    assert small.working_bytes >= small.output_bytes
+    assert small.unused_for > large.unused_for
+    assert str(small) in report()
+    kept = [captured(of(300)) for _ in range(3)]
+    assert kept
+    assert {one.output_bytes for one in recordings(captured).sizes} == {0, of(600).nbytes}  # it is the caller's now

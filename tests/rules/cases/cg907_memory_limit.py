@@ -1,0 +1,13 @@
+"""When CG907 speaks, and when it keeps quiet."""
+
+from __future__ import annotations
+
+from capture.core.facts import MemoryForecast
+from capture.rules.case import Case
+from tests.support.samples import annotation, case, where
+
+FIRES: list[Case] = [
+    case(too_large=MemoryForecast(nbytes=3 << 30, limit=1 << 30, device="cuda:0", where=where())),
+    case(annotation(fallback="error"), too_large=MemoryForecast(nbytes=5000, limit=900, device="cpu")),
+]
+NEAR_MISSES: list[Case] = [case()]
