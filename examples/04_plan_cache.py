@@ -39,3 +39,4 @@ if __name__ == "__main__":
             three_calls("first process", Path(directory))
             print("plans on disk:", sum(len(files) for _, _, files in os.walk(directory)), flush=True)
             subprocess.run([sys.executable, __file__, directory], check=True)
+            print("gained: the second process made no watched run; why: the plan of the first one was on disk")

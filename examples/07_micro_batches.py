@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capture import capture, mark_step_begin, recordings
+from examples.gain import gain
 
 torch.manual_seed(0)
 MICRO_BATCHES = 4
@@ -54,3 +55,5 @@ captured.update = capture(captured.update)  # type: ignore[method-assign]
 print("same losses as eager:", train(captured, 20) == train(eager, 20))
 print(recordings(captured.gradients))
 print(recordings(captured.update))
+print(gain(lambda: train(eager, 5), lambda: train(captured, 5), calls=2), "(five steps a call)")
+print("why: forward, backward and the optimizer are replayed; the data and the loop around them are eager")

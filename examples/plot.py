@@ -1,32 +1,43 @@
-"""A small picture of loss curves for the demo."""
+"""A picture of bars for the demo: eager and captured side by side, with a title and axes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
-SIZE, MARGIN = (640, 360), 40
-COLOURS = ("#f0a040", "#2060c0", "#409040")
+WIDTH, LEFT, RIGHT, TOP, BAR, GAP = 860, 190, 210, 84, 22, 18
+COLOURS = {"eager": "#9aa0a6", "captured": "#2060c0"}
 
 
-def save(path: Path, curves: Mapping[str, Sequence[float]], width: Sequence[int] = (5, 2)) -> None:
-    """Losses over steps as lines, the first one drawn first and widest, so that equal ones are both seen."""
-    image = Image.new("RGB", SIZE, "white")
+def bars(path: Path, title: str, values: Mapping[str, tuple[float, float]]) -> None:
+    """Two bars for each program, their lengths relative to its eager one; times in microseconds beside them."""
+    height = TOP + len(values) * (2 * BAR + GAP) + 52
+    image = Image.new("RGB", (WIDTH, height), "white")
     draw = ImageDraw.Draw(image)
-    values = [value for curve in curves.values() for value in curve if math.isfinite(value)]
-    low, high, steps = min(values), max(values), max(map(len, curves.values()))
-    right, bottom = SIZE[0] - MARGIN, SIZE[1] - MARGIN
-    across, up = (right - MARGIN) / max(steps - 1, 1), (bottom - MARGIN) / ((high - low) or 1.0)
-    draw.line([(MARGIN, MARGIN), (MARGIN, bottom), (right, bottom)], fill="black")
-    draw.text((4, MARGIN), f"{high:.2f}", fill="black")
-    draw.text((4, bottom - 10), f"{low:.2f}", fill="black")
-    draw.text((right - 60, bottom + 8), f"{steps} steps", fill="black")
-    for number, (name, curve) in enumerate(curves.items()):
-        points = [(MARGIN + step * across, bottom - (value - low) * up) for step, value in enumerate(curve)]
-        colour = COLOURS[number % len(COLOURS)]
-        draw.line(points, fill=colour, width=width[min(number, len(width) - 1)])
-        draw.text((right - 120, MARGIN + 14 * number), name, fill=colour)
+    small, large = ImageFont.load_default(13), ImageFont.load_default(18)
+    whole = WIDTH - LEFT - RIGHT
+    longest = whole / max(1.0, *(captured / eager for eager, captured in values.values()))  # of what takes eager's time
+    draw.text((LEFT, 14), title, fill="black", font=large)
+    for number, (name, colour) in enumerate(COLOURS.items()):
+        draw.rectangle((LEFT + 110 * number, 52, LEFT + 110 * number + 12, 64), fill=colour)
+        draw.text((LEFT + 110 * number + 18, 50), name, fill="black", font=small)
+    y = TOP
+    for name, (eager, captured) in values.items():
+        draw.text((LEFT - 10, y + BAR), name, fill="black", font=small, anchor="rm")
+        for value, colour in zip((eager, captured), COLOURS.values(), strict=True):
+            end = LEFT + longest * value / eager
+            draw.rectangle((LEFT, y, end, y + BAR - 4), fill=colour)
+            gain = "" if value is eager else f", {eager / value:.1f} times as fast"
+            draw.text((end + 8, y + 1), f"{value:,.0f} us{gain}", fill="black", font=small)
+            y += BAR
+        y += GAP
+    axis = y - GAP + 8
+    draw.line([(LEFT, TOP - 8), (LEFT, axis), (LEFT + whole, axis)], fill="black")
+    for tenth in range(0, 11, 2):
+        x = LEFT + longest * tenth / 10
+        draw.line([(x, axis), (x, axis + 5)], fill="black")
+        draw.text((x, axis + 8), f"{tenth / 10:.1f}", fill="black", font=small, anchor="ma")
+    draw.text((LEFT + whole / 2, axis + 26), "time relative to eager", fill="black", font=small, anchor="ma")
     image.save(path)

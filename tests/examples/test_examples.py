@@ -17,6 +17,7 @@ from benchmarks import memory, overhead, replay
 from benchmarks.timing import QUICK, Figure, alternate
 from capture import config
 from examples import plot
+from examples.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -60,6 +61,26 @@ EXPECTED = {
         "__main__.Learner.gradients: 1 recordings, 78 replays, 0 rebinds, 0 eager calls, 1 observations",
         "__main__.Learner.update: 1 recordings, 17 replays, 0 rebinds, 0 eager calls, 2 observations",
     ),
+    "09_buckets.py": (
+        "recorded before the first request: 4",
+        "as eager: True",
+        "replays: 6 - eager calls: 0",
+    ),
+    "10_actor_critic.py": (
+        "same losses as eager: True",
+        "same weights as eager: True",
+        "examples.workloads.SoftActorCritic.update: 1 recordings, 17 replays, 0 rebinds, 0 eager calls, 2 observations",
+    ),
+    "11_flow_sampling.py": (
+        "same samples as eager: True",
+        "all different: True",
+        "8 replays",
+    ),
+    "12_values_on_the_host.py": (
+        "equal to eager: True",
+        "noted: ['CG201']",
+        "eager calls: 0 - replays: True",
+    ),
 }
 
 
@@ -73,12 +94,13 @@ IN_TWO_PROCESSES = {
 }
 
 
-def run(file: str, *arguments: str) -> list[str]:
+def run(file: str, *arguments: str, torchrun: bool = True) -> list[str]:
     """Lines that an example prints, in a process of its own, without the user's plan cache."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CAPTURE_CACHE": "0"}
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if file in IN_TWO_PROCESSES else []
+    starts_two = torchrun and file in IN_TWO_PROCESSES
+    starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if starts_two else []
     done = subprocess.run(
-        [sys.executable, *torchrun, str(EXAMPLES / file), *arguments],
+        [sys.executable, *starter, str(EXAMPLES / file), *arguments],
         env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -108,21 +130,30 @@ def test_an_example_of_two_processes(file: str) -> None:
     assert len(counted) == len(IN_TWO_PROCESSES[file]), "\n".join(printed)
 
 
-@pytest.mark.slow
-def test_the_demo_decodes_the_same_tokens() -> None:
-    printed = run("demo.py", "--quick")
+@pytest.mark.parametrize("file", sorted(EXPECTED))
+def test_an_example_says_what_it_gained_and_why(file: str) -> None:
+    text = (EXAMPLES / file).read_text(encoding="utf-8")
+    assert "gained: " in text or "print(gain(" in text
+    assert "why: " in text
 
-    assert "same losses as the eager twin over 12 steps: yes" in printed
-    with Image.open(ROOT / "build" / "losses.png") as picture:
+
+def test_an_example_of_two_processes_explains_itself() -> None:
+    assert any("torchrun --nproc-per-node 2" in line for line in run("08_several_processes.py", torchrun=False))
+
+
+@pytest.mark.slow
+def test_the_demo_shows_a_table_and_a_picture() -> None:
+    printed = run("demo.py", "--quick")
+    rows = [line.split("  ") for line in printed[3 : 3 + len(WORKLOADS)]]
+    assert len(rows) == len(WORKLOADS)
+    for row in rows:
+        cells = [cell.strip() for cell in row if cell.strip()]
+        assert cells[-3] == "yes", row  # the same numbers
+        assert int(cells[-2]) > 0, row  # replays
+        assert cells[-1] == "0", row  # eager calls
+    with Image.open(ROOT / "build" / "demo.png") as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 16) or []}
-    assert {ImageColor.getrgb(colour) for colour in plot.COLOURS[:2]} <= colours  # both curves are seen
-    trained = next(line for line in printed if line.startswith("examples.training.Learner.step: "))
-    assert " 1 recordings, 9 replays" in trained
-    assert "same tokens: yes" in printed
-    counted = next(line for line in printed if line.startswith("examples.gpt.GPT.step: ") and "replays" in line)
-    assert " 0 eager calls" in counted
-    assert " 1 recordings" in counted
-    assert any(line.split()[:1] == ["cache.k"] and "named in static=" in line for line in printed)
+    assert {ImageColor.getrgb(colour) for colour in plot.COLOURS.values()} <= colours  # both bars are seen
 
 
 def measured(group: str) -> Iterable[Figure]:
