@@ -75,8 +75,9 @@ def capture(target: Any = None, /, **options: Any) -> Any:
         gradients: how gradients of parameters reach their ``.grad`` where the result of the function needs gradients.
             ``"autograd"`` (default): by autograd, as eager's. ``"accumulate"``: the recorded backward pass makes them,
             or adds to them, itself, which saves most of a pass's host time. Then ``torch.autograd.grad`` and
-            ``backward(inputs=...)`` do not reach parameters, and gradients from several functions may be added in
-            another order. Hooks of parameters run, by a slower way; while a process group exists, autograd delivers.
+            ``backward(inputs=...)`` do not reach parameters. Where others give the same parameters gradients in one
+            pass, calls from then on go through autograd (CG503), as the order of the sums would not be eager's. Hooks
+            of parameters run, by a slower way; while a process group exists, autograd delivers.
         guards: callables of no argument; what they return is part of the key. For Python state that only deeper
             code reads.
         name: for callables without a source line.

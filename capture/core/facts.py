@@ -299,6 +299,14 @@ class LimitReached:
 
 
 @frozen(kw_only=True)
+class GradientOrder:
+    """In one backward pass with ``gradients="accumulate"``, ``shared_with`` gives the same parameters gradients."""
+
+    shared_with: str
+    where: CodeLocation | None = None
+
+
+@frozen(kw_only=True)
 class MemoryForecast:
     """A recording would bring what is taken on a device to ``nbytes``, where ``limit`` are allowed."""
 
@@ -429,6 +437,7 @@ class Facts:
     limit: LimitReached | None = None
     given_up: GivenUp | None = None
     too_large: MemoryForecast | None = None
+    gradient_order: GradientOrder | None = None
     verification: Verification | None = None
     fault: Fault | None = None
     borrowed_use: BorrowedUse | None = None

@@ -141,8 +141,10 @@ class RunTrace:
     reshaped: list[Reshaped] = field(factory=list)
     """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""
 
-    def note_memory(self, storage: torch.UntypedStorage) -> None:
-        """An operator of the body made it."""
+    def note_memory(self, storage: Any) -> None:
+        """An operator of the body made it. What has no storage of its own is not counted."""
+        if not isinstance(storage, torch.UntypedStorage):
+            return
         device = str(storage.device)
         if device not in self.memory:
             self.memory[device] = MemoryInUse()

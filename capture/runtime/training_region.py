@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from capture.autograd import accumulate_grad, higher_order
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
-from capture.core.facts import GradientObstacle, GradientUse
+from capture.core.facts import GradientObstacle, GradientOrder, GradientUse
 from capture.engines.base import Backend, Pool
 from capture.key.modes import inlined
 from capture.key.pytree import TENSOR_TYPES, replace_leaves, result_leaves
@@ -32,6 +32,7 @@ from capture.native import MISS
 from capture.observe import run as run_module
 from capture.observe import source_location
 from capture.observe.capture_lock import PATIENCE, capture_lock
+from capture.rules.compile_plan import compile_plan
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import Shortcuts
@@ -90,6 +91,14 @@ class BackwardCall(Call):
         return snapshot.roots(self.function, self.receiver, named)
 
 
+_orders: weakref.WeakKeyDictionary[Captured, accumulate_grad.Order] = weakref.WeakKeyDictionary()
+"""Of each function: its keys have one region each, and calls of several may be in one backward pass."""
+
+
+def _order_of(captured: Captured) -> accumulate_grad.Order:
+    return _orders.setdefault(captured, accumulate_grad.Order())
+
+
 Calls = Callable[[Captured, tuple[Any, ...], dict[str, Any]], Any]
 """Calls a captured function: the front door, which autograd comes to when it is time for a backward pass."""
 
@@ -109,6 +118,7 @@ class Region:
         self._empty = {(dtype, device): torch.empty(0, dtype=dtype, device=device)
                        for dtype in _DIFFERENTIABLE for device in devices}  # fmt: skip
         self._accumulates = captured.annotation.gradients == "accumulate"
+        self._order = _order_of(captured) if self._accumulates else None
         self._anchor: accumulate_grad.Anchor | None = None
         self._recorded: weakref.WeakKeyDictionary[Pool, dict[Any, SavedGraph]] = weakref.WeakKeyDictionary()
         """By form, one whose body was recorded in that pool: autograd runs a node on the stream it was made on."""
@@ -177,7 +187,7 @@ class Region:
                 for position in program.apart
                 if wanted[position].grad_fn is not None
             }
-        if self._accumulates and parameters and self._deposits(program):
+        if self._order is not None and self._order.is_kept and parameters and self._deposits(program):
             anchor = self._anchor
             if anchor is None:
                 anchor = self._anchor = accumulate_grad.Anchor(pair.attached[0].device)
@@ -186,6 +196,19 @@ class Region:
         else:
             _apply(frame, *wanted, *uses)
         return pair.result
+
+    def look_at_order(self, parameters: Sequence[torch.Tensor]) -> None:
+        """In a backward pass that adds to ``.grad``. Where others do, too, calls to come go through autograd."""
+        if self._order is None or not self._order.is_kept:
+            return
+        shared_with = self._order.broken_by(parameters)
+        if shared_with is None:
+            return
+        self._order.is_kept = False
+        captured = self._captured
+        found = GradientOrder(shared_with=shared_with, where=captured.annotation.defined_at)
+        captured.note_findings(compile_plan(captured.annotation, captured.bare_facts(gradient_order=found)))
+        captured.log.add("plan", f"gradients go through autograd: {shared_with} has the same parameters in one pass")
 
     def _deposits(self, program: SavedGraph) -> bool:
         if program.deposits is None:
@@ -432,6 +455,7 @@ class Frame:
     ) -> Sequence[Any]:
         anchor.check()
         parameters, count = self.parameters, len(self._program.wanted)
+        self._region.look_at_order(parameters)
         buffers = accumulate_grad.buffers_of(parameters)
         with acting_for(self._forward_thread) as is_there:
             found = self._of_inputs(tensors, grads, buffers, at_home=is_there)

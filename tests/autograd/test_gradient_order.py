@@ -1,0 +1,93 @@
+"""``gradients="accumulate"`` where others give the same parameters gradients in one pass: the sums are eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from capture import capture, recordings
+from tests.support.device import DEVICE
+from tests.support.regions import bits, inputs
+from tests.support.regions import fresh as fresh
+
+STEPS = 14
+NOTICED = 3  # steps that are watched and recorded, and the one in which it is noticed
+Forward = Callable[[Any, Any, Tensor], Tensor]
+
+
+class Block(nn.Module):
+    """Uses its weight twice."""
+
+    def __init__(self, weight: nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 4)) if weight is None else weight
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.weight) @ self.weight
+
+
+def called_twice(one: Any, other: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor((one(x) - one(x * 0.5)).square().mean() + other(x).mean())
+
+
+def called_in_turn(one: Any, other: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(other(one(one(one(x)))).square().sum())
+
+
+def beside_eager_code(one: Any, other: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(other(one(x)).square().mean() + one.weight.square().sum() * 0.1)
+
+
+def with_tied_weights(one: Any, other: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(other(one(x)).square().mean())
+
+
+def of_several_sizes(one: Any, other: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(one(x).square().mean() + one(x[:1]).mean() + other(x).mean())
+
+
+def once_each(one: Any, other: Any, x: Tensor) -> Tensor:
+    return torch.as_tensor(other(one(x)).square().mean())
+
+
+def run(forward: Forward, *, captured: bool, fresh_gradients: bool) -> tuple[list[Any], list[Any]]:
+    torch.manual_seed(0)
+    one = Block().to(DEVICE)
+    other = Block(one.weight if forward is with_tied_weights else None).to(DEVICE)
+    functions = [capture(block, gradients="accumulate") if captured else block for block in (one, other)]
+    found = []
+    for number in range(STEPS):
+        if number == NOTICED or (fresh_gradients and number % 3 == 0):
+            for parameter in (one.weight, other.weight):
+                parameter.grad = None
+        forward(functions[0], functions[1], inputs(number, 3, 4)).backward()
+        if number >= NOTICED:
+            found += [bits(one.weight.grad), bits(other.weight.grad)]
+    return found, functions
+
+
+@pytest.mark.parametrize("fresh_gradients", [False, True])
+@pytest.mark.parametrize(
+    "forward", [called_twice, called_in_turn, beside_eager_code, with_tied_weights, of_several_sizes]
+)
+def test_shared_parameters_go_through_autograd(forward: Forward, fresh_gradients: bool) -> None:
+    expected, _ = run(forward, captured=False, fresh_gradients=fresh_gradients)
+    found, functions = run(forward, captured=True, fresh_gradients=fresh_gradients)
+    assert found == expected
+    told = [[finding.code for finding in recordings(function).findings] for function in functions]
+    assert any("CG503" in codes for codes in told)
+    assert recordings(functions[0]).replays >= STEPS
+
+
+@pytest.mark.parametrize("fresh_gradients", [False, True])
+def test_parameters_of_one_call_are_added_to_by_its_pass(fresh_gradients: bool) -> None:
+    expected, _ = run(once_each, captured=False, fresh_gradients=fresh_gradients)
+    found, functions = run(once_each, captured=True, fresh_gradients=fresh_gradients)
+    assert found == expected
+    assert not any(finding.code == "CG503" for function in functions for finding in recordings(function).findings)
