@@ -282,7 +282,7 @@ def f(x, table):
 
 @capture
 def unfit(x):
-    return x * x.sum().item()
+    return x * float(x.sum().numpy(force=True))
 
 mode, folder = sys.argv[1:]
 loaded = load_plans(folder) if mode == "load" else None

@@ -237,8 +237,9 @@ class TapeRecorder(ObserveMode):
     def note_sync(self, op: str, *, data_dependent_shape: bool = False, compared_on: str | None = None) -> None:
         """A host read ends a segment; one that cannot be compared is an error for the recording, as on a device, and
         the body goes on eagerly."""
-        super().note_sync(op, data_dependent_shape=data_dependent_shape, compared_on=compared_on)
-        if not (compared_on == "cpu" and self._may_break):
+        follows = compared_on == "cpu" and self._may_break
+        super().note_sync(op, data_dependent_shape=data_dependent_shape, compared_on=compared_on if follows else None)
+        if not follows:
             self._fail(f"{op} reads values on the host")
 
     @override
