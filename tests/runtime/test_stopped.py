@@ -24,7 +24,7 @@ from capture.native import native
 from capture.tree import thread_trees
 from tests.support.injection import BODIES, ERRORS, Stopped, points, stopped_program
 
-PARTS = 6
+PARTS = len(BODIES)
 COUNT = int(os.environ.get("CAPTURE_FAULTS", "60")) // PARTS
 """Faults that each part injects."""
 
@@ -43,16 +43,16 @@ def test_stopped_anywhere(part: int) -> None:
     """At a call, or at a line, of this library, with one of several exceptions."""
     fuzzing = "CAPTURE_FAULTS" in os.environ
     drawn = random.Random(time.time_ns() if fuzzing else part)
-    lines, body = part % 2 == 1, sorted(BODIES)[part]
-    known = {call: points(body, call, lines=lines) for call in (1, 2, 3, 4)}
-    known = {call: points(body, call, lines=lines) for call in known}  # what is done once is done
+    body = sorted(BODIES)[part]
+    for _ in range(2):  # what is done once is done
+        known = {lines: {call: points(body, call, lines=lines) for call in (1, 2, 3, 4)} for lines in (False, True)}
     found = []
     for _ in range(COUNT):
-        call, error = drawn.choice([1, 2, 2, 2, 3, 4]), drawn.choice(ERRORS)
-        at = drawn.randint(1, max(known[call], 1))
-        outcome = stopped_program(body, call, at, error, lines=lines)
+        call, error, lines = drawn.choice([1, 2, 2, 2, 3, 4]), drawn.choice(ERRORS), drawn.choice([False, True])
+        at, by_signal = drawn.randint(1, max(known[lines][call], 1)), drawn.choice([False, True])
+        outcome = stopped_program(body, call, at, error, lines=lines, by_signal=by_signal)
         if outcome.wrong:
-            found.append((body, call, at, error.__name__, lines, outcome.where, outcome.wrong))
+            found.append((body, call, at, error.__name__, lines, by_signal, outcome.where, outcome.wrong))
     assert not found, "\n".join(map(str, found))
 
 

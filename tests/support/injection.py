@@ -152,11 +152,6 @@ def differentiating(world: World, x: Tensor) -> Any:
     return loss.detach()
 
 
-BODIES: dict[str, Callable[[World, Tensor], Any]] = {
-    one.__name__: one for one in (plain, recurrent, writing, drawing, keeping, differentiating)
-}
-
-
 class _UpTo(TorchDispatchMode):
     """Raises before or after the ``at``th operator."""
 
@@ -188,35 +183,6 @@ def _twin(world: World) -> World:
     return made
 
 
-def prefixes(world: World) -> list[Any]:
-    """All states in which an eager call from this state may be stopped; the last one is that of a whole call."""
-    found, generator = [], torch.get_rng_state()
-    at, over = 1, False
-    while not over:
-        for after in (False, True):
-            twin = _twin(world)
-            torch.set_rng_state(generator)
-            try:
-                with _UpTo(at, after=after):
-                    twin(twin.x)
-                over = True
-            except Stopped:
-                pass
-            if not over:
-                found.append(twin.state())
-        at += 1
-    twin = _twin(world)
-    torch.set_rng_state(generator)
-    twin(twin.x)
-    found.append(twin.state())
-    torch.set_rng_state(generator)
-    return found
-
-
-_prefixes: dict[tuple[str, int], list[Any]] = {}
-"""By program and call: worlds begin alike."""
-
-
 @define
 class Outcome:
     """Of one program that was stopped."""
@@ -239,7 +205,67 @@ def surroundings() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stopped_program(body: str, call: int, at: int, error: type[BaseException], *, lines: bool) -> Outcome:
+def training(world: World, x: Tensor) -> Any:
+    """A region: its forward pass, and its backward pass where autograd comes to it."""
+    return world.linear(x).tanh().mean(1) * world.norm(x).sum(1)
+
+
+def reading(world: World, x: Tensor) -> Any:
+    """In segments."""
+    world.total.add_(x.sum(0))
+    if x.sum() > 0:
+        world.h = torch.tanh(world.linear(x) + world.h)
+    y = world.h * torch.rand(3, 4)
+    return y if world.total.sum() > -1e9 else x
+
+
+BODIES: dict[str, Callable[[World, Tensor], Any]] = {
+    one.__name__: one for one in (plain, recurrent, writing, drawing, keeping, differentiating, training, reading)
+}
+
+
+def used(body: str, one: Any, x: Tensor) -> Any:
+    """One call, and what its caller does with the result."""
+    if body != "training":
+        return one(x)
+    with torch.enable_grad():
+        loss = one(x).sum()
+        loss.backward()
+    return loss.detach()
+
+
+def prefixes(world: World, body: str) -> list[Any]:
+    """All states in which an eager call from this state may be stopped; the last one is that of a whole call."""
+    found, generator = [], torch.get_rng_state()
+    at, over = 1, False
+    while not over:
+        for after in (False, True):
+            twin = _twin(world)
+            torch.set_rng_state(generator)
+            try:
+                with _UpTo(at, after=after):
+                    used(body, twin, twin.x)
+                over = True
+            except Stopped:
+                pass
+            if not over:
+                found.append(twin.state())
+        at += 1
+    twin = _twin(world)
+    torch.set_rng_state(generator)
+    used(body, twin, twin.x)
+    found.append(twin.state())
+    torch.set_rng_state(generator)
+    return found
+
+
+_prefixes: dict[tuple[str, int], list[Any]] = {}
+"""By program and call: worlds begin alike."""
+
+
+def stopped_program(
+    body: str, call: int, at: int, error: type[BaseException], *, lines: bool, by_signal: bool = False
+) -> Outcome:
     """Call a captured function, stop its ``call``th call at the ``at``th event, go on, and compare with eager."""
     forget_trees()
     outcome, world = Outcome(), World()
@@ -247,14 +273,14 @@ def stopped_program(body: str, call: int, at: int, error: type[BaseException], *
     around = surroundings()
     f = captured_as(world)
     for _ in range(call - 1):
-        f(world.x)
-    allowed = _prefixes.get((body, call)) or prefixes(world)
+        used(body, f, world.x)
+    allowed = _prefixes.get((body, call)) or prefixes(world, body)
     _prefixes[body, call] = allowed
-    stopping = Stopping(at, error, lines=lines)
+    stopping = Stopping(at, error, lines=lines, by_signal=by_signal)
     result = None
     try:
         with stopping:
-            result = f(world.x)
+            result = used(body, f, world.x)
     except error:
         outcome.came_out = True
     except BaseException as other:  # noqa: BLE001 - which is what is looked for
@@ -270,10 +296,10 @@ def stopped_program(body: str, call: int, at: int, error: type[BaseException], *
     eager = _twin(world)
     for number in range(3):
         generator = torch.get_rng_state()
-        expected = bits(eager(eager.x))
+        expected = bits(used(body, eager, eager.x))
         there = torch.get_rng_state()
         torch.set_rng_state(generator)
-        found = bits(f(world.x))
+        found = bits(used(body, f, world.x))
         if found != expected or world.state() != eager.state():
             outcome.wrong.append(f"call {number} later differs")
             break
