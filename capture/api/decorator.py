@@ -19,7 +19,7 @@ import torch.profiler
 from attrs import define, field
 from torch.compiler import is_dynamo_compiling
 
-from capture.core import config, events
+from capture.core import config, events, forks
 from capture.core.errors import AnnotationError
 from capture.core.options import Annotation, CaptureOptions, annotate
 from capture.key.code_names import NamedKey, named_key
@@ -435,9 +435,13 @@ def all_states() -> list[Captured]:
 
 
 def _forget_in_child() -> None:
-    """A forked child keeps decorated functions but no recordings."""
+    """A forked child keeps decorated functions but no recordings. What lies on devices is its parent's, and stays."""
+    on_devices = thread_trees.have_own_memory()
     for captured in list(_all):
+        if on_devices:
+            forks.leave_to_parent(dict(captured.families))
         captured.families.clear()
+        captured.fast_paths.clear()
     thread_trees.forget_trees()
 
 

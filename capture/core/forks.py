@@ -7,6 +7,7 @@ them. Nothing is done before the fork that would wait for anybody.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -26,6 +27,11 @@ def before_fork(function: Function) -> Function:
     """Have the thread that forks call this before it does."""
     _before.append(function)
     return function
+
+
+def leave_to_parent(thing: Any) -> None:
+    """In a child: this lives as long as the process. Whoever destroyed it would ask a driver that knows no child."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def free(lock: Any) -> None:

@@ -19,7 +19,6 @@ from capture.core.config import Config, current, put, put_back
 from capture.engines.base import Backend
 from capture.native import seen
 from capture.torch_private.capabilities import NO_TASK, graph_task
-from capture.tree.node import walk
 from capture.tree.step import Marks, marks, use_marks
 from capture.tree.tree import Tree
 
@@ -39,19 +38,12 @@ class _ThreadTrees:
         _give_up(self.trees)
 
 
-_of_parent: list[Any] = []
-"""Recordings on devices of the process that was forked. Kept: whoever destroyed them would ask its driver."""
-
-
 def _disown(trees: dict[str, Tree]) -> None:
-    """Leave what lies on devices to the parent. Memory of the host is a child's own."""
+    """Leave what lies on devices to the parent, as it is. Memory of the host is a child's own."""
     for name, tree in list(trees.items()):
         if tree.backend.has_own_memory:
-            _of_parent.append(tree)
-            for node in walk(tree.root):
-                _of_parent.append(node.recording)
-                node.recording = None
-                node.lose()
+            forks.leave_to_parent(tree)
+            tree.thread = 0  # no thread sweeps it: what is buried stays, too
             del trees[name]
 
 
@@ -103,7 +95,10 @@ _trees = _Local()
 
 
 @forks.in_child
-def _disown_own() -> None:
+def _disown_all() -> None:
+    """Other threads' as well: functions know their recordings."""
+    for number, tree in enumerate(list(_all)):
+        _disown({str(number): tree})
     _disown(_trees.own.trees)
     _trees.own.process = os.getpid()
     _trees.serves = (NO_TASK, 0)
@@ -183,6 +178,11 @@ def tree_for(backend: Backend) -> Tree:
 
 
 _all: weakref.WeakSet[Tree] = weakref.WeakSet()
+
+
+def have_own_memory() -> bool:
+    """Some trees lie on devices."""
+    return any(tree.backend.has_own_memory for tree in list(_all))
 
 
 def bytes_of_others(tree: Tree) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +23,10 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from capture import capture, config, recordings
+from capture.api.decorator import captured_state
 from capture.core import forks
+from capture.engines.cpu.engine import CpuBackend
+from capture.engines.cpu.tape import Tape
 from capture.observe.capture_lock import capture_lock
 from capture.tree import thread_trees
 
@@ -31,9 +36,9 @@ PATIENCE = 20.0  # seconds
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Inference, no plans on disk, no tree of another test."""
+    """Inference on the CPU, which children can use beside any device; no plans on disk, no tree of another test."""
     thread_trees.forget_trees()
-    with torch.no_grad(), config.patch(cache=False), warnings.catch_warnings():
+    with torch.no_grad(), torch.device("cpu"), config.patch(cache=False), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # newer interpreters warn of forks beside threads
         yield
 
@@ -44,11 +49,13 @@ def in_fork(run: Callable[[], Any]) -> Any:
     pid = os.fork()
     if pid == 0:
         try:
-            result = run()
-        except BaseException as error:  # noqa: BLE001 - the child ends here
-            result = repr(error)
-        os.write(writing, pickle.dumps(result))
-        os._exit(0)
+            try:
+                result = run()
+            except BaseException as error:  # noqa: BLE001 - the child ends here
+                result = repr(error)
+            os.write(writing, pickle.dumps(result))
+        finally:
+            os._exit(0)  # whatever it raised: no child goes on in pytest
     os.close(writing)
     until = time.monotonic() + PATIENCE
     while not os.waitpid(pid, os.WNOHANG)[0]:
@@ -243,14 +250,16 @@ def test_a_child_goes_on_in_the_body() -> None:
 
     f, x = capture(going_on, name="f"), torch.ones(3)
     reading, writing = os.pipe()
+    parent = os.getpid()
     for _ in range(3):
-        found = f(x)
-        if not found.any():  # in the child
-            try:
+        try:
+            found = f(x)
+            if os.getpid() != parent:
                 known = capture(body, name="known")
-                told = [torch.equal(known(x), body(x)) for _ in range(4)] + [stand_ins() == []]
+                told = [torch.equal(known(x), body(x)) for _ in range(4)] + [stand_ins() == [], not found.any()]
                 os.write(writing, b"1" if all(told) else b"0")
-            finally:
+        finally:
+            if os.getpid() != parent:
                 os._exit(0)
         assert torch.equal(found, body(x) + 1)
     for _ in range(3):
@@ -402,3 +411,41 @@ def test_threads_of_the_parent_are_left_to_it() -> None:
         thread.join()
     assert found == [True]
     assert sys.is_finalizing() is False
+
+
+def test_what_lies_on_devices_is_left_to_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs and pools of all threads: nothing of them is released in a child, also not where the function dies or the
+    interpreter ends."""
+    released: list[str] = []
+    f, ready, over = capture(body, name="f"), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with torch.no_grad(), config.patch(cache=False):
+            for _ in range(4):
+                f(torch.ones(9))
+            ready.set()
+            over.wait(PATIENCE)
+
+    for _ in range(4):
+        f(torch.ones(5))
+    tapes = [weakref.ref(entry.nodes[0].recording) for entry in captured_state(f).entries()]
+    thread = threading.Thread(target=other)
+    thread.start()
+    ready.wait(PATIENCE)
+    tapes += [weakref.ref(entry.nodes[-1].recording) for entry in captured_state(f).entries()]
+    monkeypatch.setattr(CpuBackend, "has_own_memory", True)
+    monkeypatch.setattr(Tape, "release", lambda _: released.append("released"))
+
+    def run() -> Any:
+        nonlocal f
+        alive = [tape() is not None for tape in tapes]
+        found = torch.equal(f(torch.ones(5)), body(torch.ones(5)))
+        f = capture(body, name="another")
+        gc.collect()
+        return alive, found, [tape() is not None for tape in tapes], released
+
+    try:
+        assert in_fork(run) == ([True] * 3, True, [True] * 3, [])
+    finally:
+        over.set()
+        thread.join()
