@@ -358,17 +358,22 @@ def identity_token(value: Any) -> int:
     except TypeError:
         raise Unkeyable(f"{type(value).__name__} object") from None
     reference.address, reference.token, reference.kind = id(value), token, type(value)
-    _tokens[id(value)] = (reference, token)
-    return token
+    known = _tokens.setdefault(id(value), (reference, token))
+    if known[0] is not reference and known[0]() is not value:
+        known = _tokens[id(value)] = (reference, token)
+    return known[1]  # of another thread, where that came first
 
 
 def deaths() -> int:
     """How many objects that have a token died so far."""
     global _deaths
     while _died:
-        reference = _died[-1]
+        try:
+            reference = _died[-1]
+        except IndexError:  # another thread was faster, here as at each step below
+            break
         if _tokens.get(reference.address, _NOBODY)[0] is reference:
-            del _tokens[reference.address]
+            _tokens.pop(reference.address, None)
         _module_lists.pop(reference.token, None)
         if not reference.token.is_dead:
             reference.token.is_dead, _deaths = True, _deaths + 1

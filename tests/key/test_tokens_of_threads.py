@@ -1,0 +1,44 @@
+"""Numbers for objects, asked for by many threads at once, while objects die."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from capture.key.signature import deaths, identity_token
+
+
+class Thing:
+    """Told apart by identity."""
+
+
+def test_objects_that_die_in_several_threads() -> None:
+    failed: list[BaseException] = []
+    shared = [Thing() for _ in range(200)]
+    numbers: list[list[int]] = []
+    until = time.monotonic() + 0.7
+
+    def run() -> None:
+        try:
+            numbers.append([identity_token(one) for one in shared])
+            while time.monotonic() < until:
+                for _ in range(20):
+                    identity_token(Thing())
+                deaths()
+        except BaseException as error:  # noqa: BLE001 - which is what is looked for
+            failed.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run) for _ in range(6)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not failed
+    assert all(one == numbers[0] for one in numbers)
+    assert numbers[0] == [identity_token(one) for one in shared]
