@@ -11,6 +11,7 @@ import itertools
 import operator
 import random
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Iterable
@@ -41,13 +42,16 @@ def positions(before: Snapshot) -> list[Place]:
     return found
 
 
-def drawn(before: list[Place], host: tuple[Any, Any], ran: CodeRun | None) -> list[tuple[str, CodeLocation | None]]:
+def drawn(
+    before: list[Place], host: tuple[Any, Any], ran: CodeRun | None, reachable: Snapshot
+) -> list[tuple[str, CodeLocation | None]]:
     """What stands elsewhere now, with the line that names it."""
     found = []
     own, numpys = host_random_state()
-    if own != host[0]:
+    is_own = may_draw(ran, reachable)
+    if own != host[0] and is_own:
         found.append(("drawing from Python's random", _line(ran, _NAMES)))
-    if numpys is not None and host[1] is not None and _flat(numpys) != _flat(host[1]):
+    if is_own and numpys is not None and host[1] is not None and _flat(numpys) != _flat(host[1]):
         found.append(("drawing from numpy.random", _line(ran, _NAMES)))
     for path, name, value, position in before:
         where = _line(ran, (name,))
@@ -58,6 +62,30 @@ def drawn(before: list[Place], host: tuple[Any, Any], ran: CodeRun | None) -> li
         elif now != position:
             found.append((f"taking from {path}", where))
     return found
+
+
+def may_draw(ran: CodeRun | None, reachable: Snapshot) -> bool:
+    """The body may have drawn from the host's generators. Where other threads run, these draw from them, too: then some
+    code that ran names what draws, or the body can reach it."""
+    if ran is None or not ran.is_complete or threading.active_count() == 1:
+        return True
+    names = frozenset(_NAMES)
+    for code, scopes in ran.codes.items():
+        if not names.isdisjoint((*code.co_names, *code.co_freevars)):
+            return True
+        if any(_draws(scope.get(name)) for scope in scopes for name in code.co_names):
+            return True
+    return any(_draws(value) for _, value in list(reachable.sources.values()))
+
+
+def _draws(value: Any) -> bool:
+    """A module, generator or method that draws from the host's generators."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__ in ("random", "numpy.random", "numpy")
+    if type(value) in (types.BuiltinMethodType, types.MethodType, types.MethodWrapperType):
+        value = value.__self__
+    numpy = sys.modules.get("numpy.random")
+    return isinstance(value, random.Random) or (numpy is not None and isinstance(value, numpy.RandomState))
 
 
 def _is_one(value: Any) -> bool:

@@ -200,7 +200,7 @@ def _compare(watched: ObservedRun) -> None:
     _count_writes(watched)
     watched.changed = diff.changes(watched.before)
     ran = watched.ran if watched.watch.notes_code else None
-    for op, where in host_draws.drawn(watched.positions, watched.host_random, ran):
+    for op, where in host_draws.drawn(watched.positions, watched.host_random, ran, watched.before):
         watched.watch.trace.work.append(HostWork(op=op, kind="unsafe", where=where))
     _note_gradients_of_arguments(watched)
 
@@ -243,13 +243,14 @@ def empty_scratch(watched: ObservedRun) -> None:
 
 def undo_python(watched: ObservedRun) -> None:
     """Put back what the body's Python did in a run that only captured. A watched one has its numbers to itself: another
-    run that draws the same would look as if it drew none."""
+    run that draws the same would look as if it drew none. What other threads drew from the host's stays drawn."""
     if watched.call.undo is not None:
         watched.call.undo.put_back()
         watched.call.undo = None
     empty_scratch(watched)
     diff.restore(watched.before, watched.changed)
-    restore_host_random(watched.host_random)
+    if host_draws.may_draw(watched.ran if watched.watch.notes_code else None, watched.before):
+        restore_host_random(watched.host_random)
 
 
 def undo(watched: ObservedRun) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -220,3 +223,27 @@ def test_alone_nothing_is_taken_for_another_threads() -> None:
     torch.rand(3)
     watch.end()
     assert watch.trace.work
+
+
+def aliased() -> Callable[[Tensor], Tensor]:
+    pick = random.random
+    return lambda x: x * pick()
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["random", "numpy"])
+def test_other_threads_draw_from_the_hosts_generators(draw: Callable[[], float]) -> None:
+    """As requests and loaders do: no body is eager for it. One that may draw itself still is, under whatever name."""
+    with drawing(lambda: torch.tensor(draw())), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        f, x = capture(plain, name="f"), torch.ones(3)
+        for _ in range(6):
+            assert torch.equal(f(x), plain(x))
+        found = recordings(f)
+        assert (found.eager_calls, found.findings) == (0, ())
+        assert found.replays > 2
+        for body in (lambda x: x * random.random(), aliased()):
+            g = capture(body, name="g")
+            for _ in range(6):
+                g(x)
+            assert recordings(g).replays == 0
+            assert "CG202" in [one.code for one in recordings(g).findings]
