@@ -2,12 +2,12 @@
 
 A ``Program`` is plain integers, as in ``machine.py``: ``run(Program(...))`` runs a failure again from its text.
 
-Differences from eager that are allowed for, all on the page of CG501. Gradients of a tensor that a region uses several
-times and something else uses as well are added in another order: regions that use a parameter several times (``once``
-is false) come once a graph, and no tensor goes into two regions. A backward pass that raises has done other parts of
-its work by then: afterwards both worlds drop all gradients. A region is freed and checked as a whole: where eager asks
-for some gradients alone, ours may raise and eager not, never the other way. A result that another one is made of is
-no part of that one's graph: it retains no gradient here, and parameters of such regions get no hooks.
+Differences from eager that are allowed for, all on the page of CG501. Gradients of an argument that a region uses
+several times and something else uses as well are added in another order: no argument goes into two regions. A backward
+pass that raises has done other parts of its work by then: afterwards both worlds drop all gradients. A region is freed
+and checked as a whole: where eager asks for some gradients alone, ours may raise and eager not, never the other way. A
+result that another one is made of is no part of that one's graph: it retains no gradient here, and parameters of such
+regions get no hooks.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def chain(w: World, target: int, form: int, seed: int) -> None:
     for turn in range(1 + seed % 2):
         matrices = [t for t in tensors_of(y) if t.is_floating_point() and t.shape == (ROWS, WIDTH)]
         then = part_of(w, target + turn + form // 16 % 3)
-        if then.ids or (then in parts and not then.once) or not matrices:
+        if then.ids or not matrices:
             continue
         kept += matrices[:1] if form // 64 % 2 else []
         parts.append(then)
@@ -137,10 +137,8 @@ def backward(w: World, target: int, form: int, seed: int) -> Any:
 
 
 def may_go_together(one: Pending, other: Pending) -> bool:
-    """No tensor is used several times in a region and again elsewhere."""
-    if one is other or one.inputs[0] is other.inputs[0]:
-        return one is not other and len(one.parts) == len(other.parts) == 1
-    return all(part.once or part not in other.parts for part in one.parts)
+    """No argument goes into several regions."""
+    return one.inputs[0] is not other.inputs[0] or (one is not other and len(one.parts) == len(other.parts) == 1)
 
 
 def differentiate(w: World, target: int, form: int, seed: int) -> Any:
