@@ -1,0 +1,241 @@
+"""``python -m benchmarks.server``: a server that runs for long, with all that goes wrong in one.
+
+Eight threads answer requests of thirty functions and modules, training among them, for 300 sizes with a long tail.
+Adapters are swapped, weights loaded, a hundredth of the requests fails, outputs and arrays of them are kept at random,
+and requests of the main thread time out by a signal. Each answer is compared with eager's, bit for bit.
+
+A "minute" is a tenth of the run. Bars: no wrong value, no unexpected exception, the resident size of the last minute
+within 2 % of the third; the 99th percentile of the last below that of the second; hot sizes replayed at 95 % and more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import asdict, define, field
+
+from benchmarks.services import Service, disarm, services
+from capture import config
+
+SIZES, TAIL, HOT = 300, 1.6, 2
+KEPT = 60  # answers that a thread keeps at most
+PAGE = 4096
+
+
+@define
+class Counts:
+    """What the run showed, over all threads."""
+
+    requests: int = 0
+    failed: int = 0
+    """Requests that eager fails, too."""
+    timeouts: int = 0
+    changes: int = 0
+    kept: int = 0
+    probes: int = 0
+    replayed: int = 0
+    """Of the probes, in the second half of the run."""
+    misses: list[str] = field(factory=list)
+    """What became of the other probes."""
+    wrong: list[str] = field(factory=list)
+    unexpected: list[str] = field(factory=list)
+
+
+def same(ours: Any, eager: Any) -> bool:
+    """Bit for bit."""
+    if isinstance(ours, torch.Tensor) and isinstance(eager, torch.Tensor):
+        return ours.shape == eager.shape and (ours.cpu().numpy().tobytes() == eager.cpu().numpy().tobytes())
+    if isinstance(ours, dict) and isinstance(eager, dict):
+        return ours.keys() == eager.keys() and all(same(ours[key], eager[key]) for key in ours)
+    if isinstance(ours, (list, tuple)) and isinstance(eager, (list, tuple)):
+        return len(ours) == len(eager) and all(map(same, ours, eager))
+    return type(ours) is type(eager) and ours == eager
+
+
+class Run:
+    """One run of the server."""
+
+    def __init__(self, seconds: float, threads: int, device: torch.device, sizes: int = SIZES) -> None:
+        self.seconds, self.threads, self.device = seconds, threads, device
+        self.services = services(device)
+        self.counts, self.lock = Counts(), threading.Lock()
+        self.latencies: list[list[float]] = [[] for _ in range(11)]
+        self.sizes: list[list[int]] = [[] for _ in range(11)]
+        self.objects = [0] * 10
+        self.weights = [1 / (number + 1) ** TAIL for number in range(sizes)]
+        self.begin = time.monotonic()
+
+    def minute(self) -> int:
+        """Which tenth of the run it is."""
+        return min(int((time.monotonic() - self.begin) / self.seconds * 10), 10)
+
+    def note(self, name: str, text: str = "") -> None:
+        """Count, with a text where there is one."""
+        with self.lock:
+            if text:
+                getattr(self.counts, name).append(text)
+            else:
+                setattr(self.counts, name, getattr(self.counts, name) + 1)
+
+    def work(self, seed: int) -> None:
+        """One thread, until the time is over."""
+        drawn, kept = random.Random(seed), deque[tuple[Any, bytes]]()
+        while self.minute() < 10:
+            service = drawn.choice(self.services)
+            size = drawn.choices(range(1, len(self.weights) + 1), self.weights)[0]
+            try:
+                self.one(drawn, service, size, kept)
+            except TimeoutError:
+                self.note("timeouts")
+            except Exception:  # noqa: BLE001 - which is what is looked for
+                self.note("unexpected", traceback.format_exc())
+            finally:
+                disarm()
+        for value, expected in kept:
+            self.compare_kept(value, expected)
+
+    def one(self, drawn: random.Random, service: Service, size: int, kept: deque[tuple[Any, bytes]]) -> None:
+        """One request, and sometimes what happens between two."""
+        if drawn.random() < 0.01:
+            service.change(drawn)
+            self.note("changes")
+        if drawn.random() < 0.02 and self.minute() >= 5:
+            self.note("probes")
+            why = service.probe(drawn, drawn.randint(1, HOT))
+            self.note("misses" if why else "replayed", why)
+        times_out = service.may_time_out and drawn.random() < 0.1
+        ours, eager, took = service.answer(drawn, size, self.arm if times_out else _nothing)
+        disarm()
+        self.note("requests")
+        self.latencies[self.minute()].append(took)
+        if isinstance(eager, str):
+            self.note("failed")
+        if not same(ours, eager):
+            self.note("wrong", f"{type(service).__name__} of size {size}: {ours!r:.300}")
+        if isinstance(ours, (tuple, list)) and ours:
+            ours = ours[0]
+        if isinstance(ours, torch.Tensor) and drawn.random() < 0.1:
+            array = drawn.random() < 0.5 and self.device.type == "cpu" and not ours.requires_grad
+            value = ours.numpy() if array else ours.detach()
+            kept.append((value, _bytes(value)))
+            self.note("kept")
+        while len(kept) > drawn.randrange(KEPT):
+            self.compare_kept(*kept.popleft())
+
+    def arm(self) -> None:
+        """The request that is to come has so long."""
+        if threading.current_thread() is threading.main_thread():
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.02))
+
+    def compare_kept(self, value: Any, expected: bytes) -> None:
+        """What is kept stays as it was."""
+        if _bytes(value) != expected:
+            self.note("wrong", f"a kept {type(value).__name__} of {value.shape}")
+
+    def watch(self) -> None:
+        """The resident size, ten times a minute, and once the number of objects that the collector knows."""
+        while self.minute() < 10:
+            minute = self.minute()
+            self.sizes[minute].append(resident())
+            self.objects[minute] = self.objects[minute] or len(gc.get_objects())
+            time.sleep(self.seconds / 100)
+
+    def __call__(self) -> dict[str, Any]:
+        """Run to the end."""
+        signal.signal(signal.SIGALRM, _ring)
+        self.begin = time.monotonic()
+        others = [threading.Thread(target=self.work, args=(seed,)) for seed in range(1, self.threads)]
+        others.append(threading.Thread(target=self.watch))
+        for one in others:
+            one.start()
+        self.work(0)
+        for one in others:
+            one.join()
+        return self.told()
+
+    def told(self) -> dict[str, Any]:
+        """What was measured, and which bars are missed."""
+        found = asdict(self.counts)
+        ratio = self.counts.replayed / max(self.counts.probes, 1)
+        third, last = (sum(self.sizes[one]) / max(len(self.sizes[one]), 1) for one in (2, 9))
+        second, tenth = (percentile(self.latencies[one], 0.99) for one in (1, 9))
+        found |= {
+            "device": str(self.device), "torch": torch.__version__, "seconds": self.seconds, "threads": self.threads,
+            "hot_replayed": round(ratio, 4), "resident_third": int(third), "resident_last": int(last),
+            "p99_second_ms": round(second * 1e3, 3), "p99_last_ms": round(tenth * 1e3, 3),
+            "objects": self.objects, "resident": [int(sum(one) / len(one)) for one in self.sizes if one],
+            "p99_ms": [round(percentile(one, 0.99) * 1e3, 3) for one in self.latencies if one],
+        }  # fmt: skip
+        if self.device.type == "cuda":
+            found["device_bytes"] = torch.cuda.max_memory_reserved()
+        found["misses"] = Counter(found["misses"])
+        bars = {
+            "a wrong value": not found["wrong"], "an unexpected exception": not found["unexpected"],
+            "the resident size grows": last <= third * 1.02, "the 99th percentile grows": tenth < second,
+            "hot sizes are not replayed": ratio >= 0.95,
+        }  # fmt: skip
+        found["missed"] = [name for name, held in bars.items() if not held]
+        return found
+
+
+def _nothing() -> None:
+    """This request has all the time it needs."""
+
+
+def _ring(*_: object) -> None:
+    raise TimeoutError
+
+
+def _bytes(value: Any) -> bytes:
+    array = value.cpu().numpy() if isinstance(value, torch.Tensor) else value
+    found: bytes = array.tobytes()
+    return found
+
+
+def resident() -> int:
+    """Bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+def percentile(values: list[float], part: float) -> float:
+    """0 of nothing."""
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * part), len(ordered) - 1)] if ordered else 0.0
+
+
+def main() -> int:
+    """Exit status 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.server", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--sizes", type=int, default=SIZES)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--out", type=Path, help="write the JSON there, too")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    sys.unraisablehook = lambda _: None  # a timeout in a weak reference's callback cannot come out
+    with config.patch(cache=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = Run(options.seconds, options.threads, options.device, options.sizes)()
+    text = json.dumps(found, indent=1)
+    if options.out is not None:
+        options.out.write_text(text + "\n", encoding="utf-8")
+    print(text)
+    return 1 if found["missed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

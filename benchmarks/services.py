@@ -1,0 +1,317 @@
+"""What ``benchmarks.server`` serves: thirty functions and modules, each beside its own eager code.
+
+A service answers one request with the captured result and eager's. Weights change while nobody calls it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from time import perf_counter as clock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from typing_extensions import override
+
+from capture import capture, recordings
+
+WIDTH, WORDS = 32, 50
+Answer = tuple[Any, Any, float]
+"""The captured result, eager's, and how long the first took, in seconds."""
+
+
+class Shared:
+    """Many may be inside, or one alone."""
+
+    def __init__(self) -> None:
+        self._inside, self._changed = 0, threading.Condition()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """With others."""
+        with self._changed:
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Once all others have left; nobody comes in meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._inside)
+            yield
+
+
+class Mlp(nn.Module):
+    """With an adapter that is swapped as a whole."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
+        self.adapter = nn.Sequential(nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False))
+        self.scale = 1.0
+
+    @override
+    def forward(self, x: Tensor, *, fails: bool = False) -> Tensor:
+        for layer in self.layers:
+            x = functional.gelu(layer(x))
+        if fails:
+            raise ValueError("this request fails")
+        result: Tensor = x + self.adapter(x) * self.scale
+        return result
+
+
+class Attention(nn.Module):
+    """Of one head, with a mask."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.query, self.rest = nn.Linear(WIDTH, WIDTH), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    @override
+    def forward(self, x: Tensor, *, fails: bool = False) -> dict[str, Tensor]:
+        scores = (self.query(x) @ x.mT) / WIDTH**0.5
+        if fails:
+            raise ValueError("this request fails")
+        mixed = torch.softmax(scores.tril(), -1) @ x
+        for one in self.rest:
+            mixed = torch.relu(one(mixed))
+        return {"mixed": self.norm(mixed), "scores": scores}
+
+
+class Lookup(nn.Module):
+    """Words to vectors; a word that it does not know is an error of an operator."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.depth = depth
+
+    @override
+    def forward(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.table(words)
+        for _ in range(self.depth):
+            x = torch.tanh(self.out(x))
+        return x.mean(0), x
+
+
+class Cell(nn.Module):
+    """Keeps its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(2 * WIDTH, WIDTH)
+        self.h: Tensor = torch.zeros(1, WIDTH)
+        self.count: Tensor
+        self.register_buffer("count", torch.zeros(()))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        self.h = torch.tanh(self.cell(torch.cat([x[:1], self.h], -1)))
+        return self.h * 2
+
+
+def scaled(x: Tensor, factor: float, generator: torch.Generator) -> Tensor:
+    """A function, with draws of a request's own generator."""
+    noise = torch.empty_like(x).normal_(generator=generator)
+    return torch.sin(x) * factor + noise
+
+
+def disarm() -> None:
+    """No request times out from here on."""
+    if threading.current_thread() is threading.main_thread():
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _not_replayed(f: Any, call: Callable[[], Any]) -> str:
+    before = recordings(f)
+    call()
+    after = recordings(f)
+    if after.replays > before.replays:
+        return ""
+    event = after.events[-1]
+    return f"{after.function}: {event.kind}: {event.detail:.80}"
+
+
+class Service:
+    """One that is stateless: a captured module, whose class has the eager forward."""
+
+    may_time_out = True
+
+    def __init__(self, kind: Callable[[int], nn.Module], depth: int, device: torch.device) -> None:
+        self.module = kind(depth).to(device)
+        self.device, self.shared, self.kind = device, Shared(), kind
+        self.spare = [one.state_dict() for one in (kind(depth).to(device), kind(depth).to(device))]
+        self.f: Any = capture(self.module, name=f"{type(self.module).__name__.lower()}{depth}")
+
+    def request(self, random: Random, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments; one in a hundred is wrong."""
+        fails = random.random() < 0.01
+        if self.kind is Lookup:
+            words = torch.randint(WORDS, (size,))
+            if fails and self.device.type == "cpu":
+                words[-1] = WORDS
+            return (words.to(self.device),), {}
+        return (torch.randn(size, WIDTH, device=self.device),), {"fails": True} if fails else {}
+
+    def call(self, ours: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An error is an answer, too."""
+        try:
+            with torch.no_grad():
+                return self.f(*args, **kwargs) if ours else type(self.module).forward(self.module, *args, **kwargs)
+        except (ValueError, IndexError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    def answer(self, random: Random, size: int, arm: Callable[[], None]) -> Answer:
+        """Both, of one request. ``arm``: the captured call is to come, and may time out."""
+        args, kwargs = self.request(random, size)
+        with self.shared.together():
+            arm()
+            begin = clock()
+            ours = self.call(True, args, kwargs)
+            took = clock() - begin
+            return ours, self.call(False, args, kwargs), took
+
+    def probe(self, random: Random, size: int) -> str:
+        """What happens to a call like most in this thread; nothing where it is replayed."""
+        args, _ = self.request(random, size)
+        with self.shared.alone():
+            return _not_replayed(self.f, lambda: self.call(True, args, {}))
+
+    def change(self, random: Random) -> None:
+        """Other weights: put into the parameters, put in their place, or another adapter."""
+        with self.shared.alone(), torch.no_grad():
+            if isinstance(self.module, Mlp) and random.random() < 0.7:
+                self.module.adapter = random.choice(_adapters(self.device))
+            else:
+                self.module.load_state_dict(random.choice(self.spare), assign=random.random() < 0.2)
+
+
+_kept_adapters: dict[torch.device, list[nn.Sequential]] = {}
+
+
+def _adapters(device: torch.device) -> list[nn.Sequential]:
+    """Three for all."""
+    if device not in _kept_adapters:
+        _kept_adapters[device] = [
+            nn.Sequential(nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)).to(device) for _ in range(3)
+        ]
+    return _kept_adapters[device]
+
+
+class Training(Service):
+    """The same, with gradients: of a region that all threads share. Each takes its own."""
+
+    may_time_out = False
+
+    @override
+    def call(self, ours: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            result = self.f(*args, **kwargs) if ours else type(self.module).forward(self.module, *args, **kwargs)
+        except (ValueError, IndexError) as error:
+            return f"{type(error).__name__}: {error}"
+        leaves = result.values() if isinstance(result, dict) else result if isinstance(result, tuple) else [result]
+        loss = sum(leaf.square().mean() for leaf in leaves)
+        used = [one for one in self.module.parameters() if one.requires_grad]
+        return [one.detach() for one in leaves], torch.autograd.grad(loss, used, allow_unused=True)
+
+
+class Drawing(Service):
+    """A function of a request's own generator and number."""
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self.device, self.shared = device, Shared()
+        self.f = capture(scaled, name=f"scaled{number}")
+
+    @override
+    def request(self, random: Random, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (
+            torch.randn(size, WIDTH, device=self.device),
+            random.choice([0.5, 1.0, 2.0]),
+            random.randrange(1000),
+        ), {}
+
+    @override
+    def call(self, ours: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, factor, seed = args
+        generator = torch.Generator(self.device).manual_seed(seed)
+        with torch.no_grad():
+            return (self.f if ours else scaled)(x, factor, generator), generator.initial_seed()
+
+    @override
+    def change(self, random: Random) -> None:
+        pass
+
+
+class Sessions(Service):
+    """A state for each thread."""
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self.device, self.shared, self.number, self.f = device, Shared(), number, None
+        self._local = threading.local()
+
+    def pair(self) -> tuple[Cell, Cell, Any]:
+        """This thread's: captured, eager, and what is called."""
+        if not hasattr(self._local, "pair"):
+            ours, eager = Cell().to(self.device), Cell().to(self.device)
+            eager.load_state_dict(ours.state_dict())
+            ours.h = eager.h = torch.zeros(1, WIDTH, device=self.device)
+            self._local.pair = ours, eager, capture(ours, name=f"cell{self.number}")
+        found: tuple[Cell, Cell, Any] = self._local.pair
+        return found
+
+    @override
+    def answer(self, random: Random, size: int, arm: Callable[[], None]) -> Answer:
+        ours, eager, f = self.pair()
+        x = torch.randn(size % 4 + 1, WIDTH, device=self.device)
+        with torch.no_grad():
+            h, count = eager.h, eager.count.clone()
+            expected = eager(x), eager.h, eager.count.clone()
+            try:
+                arm()
+                begin = clock()
+                result = f(x)
+                return (result, ours.h, ours.count.clone()), expected, clock() - begin
+            except TimeoutError:
+                disarm()
+                # it was stopped before all, between the two that the body writes, or after all
+                if torch.equal(ours.count, count) or torch.equal(ours.h, h):
+                    eager.h = h
+                eager.count.copy_(ours.count)
+                if not torch.equal(ours.h, eager.h) or float(ours.count - count) not in (0, 1):
+                    return "a state that eager does not leave", None, 0.0
+                raise
+
+    @override
+    def probe(self, random: Random, size: int) -> str:
+        _, eager, f = self.pair()
+        x = torch.randn(2, WIDTH, device=self.device)
+        with torch.no_grad():
+            eager(x)
+            return _not_replayed(f, lambda: f(x))
+
+    @override
+    def change(self, random: Random) -> None:
+        pass
+
+
+def services(device: torch.device) -> list[Service]:
+    """Thirty."""
+    torch.manual_seed(0)
+    found: list[Service] = [Service(Mlp, depth, device) for depth in range(1, 9)]
+    found += [Service(Attention, depth, device) for depth in range(1, 6)]
+    found += [Service(Lookup, depth, device) for depth in range(1, 5)]
+    found += [Training(kind, depth, device) for kind in (Mlp, Attention) for depth in range(1, 4)]
+    found += [Drawing(number, device) for number in range(3)]
+    return found + [Sessions(number, device) for number in range(4)]

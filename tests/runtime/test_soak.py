@@ -1,0 +1,41 @@
+"""A server with all that goes wrong in one, for seconds, and for two minutes: see ``benchmarks.server``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def served(tmp_path: Path, seconds: float, threads: int, sizes: int) -> dict[str, Any]:
+    """What it measured, on the CPU, in a process of its own: its main thread takes signals."""
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "benchmarks.server", "--seconds", str(seconds), "--threads", str(threads)]
+    command += ["--sizes", str(sizes), "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds * 4 + 120, check=False)
+    assert out.exists(), done.stderr
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def test_no_answer_is_wrong(tmp_path: Path) -> None:
+    found = served(tmp_path, 6, 3, 20)
+    assert found["requests"] > 20
+    assert (found["wrong"], found["unexpected"]) == ([], [])
+
+
+@pytest.mark.slow
+def test_nothing_grows(tmp_path: Path) -> None:
+    """With sizes that soon have all been met: memory, objects and latency stay, and most calls are replayed."""
+    found = served(tmp_path, 120, 3, 3)
+    assert (found["wrong"], found["unexpected"]) == ([], [])
+    assert found["resident_last"] < found["resident_third"] * 1.1
+    assert found["objects"][9] < found["objects"][4] * 1.05
+    assert found["p99_last_ms"] < found["p99_second_ms"] * 1.1
+    assert found["hot_replayed"] > 0.8, found["misses"]
