@@ -41,3 +41,11 @@ def test_code_of_torch_counts_as_its_callers_does() -> None:
         called(users)
     assert isinstance(users.__code__, types.CodeType)
     assert {users.__code__, called.__code__} <= set(found.codes)
+
+
+def test_code_that_launches_compiled_pieces_does_not_count_but_hooks_it_calls_do() -> None:
+    launcher = function_of("triton.runtime.jit", "def run(f): f(); return f()")
+    with code_run() as found:
+        launcher(users)
+    assert users.__code__ in found.codes
+    assert launcher.__code__ not in found.codes
