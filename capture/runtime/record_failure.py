@@ -49,6 +49,7 @@ class Attempt:
     def end(self) -> None:
         """All is as it has to be, but for what lies beside."""
         self.tree.recording = False
+        self.call.forget_run()  # its snapshot has the parked gradients: what nobody else has need not come back
         self.parked.settle()
         self.tree.put_away(self.captured.log, "a failed recording")
         self.has_ended = True

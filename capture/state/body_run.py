@@ -48,7 +48,7 @@ class BodyRun:
 
     def replay(self, result: Any) -> None:
         """A recording gave this in its place."""
-        self.is_own, self.has_ended, self.error, self.result = True, True, None, result
+        self.is_own, self.has_ended, self.error, self.result, self.watched = True, True, None, result, None
 
 
 class _Current(threading.local):
