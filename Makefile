@@ -15,7 +15,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: docs help test test-all test-native test-world test-gpu demo fuzz fuzz-faults bench golden format clean
+.PHONY: docs help test test-all test-native test-world test-browser test-gpu demo fuzz fuzz-faults bench golden format clean
 
 help:
 	@echo 'make demo     four programs, eager and captured in turn: the same numbers, a table and a plot of the times'
@@ -25,6 +25,7 @@ help:
 	@echo 'make test-native the tests of the C module and the guards, with an address-sanitizer build of it'
 	@echo 'make test-world programs of other libraries beside eager; ONLY="llama gcn" runs those alone'
 	@echo 'make docs     the site of docs/, into build/site; fails at a link that leads nowhere'
+	@echo 'make test-browser the HTML report in headless Chromium'
 	@echo 'make test-gpu the tests on a GPU, with the torch that is installed there'
 	@echo 'make fuzz     the state machine for long (CAPTURE_FUZZ_EXAMPLES=100000)'
 	@echo 'make fuzz-faults  exceptions at very many points of the library (CAPTURE_FAULTS=20000)'
@@ -105,6 +106,14 @@ $(DOCS_STAMP): requirements-docs.txt
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
 	@echo 'the start page: build/site/index.html'
+
+# The report's page in a real browser: Debian's package chromium, or what CHROMIUM names.
+CHROMIUM ?= chromium
+test-browser: $(STAMP)
+	@command -v $(CHROMIUM) > /dev/null || { \
+	  echo 'no browser: install it (on Debian: apt-get install chromium), or name one: make test-browser CHROMIUM=...' >&2; \
+	  exit 1; }
+	CHROMIUM=$(CHROMIUM) $(PYTEST) tests/browser/check_report.py
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

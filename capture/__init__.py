@@ -38,15 +38,18 @@ if TYPE_CHECKING:
     from capture.api.inspect import plans as plans
     from capture.api.inspect import recordings as recordings
     from capture.api.inspect import release as release
-    from capture.api.inspect import report as report
     from capture.api.inspect import reset as reset
     from capture.api.inspect import save_plans as save_plans
     from capture.api.inspect import warmup as warmup
+    from capture.api.report import Report as Report
+    from capture.api.report import report as report
+    from capture.api.report import trace as trace
     from capture.api.warmup import RecordingSize as RecordingSize
     from capture.api.warmup import WarmedCase as WarmedCase
     from capture.api.warmup import WarmupReport as WarmupReport
     from capture.core import config as config
     from capture.core.events import Event as Event
+    from capture.core.events import set_logs as set_logs
     from capture.core.options import CaptureOptions as CaptureOptions
     from capture.plan_cache.store import LoadReport as LoadReport
     from capture.tree.step import mark_step_begin as mark_step_begin
@@ -59,6 +62,7 @@ _HOME = {
     "Explanation": "api.inspect",
     "LoadReport": "plan_cache.store",
     "Recordings": "api.inspect",
+    "Report": "api.report",
     "WarmedCase": "api.warmup",
     "Warmup": "api.inspect",
     "RecordingSize": "api.warmup",
@@ -71,20 +75,22 @@ _HOME = {
     "recordings": "api.inspect",
     "register_container": "api.containers",
     "release": "api.inspect",
-    "report": "api.inspect",
+    "report": "api.report",
     "reset": "api.inspect",
     "save_plans": "api.inspect",
+    "set_logs": "core.events",
     "step": "tree.step",
+    "trace": "api.report",
     "warmup": "api.inspect",
 }
 
 __version__ = VERSION
 __all__ = [
     "AnnotationError", "BorrowedOutputError", "CaptureBug", "CaptureError", "CaptureOptions", "CapturePlan",
-    "CaptureWarning", "Event", "Explanation", "Finding", "LoadReport", "RecordingSize", "Recordings", "Severity",
-    "UncapturableError", "WarmedCase", "Warmup", "WarmupReport", "capture", "config", "explain", "load_plans",
-    "mark_step_begin", "plans", "recordings", "register_container", "release", "report", "reset", "save_plans",
-    "step", "warmup",
+    "CaptureWarning", "Event", "Explanation", "Finding", "LoadReport", "RecordingSize", "Recordings", "Report",
+    "Severity", "UncapturableError", "WarmedCase", "Warmup", "WarmupReport", "capture", "config", "explain",
+    "load_plans", "mark_step_begin", "plans", "recordings", "register_container", "release", "report", "reset",
+    "save_plans", "set_logs", "step", "trace", "warmup",
 ]  # fmt: skip
 
 

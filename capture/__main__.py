@@ -1,4 +1,4 @@
-"""The command line: ``python -m capture rules``, ``rule CG101``, ``plan FILE``, ``env``. Only ``env`` needs torch."""
+"""The command line, ``capture`` or ``python -m capture``. Only ``env`` and ``bench`` load torch."""
 
 from __future__ import annotations
 
@@ -7,62 +7,154 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from capture.core import config
 from capture.core.plan import PlanError, loads
 from capture.core.version import VERSION
-from capture.reporting.text import format_plan, format_rule, format_table
+from capture.reporting.html import html_page
+from capture.reporting.run_data import RunData, RunError
+from capture.reporting.run_data import loads as loads_run
+from capture.reporting.summary import format_run, size
+from capture.reporting.text import format_plan, format_rule, format_short_plan, format_table
 from capture.rules import all_rules, rule_by_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status: 0, 1 for a file that cannot be read, 2 for wrong arguments."""
+    """Run one command; the exit status: 0, 1 for what cannot be read or run, 2 for wrong arguments."""
     arguments = _parser().parse_args(argv)
-    if arguments.command == "rules":
-        rows = [(rule.code, rule.name, str(rule.severity), rule.summary) for rule in all_rules()]
-        print(format_table(rows))
-        return 0
-    if arguments.command == "rule":
-        return _rule(arguments.code)
-    if arguments.command == "env":
-        return _env()
-    return _plan(arguments.file)
+    done: int = arguments.run(arguments)
+    return done
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m capture", description="What capture decides, and why.")
+    parser = argparse.ArgumentParser(prog="capture", description="What capture decides, and why.")
     parser.add_argument("--version", action="version", version=f"torch-capture {VERSION}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("rules", help="all rules, one a line")
-    commands.add_parser("rule", help="the page of one rule").add_argument("code", help="for example CG101")
-    commands.add_parser("plan", help="a saved plan, to be read").add_argument("file", type=Path)
-    commands.add_parser("env", help="versions and what is read of torch on this machine, for bug reports")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("rules", help="all rules, one a line").set_defaults(run=_rules)
+    rule = commands.add_parser("rule", help="the page of one rule")
+    rule.add_argument("code", metavar="CODE", help="a code or a name, as CG101 or host-sync")
+    rule.set_defaults(run=_rule)
+    plan = commands.add_parser("plan", help="a saved plan, to be read")
+    plan.add_argument("file", type=Path, metavar="FILE")
+    plan.add_argument("--all", action="store_true", help="all inputs, outputs, effects and findings")
+    plan.set_defaults(run=_plan)
+    report = commands.add_parser("report", help="what a run came to, as written by capture.report(json=...)")
+    report.add_argument("file", type=Path, metavar="RUN.json")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write it as a page, too")
+    report.set_defaults(run=_report)
+    bench = commands.add_parser("bench", help="run a program eagerly and captured, and tell the gain")
+    bench.add_argument("script", type=Path, metavar="SCRIPT")
+    bench.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
+    bench.set_defaults(run=_bench)
+    cache = commands.add_parser("cache", help="plans kept on disk")
+    cache.add_argument("action", choices=["list", "clear"])
+    cache.set_defaults(run=_cache)
+    environment = commands.add_parser("env", help="versions and what is read of torch on this machine, for bug reports")
+    environment.set_defaults(run=_env)
     return parser
 
 
-def _rule(code: str) -> int:
+def _rules(_: argparse.Namespace) -> int:
+    print(format_table([(rule.code, rule.name, str(rule.severity), rule.summary) for rule in all_rules()]))
+    return 0
+
+
+def _rule(arguments: argparse.Namespace) -> int:
+    codes = {rule.name: rule.code for rule in all_rules()}
     try:
-        print(format_rule(rule_by_code(code)), end="")
+        print(format_rule(rule_by_code(codes.get(arguments.code.lower(), arguments.code))), end="")
     except LookupError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def _env() -> int:
-    from capture.api.environment import environment_text  # loads torch, which the other commands do without
+def _env(_: argparse.Namespace) -> int:
+    from capture.api.environment import environment_text  # loads torch, which most commands do without
 
     print(environment_text(), end="")
     return 0
 
 
-def _plan(file: Path) -> int:
-    try:
-        plan = loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, PlanError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        print(f"{file}: {reason}", file=sys.stderr)
+def _plan(arguments: argparse.Namespace) -> int:
+    text = _text(arguments.file)
+    if text is None:
         return 1
-    print(format_plan(plan), end="")
+    try:
+        plan = loads(text)
+    except PlanError as error:
+        return _fail(f"{arguments.file}: {error}")
+    print(format_plan(plan) if arguments.all else format_short_plan(plan), end="")
     return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    text = _text(arguments.file)
+    if text is None:
+        return 1
+    try:
+        run = loads_run(text)
+    except RunError as error:
+        return _fail(f"{arguments.file}: {error}")
+    print(format_run(run), end="")
+    return _write_page(run, arguments.html)
+
+
+def _write_page(run: RunData, file: Path | None) -> int:
+    if file is not None:
+        try:
+            file.write_text(html_page(run), encoding="utf-8")
+        except OSError as error:
+            return _fail(f"{file}: {error.strerror}")
+        print(f"\npage: {file}")
+    return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    if not arguments.script.is_file():
+        return _fail(f"{arguments.script}: no such file")
+    from capture.api.bench import compare
+
+    try:
+        found = compare(arguments.script, arguments.arguments)
+    except RuntimeError as error:
+        return _fail(str(error))
+    gain = found.eager_seconds / found.captured_seconds
+    eager, captured = found.eager_seconds, found.captured_seconds
+    print(f"{arguments.script}: {eager:.2f} s eagerly, {captured:.2f} s captured, {gain:.2f} x")
+    print("imports, watched runs and recordings are in both; the table has what single calls gain\n")
+    print(format_run(found.run), end="")
+    return 0
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    folder = config.current().cache_dir
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    total = sum(one.stat().st_size for one in files)
+    if arguments.action == "list":
+        for one in files:
+            print(f"{size(one.stat().st_size):>10}  {one.name}")
+        print(f"{len(files)} plans, {size(total)}, in {folder}")
+        return 0
+    try:
+        for one in files:
+            one.unlink(missing_ok=True)
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}")
+    print(f"{len(files)} plans, {size(total)}, deleted from {folder}")
+    return 0
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        _fail(f"{file}: {error.strerror if isinstance(error, OSError) else error}")
+        return None
+
+
+def _fail(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 from collections.abc import Iterator
+from pathlib import Path
 
 import attrs
 import torch
@@ -43,11 +45,30 @@ def _versions() -> Iterator[Row]:
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None and torch.accelerator.is_available():  # it is built for one, and may have no driver here
         yield "device", torch.get_device_module(accelerator).get_device_name()
+    yield "driver", _driver()
+    yield "fast path", "yes" if capabilities.HAS_METADATA_GUARD else "no: this torch has no TensorGuards"
+    yield "cuda-bindings", _installed("cuda-bindings")
     yield "C module", f"version {native.VERSION}"
     yield "tensors through torch's C ABI", _yes(tensor_reads.reads_tensors())
     yield "holders of gradients counted", _yes(tensor_reads.counts_holders())
     yield "setters of switches noticed", _yes(setter_calls.notices_setters())
-    yield "plans kept in", str(default_dir())
+    folder = default_dir()
+    kept = [file.stat().st_size for file in folder.glob("*.json")] if folder.is_dir() else []
+    yield "plans kept in", f"{folder} ({len(kept)} plans, {sum(kept)} bytes)"
+
+
+def _driver() -> str:
+    try:
+        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").partition("\n")[0].strip()
+    except OSError:
+        return "none of NVIDIA's"
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _read_by(switch: switches.Switch, *, noticed: bool) -> str:

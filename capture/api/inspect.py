@@ -265,15 +265,6 @@ def recordings(function: Any) -> Recordings:
     )
 
 
-def report() -> str:
-    """A table of all captured functions: recordings, replays, eager calls and why; and what each recording takes."""
-    states = all_states()
-    return text.format_summary(
-        [(c.annotation.function, c.log.counters.items(), tuple(c.findings.values())) for c in states],
-        [(c.annotation.function, str(size)) for c in states for size in _warmup.sizes_of([c])],
-    )
-
-
 def reset(function: Any = None) -> None:
     """Forget everything about a captured function, or about all: recordings, plans in memory, warnings, counters."""
     for captured in all_states() if function is None else captured_states(function):

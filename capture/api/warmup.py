@@ -257,10 +257,11 @@ class RecordingSize:
 def sizes_of(states: Iterable[Captured]) -> list[RecordingSize]:
     """Of all recordings of captured functions."""
     pairs = [(entry, node) for captured in states for entry in captured.entries() for node in entry.nodes]
-    return [_size_of(entry, node) for entry, node in pairs if node.recording is not None]
+    return [size_of(entry, node) for entry, node in pairs if node.recording is not None]
 
 
-def _size_of(entry: Entry, node: Node) -> RecordingSize:
+def size_of(entry: Entry, node: Node) -> RecordingSize:
+    """Of one recording."""
     assert node.recording is not None
     groups = list(enumerate(node.outputs.groups)) if node.outputs is not None else []
     owned = node.outputs.owned if node.outputs is not None else ()

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import define, field, fields, frozen
+from typing_extensions import override
 
 from capture.native import seen
 
@@ -33,6 +33,8 @@ _ARTEFACTS: dict[str, tuple[str, ...]] = {
     "plans": ("plan", "plan-loaded", "plan-stale"),
 }
 _EVENTS_KEPT = 1000  # of one function; enough for a report, bounded for a server that runs for weeks
+
+_TIMES_KEPT = 32
 
 logger = logging.getLogger("capture")
 
@@ -68,6 +70,17 @@ class Counters:
     rebinds: int = 0
     """Times that a recording was pointed at a tensor's new address."""
     eager_calls: int = 0
+    """Calls whose body ran eagerly, as they were not to be recorded; those that were watched and are not, too."""
+    watched_calls: int = 0
+    """Calls that were watched eager runs, with a recording to come."""
+    recorded_calls: int = 0
+    """Calls that were recording runs, also those that came to no recording."""
+    warm_up_calls: int = 0
+    """Calls that ran eagerly before a recording, as ``warmup=`` asks or a step needs it."""
+    inline_calls: int = 0
+    """Calls that belong to somebody else's capture, or came while capturing was off."""
+    refused_calls: int = 0
+    """Calls that raised ``UncapturableError``, as ``fallback="error"`` asks."""
     checkpoints: int = 0
     """Times that the pool was put back to where a recording was to begin."""
     misses: int = 0
@@ -88,6 +101,14 @@ class Counters:
     def items(self) -> dict[str, int]:
         """Totals by name."""
         return {one.name: getattr(self, one.name) for one in fields(Counters)}
+
+    def calls(self) -> dict[str, int]:
+        """Calls by kind. Each call is one of these; what raises is what it was when it began to raise."""
+        return {
+            "replayed": self.replays, "recorded": self.recorded_calls, "watched": self.watched_calls,
+            "warm-up": self.warm_up_calls, "eager": self.eager_calls, "inline": self.inline_calls,
+            "refused": self.refused_calls,
+        }  # fmt: skip
 
     @classmethod
     def total(cls, parts: Iterable[Counters]) -> Counters:
@@ -132,6 +153,8 @@ class Log:
     function: str
     counters: Counters = field(factory=Counters)
     events: deque[Event] = field(factory=lambda: deque(maxlen=_EVENTS_KEPT))
+    eager_ms: deque[float] = field(factory=lambda: deque(maxlen=_TIMES_KEPT))
+    """Host time of eager calls that were timed, the last ones."""
 
     def add(self, kind: EventKind, detail: str = "", *, ms: float = 0.0, nbytes: int = 0) -> None:
         """Note an event and print it if ``CAPTURE_LOGS`` asks for its kind."""
@@ -194,19 +217,57 @@ def parse_logs(text: str) -> dict[str, int]:
     return levels
 
 
-def _set_up() -> dict[str, int]:
-    text = os.environ.get("CAPTURE_LOGS", "")
+class _Lines(logging.Formatter):
+    """A line with the time and, where there are several, the rank: ``[capture 12:30:01.250 rank 1] record f: ...``."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        rank = os.environ.get("RANK", "")
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        place = f" rank {rank}" if rank else ""
+        return f"[capture {clock}.{record.msecs:03.0f}{place}] {super().format(record)}"
+
+
+_handler: logging.Handler | None = None
+
+
+def set_logs(words: str) -> None:
+    """Print events as they happen, as ``CAPTURE_LOGS`` does: ``set_logs("recordings,+runtime,-plans")``; ``""`` stops.
+
+    Lines go to the logger ``capture`` of the standard library. If an application has handlers, for it or for the root
+    logger, they get them; else they are written to standard error. Raises ``ValueError`` for an unknown word.
+    """
+    global _levels, _handler
+    levels = parse_logs(words)
+    if _handler is not None:
+        logger.removeHandler(_handler)
+        _handler = None
+    if levels:
+        if not logger.hasHandlers():
+            _handler = _Standard()
+            _handler.setFormatter(_Lines())
+            logger.addHandler(_handler)
+        logger.setLevel(min(levels.values()))
+    _levels = levels
+
+
+class _Standard(logging.StreamHandler[Any]):
+    """Writes to standard error, but where the application set up handlers of its own since: no line comes twice."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers and len(logger.handlers) == 1:
+            super().emit(record)
+
+
+_levels: dict[str, int] = {}
+
+
+def _set_up() -> None:
     try:
-        levels = parse_logs(text)
+        set_logs(os.environ.get("CAPTURE_LOGS", ""))
     except ValueError as error:
         logger.warning("%s", error)
-        return {}
-    if levels:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("[capture] %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(min(levels.values()))
-    return levels
 
 
-_levels = _set_up()
+_set_up()

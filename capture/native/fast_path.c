@@ -2,8 +2,11 @@
 
    Whatever is not as it was when the path was made gives ``MISS``, before anything has happened: the caller takes the
    general way. So a step must not change anything until the last one that may refuse has been passed. */
+#include <time.h>
 #include "torch_abi.h"
 
+#define TIMED_EVERY 64 /* two looks at a clock take 40 ns */
+#define TIMES_KEPT 16
 #define ANYWHERE 64 /* the alignment of a tensor that may have any */
 
 typedef struct {
@@ -33,6 +36,9 @@ typedef struct {
     Py_ssize_t apart;      /* how many those are */
     int shares;            /* some share memory */
     vectorcallfunc vectorcall;
+    uint32_t taken;       /* calls, those that missed too */
+    uint32_t timed;
+    uint64_t nanoseconds[TIMES_KEPT]; /* of the calls that were timed last */
 } FastPath;
 
 static PyTypeObject FastPathType;
@@ -171,6 +177,23 @@ static PyObject *path_run(FastPath *self, PyObject *const *values)
     return result;
 }
 
+/* Runs the path; one call of many is timed, for reports. */
+static PyObject *path_sampled(FastPath *self, PyObject *const *values)
+{
+    if (++self->taken % TIMED_EVERY != 8)
+        return path_run(self, values);
+    struct timespec begin, end;
+    Py_INCREF(self);
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    PyObject *result = path_run(self, values);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    if (result != NULL && result != self->steps.miss)
+        self->nanoseconds[self->timed++ % TIMES_KEPT] =
+            (uint64_t)((end.tv_sec - begin.tv_sec) * 1000000000LL + (end.tv_nsec - begin.tv_nsec));
+    Py_DECREF(self);
+    return result;
+}
+
 PyObject *path_take(PyObject *object, PyObject *const *args, Py_ssize_t given, int bound)
 {
     FastPath *self = (FastPath *)object;
@@ -184,11 +207,11 @@ PyObject *path_take(PyObject *object, PyObject *const *args, Py_ssize_t given, i
         PyFunction_GetDefaults(self->defaults_of) != (self->defaults == Py_None ? NULL : self->defaults))
         return missed(self, 0);
     if (given == self->steps.count)
-        return path_run(self, args);
+        return path_sampled(self, args);
     PyObject *values[MOST_VALUES];
     for (Py_ssize_t i = 0; i < self->steps.count; i++)
         values[i] = i < given ? args[i] : PyTuple_GET_ITEM(self->constants, i);
-    return path_run(self, values);
+    return path_sampled(self, values);
 }
 
 int is_path(PyObject *one)
@@ -223,7 +246,23 @@ static PyObject *path_bound(PyObject *object, PyObject *values)
     return path_take(object, &PyTuple_GET_ITEM(values, 0), PyTuple_GET_SIZE(values), 1);
 }
 
+static PyObject *path_times(PyObject *object, PyObject *Py_UNUSED(nothing))
+{
+    FastPath *self = (FastPath *)object;
+    uint32_t count = self->timed < TIMES_KEPT ? self->timed : TIMES_KEPT;
+    PyObject *times = PyList_New(count);
+    for (uint32_t i = 0; times != NULL && i < count; i++) {
+        PyObject *one = PyLong_FromUnsignedLongLong(self->nanoseconds[i]);
+        if (one == NULL)
+            Py_CLEAR(times);
+        else
+            PyList_SET_ITEM(times, i, one);
+    }
+    return times;
+}
+
 static PyMethodDef methods[] = {
+    {"times", path_times, METH_NOARGS, "Nanoseconds of the replays that were timed last."},
     {"bound", path_bound, METH_O, "The result of a call with these values of all parameters, or MISS."},
     {NULL, NULL, 0, NULL},
 };

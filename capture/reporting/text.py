@@ -5,11 +5,9 @@ Stage: the end of the line; whoever prints, warns or logs takes the text from he
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from capture.core.events import SHOWN
 from capture.core.facts import OutputInfo
-from capture.core.findings import Finding, Severity
 from capture.core.plan import CapturePlan
 from capture.rules import Rule
 
@@ -48,6 +46,20 @@ def format_plan(plan: CapturePlan) -> str:
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
+def format_short_plan(plan: CapturePlan) -> str:
+    """Outcome, what is not static, and findings that matter; ends with how to see the rest."""
+    others = [one for one in plan.placeholders if str(one.policy) != "static"]
+    findings = [one for one in plan.findings if str(one.severity) in ("eager", "error")]
+    inputs = f"{len(plan.placeholders)} inputs of which {len(plan.placeholders) - len(others)} are static"
+    lines = [
+        f"{plan.function}: {plan.outcome}  ({plan.num_ops} operators, {inputs}, {len(plan.outputs)} outputs)",
+        *[f"  {one.path}  {one.tensor}  {one.policy}: {one.reason}" for one in others],
+        *[f"  {one.code} {one.name}: {one.what}" for one in findings],
+        "all of it: --all",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _output_row(output: OutputInfo) -> tuple[str, str, str]:
     kind = f"{output.kind} of {output.source}" if output.source else output.kind
     return output.path or "(result)", str(output.tensor or output.value or ""), kind
@@ -61,26 +73,6 @@ def format_table(rows: Sequence[Sequence[str]], *, indent: int = 0) -> str:
     """Rows of equal length, in columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join((" " * indent + "  ".join(map(str.ljust, row, widths))).rstrip() for row in rows)
-
-
-def format_summary(
-    functions: Sequence[tuple[str, Mapping[str, int], Sequence[Finding]]], sizes: Sequence[tuple[str, str]] = ()
-) -> str:
-    """The table of ``report``: a row a function with its counters, and below it why it runs eagerly, if it does.
-    ``sizes``: function and text, for each recording."""
-    shown = (*SHOWN, "evictions")
-    rows = [("function", *(name.replace("_", " ") for name in shown))]
-    rows += [(function, *(str(counters[name]) for name in shown)) for function, counters, _ in functions]
-    reasons = [
-        f"{function}: {finding.code} {finding.name}: {finding.what}"
-        for function, _, findings in functions
-        for finding in findings
-        if finding.severity >= Severity.EAGER
-    ]
-    taken = [f"{function}{size}" for function, size in sizes]
-    return (
-        "\n".join([format_table(rows), *(["", *reasons] if reasons else []), *(["", *taken] if taken else [])]) + "\n"
-    )
 
 
 def format_rule(rule: Rule) -> str:

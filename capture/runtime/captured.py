@@ -48,6 +48,9 @@ class FastPaths(Protocol):
     ) -> None:
         """The next call like this one may take one."""
 
+    def times(self) -> list[int]:
+        """Nanoseconds of the replays that were timed last."""
+
     def clear(self) -> None:
         """Forget all: entries were dropped."""
 

@@ -108,6 +108,7 @@ def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     try:
         values = captured.bind(args, kwargs)
     except TypeError:
+        captured.log.counters.inline_calls += 1
         return captured.body()(*args, **kwargs)  # raises its own, better worded error
     result = MISS if config.poison or config.verify != "off" else captured.fast_paths.call(values)
     return result if result is not MISS else dispatch(captured, values, now)
@@ -125,13 +126,22 @@ def _straight(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _inline(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Somebody else watches or records what the body does, or capturing is switched off."""
     watch, around = run.active_watch(), foreign()
+    counters = captured.log.counters
     if watch is not None:
         watch.trace.inlined.append(
             Inlined(function=captured.annotation.function, where=source_location.user_location())
         )
-    elif around is not None and _current_config().enabled:
+    elif not _current_config().enabled:
+        counters.inline_calls += 1
+        begin = time.perf_counter()
+        result = captured.body()(*args, **kwargs)
+        captured.log.eager_ms.append((time.perf_counter() - begin) * 1e3)
+        return result
+    elif around is not None:
+        counters.eager_calls += 1
         captured.report(compile_plan(captured.annotation, captured.bare_facts(around=around)))
-        captured.log.counters.eager_calls += 1
+        return captured.body()(*args, **kwargs)
+    counters.inline_calls += 1
     return captured.body()(*args, **kwargs)
 
 
@@ -150,6 +160,8 @@ def _guarded(captured: Captured, values: Values, step: Callable[..., Any], *rest
         return body_run.during(run, step, (captured, values, *rest))
     except Exception as error:
         asked_for = isinstance(error, CaptureError) and not isinstance(error, CaptureBug)
+        if isinstance(error, UncapturableError) and run.error is not error:
+            captured.log.counters.refused_calls += 1
         if run.error is error or asked_for or is_interrupt(error) or _current_config().strict:
             raise
         found = error
@@ -177,6 +189,8 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
     except Exception as another:  # noqa: BLE001 - nothing here may stop the call
         captured.faults = _MOST_FAULTS + 1
         fault.log(captured, another)
+    if not run.replayed and (run.error is not None or has_result or not may_run):
+        captured.log.counters.eager_calls += 1
     if run.error is not None:
         raise run.error
     if has_result:
@@ -383,9 +397,11 @@ def run_eagerly(
     ``weight``: as for ``Budget.ran_eagerly``."""
     log = captured.log
     if kind == "inline":
+        log.counters.inline_calls += 1
         return bound.run_plainly()
     log.counters.body_runs += 1
     if kind == "warm-up":
+        log.counters.warm_up_calls += 1
         with log.timed("warm-up"):
             return inlined(bound.run_plainly)
     log.counters.eager_calls += 1
@@ -394,7 +410,9 @@ def run_eagerly(
     try:
         return bound.run_plainly()
     finally:
-        captured.budget.ran_eagerly((time.perf_counter() - begin) * 1e3, weight=weight)
+        ms = (time.perf_counter() - begin) * 1e3
+        log.eager_ms.append(ms)
+        captured.budget.ran_eagerly(ms, weight=weight)
 
 
 def _warm_up(captured: Captured, bound: Call, tree: Tree) -> Any:
@@ -444,6 +462,9 @@ def _observe(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     begin = time.perf_counter()
     try:
         observed = planning.observe(captured, entry, bound)
+    except BaseException as error:
+        captured.log.counters.watched_calls += _is_own(error)
+        raise
     finally:
         captured.budget.spend("observations", (time.perf_counter() - begin) * 1e3, key=entry.key)
     captured.budget.note_operators(observed.facts.num_ops)
@@ -458,9 +479,17 @@ def _observe(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     if entry.phase == "warm":
         fresh = [leaf.value for leaf in observed.described.outputs if leaf.kind == "fresh"]
         tree.note_warm(captured, fresh)
-    elif entry.phase == "eager":
+    if entry.phase == "eager":
         captured.log.counters.eager_calls += 1
+    else:
+        captured.log.counters.watched_calls += 1
     return observed.watched.result
+
+
+def _is_own(error: BaseException) -> bool:
+    """The body of this thread's call raised it."""
+    run = body_run.current()
+    return run is not None and run.error is error
 
 
 def _plan(captured: Captured, entry: Entry, observed: planning.Observed) -> None:
@@ -585,6 +614,9 @@ def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: 
     try:
         reply = record.record(captured, entry, bound, tree, pattern)
         kept = captured.log.counters.recordings > before
+    except BaseException as error:
+        captured.log.counters.recorded_calls += _is_own(error)
+        raise
     finally:
         ms = (time.perf_counter() - begin) * 1e3
         captured.budget.spend("recordings" if kept else "drops", ms, key=entry.key)
@@ -601,6 +633,7 @@ def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: 
     if not reply.body_first:
         _settle(captured, entry, reply)
     if reply.verdict is not Verdict.EAGER:
+        captured.log.counters.recorded_calls += 1
         return reply.result
     result = run_eagerly(captured, bound, reply.reason)
     if reply.body_first:

@@ -91,6 +91,10 @@ class Shortcuts:
         alike.insert(0, path)
         del alike[_KEPT:]
 
+    def times(self) -> list[int]:
+        """Nanoseconds of the replays that were timed last; one of many is."""
+        return [one for paths in list(self._by_shapes.values()) for path in paths for one in path.times()]
+
     def clear(self) -> None:
         """Forget all: entries were dropped."""
         self._paths.clear()

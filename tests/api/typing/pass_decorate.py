@@ -17,6 +17,7 @@ from capture import (
     Finding,
     LoadReport,
     Recordings,
+    Report,
     WarmedCase,
     WarmupReport,
     capture,
@@ -155,7 +156,7 @@ assert_type(recordings(net.step), Recordings)
 assert_type(recordings(bare).replays, int)
 assert_type(recordings(bare).events, tuple[Event, ...])
 assert_type(recordings(bare).events[0].nbytes, int)
-assert_type(report(), str)
+assert_type(report(), Report)
 reset()
 reset(net.step)
 release(bare)

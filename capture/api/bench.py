@@ -1,0 +1,72 @@
+"""``python -m capture bench SCRIPT``: one program run eagerly and captured, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from capture.api.report import collect
+from capture.reporting.run_data import RunData, dumps, grouped, loads
+
+_CHILD = "import sys; from capture.api.bench import child; child(*sys.argv[1:3], sys.argv[3:])"
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """Both runs."""
+
+    eager_seconds: float
+    captured_seconds: float
+    run: RunData
+    """Of the captured run, with the times of eager calls from the other one."""
+
+
+def compare(script: Path, arguments: Sequence[str]) -> Comparison:
+    """Run it both ways; what it prints goes to standard error. Raises ``RuntimeError`` where it does not end well."""
+    eager_seconds, eager = _run(script, arguments, enabled=False)
+    captured_seconds, captured = _run(script, arguments, enabled=True)
+    known = {(one.function, one.defined_at): one for one in grouped(eager.functions)}
+    functions = []
+    for one in grouped(captured.functions):
+        twin = known.get((one.function, one.defined_at))
+        if twin is not None and twin.eager_ms is not None:
+            one = attrs.evolve(one, eager_ms=twin.eager_ms, eager_timed=twin.eager_timed)
+        functions.append(one)
+    run = attrs.evolve(captured, functions=tuple(functions))
+    return Comparison(eager_seconds=eager_seconds, captured_seconds=captured_seconds, run=run)
+
+
+def _run(script: Path, arguments: Sequence[str], *, enabled: bool) -> tuple[float, RunData]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run.json"
+        environment = {**os.environ, "CAPTURE_ENABLED": str(int(enabled))}
+        command = [sys.executable, "-c", _CHILD, str(out), str(script), *arguments]
+        done = subprocess.run(command, env=environment, stdout=sys.stderr.fileno(), check=False)
+        if done.returncode != 0 or not out.exists():
+            raise RuntimeError(f"{script} ended with status {done.returncode} {'captured' if enabled else 'eagerly'}")
+        seconds, _, text = out.read_text(encoding="utf-8").partition("\n")
+        return float(seconds), loads(text)
+
+
+def child(out: str, script: str, arguments: Sequence[str]) -> None:
+    """In the process of its own: run the script as ``python SCRIPT`` does, and write the seconds and the data."""
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    begin = time.perf_counter()
+    try:
+        kept = runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+        kept = {}
+    seconds = time.perf_counter() - begin
+    Path(out).write_text(f"{seconds}\n{dumps(collect())}", encoding="utf-8")
+    del kept  # captured functions of the script are alive until here

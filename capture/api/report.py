@@ -1,0 +1,125 @@
+"""What captured functions came to: lines for a terminal, an HTML page, JSON, a trace."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from capture.api import warmup as _warmup
+from capture.api.decorator import all_states
+from capture.core.version import VERSION
+from capture.guards.guard import text_of
+from capture.reporting import text
+from capture.reporting.html import html_page
+from capture.reporting.run_data import EventData, FunctionData, RecordingData, RunData, by_cause, dumps, finding_data
+from capture.reporting.summary import format_run
+from capture.reporting.timeline import chrome_trace
+from capture.runtime.captured import Captured
+from capture.runtime.entry import Entry
+from capture.tree.node import Node
+
+_EVENTS = 300  # of one function in a report, the last ones
+_PLANS = 8  # of one function
+
+
+class Report(str):
+    """The text of a report. In a notebook it is the HTML page."""
+
+    __slots__ = ("data",)
+    data: RunData
+
+    def _repr_html_(self) -> str:
+        page = html_page(self.data).replace("&", "&amp;").replace('"', "&quot;")
+        return f'<iframe srcdoc="{page}" style="width:100%;height:640px;border:0"></iframe>'
+
+
+def report(html: str | os.PathLike[str] | None = None, json: str | os.PathLike[str] | None = None) -> Report:
+    """What all captured functions came to: how many calls replayed, the gain, memory, and why not the rest.
+
+    The gain is host time: the median of the last eager calls that were timed, over that of replays. An
+    eager call is timed where it happens: where a call cannot be recorded, or under ``config.patch(enabled=False)``. Of
+    replays on the fast path the eighth is timed, and then one of 64. What a GPU does meanwhile is in neither.
+
+    Args:
+        html: write a page there that shows the same and more. One file, which needs no network.
+        json: write what the page is made of there; ``python -m capture report FILE`` reads it.
+
+    Raises ``OSError`` where a file cannot be written.
+    """
+    data = collect()
+    if html is not None:
+        Path(html).write_text(html_page(data), encoding="utf-8")
+    if json is not None:
+        Path(json).write_text(dumps(data), encoding="utf-8")
+    made = Report(format_run(data))
+    made.data = data
+    return made
+
+
+def trace(path: str | os.PathLike[str]) -> int:
+    """Write the events of all captured functions as a trace for Perfetto or ``chrome://tracing``; gives their number.
+
+    Warm-ups, watched runs, recordings, misses and drops, the last 1000 of each function. Replays are only counted, as
+    noting one would take longer than it does.
+    """
+    events = [event for captured in all_states() for event in captured.log.events]
+    Path(path).write_text(chrome_trace(events, process=os.getpid()), encoding="utf-8")
+    return len(events)
+
+
+def collect() -> RunData:
+    """As data."""
+    states = all_states()
+    begin = min((event.at - event.ms / 1e3 for one in states for event in one.log.events), default=0.0)
+    made_with = {"torch-capture": VERSION, "torch": torch.__version__, "Python": platform.python_version()}
+    if torch.accelerator.is_available():
+        made_with["device"] = torch.get_device_module().get_device_name()
+    return RunData(made_with=made_with, functions=tuple(_function(one, begin) for one in states))
+
+
+def _function(captured: Captured, begin: float) -> FunctionData:
+    log, entries = captured.log, captured.entries()
+    pool_bytes, graph_bytes = _warmup.memory_of([captured])
+    replays = [one / 1e6 for one in captured.fast_paths.times()]
+    place = captured.annotation.defined_at
+    plans = [text.format_plan(entry.plan) for entry in entries if entry.plan is not None]
+    events = list(log.events)[-_EVENTS:]
+    return FunctionData(
+        function=captured.annotation.function, defined_at=f"{place.file}:{place.line}" if place is not None else "",
+        instances=1, calls=log.counters.calls(), eager_ms=_median(log.eager_ms), eager_timed=len(log.eager_ms),
+        replay_ms=_median(replays), replays_timed=len(replays), pool_bytes=pool_bytes,
+        graph_bytes=graph_bytes, recordings=tuple(_recordings(entries)),
+        findings=by_cause([finding_data(one) for one in captured.findings.values()]), plans=tuple(plans[:_PLANS]),
+        events=tuple(
+            EventData(kind=one.kind, detail=one.detail, at=(one.at - begin) * 1e3, ms=one.ms, nbytes=one.nbytes)
+            for one in events
+        ),
+    )  # fmt: skip
+
+
+def _median(times: Sequence[float]) -> float | None:
+    return statistics.median(times) if times else None
+
+
+def _recordings(entries: Sequence[Entry]) -> list[RecordingData]:
+    pairs = [(entry, node) for entry in entries for node in list(entry.nodes)]
+    pairs.sort(key=lambda pair: pair[1].number)
+    return [_recording(entry, node) for entry, node in pairs if node.recording is not None]
+
+
+def _recording(entry: Entry, node: Node) -> RecordingData:
+    plan, parent, recording = entry.plan, node.parent, node.recording
+    assert recording is not None
+    inputs = [(one.path, str(one.tensor), str(one.policy)) for one in plan.placeholders] if plan is not None else []
+    return RecordingData(
+        number=node.number, parent=parent.number if parent is not None and parent.recording is not None else 0,
+        operators=plan.num_ops if plan is not None else 0, graph_bytes=recording.graph_bytes,
+        size=str(_warmup.size_of(entry, node)),
+        guards=tuple(text_of(one) for one in node.guard.guards()) if node.guard is not None else (),
+        breaks=tuple(node.reads), inputs=tuple(inputs),
+    )  # fmt: skip

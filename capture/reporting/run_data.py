@@ -1,0 +1,208 @@
+"""What a run of captured functions came to: counts of calls, times, recordings, findings. Plain data, as JSON.
+
+``capture.report(json="run.json")`` writes it, and ``python -m capture report run.json`` reads it on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from capture.core.errors import CaptureError
+from capture.core.findings import Finding
+
+SCHEMA = 1
+KINDS = ("replayed", "recorded", "watched", "warm-up", "eager", "inline", "refused")
+"""Every call is one of these, in this order on a page."""
+
+
+class RunError(CaptureError):
+    """A file is no report of a run, or one of another version."""
+
+
+@frozen(kw_only=True)
+class FindingData:
+    """One finding, as text."""
+
+    code: str
+    name: str
+    severity: str
+    what: str
+    why: str
+    fix: tuple[str, ...] = ()
+    where: str = ""
+    count: int = 1
+    """Paths and instances that it was found for."""
+
+
+@frozen(kw_only=True)
+class RecordingData:
+    """One recording."""
+
+    number: int
+    parent: int
+    """Number of the recording that it follows; 0 at the root of the tree."""
+    operators: int
+    graph_bytes: int
+    size: str = ""
+    """Its arguments, and what it takes of the pool and beside it."""
+    guards: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+    """What the host reads between its segments."""
+    inputs: tuple[tuple[str, str, str], ...] = ()
+    """Path, tensor and policy of each placeholder."""
+
+
+@frozen(kw_only=True)
+class EventData:
+    """One event; times in milliseconds, ``at`` since the first one of the report."""
+
+    kind: str
+    detail: str
+    at: float
+    ms: float
+    nbytes: int
+    thread: int = 0
+
+
+@frozen(kw_only=True)
+class FunctionData:
+    """One captured function; equal instances of a method are one."""
+
+    function: str
+    defined_at: str
+    instances: int
+    calls: Mapping[str, int]
+    """By the words of ``KINDS``; their sum is the number of calls."""
+    eager_ms: float | None
+    """Host time of an eager call: the median of those that were timed; None if none was."""
+    eager_timed: int
+    replay_ms: float | None
+    """Host time of a replay: the median of those that were timed last, one of 64; None if none was."""
+    replays_timed: int
+    pool_bytes: int
+    graph_bytes: int
+    recordings: tuple[RecordingData, ...] = ()
+    findings: tuple[FindingData, ...] = ()
+    plans: tuple[str, ...] = ()
+    events: tuple[EventData, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """All calls."""
+        return sum(self.calls.values())
+
+    @property
+    def share(self) -> float:
+        """Of calls that replayed, from 0 to 1."""
+        return self.calls.get("replayed", 0) / self.total if self.total else 0.0
+
+    @property
+    def gain(self) -> float | None:
+        """How many times less host time a replay takes than an eager call; None where one was not timed."""
+        return self.eager_ms / self.replay_ms if self.eager_ms and self.replay_ms else None
+
+    @property
+    def saved_ms(self) -> float | None:
+        """Host time that the replays saved."""
+        if not self.eager_ms or not self.replay_ms:
+            return None
+        return self.calls.get("replayed", 0) * (self.eager_ms - self.replay_ms)
+
+
+@frozen(kw_only=True)
+class RunData:
+    """All captured functions of one process."""
+
+    made_with: Mapping[str, str]
+    """Versions and device."""
+    functions: tuple[FunctionData, ...]
+
+
+def finding_data(finding: Finding) -> FindingData:
+    """A finding as text."""
+    return FindingData(
+        code=finding.code, name=finding.name, severity=str(finding.severity), what=finding.what, why=finding.why,
+        fix=tuple(finding.fix), where=str(finding.where or ""),
+    )  # fmt: skip
+
+
+def by_cause(findings: Sequence[FindingData]) -> tuple[FindingData, ...]:
+    """Findings of one rule at one place are one, most severe first."""
+    order = ("error", "eager", "copy", "note")
+    kept: dict[tuple[str, str], FindingData] = {}
+    for one in findings:
+        key = one.code, one.where
+        known = kept.get(key)
+        kept[key] = one if known is None else attrs.evolve(known, count=known.count + one.count)
+    return tuple(sorted(kept.values(), key=lambda one: (order.index(one.severity), one.code, one.where)))
+
+
+def grouped(functions: Sequence[FunctionData]) -> tuple[FunctionData, ...]:
+    """Instances of one method with the same findings and recordings are one entry: ``Block.forward``, 32 times."""
+    kept: dict[Any, list[FunctionData]] = {}
+    for one in functions:
+        causes = tuple((finding.code, finding.where) for finding in by_cause(one.findings))
+        sizes = tuple(sorted(recording.operators for recording in one.recordings))
+        kept.setdefault((one.function, one.defined_at, causes, sizes), []).append(one)
+    return tuple(_together(alike) for alike in kept.values())
+
+
+def _together(alike: Sequence[FunctionData]) -> FunctionData:
+    first = alike[0]
+    eager, replays = ([one for one in times if one] for times in _times(alike))
+    return attrs.evolve(
+        first,
+        instances=sum(one.instances for one in alike),
+        calls={kind: sum(one.calls.get(kind, 0) for one in alike) for kind in KINDS},
+        eager_ms=sum(eager) / len(eager) if eager else None,
+        eager_timed=sum(one.eager_timed for one in alike),
+        replay_ms=sum(replays) / len(replays) if replays else None,
+        replays_timed=sum(one.replays_timed for one in alike),
+        pool_bytes=max(one.pool_bytes for one in alike),  # they share it
+        graph_bytes=sum(one.graph_bytes for one in alike),
+        findings=by_cause([finding for one in alike for finding in one.findings]),
+        events=tuple(sorted((event for one in alike for event in one.events), key=lambda event: event.at))[-300:],
+    )
+
+
+def _times(alike: Sequence[FunctionData]) -> tuple[list[float | None], list[float | None]]:
+    return [one.eager_ms for one in alike], [one.replay_ms for one in alike]
+
+
+def dumps(run: RunData) -> str:
+    """JSON, the same for the same run."""
+    return json.dumps({"schema": SCHEMA, **attrs.asdict(run)}, indent=1, sort_keys=True) + "\n"
+
+
+def loads(text: str) -> RunData:
+    """Raises ``RunError`` for what ``dumps`` of this version does not write."""
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict) or found.pop("schema", None) != SCHEMA:
+            raise RunError(f"no report of a run, or of another version than {SCHEMA}")
+        return RunData(
+            made_with=dict(found["made_with"]),
+            functions=tuple(_function(one) for one in found["functions"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"no report of a run: {error}") from error
+
+
+def _function(found: Mapping[str, Any]) -> FunctionData:
+    parts = dict(found)
+    parts["recordings"] = tuple(
+        RecordingData(**{
+            **one, "guards": tuple(one["guards"]), "breaks": tuple(one["breaks"]),
+            "inputs": tuple((path, tensor, policy) for path, tensor, policy in one["inputs"]),
+        })
+        for one in found["recordings"]
+    )  # fmt: skip
+    parts["findings"] = tuple(FindingData(**{**one, "fix": tuple(one["fix"])}) for one in found["findings"])
+    parts["events"] = tuple(EventData(**one) for one in found["events"])
+    parts["plans"] = tuple(found["plans"])
+    return FunctionData(**parts)

@@ -1,0 +1,131 @@
+"""``report``, ``trace``, ``set_logs``, and the commands that show what a run came to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from capture import capture, config, recordings, report, set_logs, trace
+from capture.__main__ import main
+from capture.core import events
+from capture.reporting.run_data import loads
+
+
+def test_a_report_as_text_page_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    captured = capture(lambda x: torch.relu(x) + 1, name="shown in a report")
+    x = torch.ones(3)
+    for _ in range(40):
+        captured(x)
+    with config.patch(enabled=False):
+        captured(x)
+    made = report(html=tmp_path / "r.html", json=tmp_path / "r.json")
+    run = loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    (one,) = (one for one in run.functions if one.function == "shown in a report")
+    assert dict(one.calls) == recordings(captured).calls()
+    assert (one.total, one.eager_timed, one.replays_timed) == (41, 1, 1)
+    assert one.gain is not None
+    assert one.recordings[0].operators == 2
+    assert one.recordings[0].guards
+    assert "shown in a report" in made
+    assert "shown in a report" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert made._repr_html_().startswith("<iframe srcdoc=")
+    assert main(["report", str(tmp_path / "r.json"), "--html", str(tmp_path / "again.html")]) == 0
+    assert "shown in a report" in capsys.readouterr().out
+    assert (tmp_path / "again.html").stat().st_size == (tmp_path / "r.html").stat().st_size
+
+
+def test_a_trace_has_the_recordings(tmp_path: Path) -> None:
+    captured = capture(lambda x: x * 2, name="traced")
+    for _ in range(3):
+        captured(torch.ones(3))
+    assert trace(tmp_path / "t.json") >= 2
+    found = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert {"observe", "record"} <= {one["name"] for one in found if one.get("args", {}).get("function") == "traced"}
+
+
+@pytest.mark.parametrize("command", [["report", "no.json"], ["plan", "no.json"], ["bench", "no.py"]])
+def test_a_file_that_is_not_there(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command) == 1
+    assert capsys.readouterr().err.lower().startswith(f"{command[1]}: no such file")
+
+
+def test_a_file_that_is_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.json").write_text("{}", encoding="utf-8")
+    assert main(["report", str(tmp_path / "x.json")]) == 1
+    assert "no report of a run" in capsys.readouterr().err
+
+
+def test_the_cache_is_listed_and_cleared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "f-1.json").write_text("x" * 2048, encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("kept", encoding="utf-8")
+    with config.patch(cache_dir=tmp_path):
+        assert main(["cache", "list"]) == 0
+        assert main(["cache", "clear"]) == 0
+    shown = capsys.readouterr().out
+    assert "   2.0 KiB  f-1.json\n1 plans, 2.0 KiB, in " in shown
+    assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_rule_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rule", "host-sync"]) == 0
+    assert capsys.readouterr().out.startswith("CG201 host-sync")
+
+
+def test_a_script_is_compared_with_itself_run_eagerly(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import sys, torch\nfrom capture import capture\nassert sys.argv[1:] == ['--many', '50']\n"
+        "f = capture(lambda x: torch.relu(x) + 1, name='of the script')\nx = torch.ones(3)\n"
+        "for _ in range(50):\n    f(x)\nprint('said by the script')\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "capture", "bench", str(script), "--many", "50"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("said by the script") == 2
+    assert " s eagerly, " in done.stdout
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("of the script  "))
+    assert line.split()[3:7] == ["50", "96", "%", line.split()[6]]
+    assert line.split()[7] == "x"
+    script.write_text("raise SystemExit(3)", encoding="utf-8")
+    done = subprocess.run(command[:5], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("ended with status 3 eagerly")
+
+
+def test_logs_go_to_the_loggers_of_the_application(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        set_logs("recordings")
+        captured = capture(lambda x: x * 3, name="logged")
+        for _ in range(3):
+            captured(torch.ones(3))
+        assert [one.message.split(":")[0] for one in caplog.records if "logged" in one.message] == ["record logged"]
+        with pytest.raises(ValueError, match="known: all, runtime"):
+            set_logs("recording")
+    finally:
+        set_logs("")
+    assert events.logger.handlers == []
+
+
+@pytest.mark.parametrize("handled", [False, True])
+def test_no_line_comes_twice(handled: bool) -> None:
+    code = "import logging\nfrom capture.core.events import Log, set_logs\nset_logs('recordings')\n"
+    code += ("logging.basicConfig()\n" if handled else "") + "Log('f').add('record', 'once', ms=1.0)\n"
+    environment = {"RANK": "3", "PATH": "", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, timeout=300
+    )
+    (line,) = (line for line in done.stderr.splitlines() if "once" in line)
+    assert line.endswith("record f: once (1.00 ms)")
+    assert line.startswith("INFO:capture:" if handled else "[capture ")
+    assert handled or " rank 3] " in line
+
+
+def test_the_logger_is_the_standard_one() -> None:
+    assert logging.getLogger("capture") is events.logger

@@ -1,0 +1,93 @@
+"""Every call is counted once, as one kind, whatever becomes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import CaptureError, UncapturableError, capture, config, mark_step_begin, recordings, step
+
+
+def counted(function: Any) -> dict[str, int]:
+    return recordings(function).calls()
+
+
+def bodies() -> dict[str, Callable[..., Any]]:
+    layer, kept = nn.Linear(4, 4), torch.zeros(4)
+    lines: list[Any] = []
+
+    def plain(x: Tensor) -> Tensor:
+        return torch.relu(layer(x))
+
+    def writes(x: Tensor) -> Tensor:
+        kept.add_(x.detach().mean())
+        return x + kept
+
+    def branches(x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x - 1
+
+    def raises(x: Tensor) -> Tensor:
+        if x.shape[0] == 3:
+            raise ValueError("three")
+        return x.exp()
+
+    def grows(x: Tensor) -> Tensor:
+        lines.append(x.shape)
+        return x + len(lines)
+
+    def draws(x: Tensor) -> Tensor:
+        return x + torch.rand_like(x) + random.random()
+
+    return {one.__name__: one for one in (plain, writes, branches, raises, grows, draws)}
+
+
+@pytest.mark.parametrize("name", ["plain", "writes", "branches", "raises", "grows", "draws"])
+@pytest.mark.parametrize(
+    "options", [{}, {"warmup": 2}, {"max_recordings": 1}, {"verify": "always"}, {"fallback": "error"}]
+)
+def test_calls_of_random_programs_add_up(name: str, options: dict[str, Any]) -> None:
+    choose = random.Random(f"{name} {options}")
+    captured = capture(**options)(bodies()[name])
+    calls = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(60):
+            x = torch.randn(choose.choice([1, 2, 2, 2, 3]), 4, requires_grad=choose.random() < 0.2)
+            around: Any = choose.choice([contextlib.nullcontext(), contextlib.nullcontext(), torch.no_grad(), step()])
+            if choose.random() < 0.1:
+                around = config.patch(enabled=False)
+            if choose.random() < 0.2:
+                mark_step_begin()
+            with around, contextlib.suppress(ValueError, UncapturableError):
+                calls += 1
+                captured(x)
+    assert sum(counted(captured).values()) == calls, counted(captured)
+
+
+def test_what_each_kind_is() -> None:
+    captured = capture(lambda x: x * 2)
+    outer = capture(lambda x: captured(x) + 1)
+    x = torch.ones(2)
+    for _ in range(5):
+        captured(x)
+    assert counted(captured) == {
+        "replayed": 3, "recorded": 1, "watched": 1, "warm-up": 0, "eager": 0, "inline": 0, "refused": 0,
+    }  # fmt: skip
+    outer(x)
+    with config.patch(enabled=False):
+        captured(x)
+    nothing: tuple[Any, ...] = ()
+    with pytest.raises(TypeError):
+        captured(*nothing)
+    assert counted(captured)["inline"] == 3
+    refuses = capture(fallback="error")(lambda x: x.numpy(force=True).sum())
+    with pytest.raises(CaptureError):
+        refuses(x)
+    assert counted(refuses)["refused"] == sum(counted(refuses).values()) == 1
