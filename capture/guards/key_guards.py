@@ -1,6 +1,7 @@
 """Key guards: the parts of a call's key that do not come from its arguments, as conditions for the fast path.
 
-What a function's code names, and switches of modules. Nothing is kept alive: objects are expected weakly.
+What a function's code names, and switches of modules. Objects are expected weakly; a list or dict that is named, which
+takes no weak reference, is kept alive as long as the path, with members that are plain values.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 import torch
 
 from capture.guards.guard import Guard, Referent
-from capture.key.code_names import MISSING, NamedSource
+from capture.key.code_names import MISSING, SMALL, NamedSource
+from capture.key.numpy_arrays import FROZEN, is_array_type
 from capture.key.pytree import PLAIN_TYPES
-from capture.key.signature import Switches
+from capture.key.signature import NEVER_WEAKLY, Switches
 from capture.state.source import Source
 from capture.torch_private.distributed import progress_of
 
@@ -25,32 +27,49 @@ _WEAKLY = (types.FunctionType, torch.nn.Module, torch.Tensor)
 """So has one of these, as long as its class is not replaced, and a tensor needs a gradient or not as it did."""
 
 
-def has_guard(value: Any) -> bool:
-    """A guard can tell whether a name has this value."""
-    return type(value) in SAME or isinstance(value, _WEAKLY)
-
-
 def call_guard(read: Callable[[], Any], expected: Any, path: str) -> Guard:
     """A function gives this value."""
     return Guard("value", Source("call", read, None, path), expected)
 
 
-def named_guard(value: Any, named: NamedSource) -> Guard:
-    """A name has this very value."""
+def named_guards(value: Any, named: NamedSource) -> list[Guard] | None:
+    """A name has this very value, or, of a small list or dict, that with these members; None where no guard tells what
+    the key does: of a value that is compared by what it holds, beyond plain members."""
+    kind, source = type(value), _source_of(value, named)
+    if kind in SAME or (kind is tuple and all(type(one) in SAME for one in value)):
+        return [Guard("value", source, value)]
+    if kind in (list, dict):
+        found = [Guard("value", source, value)]
+        if len(value) > SMALL:  # counts by identity
+            return found
+        members = tuple(value.values() if kind is dict else value)
+        if not all(type(one) in SAME for one in (*value, *members)):
+            return None
+        kinds = (None,) * len(members)
+        expected = (tuple(value), members, kinds) if kind is dict else (members, kinds)
+        whole: Any = "table" if kind is dict else "sequence"
+        return [*found, Guard(whole, Source("root", value, kind, source.path), expected)]
+    others = (tuple, *NEVER_WEAKLY)
+    if not isinstance(value, _WEAKLY) and (kind in FROZEN or is_array_type(kind) or issubclass(kind, others)):
+        return None
+    try:
+        return [Guard("object", source, Referent.of(value))]
+    except TypeError:  # takes no weak reference
+        return None
+
+
+def _source_of(value: Any, named: NamedSource) -> Source:
     match named.holder:
         case _ if value is MISSING:
-            source = Source("call", named.read, None, named.name or "a name")
+            return Source("call", named.read, None, named.name or "a name")
         case dict() as table:
-            source = Source("item", table, named.name, named.name)
+            return Source("item", table, named.name, named.name)
         case types.CellType() as cell:
-            source = Source("closure", cell, None, named.name or "a closure cell")
+            return Source("closure", cell, None, named.name or "a closure cell")
         case weakref.ref() as holder:
-            source = Source("weak", holder, named.name, f"self.{named.name}")
+            return Source("weak", holder, named.name, f"self.{named.name}")
         case _:
-            source = Source("call", named.read, None, named.name or "a name")
-    if isinstance(value, _WEAKLY):
-        return Guard("object", source, Referent.of(value))
-    return Guard("value", source, value)
+            return Source("call", named.read, None, named.name or "a name")
 
 
 def switch_guards(switches: Switches) -> list[Guard]:

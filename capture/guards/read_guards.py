@@ -39,7 +39,7 @@ from capture.state.source import Source
 from capture.torch_private import capabilities
 
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and not to be changed
-_CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "socket", "re", "typing", "abc",
+CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "socket", "re", "typing", "abc",
                      "concurrent", "multiprocessing", "asyncio", "capture", "importlib", "warnings",
                      "inspect", "contextlib"})  # fmt: skip
 """Packages whose objects are not opened: machinery that has no part in what a body computes, or our own."""
@@ -287,7 +287,7 @@ class ReadWalk:
         """What is in the object's ``__dict__`` and slots, and in its classes."""
         kind = type(value)
         module: Any = kind.__module__
-        if package_of(module) in _CLOSED or (type(module) is str and module.startswith(_STEPS_ASIDE)):
+        if package_of(module) in CLOSED or (type(module) is str and module.startswith(_STEPS_ASIDE)):
             own = _dict_of(value)
             if own is not None and issubclass(kind, torch.nn.Module):  # such as what ``torch.compile`` puts around one
                 self._module(own, path)
@@ -457,7 +457,7 @@ class ReadWalk:
             self._compiled(type(original).forward, "")
 
     def _as_if_run(self, function: types.FunctionType) -> None:
-        if function.__code__ not in self.names.codes and package_of(function.__module__) not in _CLOSED:
+        if function.__code__ not in self.names.codes and package_of(function.__module__) not in CLOSED:
             self.compiled.append(function)
 
     def _cell(self, cell: types.CellType, path: str) -> None:
@@ -471,7 +471,7 @@ class ReadWalk:
 
     def _class(self, kind: type, _: str) -> None:
         """What code can have read of a class itself, or through its objects."""
-        if kind.__flags__ & (_HEAP | _IMMUTABLE) != _HEAP or package_of(kind.__module__) in _CLOSED:
+        if kind.__flags__ & (_HEAP | _IMMUTABLE) != _HEAP or package_of(kind.__module__) in CLOSED:
             return
         for one in kind.__mro__[1:-1]:
             self._enter(one, one.__qualname__)
@@ -502,7 +502,7 @@ class ReadWalk:
 
     def _python_module(self, module: types.ModuleType, path: str) -> None:
         """What users' code reads of a module that it imported."""
-        if package_of(module.__name__) in _CLOSED:
+        if package_of(module.__name__) in CLOSED:
             return
         own, package = module.__dict__, package_of(module.__name__)
         users, wanted = self.names.of_packages(()), self.names.of_packages([package])

@@ -26,7 +26,7 @@ RootKind = Literal["parameter", "global", "closure"]
 _OPENED = (torch.Tensor, list, tuple, dict)  # their members are in the key themselves
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
-_SMALL = 64  # members of a list or dict that are still compared by value on every call
+SMALL = 64  # members of a list or dict that are still compared by value on every call
 
 
 class _Missing:
@@ -193,7 +193,7 @@ def _value_along(value: Any, attributes: tuple[str, ...]) -> Any:
     return value
 
 
-def part_of(value: Any, *, limit: int | None = _SMALL) -> Any:
+def part_of(value: Any, *, limit: int | None = SMALL) -> Any:
     """The key's part for one Python value: plain ones and tuples by value, others by identity.
 
     Lists and dicts of at most ``limit`` members by value too, since they may be changed in place.

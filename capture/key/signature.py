@@ -340,13 +340,13 @@ _next_token = itertools.count(1)
 _deaths = 0
 _held: OrderedDict[Any, int] = OrderedDict()
 _MOST_HELD = 1024
-_NEVER_WEAKLY = (torch.Stream, torch.Event)
+NEVER_WEAKLY = (torch.Stream, torch.Event)
 """A CUDA stream or event of torch 2.11 dies without clearing its weak references, which then give out freed memory."""
 
 
 def identity_token(value: Any) -> int:
     """A number for an object that lives as long as the object and is never given to another one."""
-    if isinstance(value, _NEVER_WEAKLY):
+    if isinstance(value, NEVER_WEAKLY):
         return _token_of_held(value)
     known = _tokens.get(id(value))
     if known is not None and known[0]() is value:

@@ -17,7 +17,7 @@ import torch
 
 from capture.core import config
 from capture.guards.guard import Guard
-from capture.guards.key_guards import SAME, call_guard, has_guard, named_guard, switch_guards
+from capture.guards.key_guards import SAME, call_guard, named_guards, switch_guards
 from capture.guards.recording_guard import nothing_to_check
 from capture.key.modes import Here, modes_like_now
 from capture.key.signature import Leaf, switches_of
@@ -143,12 +143,13 @@ def _key_guards(captured: Captured, count: int) -> list[Guard]:
     weak reference, which C looks at by itself. Keeps nothing alive."""
     receiver, named = captured.receiver, captured.named
     known = named.read(receiver)
-    if captured.annotation.guards or captured.optimizers or not all(map(has_guard, known)):
+    receiver_of = captured.receiver_of
+    told = [named_guards(*one) for one in zip(known, named.sources(receiver_of), strict=True)]
+    if captured.annotation.guards or captured.optimizers or None in told:
         nothing = (None,) * count  # what is named below arguments is in the key of objects only
         parts = captured.rest(nothing)
         return [call_guard(lambda: captured.rest(nothing) == parts, True, "all parts of the key")]
-    receiver_of = captured.receiver_of
-    found = [named_guard(*one) for one in zip(known, named.sources(receiver_of), strict=True)]
+    found = [guard for one in told for guard in one or ()]
     if receiver is not None and not isinstance(receiver_of, weakref.ref):
         found.append(call_guard(lambda: type(receiver_of()), type(receiver), "the class of self"))
     modules = [receiver] if isinstance(receiver, torch.nn.Module) else []

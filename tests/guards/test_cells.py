@@ -8,196 +8,30 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from attrs import define, field
-from torch import Tensor, nn
-from typing_extensions import override
 
-from capture import capture, config, recordings
-from tests.guards.kinds import HEAD, Kind
-from tests.guards.kinds_of_code import CALLS, LOOKED_UP
-from tests.guards.kinds_of_containers import CONTAINERS, MODULES
-from tests.guards.kinds_of_objects import OBJECTS
-from tests.support.device import DEVICE
+from capture import config
+from tests.guards.cells import CALLED, KINDS, READERS, Cell
+from tests.guards.kinds import Kind
 
-KINDS = (*OBJECTS, *LOOKED_UP, *CALLS, *CONTAINERS, *MODULES)
-READERS = ("function", "method", "module", "nested module")
-CALLED = ("no grad", "region", "whole step")
 EAGER: dict[tuple[str, str], str] = {}
 """Kind and change to the rule by which calls after the change are eager."""
 NEVER: dict[str, str] = {}
 """Kinds that are eager from the first call on, with the rule."""
 
-Read = Callable[[Any], Tensor]
-
-
-class Holder:
-    """Reads by a method."""
-
-    def __init__(self, state: Any, read: Read) -> None:
-        self.state, self.read = state, read
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x * self.read(self.state)
-
-
-class Layer(nn.Module):
-    """Reads in ``forward``."""
-
-    def __init__(self, state: Any, read: Read) -> None:
-        super().__init__()
-        self.state: Any = state
-        self.read: Any = read
-
-    @override
-    def forward(self, x: Tensor) -> Any:
-        return x * self.read(self.state)
-
-
-class Outer(nn.Module):
-    """A module that reads is part of it."""
-
-    def __init__(self, state: Any, read: Read) -> None:
-        super().__init__()
-        self.inner = Layer(state, read)
-
-    @override
-    def forward(self, x: Tensor) -> Any:
-        return self.inner(x + 1.0)
-
-
-def _reader(reader: str, state: Any, read: Read) -> Callable[[Tensor], Tensor]:
-    if reader == "function":
-        return lambda x: x * read(state)
-    made: Any = {"method": Holder, "module": Layer, "nested module": Outer}[reader](state, read)
-    return made.__call__ if reader == "method" else made  # type: ignore[no-any-return]
-
-
-@define(eq=False)
-class Side:
-    """The captured or the eager one; both read the same state."""
-
-    run: Callable[[Tensor], Any]
-    weight: Tensor
-
-    def outcome(self, x: Tensor) -> Any:
-        """What a call gives, or what it raises."""
-        try:
-            found = self.run(x)
-        except Exception as error:  # noqa: BLE001 - compared with eager's
-            return type(error), str(error)
-        return [one.detach().clone() for one in (*found, self.weight)]
-
-
-def _side(called: str, reads: Callable[[Tensor], Tensor], wrap: Callable[[Any], Any]) -> Side:
-    weight = torch.full((3,), 0.5, device=DEVICE, requires_grad=called != "no grad")
-    if called == "no grad":
-        body = wrap(reads)
-
-        def run(x: Tensor) -> Any:
-            with torch.no_grad():
-                return (body(x),)
-
-        return Side(run, weight)
-    if called == "region":
-        body = wrap(reads)
-
-        def run(x: Tensor) -> Any:
-            weight.grad = None
-            made = body(x * weight)
-            made.sum().backward()
-            return made, weight.grad
-
-        return Side(run, weight)
-
-    def step(x: Tensor) -> Tensor:
-        loss = reads(x * weight).sum()
-        loss.backward()
-        assert weight.grad is not None
-        with torch.no_grad():
-            weight.addcmul_(weight.grad, torch.tensor(-0.125, device=DEVICE))
-        weight.grad = None
-        return loss.detach()
-
-    body = wrap(step)
-    return Side(lambda x: (body(x),), weight)
-
-
-@define(eq=False)
-class Cell:
-    """One cell of the table, with its state."""
-
-    kind: Kind
-    reader: str
-    called: str
-    space: dict[str, Any] = field(init=False)
-    x: Tensor = field(factory=lambda: torch.arange(1.0, 4.0, device=DEVICE))
-
-    def __attrs_post_init__(self) -> None:
-        sys.modules["cells"] = made = types.ModuleType("cells")
-        self.space = made.__dict__
-        self.space["CLEAN"] = []
-        exec(compile(HEAD + self.kind.source, "<cell>", "exec"), self.space)  # noqa: S102 - sources of this folder
-
-    def sides(self) -> tuple[Side, Side, Any]:
-        """Ours, eager's, and what was captured."""
-        found: list[Any] = []
-
-        def ours(body: Any) -> Any:
-            found.append(capture(body, max_recordings=8))
-            return found[0]
-
-        state, read = self.space["state"], self.space["reads"]
-        mine = _side(self.called, _reader(self.reader, state, read), ours)
-        return mine, _side(self.called, _reader(self.reader, state, read), lambda body: body), found[0]
-
-    def change(self, source: str) -> None:
-        """Something happens to the state."""
-        exec(compile(source, "<change>", "exec"), self.space)  # noqa: S102 - sources of this folder
-
-    def run(self, source: str) -> None:
-        """Raise where the cell is not as it has to be."""
-        mine, plain, captured = self.sides()
-        for _ in range(6):
-            self._same(mine, plain, "before")
-        never, counted = self.kind.name in NEVER, recordings(captured)
-        assert never or counted.replays, f"no replay before: {counted}"
-        self.change(source)
-        before, raised = counted.replays, False
-        for turn in range(4):
-            raised = self._same(mine, plain, f"call {turn + 1} after") or raised
-        eager = never or (self.kind.name, _name(self.kind, source)) in EAGER
-        after = recordings(captured).replays
-        assert raised or (after == before) == eager, f"replays {before} -> {after}: {recordings(captured)}"
-
-    def _same(self, mine: Side, plain: Side, when: str) -> bool:
-        expected, found = plain.outcome(self.x), mine.outcome(self.x)
-        if isinstance(expected, tuple) or isinstance(found, tuple):
-            assert found == expected, when
-            return True
-        assert all(map(torch.equal, found, expected)), f"{when}: {found} is not {expected}"
-        return False
-
-
-def _name(kind: Kind, source: str) -> str:
-    return next(name for name, one in kind.changes.items() if one is source)
-
 
 def _cells() -> Iterator[Any]:
     """Four of the twelve readers and kinds of call for each change, in turn; ``make test`` takes the first."""
     columns = list(itertools.product(READERS, CALLED))
-    rows = [(kind, name, source) for kind in KINDS for name, source in kind.changes.items()]
-    for number, (kind, name, source) in enumerate(rows):
+    rows = [(kind, name) for kind in KINDS for name in kind.changes]
+    for number, (kind, name) in enumerate(rows):
         for turn in range(4):
             reader, called = columns[(number * 5 + turn * 3) % len(columns)]
             marks = [pytest.mark.slow] if turn else []
-            yield pytest.param(kind, source, reader, called, id=f"{kind.name}-{name}-{reader}-{called}", marks=marks)
+            yield pytest.param(kind, name, reader, called, id=f"{kind.name}-{name}-{reader}-{called}", marks=marks)
 
 
 CELLS = tuple(_cells())
@@ -209,12 +43,13 @@ def _apart() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("kind", "source", "reader", "called"), CELLS)
+@pytest.mark.parametrize(("kind", "change", "reader", "called"), CELLS)
 @pytest.mark.usefixtures("_apart")
-def test_cell(kind: Kind, source: str, reader: str, called: str) -> None:
+def test_cell(kind: Kind, change: str, reader: str, called: str) -> None:
     cell = Cell(kind, reader, called)
+    never, eager = kind.name in NEVER, (kind.name, change) in EAGER
     try:
-        contextvars.copy_context().run(cell.run, source)
+        contextvars.copy_context().run(lambda: cell.run(kind.changes[change], never=never, eager=eager))
     finally:
         for clean in cell.space["CLEAN"]:
             clean()

@@ -20,7 +20,7 @@ from typing_extensions import override
 from capture import capture, config, explain
 from capture.api.decorator import captured_states
 from capture.guards.guard import CHANGED, MOVED, OK, OVERLAPS, Guard, Referent, itself, members, pieces_of, text_of
-from capture.guards.key_guards import call_guard, named_guard
+from capture.guards.key_guards import call_guard, named_guards
 from capture.key.code_names import NamedSource, same_value
 from capture.native import native
 from capture.state.source import Source
@@ -404,7 +404,7 @@ def test_guards_expect_objects_without_keeping_them_alive() -> None:
         NamedSource(lambda: receiver.__dict__["net"], weakref.ref(receiver), "net"),
         NamedSource(lambda: net_of.cell_contents),
     ]
-    guards = [native.Guards((named_guard(net, one),)) for one in sources]
+    guards = [native.Guards(tuple(named_guards(net, one) or ())) for one in sources]
     assert [(one(()), one(())) for one in guards] == [(OK, OK)] * 4
     net.__class__ = nn.ReLU  # type: ignore[assignment] # mypy takes the attribute for read-only
     assert [(one(()), one(())) for one in guards] == [(CHANGED, CHANGED)] * 4

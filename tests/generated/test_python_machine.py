@@ -1,0 +1,44 @@
+"""Random programs over Python state equal their eager twins, bit for bit, after every action.
+
+``CAPTURE_FUZZ_EXAMPLES=20000`` runs that many programs, new ones each time; otherwise the same 1,000.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.generated.python_machine import Program, run, unguarded
+from tests.generated.runner import FUZZING, quickly
+
+PARTS = 20
+EXAMPLES = int(os.environ.get("CAPTURE_FUZZ_EXAMPLES", "1000"))
+
+
+def drawn(rng: random.Random) -> Program:
+    """Every number of the program is as likely as any other."""
+    return Program(
+        kinds=tuple([rng.randrange(10_000) for _ in range(rng.randint(1, 3))]),
+        reader=rng.randrange(4),
+        called=rng.randrange(3),
+        steps=((0, 0, 0), *[(rng.randrange(10), rng.randrange(3), rng.randrange(8)) for _ in range(rng.randint(3, 9))]),
+    )
+
+
+@pytest.mark.parametrize("part", quickly(range(PARTS), 1))
+def test_programs_over_python_state_equal_their_eager_twins(part: int) -> None:
+    rng = random.Random(random.randrange(2**32) if FUZZING else part)
+    calls = replays = 0
+    for _ in range(max(EXAMPLES // PARTS, 1)):
+        more = run(drawn(rng))
+        calls, replays = calls + more[0], replays + more[1]
+    assert replays > 0.1 * calls
+
+
+def test_random_programs_over_state_have_no_read_without_a_guard() -> None:
+    """What bodies of some programs read is traced, instruction by instruction."""
+    rng = random.Random(0)
+    for _ in range(12):
+        assert not unguarded(drawn(rng))

@@ -1,0 +1,107 @@
+"""Guards that fail again and again: few values become part of the key, ever new ones meet the budget."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from capture import CaptureWarning, capture, config, recordings
+from capture.guards.key_guards import named_guards
+from capture.key.code_names import NamedSource
+from tests.support.device import DEVICE
+
+
+class Config:
+    """Anything."""
+
+    def __init__(self, **kept: Any) -> None:
+        self.__dict__.update(kept)
+
+
+def helper(config: Config, x: Tensor) -> Any:
+    return x * config.scale  # type: ignore[attr-defined]
+
+
+class Net(nn.Module):
+    """Its own code does not name what is read."""
+
+    def __init__(self, kept: Config) -> None:
+        super().__init__()
+        self.kept = kept
+
+    @override
+    def forward(self, x: Tensor) -> Any:
+        return helper(self.kept, x)
+
+
+@pytest.mark.parametrize("values", [(1.0, 2.0), (1.0, 2.0, 3.0), (True, 1, 1.0)], ids=str)
+def test_few_values_are_recorded_once_each(values: tuple[Any, ...]) -> None:
+    kept, x = Config(), torch.arange(3, device=DEVICE)
+    net = Net(kept)
+    mine = capture(Net(kept), max_recordings=8)
+    with torch.no_grad(), config.patch(cache=False):
+        for turn in range(60):
+            kept.scale = values[turn % len(values)]
+            found, right = mine(x), net(x)
+            assert found.dtype is right.dtype
+            assert torch.equal(found, right), turn
+    counted = recordings(mine)
+    assert counted.recordings == len(values)
+    assert counted.replays >= 60 - 4 * len(values)
+
+
+def _ever_new(change: Callable[[int], object], function: Any, plain: Any) -> str:
+    x = torch.ones(3, device=DEVICE)
+    with (
+        torch.no_grad(), config.patch(cache=False), warnings.catch_warnings(record=True) as said,
+    ):  # fmt: skip
+        warnings.simplefilter("always", CaptureWarning)
+        for turn in range(120):
+            change(turn)
+            assert torch.equal(function(x), plain(x)), turn
+    counted = recordings(function)
+    assert counted.eager_calls > 60
+    assert counted.recordings <= 2
+    assert counted.observations <= 40
+    (finding,) = [str(one.message) for one in said if "CG906" in str(one.message)]
+    return finding
+
+
+def test_ever_new_values_end_eagerly_and_are_named() -> None:
+    kept = Config()
+    net = Net(kept)
+    finding = _ever_new(lambda turn: setattr(kept, "scale", 1.0 / (turn + 1)), capture(Net(kept)), net)
+    assert "self.kept.scale" in finding
+
+
+def test_ever_new_objects_end_eagerly_and_are_named() -> None:
+    kept = Config()
+
+    def body(x: Tensor) -> Any:
+        return x * len(kept.table)  # type: ignore[attr-defined]
+
+    finding = _ever_new(lambda _: setattr(kept, "table", {"a": object()}), capture(body), body)
+    assert "kept.table" in finding
+
+
+@pytest.mark.parametrize(
+    "value", [Config(), [1.0, "a"], {"a": 1.0}, (1, 2.0), [object()] * 100, helper, torch.ones(2), None, 3.0], ids=repr
+)
+def test_c_compares_what_a_body_names(value: Any) -> None:
+    """No function in Python is called for it."""
+    scope = {"name": value}
+    found = named_guards(value, NamedSource(lambda: scope["name"], scope, "name"))
+    assert found
+    assert all(one.source.kind != "call" for one in found)
+
+
+@pytest.mark.parametrize("value", [[object()], {"a": [1]}, ([],), bytearray(b"a"), {1.0}], ids=repr)
+def test_what_counts_by_content_is_left_to_the_key(value: Any) -> None:
+    scope = {"name": value}
+    assert named_guards(value, NamedSource(lambda: scope["name"], scope, "name")) is None
