@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextvars
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from capture import config
 from tests.guards.cells import CALLED, KINDS, READERS, Cell
-from tests.guards.kinds import Kind
+from tests.guards.kinds import ADDED, DELETED, IN_PLACE, REPLACED, Kind
 
 EAGER: dict[tuple[str, str], str] = {}
 """Kind and change to the rule by which calls after the change are eager."""
@@ -61,3 +62,18 @@ def test_how_many_cells_there_are() -> None:
     eager = EAGER.keys() | {pair for pair in changes if pair[0] in NEVER}
     assert eager <= changes
     assert len(eager) <= 0.1 * len(changes)
+
+
+def table() -> str:
+    """The rows of the table in ``docs/key.md``."""
+    columns = (REPLACED, IN_PLACE, DELETED, ADDED)
+    rows = [f"| kind of state | {' | '.join(columns)} |", f"|{'---|' * 5}"]
+    for kind in KINDS:
+        marks = ["replays" if column in kind.changes else "" for column in columns]
+        rows.append(f"| {kind.name} | {' | '.join(marks)} |")
+    return "\n".join(rows)
+
+
+def test_the_page_has_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "key.md").read_text()
+    assert page.split("<!-- cells -->\n")[1].split("\n<!-- end of cells -->")[0] == table()
