@@ -47,7 +47,7 @@ def test_few_values_are_recorded_once_each(values: tuple[Any, ...]) -> None:
     mine = capture(Net(kept), max_recordings=8)
     with torch.no_grad(), config.patch(cache=False):
         for turn in range(60):
-            kept.scale = values[turn % len(values)]
+            kept.scale = values[turn % len(values)]  # type: ignore[attr-defined]
             found, right = mine(x), net(x)
             assert found.dtype is right.dtype
             assert torch.equal(found, right), turn
