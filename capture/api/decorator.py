@@ -117,9 +117,9 @@ class Handle:
 
     def of(self, receiver: Any) -> Captured:
         """The state of one instance, made at its first call."""
-        known = self.instances.get(id(receiver))
-        if known is not None and known[0]() is receiver:
-            return known[1]
+        entry = self.instances.get(id(receiver))
+        if entry is not None and entry[0]() is receiver:
+            return entry[1]
         if self.make is None:
             captured = _new(self.annotation, self.function, self.binder, receiver)
         else:

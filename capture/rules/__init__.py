@@ -28,7 +28,7 @@ def rules_in(package: str, folders: Iterable[str]) -> tuple[Rule, ...]:
 
     A broken rule stops the import: a rule that is silently missing could let a call be recorded that must not be.
     """
-    found: dict[str, tuple[Rule, str]] = {}
+    by_code: dict[str, tuple[Rule, str]] = {}
     for module in pkgutil.iter_modules(folders):
         if not _FILE.fullmatch(module.name):
             continue
@@ -36,14 +36,14 @@ def rules_in(package: str, folders: Iterable[str]) -> tuple[Rule, ...]:
         each = getattr(importlib.import_module(f"{package}.{module.name}"), "RULE", None)
         if not isinstance(each, Rule):
             raise CaptureBug(f"{file} has no RULE: it needs a check under @rule(...)")
-        if each.code in found:
-            raise CaptureBug(f"{file} takes the code {each.code}, which {found[each.code][1]} has")
+        if each.code in by_code:
+            raise CaptureBug(f"{file} takes the code {each.code}, which {by_code[each.code][1]} has")
         if each.code.lower() != module.name[:5]:
             raise CaptureBug(f"{file} holds {each.code}: a file is named for its rule")
-        found[each.code] = (each, file)
-    if not found:
+        by_code[each.code] = (each, file)
+    if not by_code:
         raise CaptureBug(f"no rule was found in {package}")
-    return tuple(found[code][0] for code in sorted(found))
+    return tuple(by_code[code][0] for code in sorted(by_code))
 
 
 RULES: tuple[Rule, ...] = rules_in(__name__, __path__)
@@ -82,10 +82,10 @@ def _ignored(name: str, reason: str) -> None:
 def rule_by_code(code: str) -> Rule:
     """The rule with this code, in any case of letters; ``LookupError`` names the nearest one."""
     rules = {each.code: each for each in all_rules()}
-    found = rules.get(code.upper())
-    if found is None:
+    named = rules.get(code.upper())
+    if named is None:
         raise LookupError(f"there is no rule {code!r}{suggestion(code.upper(), rules)}")
-    return found
+    return named
 
 
 def deciding_rules() -> str:

@@ -186,12 +186,12 @@ def is_bound(case: Case, info: PlaceholderInfo) -> bool:
     wanted = case.annotation.inputs
     if info.kind != "argument" or info.static or info.tensor.layout != "strided":
         return False
-    others = [one for one in case.facts.placeholders if one.kind == "argument" and one is not info]
-    if info.alias_group is not None and any(one.alias_group == info.alias_group for one in others):
+    others = [other for other in case.facts.placeholders if other.kind == "argument" and other is not info]
+    if info.alias_group is not None and any(other.alias_group == info.alias_group for other in others):
         return False
     if wanted == "copy" or info.tensor.nbytes < (BIND_BYTES if wanted == "auto" else 1):
         return False
     if case.facts.collectives:
         return False
-    devices = accelerators(one.tensor.device for one in case.facts.placeholders)
+    devices = accelerators(placeholder.tensor.device for placeholder in case.facts.placeholders)
     return not devices or devices == (info.tensor.device,)

@@ -46,9 +46,9 @@ _SLICE = "pass the whole tensor, and slice it in the body  (no cost)"
 
 @rule("CG110", "unkeyed-read", severity=Severity.EAGER)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
-    arguments = {one.path: one for one in case.facts.placeholders if one.kind == "argument"}
+    arguments = {info.path: info for info in case.facts.placeholders if info.kind == "argument"}
     for read in case.facts.unkeyed:
-        path = next((one for one in read.paths if one in arguments), None)
+        path = next((path for path in read.paths if path in arguments), None)
         if read.kind == "answer":
             yield RULE.finding(
                 what=f"{read.name} is asked of {path or read.paths[0]!r}",

@@ -1,7 +1,8 @@
 """The host reads a tensor's values.
 
 ## What it does
-Finds calls that bring values to Python while the body runs: `item()`, `bool(tensor)`, `tolist()`, `numpy()`, printing.
+Finds calls that bring a tensor's values to Python while the body runs: `.item()`, `if tensor:`, `.tolist()`,
+`.numpy()`, printing, also in functions of torch, such as the step of an optimizer that counts on the host.
 
 ## Why it matters
 A recorded graph runs without the host. Where what was read can be compared, the graph ends there: each replay reads the

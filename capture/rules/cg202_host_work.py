@@ -2,8 +2,8 @@
 
 ## What it does
 Finds operators on CPU tensors beside an accelerator, copies between the two, and, on any device, operators tagged as
-unsafe for graphs, tensors made of NumPy's arrays, and operators of other libraries that get the address of a tensor as
-a number.
+unsafe for graphs, tensors made of NumPy's arrays, operators of other libraries that get the address of a tensor as a
+number, numbers drawn by Python's `random` or by NumPy, and elements taken from an iterator.
 
 ## Why it matters
 A graph of device kernels replays device work only. CPU work would be done once, while recording, and its result would

@@ -55,35 +55,35 @@ _ALWAYS = "capture a part of the function that does not depend on it  (no cost)"
 
 @rule("CG906", "nothing-repeats", severity=Severity.EAGER)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
-    found = case.facts.given_up
-    if found is None:
+    effort = case.facts.given_up
+    if effort is None:
         return
-    shown = found.variations[:_NAMED]
+    shown = effort.variations[:_NAMED]
     settings = [match.groups() for each in shown if (match := SETTING.fullmatch(each.what.strip("'")))]
     about = {each.about for each in shown if not SETTING.fullmatch(each.what.strip("'"))}
     yield RULE.finding(
-        what=f"{_efforts(found)} led to no replay{_varied(found)}",
+        what=f"{_efforts(effort)} led to no replay{_varied(effort)}",
         why="calls that differ need a recording each, and none was used again",
         fix=(
             *[tensor_setting(*setting) for setting in settings],
             *[fix for kind, fix in _FIXES.items() if kind in about],
             _ALWAYS,
         ),
-        where=found.where,
+        where=effort.where,
         severity=Severity.ERROR if case.annotation.fallback == "error" else Severity.EAGER,
     )
 
 
-def _efforts(found: GivenUp) -> str:
+def _efforts(effort: GivenUp) -> str:
     counts = (
-        (found.observations, "watched run"), (found.recordings, "recording"), (found.drops, "dropped recording")
+        (effort.observations, "watched run"), (effort.recordings, "recording"), (effort.drops, "dropped recording")
     )  # fmt: skip
     parts = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count]
-    return f"{' and '.join(parts) or 'what was tried'} ({found.ms:.0f} ms)"
+    return f"{' and '.join(parts) or 'what was tried'} ({effort.ms:.0f} ms)"
 
 
-def _varied(found: GivenUp) -> str:
-    if not found.variations:
+def _varied(effort: GivenUp) -> str:
+    if not effort.variations:
         return ""
-    more = len(found.variations) - _NAMED
-    return f": {'; '.join(map(str, found.variations[:_NAMED]))}{f'; and {more} more' if more > 0 else ''}"
+    more = len(effort.variations) - _NAMED
+    return f": {'; '.join(map(str, effort.variations[:_NAMED]))}{f'; and {more} more' if more > 0 else ''}"
