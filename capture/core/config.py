@@ -46,6 +46,10 @@ class Config:
     that turns out larger goes. During a call the excess is at most what that one recording takes."""
     max_recordings: int = 4096
     """Recordings of all functions in one thread and on one device."""
+    silence: frozenset[str] = frozenset()
+    """Codes of findings that no warning is given for (``CAPTURE_SILENCE=CG201,CG906``). Reports still have them."""
+    refuse: frozenset[str] = frozenset()
+    """Codes of findings that raise ``UncapturableError``, as in a test of a model's own (``CAPTURE_REFUSE=CG201``)."""
     skip_warmup: bool = False
     """Record on the first call, without a watched run before it (the recording itself is watched)."""
 
@@ -62,6 +66,8 @@ class ConfigPatch(TypedDict, total=False):
     strict: bool
     memory_limit: float
     max_recordings: int
+    silence: frozenset[str]
+    refuse: frozenset[str]
     skip_warmup: bool
 
 
@@ -77,6 +83,14 @@ def _bytes(name: str, default: int) -> int:
     if not text.isdecimal():
         raise AnnotationError(f"{name}={text!r} is no number of bytes")
     return int(text)
+
+
+def _codes(name: str) -> frozenset[str]:
+    words = frozenset(word.strip().upper() for word in os.environ.get(name, "").split(",") if word.strip())
+    for word in sorted(words):
+        if not (word.startswith("CG") and word[2:].isdecimal() and len(word) == 5):
+            raise AnnotationError(f"{name}: {word!r} is no code of a finding, as CG201 is")
+    return words
 
 
 def _directory() -> Path:
@@ -113,6 +127,8 @@ def _from_environment() -> Config:
         strict=_flag("CAPTURE_STRICT", False),
         memory_limit=_number("CAPTURE_MEMORY_LIMIT", 0.9),
         max_recordings=int(_number("CAPTURE_MAX_RECORDINGS", 4096)),
+        silence=_codes("CAPTURE_SILENCE"),
+        refuse=_codes("CAPTURE_REFUSE"),
         skip_warmup=_flag("CAPTURE_SKIP_WARMUP", False),
     )
 

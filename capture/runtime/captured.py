@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from attrs import Factory, define, evolve, field
 
+from capture.core import config
 from capture.core.errors import CaptureWarning, UncapturableError
 from capture.core.events import Log
 from capture.core.facts import Facts
@@ -252,7 +253,12 @@ class Captured:
         lasting = [finding for finding in findings if finding.code not in SETTLING] or findings
         new = [finding for finding in lasting if self._is_news(finding)]
         self.note_findings(plan)
-        raising = self.annotation.fallback == "error" or any(f.severity is Severity.ERROR for f in findings)
+        settings = config.current()
+        raising = (
+            self.annotation.fallback == "error"
+            or any(one.code in settings.refuse for one in findings)
+            or any(f.severity is Severity.ERROR for f in findings)
+        )
         if findings and raising:
             function = self.annotation.function
             text = "\n".join(first.message(function=function, also=also) for first, also in by_cause(findings))
@@ -260,7 +266,7 @@ class Captured:
         self.is_told = self.is_told or bool(new)
         for finding in new:
             self.log.add("fallback", finding.code + " " + finding.what)
-        for first, also in by_cause(new):
+        for first, also in by_cause([one for one in new if one.code not in settings.silence]):
             self.warnings += 1
             if self.warnings > MOST_WARNINGS:
                 return

@@ -1,0 +1,49 @@
+"""Findings of one code: kept back, or raised."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from capture import CaptureWarning, UncapturableError, capture, config, recordings
+
+
+def reads(x: Tensor) -> Tensor:
+    return x + len(x.tolist())
+
+
+def test_a_code_is_silenced_and_still_reported() -> None:
+    captured = capture(reads)
+    with warnings.catch_warnings(), config.patch(silence=frozenset({"CG201"})):
+        warnings.simplefilter("error")
+        for _ in range(3):
+            captured(torch.ones(2))
+    assert "CG201" in {one.code for one in recordings(captured).findings}
+    other = capture(reads)
+    with config.patch(silence=frozenset({"CG202"})), pytest.warns(CaptureWarning, match="CG201"):
+        other(torch.ones(2))
+
+
+def test_a_code_is_refused() -> None:
+    with config.patch(refuse=frozenset({"CG201"})), pytest.raises(UncapturableError, match="CG201"):
+        capture(reads)(torch.ones(2))
+    with config.patch(refuse=frozenset({"CG202"})), pytest.warns(CaptureWarning, match="CG201"):
+        capture(reads)(torch.ones(2))
+
+
+@pytest.mark.parametrize(("text", "said"), [("cg201, CG906", ""), ("201", "'201' is no code of a finding")])
+def test_codes_of_the_environment(text: str, said: str) -> None:
+    code = "from capture.core import config; print(sorted(config.current().silence))"
+    environment = {**os.environ, "CAPTURE_SILENCE": text, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert said in done.stderr
+    assert said or done.stdout == "['CG201', 'CG906']\n"
