@@ -16,7 +16,7 @@ from typing_extensions import override
 PlaceholderKind = Literal["argument", "implicit"]
 Owner = Literal["argument", "parameter", "buffer", "attribute", "closure", "global", "item", "constant", "unknown"]
 MutationEvidence = Literal["schema", "version", "norm"]
-EffectKind = Literal["tensor", "python", "container"]
+EffectKind = Literal["tensor", "python", "container", "call"]
 OutputKind = Literal["fresh", "input", "input-view", "static", "static-view", "python", "foreign"]
 
 
@@ -86,7 +86,8 @@ class Effect:
     """What the body left in Python state: an attribute, item, cell or global that differs after the run.
 
     ``kind``: ``tensor`` can be set again after a replay; ``python`` is a plain value and ``container`` a
-    list or dict whose members changed: both would stay frozen.
+    list or dict whose members changed: both would stay frozen; ``call`` is a function that leaves something outside,
+    with its name as ``path``.
     """
 
     path: str

@@ -537,8 +537,7 @@ class ReadWalk:
             read = functools.partial(value.get, MISSING)
             self.found.guards.append(Guard("value", Source("call", read, None, path), MISSING))
         else:
-            self._value(held, path)
-            self.found.guards.append(Guard("value", source, held))
+            self._one((id(value), None), held, source)
 
     def _reference(self, value: weakref.ref[Any], path: str) -> None:
         held = value()

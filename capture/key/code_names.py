@@ -134,6 +134,16 @@ def globals_stored(code: types.CodeType) -> tuple[str, ...]:
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=4096)
+def mentioned_in(code: types.CodeType) -> tuple[str, ...]:
+    """All names of attributes and globals in it and in the code nested in it."""
+    found = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found.update(dict.fromkeys(mentioned_in(constant)))
+    return tuple(found)
+
+
 def _root(instruction: dis.Instruction, parameters: frozenset[str]) -> tuple[RootKind, str] | None:
     name = instruction.opname
     if name == "LOAD_GLOBAL":

@@ -1,4 +1,4 @@
-/* Which Python code ran in this thread between two moments, and with which globals.
+/* Which Python code ran in this thread between two moments, and with which globals; which functions in C it called.
 
    A profile function of the thread, put beside one that is there already: it gets every event, too. Code is sorted by
    the name of its module, once by a function in Python: noted, or not, and whether what it calls is ours. Not by the code
@@ -10,6 +10,14 @@
 enum { NOTED, AS_ITS_CALLER, OURS, BETWEEN, ASIDE }; /* as in ``observe/code_run.py`` */
 
 #define APART 2 /* nothing below is noted, whatever it calls */
+#define LEVELS 3
+#define OWN 4 /* the frame itself is noted, not only what it calls */
+
+/* A function in C, with the class of what it is bound to. Kept by address for the length of one watch. */
+typedef struct {
+    PyMethodDef *function;
+    PyTypeObject *of;
+} Called;
 
 typedef struct {
     PyObject_HEAD
@@ -19,7 +27,11 @@ typedef struct {
     PyObject *name;  /* "__name__" */
     PyObject *seen;  /* a dict: noted code to its globals */
     PyObject *more;  /* a list: pairs of code that ran with other globals, too */
-    char *depths;    /* of each frame, whether what it calls is noted: 0, 1, or APART */
+    PyObject *leaves; /* a function: whether a function in C leaves something that a replay would not, or None */
+    PyObject *calls; /* a list: those that do, with the code and the line that called them first */
+    Called *called;  /* a hash table of those that were looked at */
+    size_t num_called, called_room;
+    char *depths;    /* of each frame, whether what it calls is noted: 0, 1, or APART; and OWN */
     Py_ssize_t depth, room;
     int failed; /* something went wrong: what was noted is not all */
     Py_tracefunc other;
@@ -67,6 +79,57 @@ static int note(CodeWatch *self, PyObject *code, PyObject *globals)
     return failed ? -1 : 0;
 }
 
+/* The place of a function in C in the table, which has room for it; NULL without memory. */
+static Called *called_at(CodeWatch *self, PyMethodDef *function, PyTypeObject *of)
+{
+    if (self->num_called * 2 >= self->called_room) {
+        size_t room = self->called_room * 2 + 256, old = self->called_room;
+        Called *before = self->called, *grown = PyMem_Calloc(room, sizeof(Called));
+        if (grown == NULL)
+            return NULL;
+        self->called = grown;
+        self->called_room = room;
+        self->num_called = 0;
+        for (size_t i = 0; i < old; i++)
+            if (before[i].function != NULL) {
+                *called_at(self, before[i].function, before[i].of) = before[i];
+                self->num_called++;
+            }
+        PyMem_Free(before);
+    }
+    size_t at = (((size_t)function >> 4) * 31 + ((size_t)of >> 4)) % self->called_room;
+    while (self->called[at].function != NULL && (self->called[at].function != function || self->called[at].of != of))
+        at = at + 1 == self->called_room ? 0 : at + 1;
+    return &self->called[at];
+}
+
+/* A function in C is called: 0, -1. */
+static int note_call(CodeWatch *self, PyFrameObject *frame, PyObject *function)
+{
+    if (!PyCFunction_Check(function) || !self->depth || !(self->depths[self->depth - 1] & OWN))
+        return 0;
+    PyObject *bound = PyCFunction_GET_SELF(function);
+    PyTypeObject *of = bound == NULL ? NULL : Py_TYPE(bound);
+    Called *known = called_at(self, ((PyCFunctionObject *)function)->m_ml, of);
+    if (known == NULL)
+        return -1;
+    if (known->function != NULL)
+        return 0;
+    known->function = ((PyCFunctionObject *)function)->m_ml;
+    known->of = of;
+    self->num_called++;
+    PyObject *leaves = PyObject_CallOneArg(self->leaves, function);
+    if (leaves == NULL || leaves == Py_None) {
+        Py_XDECREF(leaves);
+        return leaves == NULL ? -1 : 0;
+    }
+    PyObject *code = (PyObject *)PyFrame_GetCode(frame);
+    PyObject *call = Py_BuildValue("(NNi)", leaves, code, PyFrame_GetLineNumber(frame));
+    int failed = call == NULL || PyList_Append(self->calls, call) < 0;
+    Py_XDECREF(call);
+    return failed ? -1 : 0;
+}
+
 /* A frame begins: 0, -1. */
 static int enter(CodeWatch *self, PyFrameObject *frame)
 {
@@ -77,25 +140,27 @@ static int enter(CodeWatch *self, PyFrameObject *frame)
         self->depths = grown;
         self->room = self->room * 2 + 64;
     }
-    int notes = self->depth == 0 ? 1 : self->depths[self->depth - 1];
+    int notes = self->depth == 0 ? 1 : self->depths[self->depth - 1] & LEVELS, own = 0;
     PyObject *code = (PyObject *)PyFrame_GetCode(frame);
     PyObject *globals = PyFrame_GetGlobals(frame);
     int kind = notes == APART ? BETWEEN : globals == NULL ? -1 : kind_of(self, code, globals), failed = kind < 0;
     if (kind == NOTED || (kind == AS_ITS_CALLER && notes)) {
         failed = note(self, code, globals) < 0;
         notes = 1;
+        own = OWN;
     } else if (kind == OURS || kind == ASIDE)
         notes = kind == OURS ? 0 : APART;
     Py_DECREF(code);
     Py_XDECREF(globals);
-    self->depths[self->depth++] = (char)notes;
+    self->depths[self->depth++] = (char)(notes | own);
     return failed ? -1 : 0;
 }
 
 static int profile(PyObject *object, PyFrameObject *frame, int what, PyObject *arg)
 {
     CodeWatch *self = (CodeWatch *)object;
-    if (what == PyTrace_CALL && enter(self, frame) < 0) {
+    int failed = what == PyTrace_CALL ? enter(self, frame) : what == PyTrace_C_CALL ? note_call(self, frame, arg) : 0;
+    if (failed < 0) {
         PyErr_Clear(); /* the program goes on; the run is not trusted */
         self->failed = 1;
     } else if (what == PyTrace_RETURN && self->depth)
@@ -135,9 +200,10 @@ static PyObject *end(PyObject *object, PyObject *Py_UNUSED(none))
 
 static PyObject *code_watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"sort", "kinds", "apart", NULL};
-    PyObject *sort, *kinds, *apart;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!", names, &sort, &PyDict_Type, &kinds, &PyTuple_Type, &apart))
+    static char *names[] = {"sort", "kinds", "apart", "leaves", NULL};
+    PyObject *sort, *kinds, *apart, *leaves;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O", names, &sort, &PyDict_Type, &kinds, &PyTuple_Type, &apart,
+                                     &leaves))
         return NULL;
     CodeWatch *self = (CodeWatch *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -146,9 +212,11 @@ static PyObject *code_watch_new(PyTypeObject *type, PyObject *args, PyObject *kw
     self->kinds = Py_NewRef(kinds);
     self->apart = Py_NewRef(apart);
     self->name = PyUnicode_InternFromString("__name__");
+    self->leaves = Py_NewRef(leaves);
     self->seen = PyDict_New();
     self->more = PyList_New(0);
-    if (self->name == NULL || self->seen == NULL || self->more == NULL)
+    self->calls = PyList_New(0);
+    if (self->name == NULL || self->seen == NULL || self->more == NULL || self->calls == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -161,6 +229,8 @@ static int code_watch_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->apart);
     Py_VISIT(self->seen);
     Py_VISIT(self->more);
+    Py_VISIT(self->leaves);
+    Py_VISIT(self->calls);
     Py_VISIT(self->other_object);
     return 0;
 }
@@ -174,6 +244,8 @@ static int code_watch_clear(PyObject *object)
     Py_CLEAR(self->name);
     Py_CLEAR(self->seen);
     Py_CLEAR(self->more);
+    Py_CLEAR(self->leaves);
+    Py_CLEAR(self->calls);
     Py_CLEAR(self->other_object);
     return 0;
 }
@@ -183,6 +255,7 @@ static void code_watch_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     code_watch_clear(object);
     PyMem_Free(((CodeWatch *)object)->depths);
+    PyMem_Free(((CodeWatch *)object)->called);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -195,6 +268,7 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"seen", T_OBJECT, offsetof(CodeWatch, seen), READONLY, "Code to its globals."},
     {"more", T_OBJECT, offsetof(CodeWatch, more), READONLY, "Code that ran with other globals, too, with those."},
+    {"calls", T_OBJECT, offsetof(CodeWatch, calls), READONLY, "What functions in C left, by which code and line."},
     {NULL, 0, 0, 0, NULL},
 };
 

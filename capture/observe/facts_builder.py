@@ -26,9 +26,10 @@ from capture.core.facts import (
     SubclassLeaf,
 )  # fmt: skip
 from capture.key import objects, pytree
+from capture.key.code_names import MISSING
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
 from capture.key.tensor_meta import alias_groups, tensor_info
-from capture.observe import gradient_uses
+from capture.observe import gradient_uses, written_lines
 from capture.observe.described import DescribedRun, ImplicitInput, KeptEffect, KeptLeaf
 from capture.observe.run import ObservedRun
 from capture.observe.trace import External, Produced
@@ -56,6 +57,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     implicit = classify.implicit()
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
+    effect_facts += [*_put_on_results(outputs), *watched.left]
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     handed_on = classify.handed_on(kept)
@@ -256,8 +258,10 @@ def effects_of(watched: ObservedRun, classify: Classifier) -> tuple[list[KeptEff
         leaves = tuple(classify.leaf(p, v) for p, v in pytree.leaves(change.after, path))
         plain = all(leaf.kind != "python" or type(leaf.value) in PLAIN_TYPES for leaf in leaves)
         tensors = any(isinstance(leaf.value, torch.Tensor) for leaf in leaves)
+        line = written_lines.line_that_wrote(watched.ran, change)
         if change.container:
-            facts.append(Effect(path=path, kind="container", before=str(change.before), after=str(change.after)))
+            told = {"before": str(change.before), "after": str(change.after)}
+            facts.append(Effect(path=path, kind="container", **told, where=line))
         elif tensors and plain and not any(leaf.kind == "foreign" for leaf in leaves):
             kept.append(KeptEffect(change, leaves))
             produced = [watched.watch.trace.produced.get(id(leaf.value.untyped_storage()))
@@ -267,8 +271,16 @@ def effects_of(watched: ObservedRun, classify: Classifier) -> tuple[list[KeptEff
             facts.append(Effect(path=path, kind="tensor", before=before, after=after, where=where))
         else:
             before, after = _short(change.before), _short(change.after)
-            facts.append(Effect(path=path, kind="python", before=before, after=after))
+            facts.append(Effect(path=path, kind="python", before=before, after=after, where=line))
     return kept, facts
+
+
+def _put_on_results(outputs: Sequence[KeptLeaf]) -> list[Effect]:
+    """Attributes of tensors that the body made and gives: a replay gives others."""
+    return [
+        Effect(path=f"{leaf.path}.{name}", kind="python", before=repr(MISSING), after=_short(value))
+        for leaf in outputs if leaf.kind == "fresh" for name, value in leaf.value.__dict__.items()
+    ]  # fmt: skip
 
 
 def _short(value: Any) -> str:

@@ -50,11 +50,11 @@ def drawn(
     own, numpys = host_random_state()
     is_own = may_draw(ran, reachable)
     if own != host[0] and is_own:
-        found.append(("drawing from Python's random", _line(ran, _NAMES)))
+        found.append(("drawing from Python's random", line_of(ran, _NAMES)))
     if is_own and numpys is not None and host[1] is not None and _flat(numpys) != _flat(host[1]):
-        found.append(("drawing from numpy.random", _line(ran, _NAMES)))
+        found.append(("drawing from numpy.random", line_of(ran, _NAMES)))
     for path, name, value, position in before:
-        where = _line(ran, (name,))
+        where = line_of(ran, (name,))
         now = _position(value)
         if now is _UNKNOWN or position is _UNKNOWN:
             if where is not None or (ran is not None and not ran.is_complete):
@@ -135,7 +135,7 @@ def _flat(state: Any) -> Any:
     return state.tobytes() if hasattr(state, "tobytes") else state
 
 
-def _line(ran: CodeRun | None, names: Iterable[str]) -> CodeLocation | None:
+def line_of(ran: CodeRun | None, names: Iterable[str]) -> CodeLocation | None:
     """The first line of the user's code that names one of these."""
     if ran is None:
         return None

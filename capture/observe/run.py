@@ -14,9 +14,9 @@ import torch
 from attrs import define, field
 
 from capture.core import forks
-from capture.core.facts import HostWork
+from capture.core.facts import Effect, HostWork
 from capture.native import native
-from capture.observe import host_draws
+from capture.observe import host_draws, written_lines
 from capture.observe.aoti_packages import packages
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.probes.device_constants import constants_on_host
@@ -69,6 +69,8 @@ class ObservedRun:
     """What it did before it raised is as eager left it."""
     is_over: bool = False
     """The body has given its result."""
+    left: list[Effect] = field(factory=list)
+    """What functions in C left behind, such as text in a file."""
     once: str = ""
     """What the run did that other runs do not, with the host."""
 
@@ -200,9 +202,22 @@ def _compare(watched: ObservedRun) -> None:
     _count_writes(watched)
     watched.changed = diff.changes(watched.before)
     ran = watched.ran if watched.watch.notes_code else None
+    if ran is not None:
+        watched.left = written_lines.left_by_calls(ran)
+    for path, name in _given_other_memory(watched.before):
+        where = host_draws.line_of(ran, (name, "data", "set_", "swap_tensors"))
+        watched.watch.trace.work.append(HostWork(op=f"giving {path!r} other memory", kind="unsafe", where=where))
     for op, where in host_draws.drawn(watched.positions, watched.host_random, ran, watched.before):
         watched.watch.trace.work.append(HostWork(op=op, kind="unsafe", where=where))
     _note_gradients_of_arguments(watched)
+
+
+def _given_other_memory(before: Snapshot) -> Iterator[tuple[str, str]]:
+    """Tensors that are there still, with something else behind them: ``.data =`` and the like are no operators."""
+    for key, owners in before.tensors.items():
+        for source, tensor in owners:
+            if tensor.layout is torch.strided and id(tensor.untyped_storage()) != key:
+                yield source.path, str(source.name)
 
 
 def _note_gradients_of_arguments(watched: ObservedRun) -> None:

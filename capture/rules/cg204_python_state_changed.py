@@ -2,7 +2,8 @@
 
 ## What it does
 Finds plain values that differ after the run, such as a counter on `self`, and lists or dicts whose members changed.
-Tensors in members that a dict got by name are no such change: a replay adds them.
+Tensors in members that a dict got by name are no such change: a replay adds them. Finds calls, too, that leave what
+nobody compares, such as text in a file.
 
 ## Why it matters
 A replay does not run the Python code. The state would stay as the recording left it, and so would everything the body
@@ -33,7 +34,7 @@ class Model(torch.nn.Module):
 Moving the statement out of the body keeps its effect. A counter kept in a tensor is part of the recording.
 
 ## Known gaps
-State that only deeper code reaches, such as a module-level cache of a library, is not compared.
+State that a library keeps in its own modules is not compared, nor what other packages keep in memory of C.
 """
 
 from __future__ import annotations
@@ -49,6 +50,15 @@ from capture.rules.case import Case
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for effect in case.facts.effects:
         if effect.kind == "tensor":
+            continue
+        if effect.kind == "call":
+            yield RULE.finding(
+                what=f"the body calls {effect.path}",
+                why="a replay does not run Python code, so what it leaves would be there once and then never again",
+                fix=("call it before or after the captured function  (no cost)",),
+                where=effect.where,
+                path=effect.path,
+            )
             continue
         verb = "changes the members of" if effect.kind == "container" else "changes"
         yield RULE.finding(

@@ -16,6 +16,7 @@ from attrs import define, field
 
 from capture.key.packages import is_library, package_of
 from capture.native import native
+from capture.state import c_calls
 
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE = range(5)  # as in ``native/code_watch.c``
 _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
@@ -47,6 +48,8 @@ class CodeRun:
     """Code that ran, with the globals that it ran in."""
 
     codes: dict[types.CodeType, list[dict[str, Any]]] = field(factory=dict)
+    calls: list[tuple[str, types.CodeType, int]] = field(factory=list)
+    """What functions in C left behind, with the code and the line that called them first."""
     is_complete: bool = True
     """False where something kept us from seeing all of it."""
 
@@ -78,7 +81,7 @@ def code_run() -> Iterator[CodeRun]:
         _kinds.clear()
     collected = [getattr(one, "__code__", None) for one in gc.callbacks]  # the collector comes when it comes
     apart = tuple([code for code in collected if type(code) is types.CodeType])
-    found, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart)
+    found, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart, c_calls.leaves)
     watch.begin()
     try:
         yield found
@@ -87,3 +90,4 @@ def code_run() -> Iterator[CodeRun]:
         found.codes.update({code: [scope] for code, scope in watch.seen.items()})
         for code, scope in watch.more:
             found.add(code, scope)
+        found.calls = list(watch.calls)

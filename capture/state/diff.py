@@ -12,7 +12,15 @@ from capture.key import pytree
 from capture.key.code_names import MISSING
 from capture.key.objects import closed_package
 from capture.key.pytree import PLAIN_TYPES
-from capture.state.snapshot import CLOSED, Change, Snapshot, function_sources, module_sources
+from capture.state.snapshot import (
+    CLOSED,
+    Change,
+    Snapshot,
+    content_of,
+    function_sources,
+    keys_of_hooks,
+    module_sources,
+)
 from capture.state.source import Source, are_as_they_were
 
 
@@ -38,7 +46,47 @@ def changes(before: Snapshot) -> list[Change]:
             continue  # it took other members, and an equal one of those before stands in its place
         if not _same_members(now, members) and not any(change.source is source for change in found):
             found.extend(_new_members(source, container, members, now))
+    return found + _by_name(before) + _of_tensors(before) + _contents(before)
+
+
+def _by_name(before: Snapshot) -> list[Change]:
+    """Names in classes, scopes and the like that came, went, or have other values, and are no sources of their own."""
+    places = [(one, *rest) for space in before.namespaces.values() for one, *rest in space.changes()]
+    known = {place_key(one) for one, _ in before.sources.values()} if places else set()
+    return [Change(one, old, new) for one, old, new in places if place_key(one) not in known]
+
+
+def place_key(source: Source) -> tuple[int, Any]:
+    """Two places with equal ones are the same."""
+    holder = source.holder
+    return id(holder.__dict__) if type(holder) is types.ModuleType else id(holder), source.name
+
+
+def _of_tensors(before: Snapshot) -> list[Change]:
+    """Whether tensors require gradients, and what was put on them first."""
+    found = []
+    for source, tensor, required in before.flags:
+        if tensor.requires_grad != required:
+            place = Source("attribute", tensor, "requires_grad", f"{source.path}.requires_grad", source)
+            found.append(Change(place, required, tensor.requires_grad))
+        if id(tensor) not in before.namespaces:
+            for name, value in tensor.__dict__.items():
+                place = Source("attribute", tensor, name, f"{source.path}.{name}", source)
+                found.append(Change(place, MISSING, value))
     return found
+
+
+def _contents(before: Snapshot) -> list[Change]:
+    """Arrays and the like that were written in place, and modules that have other hooks now."""
+    return [
+        Change(source, "its content", "another content", container=True)
+        for source, value, content in before.states
+        if content_of(value) != content
+    ] + [
+        Change(Source("attribute", module, "hooks", f"{source.path}.(hooks)", source), "some", "others", container=True)
+        for source, module, keys in before.hooks
+        if keys_of_hooks(module) != keys
+    ]
 
 
 def _filled(before: Snapshot) -> dict[int, Any]:

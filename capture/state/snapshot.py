@@ -6,8 +6,13 @@ tells who owns an implicit input (``self.layers[3].weight``).
 
 from __future__ import annotations
 
+import array
+import contextvars
 import functools
+import queue
+import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +20,13 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
-from capture.key import pytree
-from capture.key.code_names import MISSING, chain_value, chains, globals_in, globals_stored
+from capture.key import numpy_arrays, pytree
+from capture.key.code_names import MISSING, globals_in, globals_stored, mentioned_in
 from capture.key.objects import SHARDING, closed_package
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
-from capture.state.source import Found, Source, Tables, members_of_module
+from capture.native import native
+from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of, users_classes
+from capture.state.source import Found, Source, SourceKind, Tables, members_of_module
 from capture.torch_private.capabilities import generator_id
 from capture.torch_private.subclasses import is_wrapper
 
@@ -27,6 +34,9 @@ _SOURCES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
 _MEMBERS_LIMIT = 10_000  # of one container
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TENSORS = frozenset(TENSOR_TYPES)
+_DEFAULTS = ("__defaults__", "__kwdefaults__")
+_OPENED = (queue.Queue, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+"""Of the standard library, though its objects are closed otherwise: users keep things in them."""
 CLOSED = (str, bytes, bytearray, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Generator)
 
 
@@ -47,6 +57,14 @@ class Snapshot:
     forwards: dict[types.FunctionType, int] = field(factory=dict)
     """``forward`` functions of users' modules, and how many sources each names."""
     generators: dict[int, Source] = field(factory=dict)
+    namespaces: dict[int, Namespace] = field(factory=dict)
+    """Classes, scopes, functions and the like, by ``id`` of what holds the names."""
+    states: list[tuple[Source, Any, Any]] = field(factory=list)
+    """Objects whose content is no member, such as arrays, with that content: see ``content_of``."""
+    hooks: list[tuple[Source, torch.nn.Module, tuple[tuple[Any, ...], ...]]] = field(factory=list)
+    """Modules, and the keys of their tables of hooks: see ``keys_of_hooks``."""
+    flags: list[tuple[Source, torch.Tensor, bool]] = field(factory=list)
+    """Tensors that are there, and whether they require gradients."""
     rebuilt: set[str] = field(factory=set)
     """Paths where the body put an equal container, or value, once ``changes`` has looked."""
 
@@ -78,7 +96,7 @@ def roots(function: Any, receiver: Any, arguments: dict[str, Any]) -> list[Sourc
     for name, value in arguments.items():
         found.append(Source("root", value, None, name))
     if isinstance(function, types.FunctionType):
-        found.extend(function_sources(function, None))
+        found.extend([*function_sources(function, None), Source("root", function, None, "function")])
     elif receiver is None:
         found.append(Source("root", function, None, "function"))
     return found
@@ -102,15 +120,15 @@ def function_sources(function: types.FunctionType, parent: Source | None) -> lis
 
 
 def _module_globals(function: types.FunctionType, name: str, parent: Source | None) -> list[Source]:
-    """Tensors and containers that the function names as attributes of a module of the user's."""
-    module, code = function.__globals__[name], function.__code__
-    if module.__name__.startswith("torch"):
+    """What the function may name of a module of the user's, or may set there."""
+    module = function.__globals__[name]
+    if not is_of_users(module.__name__):
         return []
-    chained = [chain for chain in chains(code) if (chain.kind, chain.root) == ("global", name)]
+    own = module.__dict__
     return [
-        Source("attribute", module, chain.attributes[0], str(chain), parent)
-        for chain in chained
-        if len(chain.attributes) == 1 and isinstance(chain_value(chain, function), (torch.Tensor, list, dict))
+        Source("attribute", module, one, f"{name}.{one}", parent)
+        for one in mentioned_in(function.__code__)
+        if one in own and (holds_state(own[one]) or type(own[one]) is types.FunctionType)
     ]
 
 
@@ -129,9 +147,9 @@ def snapshot(starts: list[Source]) -> Snapshot:
 
 
 def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:
-    sources, queue = found.sources, deque(starts)
-    while queue and len(sources) < _SOURCES_LIMIT:
-        one = queue.popleft()
+    sources, todo = found.sources, deque(starts)
+    while todo and len(sources) < _SOURCES_LIMIT:
+        one = todo.popleft()
         source, value = one
         if source.path in sources and source.kind != "root":
             if sources[source.path][0].holder is source.holder or source.parent is None:
@@ -144,7 +162,7 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
             if path in sources:
                 continue
         kind = type(value)
-        if kind in PLAIN_TYPES:
+        if kind in PLAIN_TYPES or value is MISSING:
             sources[source.path] = one
             continue
         if aside is not None and _is_sharding(kind):
@@ -158,17 +176,21 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
                 found.tensors.setdefault(id(storage), []).append(one)
             if id(value) not in entered:
                 entered.add(id(value))
-                queue.extend(_gradient(source, value))
+                found.flags.append((source, value, value.requires_grad))
+                if own := value.__dict__:
+                    todo.extend(_namespace(found, "attribute", value, own, f"{source.path}.", source))
+                todo.extend(_gradient(source, value))
                 if hooks := value._backward_hooks:
-                    queue.extend(_hooks(source, "_backward_hooks", hooks))
+                    todo.extend(_hooks(source, "_backward_hooks", hooks))
         elif id(value) not in entered:
             entered.add(id(value))
             if kind is torch.Generator:
                 found.generators.setdefault(generator_id(value), source)
             found.entered.append(one)
-            queue.extend(_members(found, source, value))
+            todo.extend(_members(found, source, value))
+            todo.extend(_by_name(found, source, value))
             if is_wrapper(kind):
-                queue.extend(_gradient(source, value))
+                todo.extend(_gradient(source, value))
 
 
 def _is_sharding(kind: type) -> bool:
@@ -181,9 +203,60 @@ def _members(found: Snapshot, source: Source, value: Any) -> list[Found]:
     if is_wrapper(type(value)):
         held = pytree.children(value)
         return [(Source("attribute", value, name[1:], f"{source.path}{name}", source), one) for name, one in held]
+    if type(value) in weakref.ProxyTypes:
+        return _root(source, native.referent(value))
     if isinstance(value, (torch.Tensor, *CLOSED)):
+        if (content := content_of(value)) is not None:
+            found.states.append((source, value, content))
         return []
     return [(one, one.get()) for one in _open_members(found, source, value)]
+
+
+def _by_name(found: Snapshot, source: Source, value: Any) -> list[Found]:
+    """What the object's class, a class itself, a function or a thread holds by names."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        return _of_function(found, source, value) if is_of_users(value.__module__) else []
+    if issubclass(kind, threading.local):
+        return _namespace(found, "item", value.__dict__, value.__dict__, f"{source.path}.", source)
+    if kind is contextvars.ContextVar:
+        return [(one, one.get()) for one in [Source("context", value, None, f"{source.path}.get()", source)]]
+    members: list[Found] = []
+    for one in users_classes(value if issubclass(kind, type) else kind):
+        prefix = f"{source.path}." if one is value else f"{one.__qualname__}."
+        members += _namespace(found, "attribute", one, one.__dict__, prefix, None)
+        scope = scope_of(one.__module__)
+        if scope is not None:
+            _namespace(found, "global", scope, scope, f"{one.__module__}.", None)
+    if kind is not type and issubclass(kind, type):
+        for one in users_classes(kind):
+            members += _namespace(found, "attribute", one, one.__dict__, f"{one.__qualname__}.", None)
+    return members
+
+
+def _of_function(found: Snapshot, source: Source, function: types.FunctionType) -> list[Found]:
+    scope = function.__globals__
+    prefix = f"{scope.get('__name__')}." if found.namespaces else ""
+    _namespace(found, "global", scope, scope, prefix, None)
+    for name in globals_in(function.__code__):
+        module = scope.get(name)
+        if type(module) is types.ModuleType and is_of_users(module.__name__):
+            _namespace(found, "global", module.__dict__, module.__dict__, f"{name}.", None)
+    members = _namespace(found, "attribute", function, function.__dict__, f"{source.path}.", source)
+    places = [Source("attribute", function, name, f"{source.path}.{name}", source) for name in _DEFAULTS]
+    return members + [(one, value) for one in places if (value := one.get())]
+
+
+def _namespace(
+    found: Snapshot, kind: SourceKind, holder: Any, own: Mapping[str, Any], prefix: str, parent: Source | None
+) -> list[Found]:
+    """Note all names, once; gives those that a walk goes on from. Of a scope only what code names is gone into."""
+    if id(holder) in found.namespaces:
+        return []
+    while prefix and any(one.prefix == prefix for one in found.namespaces.values()):
+        prefix = f"{prefix[:-1]}'."
+    made = found.namespaces[id(holder)] = Namespace(kind, holder, prefix, parent, own, tuple(own), tuple(own.values()))
+    return [] if kind == "global" else list(made.members())
 
 
 def _gradient(source: Source, tensor: torch.Tensor) -> list[Found]:
@@ -206,6 +279,25 @@ def _hooks(source: Source, name: str, table: Mapping[int, Any] | None) -> list[F
     ]
 
 
+def _root(source: Source, value: Any) -> list[Found]:
+    """An object that is reached by another one."""
+    if value is None or type(value) is types.ModuleType:
+        return []
+    return [(Source("root", value, None, f"{source.path}()", source), value)]
+
+
+def content_of(value: Any) -> Any:
+    """What an object is now that has no members, and that code may change in place; None for all else."""
+    kind = type(value)
+    if kind in (bytearray, array.array):
+        return bytes(value)
+    if kind is functools._lru_cache_wrapper:
+        return value.cache_info().misses
+    if numpy_arrays.is_array_type(kind) and not value.dtype.hasobject:
+        return numpy_arrays.content(value) or (value.shape, hash(value.tobytes()))
+    return None
+
+
 def _open_members(found: Snapshot, source: Source, value: Any) -> list[Source]:
     if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
         members = _container_sources(found, source, value)
@@ -217,7 +309,11 @@ def _open_members(found: Snapshot, source: Source, value: Any) -> list[Source]:
     if isinstance(value, functools.partial):
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
         return [Source("root", part, None, f"{source.path}.{name}", source) for name, part in parts.items()]
-    if closed_package(type(value).__module__):
+    if type(value) is weakref.ref:
+        return [one for one, _ in _root(source, value())]
+    if (content := content_of(value)) is not None:
+        found.states.append((source, value, content))
+    if closed_package(type(value).__module__) and not isinstance(value, _OPENED):
         return []
     return _attribute_sources(found, source, value)
 
@@ -227,6 +323,7 @@ def _module_members(found: Snapshot, source: Source, module: torch.nn.Module) ->
     members, tables = members_of_module(module, source)
     found.tables.append((source, tables))
     members += _hook_sources(module, source)
+    found.hooks.append((source, module, keys_of_hooks(module)))
     forward: Any = type(module).forward
     if forward not in found.forwards and _is_users(forward):
         named = _forward_sources(module, forward)
@@ -245,6 +342,12 @@ def module_sources(module: torch.nn.Module, source: Source) -> list[Found]:
 def _hook_sources(module: torch.nn.Module, source: Source) -> list[Found]:
     own = module.__dict__
     return [one for name in _HOOKS if (table := own[name]) for one in _hooks(source, name, table)]
+
+
+def keys_of_hooks(module: torch.nn.Module) -> tuple[tuple[Any, ...], ...]:
+    """Under which numbers hooks are registered."""
+    own = module.__dict__
+    return tuple([tuple(own[name]) for name in _HOOKS])
 
 
 def _is_users(forward: Any) -> bool:

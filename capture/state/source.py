@@ -47,10 +47,14 @@ class Source:
                 return self.holder()
             if self.kind == "weak":
                 return self.holder().__dict__.get(self.name, MISSING)
+            if self.kind == "context":
+                return self.holder.get(MISSING)
             if self.kind == "attribute":
                 own = getattr(self.holder, "__dict__", None)
                 if own is not None and self.name in own:
                     return own[self.name]
+                if isinstance(self.holder, type):  # what its bases have is kept there
+                    return MISSING
                 return getattr(self.holder, self.name)
             return self.holder[self.name]
         except (AttributeError, KeyError, IndexError, ValueError):
@@ -60,6 +64,10 @@ class Source:
         """Keep another value here, as the body's own assignment would."""
         if self.kind == "closure":
             self.holder.cell_contents = value
+        elif self.kind == "context":
+            self.holder.set(value)
+        elif isinstance(self.holder, type):
+            type.__setattr__(self.holder, self.name, value)
         elif self.kind == "attribute":
             own = getattr(self.holder, "__dict__", None)
             if own is not None and self.name in own:
@@ -71,7 +79,10 @@ class Source:
 
     def remove(self) -> None:
         """Undo an assignment to what did not exist."""
-        if self.kind == "attribute":
+        if isinstance(self.holder, type):
+            if self.name in self.holder.__dict__:
+                type.__delattr__(self.holder, self.name)
+        elif self.kind == "attribute":
             self.holder.__dict__.pop(self.name, None)
         elif isinstance(self.holder, dict):
             self.holder.pop(self.name, None)

@@ -1,0 +1,62 @@
+"""Where in the user's code something was written: the lines that effects are told with."""
+
+from __future__ import annotations
+
+import dis
+import types
+from typing import Any
+
+from capture.core.facts import CodeLocation, Effect
+from capture.observe import source_location
+from capture.observe.host_draws import line_of
+from capture.state.code_run import CodeRun
+from capture.state.snapshot import Change
+from capture.state.source import Source
+
+_SETTING = frozenset(
+    {"STORE_ATTR", "STORE_GLOBAL", "STORE_NAME", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF"}
+)
+
+
+def line_that_wrote(ran: CodeRun | None, change: Change) -> CodeLocation | None:
+    """The first line of the user's that sets the name, else one that names it or what it is in."""
+    if ran is None:
+        return None
+    names = _names(change.source)
+    for code in ran.codes:
+        if names and source_location.is_users(code.co_filename) and (line := _line_setting(code, names[0])):
+            return source_location.of_line(code, line)
+    for name in names:
+        found = line_of(ran, (name,))
+        if found is not None:
+            return found
+    return None
+
+
+def _names(source: Source) -> list[str]:
+    """Names on the way to a place, the nearest first."""
+    texts: list[Any] = [source.path.rpartition(":")[2] if one.kind == "closure" else one.name for one in source.chain()]
+    return [one for one in texts if type(one) is str] + [
+        one for one in source.path.split(".")[::-1] if one.isidentifier()
+    ]
+
+
+def _line_setting(code: types.CodeType, name: str) -> int:
+    """The line of an instruction that sets the name; 0 without one."""
+    if name not in (*code.co_names, *code.co_freevars, *code.co_cellvars):
+        return 0
+    line = code.co_firstlineno
+    for one in dis.get_instructions(code):
+        line = (one.positions.lineno if one.positions is not None else None) or line
+        if one.opname in _SETTING and one.argval == name:
+            return line
+    return 0
+
+
+def left_by_calls(ran: CodeRun) -> list[Effect]:
+    """What functions in C left behind, by the user's line where that is one."""
+    found: dict[str, Effect] = {}
+    for what, code, line in ran.calls:
+        where = source_location.of_line(code, line) if source_location.is_users(code.co_filename) else None
+        found.setdefault(what, Effect(path=what, kind="call", before="", after="", where=where))
+    return list(found.values())

@@ -1,0 +1,51 @@
+"""Which functions in C leave something behind that neither a snapshot compares nor a replay does again.
+
+What Python keeps is compared before and after a run, however it was changed. What is left are files, streams, other
+processes and threads, and objects of the standard library that show nobody what is in them. What other packages have in
+C counts as pure: what their C code keeps in memory of its own nobody sees.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from capture.key.packages import package_of
+
+_WRITING: dict[str, frozenset[str]] = {
+    "builtins": frozenset({"print", "input", "breakpoint"}),
+    "_io": frozenset({"open", "open_code"}),
+    "posix": frozenset({"write", "writev", "pwrite", "remove", "unlink", "mkdir", "rmdir", "rename", "replace", "link",
+                        "symlink", "truncate", "ftruncate", "kill", "system", "putenv", "unsetenv", "chdir", "utime"}),
+    "_thread": frozenset({"start_new_thread", "start_new", "start_joinable_thread"}),
+    "_posixsubprocess": frozenset({"fork_exec"}),
+    "atexit": frozenset({"register", "unregister"}),
+}  # fmt: skip
+"""Functions of modules, that write where nobody compares."""
+_COMPARED = frozenset({
+    "_abc", "_ast", "_collections", "_contextvars", "_ctypes", "_decimal", "_functools", "_hashlib", "_json",
+    "_operator", "_random", "_sre", "_string", "_struct", "_thread", "_tokenize", "_weakref", "abc", "array",
+    "ast", "builtins", "collections", "contextvars", "ctypes", "datetime", "decimal", "enum", "fractions",
+    "functools", "hashlib", "inspect", "ipaddress", "itertools", "json", "math", "operator", "random", "re",
+    "string", "struct", "symtable", "sys", "threading", "time", "tokenize", "traceback", "types", "typing",
+    "unicodedata", "weakref", "zlib", "zoneinfo",
+})  # fmt: skip
+"""Modules of the standard library whose objects are compared, never change, or only order threads."""
+_ASKING = frozenset({"isatty", "fileno", "readable", "writable", "seekable", "tell", "getvalue", "flush", "__enter__",
+                     "__exit__", "empty", "qsize"})  # fmt: skip
+"""Methods of the others that change nothing."""
+
+
+def leaves(function: Any) -> str | None:
+    """What to call it where it leaves something; None where it does not."""
+    bound, name = function.__self__, function.__name__
+    if bound is None or type(bound) is types.ModuleType:
+        module = getattr(bound, "__name__", None) or function.__module__
+        return f"{name}()" if name in _WRITING.get(module, ()) else None
+    kind = bound if isinstance(bound, type) else type(bound)
+    owner = next((one for one in kind.__mro__ if name in one.__dict__), kind)
+    package = package_of(owner.__module__)
+    if package not in sys.stdlib_module_names or package in _COMPARED or name in _ASKING:
+        return None
+    return f"{owner.__qualname__}.{name}()"
