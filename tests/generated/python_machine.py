@@ -127,7 +127,7 @@ def _run(program: Program) -> tuple[int, int]:
 def run(program: Program) -> tuple[int, int]:
     """Run one program in both worlds; gives calls and replays."""
     thread_trees.forget_trees()
-    with warnings.catch_warnings(), config.patch(cache=False):
+    with torch.enable_grad(), warnings.catch_warnings(), config.patch(cache=False):
         warnings.simplefilter("ignore")
         return contextvars.copy_context().run(_run, program)
 
@@ -147,7 +147,7 @@ def unguarded(program: Program) -> list[str]:
         with torch.set_grad_enabled(CALLED[program.called % len(CALLED)] != "no grad"):
             return list(dict.fromkeys(trace(world.captured, x).unguarded))
 
-    with warnings.catch_warnings(), config.patch(cache=False):
+    with torch.enable_grad(), warnings.catch_warnings(), config.patch(cache=False):
         warnings.simplefilter("ignore")
         try:
             return contextvars.copy_context().run(traced)

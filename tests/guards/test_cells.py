@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from capture import config
 from tests.guards.cells import CALLED, KINDS, READERS, Cell
@@ -40,7 +41,7 @@ CELLS = tuple(_cells())
 
 @pytest.fixture
 def _apart() -> Iterator[None]:
-    with config.patch(cache=False, strict=True):
+    with torch.enable_grad(), config.patch(cache=False, strict=True):
         yield
 
 
