@@ -300,6 +300,15 @@ class LimitReached:
 
 
 @frozen(kw_only=True)
+class SlowReplay:
+    """Replays of a recording take longer than the body, in microseconds."""
+
+    replay: float
+    body: float
+    where: CodeLocation | None = None
+
+
+@frozen(kw_only=True)
 class GradientOrder:
     """In one backward pass with ``gradients="accumulate"``, ``shared_with`` gives the same parameters gradients."""
 
@@ -439,6 +448,7 @@ class Facts:
     given_up: GivenUp | None = None
     too_large: MemoryForecast | None = None
     gradient_order: GradientOrder | None = None
+    slow_replay: SlowReplay | None = None
     verification: Verification | None = None
     fault: Fault | None = None
     borrowed_use: BorrowedUse | None = None

@@ -23,7 +23,7 @@ from capture.core.facts import (
     Unkeyed,
 )
 from capture.key.pytree import PLAIN_TYPES
-from capture.key.tensor_meta import digest
+from capture.key.tensor_meta import digest, nbytes_of
 from capture.observe import collectives as _collectives
 from capture.observe.operator_schema import OperatorTraits, is_tensor
 from capture.torch_private.distributed import text_of
@@ -92,7 +92,7 @@ class MemoryInUse:
             self._made.discard(gone)
             self._now -= gone.nbytes
         reference = _Made(storage, self._died.append)
-        reference.nbytes = storage.nbytes()
+        reference.nbytes = nbytes_of(storage)
         self._made.add(reference)
         self._now += reference.nbytes
         self.peak = max(self.peak, self._now)

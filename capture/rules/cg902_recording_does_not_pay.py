@@ -1,7 +1,8 @@
-"""The body runs one operator or none.
+"""The body runs one operator or none, or its replays take longer than the body.
 
 ## What it does
-Reports bodies in which a replay would replace at most one operator.
+Reports bodies in which a replay would replace at most one operator, and functions that run eagerly as replays of their
+recordings took longer than the body. That is measured for recordings in segments, by medians of several calls.
 
 ## Why it matters
 A replay saves the host time between operators. With one operator there is none, and the copies of the arguments come
@@ -37,8 +38,18 @@ from capture.rules._rule import rule
 from capture.rules.case import Case
 
 
-@rule("CG902", "recording-does-not-pay", severity=Severity.NOTE, decides=False)
+@rule("CG902", "recording-does-not-pay", severity=Severity.NOTE)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
+    slow = case.facts.slow_replay
+    if slow is not None:
+        yield RULE.finding(
+            what=f"a replay takes {slow.replay:.0f} us, and the body {slow.body:.0f} us",
+            why="at each value that the host reads a replay goes through Python, which costs more than it saves here",
+            fix=("read values on the host outside of the function  (no cost)", "remove the decorator  (no cost)"),
+            where=slow.where,
+            severity=Severity.ERROR if case.annotation.fallback == "error" else Severity.EAGER,
+        )
+        return
     count = case.facts.num_ops
     if count <= 1 and case.facts.runs:
         yield RULE.finding(

@@ -34,6 +34,7 @@ its results made part of the caller's graph, and autograd calls the backward pas
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -50,6 +51,7 @@ from capture.core.facts import (
     Inlined,
     LimitReached,
     MemoryForecast,
+    SlowReplay,
     Verification,
 )
 from capture.core.interrupts import is_interrupt
@@ -71,6 +73,7 @@ from capture.runtime import (
     inputs,
     key_difference,
     miss_reason,
+    payoff,
     planning,
     rebind,
     record,
@@ -357,8 +360,44 @@ def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
     if state:
         return _state_moved(captured, entry, node, values, leaves, tree)
     if node.reads:
-        return _follow(captured, entry, node, values, leaves, tree)
+        return _timed(captured, entry, node, values, leaves, tree)
     return done(_replay(captured, entry, node, values, leaves, tree))
+
+
+def _timed(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
+    """Follow, and find out whether that is faster than the body."""
+    measures = not (_current_config().poison or _verifies(captured) or entry.region or captured.is_backward)
+    if not measures or (entry.plan is not None and entry.plan.collectives):
+        return _follow(captured, entry, node, values, leaves, tree)
+    found, begin, before = entry.payoff, payoff.clock(), captured.log.counters.replays
+    if not found.wants_body:
+        reply = _follow(captured, entry, node, values, leaves, tree)
+        if captured.log.counters.replays == before + 1:
+            found.note_replay(payoff.clock() - begin)
+        return reply
+    bound = captured.call(values, leaves)
+    begin = payoff.clock()
+    result = run_eagerly(captured, bound, "to be compared with how long replays take")
+    found.note_body(payoff.clock() - begin)
+    if found.loss:
+        _does_not_pay(captured, entry, tree)
+    return done(result)
+
+
+def _does_not_pay(captured: Captured, entry: Entry, tree: Tree) -> None:
+    """Its replays are slower than the body: calls run eagerly, and are looked at again rarely."""
+    found = entry.payoff
+    slow = SlowReplay(
+        replay=statistics.median(found.replays) * 1e6,
+        body=statistics.median(found.bodies) * 1e6,
+        where=captured.annotation.defined_at,
+    )
+    captured.log.add("drop", "replays take longer than the body")
+    captured.budget.spend("drops", found.loss * payoff.AFTER * 1e3, key=entry.key)
+    _forget(captured, entry, tree)
+    entry.payoff = payoff.Payoff()
+    entry.plan = compile_plan(captured.annotation, captured.bare_facts(slow_replay=slow))
+    _enter(captured, entry, "eager")
 
 
 def _fitting(captured: Captured, entry: Entry, tree: Tree, pattern: Pattern) -> Node | None:

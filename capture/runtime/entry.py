@@ -16,6 +16,7 @@ from capture.key.signature import Key, names_the_dead
 from capture.native import seen
 from capture.observe.expectation import Expectation
 from capture.observe.run import ObservedRun
+from capture.runtime.payoff import Payoff
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
 from capture.tree.node import Node
@@ -121,6 +122,7 @@ class Entry:
     unbindable: dict[str, Refusal] = field(factory=dict)
     """Static tensors, by path, to whose address no recording can be bound anew, and why."""
     nodes: list[Node] = field(factory=list)
+    payoff: Payoff = field(factory=Payoff)
     needs: int = 0
     """Bytes of memory that one run has at once beside its inputs, as far as it is known."""
     asked: int = 0

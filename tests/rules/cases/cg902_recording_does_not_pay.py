@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from capture.core.facts import SlowReplay
 from capture.rules.case import Case
-from tests.support.samples import case
+from tests.support.samples import annotation, case, where
 
-FIRES: list[Case] = [case(num_ops=1), case(num_ops=0)]
+SLOW = SlowReplay(replay=61.2, body=15.0, where=where())
+FIRES: list[Case] = [
+    case(num_ops=1),
+    case(num_ops=0),
+    case(slow_replay=SLOW),
+    case(annotation(fallback="error"), slow_replay=SLOW),
+]
 NEAR_MISSES: list[Case] = [case(num_ops=2), case(num_ops=0, runs=0)]

@@ -1,0 +1,79 @@
+"""A recording whose replays take longer than its body is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capture import capture, config, recordings
+from capture.runtime import payoff
+from capture.runtime.payoff import AFTER, SAMPLES, Payoff
+from capture.tree import thread_trees
+
+pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+DECIDED = AFTER + SAMPLES + 8
+
+
+class Clock:
+    """Tells how long a body and a replay take."""
+
+    def __init__(self, body: float, replay: float) -> None:
+        self.now, self.body, self.replay = 0.0, body, replay
+        self.function: Any = None
+        self._seen = 0, 0
+
+    def __call__(self) -> float:
+        found = recordings(self.function)
+        replays, bodies = self._seen
+        self.now += (found.replays - replays) * self.replay + (found.eager_calls - bodies) * self.body
+        self._seen = found.replays, found.eager_calls
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    thread_trees.forget_trees()
+    with config.patch(cache=False), torch.no_grad():
+        yield
+
+
+def body(x: Tensor) -> Tensor:
+    y = torch.tanh(x) * 2
+    return y + 1 if y.sum() > 0 else y - 1
+
+
+def measured(clock: Clock, monkeypatch: pytest.MonkeyPatch, calls: int) -> tuple[Any, list[Tensor]]:
+    captured = clock.function = capture(body)
+    monkeypatch.setattr(payoff, "clock", clock)
+    return captured, [captured(torch.ones(3) * (number + 1)) for number in range(calls)]
+
+
+def test_a_recording_that_is_slower_than_its_body_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, found = measured(Clock(body=20e-6, replay=80e-6), monkeypatch, DECIDED)
+    assert all(torch.equal(one, torch.tanh(torch.ones(3) * (at + 1)) * 2 + 1) for at, one in enumerate(found))
+    (finding,) = [one for one in recordings(captured).findings if one.code == "CG902"]
+    assert "80 us, and the body 20 us" in finding.what
+    assert recordings(captured).replays < DECIDED - SAMPLES
+    assert not recordings(captured).sizes
+
+
+@pytest.mark.parametrize("replay", [10e-6, 24e-6])
+def test_one_that_is_not_stays(replay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, _ = measured(Clock(body=20e-6, replay=replay), monkeypatch, DECIDED)
+    assert recordings(captured).eager_calls == SAMPLES
+    assert recordings(captured).sizes
+
+
+def test_single_calls_that_wait_decide_nothing() -> None:
+    found = Payoff()
+    for number in range(AFTER + SAMPLES):
+        if found.wants_body:
+            found.note_body(1.0 if number % 4 == 0 else 20e-6)
+        else:
+            found.note_replay(5.0 if number % 5 == 0 else 21e-6)
+    assert len(found.bodies) == SAMPLES
+    assert found.loss == 0.0
