@@ -97,6 +97,11 @@ def _own_dict(keeper: Any) -> Any:
     return keeper if isinstance(keeper, dict) else getattr(keeper, "__dict__", None)
 
 
+MOST_OBJECTS = 50_000
+"""That a walk opens, some 10 us each: a model's config and layers are hundreds, a data set is millions. Beyond it the
+call is eager, as its guards would take longer than its operators."""
+
+
 @define(eq=False)
 class Read:
     """Guards on all that was read, and the places that keep it."""
@@ -155,6 +160,9 @@ class ReadWalk:
         self._scope(vars(sys.modules["builtins"]), "builtins.")
         while self._queue:
             value, path = self._queue.popleft()
+            if len(self._seen) > MOST_OBJECTS:
+                self.found.obstacle = (f"more than {MOST_OBJECTS:,} objects", path)
+                break
             self._open(value, path)
         self._finish()
 
