@@ -10,7 +10,6 @@ import dis
 import itertools
 import operator
 import random
-import sys
 import threading
 import types
 import weakref
@@ -21,7 +20,7 @@ from capture.core.facts import CodeLocation
 from capture.observe import source_location
 from capture.state.code_run import CodeRun
 from capture.state.snapshot import Snapshot
-from capture.torch_private.generators import host_random_state
+from capture.torch_private.generators import host_random_state, numpy_random
 
 Place = tuple[str, str, Any, Any]
 """What it is, the name that code may have for it, the object, and where it stood."""
@@ -84,7 +83,7 @@ def _draws(value: Any) -> bool:
         return value.__name__ in ("random", "numpy.random", "numpy")
     if type(value) in (types.BuiltinMethodType, types.MethodType, types.MethodWrapperType):
         value = value.__self__
-    numpy = sys.modules.get("numpy.random")
+    numpy = numpy_random()
     return isinstance(value, random.Random) or (numpy is not None and isinstance(value, numpy.RandomState))
 
 
@@ -101,7 +100,7 @@ def _is_one(value: Any) -> bool:
 
 def _numpys(value: Any) -> Any:
     """The bit generator of a generator of NumPy's."""
-    numpy = sys.modules.get("numpy.random")
+    numpy = numpy_random()
     if numpy is None:
         return None
     if isinstance(value, numpy.BitGenerator):

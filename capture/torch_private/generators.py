@@ -33,9 +33,15 @@ def default_generators() -> list[torch.Generator]:
     return [torch.default_generator, *devices]
 
 
+def numpy_random() -> Any:
+    """``numpy.random``, once it is imported: another thread may be in the middle of that."""
+    found = sys.modules.get("numpy.random")
+    return found if all(hasattr(found, name) for name in _NUMPYS) else None
+
+
 def host_random_state() -> tuple[Any, Any]:
     """Of ``random``, and of ``numpy.random`` where that is in use."""
-    numpy = sys.modules.get("numpy.random")
+    numpy = numpy_random()
     return random.getstate(), numpy.get_state() if numpy is not None else None
 
 
@@ -48,6 +54,7 @@ def restore_host_random(state: tuple[Any, Any]) -> None:
         sys.modules["numpy.random"].set_state(numpys)
 
 
+_NUMPYS = ("BitGenerator", "Generator", "RandomState", "get_state", "set_state")
 _WORDS = slice(24, 24 + 624 * 8)
 _TWISTER = 5056  # bytes of a CPU generator's state: the seed, what is left of a block, the place in it, 624 words
 _PHILOX = 16  # bytes of an accelerator's: the seed, and how much was drawn

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -157,3 +159,14 @@ def test_generators_that_nobody_draws_from_are_no_obstacle() -> None:
         assert torch.equal(captured(x), body(x))
     assert recordings(captured).replays >= 2
     del left
+
+
+def test_numpy_in_the_middle_of_its_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread imports it for the first time."""
+    half = types.ModuleType("numpy.random")
+    half.Generator = np.random.Generator  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "numpy.random", half)
+    f, x = capture(lambda x: x * 2 + 1, name="f"), torch.ones(3)
+    for _ in range(4):
+        assert torch.equal(f(x), x * 2 + 1)
+    assert recordings(f).replays
