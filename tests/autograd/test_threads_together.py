@@ -1,0 +1,147 @@
+"""One function, module, region and whole step, from several threads at once: all is as eager computes it, none raises.
+
+Threads come in pools that end, as those of servers and of loaders do.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
+
+from capture import capture, config, recordings
+from capture.tree import thread_trees
+
+THREADS, POOLS, TURNS = 4, 2, 14
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """No plans on disk, no tree of another test."""
+    thread_trees.forget_trees()
+    with config.patch(cache=False):
+        yield
+
+
+class Net(nn.Module):
+    """Uses a weight twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.b(torch.relu(self.a(x))) @ self.a.weight)
+
+
+def bits(tensors: Sequence[Tensor | None]) -> list[Any]:
+    return [None if one is None else one.detach().tolist() for one in tensors]
+
+
+class Shared:
+    """What all threads call, and each thread's own."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.eager, self.ours = Net(), capture(Net())
+        self.ours.load_state_dict(self.eager.state_dict())
+        self.function = capture(lambda x: (self.eager(x) * 2).sum(1), name="function")
+        self.local = threading.local()
+
+    def own(self, name: str, make: Callable[[], Any]) -> Any:
+        if not hasattr(self.local, name):
+            setattr(self.local, name, make())
+        return getattr(self.local, name)
+
+    def both(self, use: Callable[[Any], Sequence[Tensor | None]]) -> bool:
+        return bits(use(self.ours)) == bits(use(self.eager))
+
+    def region(self) -> bool:
+        x = torch.randn(int(torch.randint(1, 4, (1,))), 8)
+        return self.both(lambda net: torch.autograd.grad(net(x).square().sum(), [*net.parameters()]))
+
+    def inference(self) -> bool:
+        with torch.no_grad():
+            x = torch.randn(3, 8)
+            return bits([self.function(x)]) == bits([(self.eager(x) * 2).sum(1)])
+
+    def retained(self) -> bool:
+        x = torch.randn(2, 8)
+
+        def use(net: Any) -> list[Tensor]:
+            loss, parameters = net(x).sum(), [*net.parameters()]
+            first = torch.autograd.grad(loss, parameters, retain_graph=True)
+            return [*first, *torch.autograd.grad(loss, parameters)]
+
+        return self.both(use)
+
+    def recomputed(self) -> bool:
+        x = torch.randn(2, 8, requires_grad=True)
+        return self.both(
+            lambda net: torch.autograd.grad(checkpoint(net, x, use_reentrant=False).sum(), [x, *net.parameters()])
+        )
+
+    def functional(self) -> bool:
+        """``functional_call`` exchanges parameters meanwhile, so that each thread has modules of its own."""
+
+        def make() -> tuple[Any, Net]:
+            pair = Net(), Net()
+            for one in pair:
+                one.load_state_dict(self.eager.state_dict())
+            return capture(pair[0]), pair[1]
+
+        x, (ours, eager) = torch.randn(2, 8), self.own("pair", make)
+        others = {name: one.detach() * 2 for name, one in self.eager.named_parameters()}
+        with torch.no_grad():
+            return bits([functional_call(ours, others, (x,))]) == bits([functional_call(eager, others, (x,))])
+
+    def step(self) -> bool:
+        def make(*, captured: bool) -> tuple[Net, Callable[[Tensor], Tensor]]:
+            net = Net()
+            net.load_state_dict(self.eager.state_dict())
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+            def step(x: Tensor) -> Tensor:
+                optimizer.zero_grad()
+                loss = net(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                found: Tensor = loss.detach()
+                return found
+
+            return net, capture(step, name="step") if captured else step
+
+        pairs = self.own("steps", lambda: (make(captured=True), make(captured=False)))
+        x = torch.randn(4, 8)
+        ours, eager = ([step(x), *net.parameters()] for net, step in pairs)
+        return bits(ours) == bits(eager)
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # under a checkpoint calls run inline
+def test_all_at_once() -> None:
+    shared = Shared()
+    uses = [shared.region, shared.inference, shared.retained, shared.recomputed, shared.functional, shared.step]
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        drawn = random.Random(seed)
+        for turn in range(TURNS):
+            use = uses[turn % len(uses)] if turn < len(uses) else drawn.choice(uses)
+            if not use():
+                wrong.append(use.__name__)
+
+    for number in range(POOLS):
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(work, range(number * THREADS, (number + 1) * THREADS)))
+    assert wrong == []
+    assert recordings(shared.function).replays + recordings(shared.ours).replays > 0
