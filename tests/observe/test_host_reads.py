@@ -19,7 +19,7 @@ from capture import (
     recordings,
     report,
 )
-from tests.support.device import BREAKS, EXECUTES, rng_state
+from tests.support.device import EXECUTES, rng_state
 from tests.support.observed import bits, codes, line_of, reads_item, x_of
 from tests.support.observed import fresh as fresh
 
@@ -100,7 +100,7 @@ def test_a_host_read_is_found_with_its_line(
     reader: Callable[[Tensor], Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
     explanation = explain(reader)(x_of(1))
-    assert explanation.outcome == ("record" if reader in COMPARED and BREAKS else "eager")
+    assert explanation.outcome == ("record" if reader in COMPARED else "eager")
     number, text = line_of(reader, "here")
     (finding,) = (one for one in explanation.findings if one.code == "CG201")
     assert finding.where is not None
@@ -116,7 +116,7 @@ def test_a_read_that_is_compared_is_recorded(reader: Callable[[Tensor], Tensor])
     captured = capture(reader)
     for seed in (1, 1, 1, 1):
         assert bits(captured(x_of(seed))) == bits(reader(x_of(seed)))
-    assert (recordings(captured).recordings, recordings(captured).replays) == ((1, 2) if BREAKS else (0, 0))
+    assert (recordings(captured).recordings, recordings(captured).replays) == (1, 2)
     assert "CG201" in [finding.code for finding in recordings(captured).findings]
 
 
@@ -188,8 +188,8 @@ def test_a_shape_that_depends_on_data_is_found_with_its_line(maker: Callable[[Te
     captured = capture(maker)
     for seed in (1, 1, 1, 2, 2, 2, 1):
         assert bits(captured(x_of(seed))) == bits(maker(x_of(seed)))
-    assert (recordings(captured).recordings >= 1) == BREAKS
-    assert (recordings(captured).replays >= 2) == BREAKS
+    assert recordings(captured).recordings >= 1
+    assert recordings(captured).replays >= 2
 
 
 NEAR_MISSES: list[Callable[[Tensor], Any]] = [

@@ -22,7 +22,7 @@ from capture.observe.expectation import Expectation
 from capture.rules.compile_plan import compile_plan
 from capture.state.call import Call
 from capture.tree.thread_trees import tree_for
-from tests.support.device import BREAKS, DEVICE, use_device
+from tests.support.device import DEVICE, use_device
 from tests.support.rows import counts, eager, ran, rand, roots, same, times, total, tree, warned
 from tests.support.rows import fresh as fresh
 
@@ -121,7 +121,7 @@ def test_row_157_host_reads_and_data_dependent_shapes(body: Callable[[Tensor], T
     for i in (0, 1, 0, 1, 0, 1, 0, 1, 0, 1):
         x = rand(6, seed=i)
         same(f(x), body(x))
-    assert (counts(f)[2] >= 4) == BREAKS
+    assert counts(f)[2] >= 4
 
 
 def test_row_157_captured_neighbours_are_not_affected() -> None:

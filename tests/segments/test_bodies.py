@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from capture import capture, config, recordings
-from capture.engines.cuda.engine import CudaBackend
 from capture.tree import thread_trees
 from tests.segments.bodies import PROGRAMS, UNSTEADY, Program
 from tests.support.device import rng_state, set_rng_state, use_device
@@ -21,9 +20,8 @@ CALLS = 40
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No gradients, no plans on disk, no tree of another test. Reads are followed on every engine."""
-    monkeypatch.setattr(CudaBackend, "breaks_at_reads", True)
+def fresh() -> Iterator[None]:
+    """No gradients, no plans on disk, no tree of another test."""
     thread_trees.forget_trees()
     use_device()
     with torch.no_grad(), config.patch(cache=False), warnings.catch_warnings():

@@ -13,7 +13,6 @@ from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.engine import CpuBackend
 from capture.engines.cpu.tape import Tape
 from capture.engines.cuda import kernel_params
-from capture.engines.cuda.engine import CudaBackend
 
 DEVICE = torch.device(os.environ.get("CAPTURE_TEST_DEVICE", "cpu"))
 if DEVICE.type == "cuda":
@@ -25,9 +24,6 @@ REBINDS = DEVICE.type == "cpu" or kernel_params.missing() is None
 EXECUTES = DEVICE.type == "cpu"
 """The recording run is the call. Without it only the body's Python runs while recording: where that comes to nothing it
 is undone, and the body runs once more, eagerly."""
-
-BREAKS = DEVICE.type == "cpu" or CudaBackend.breaks_at_reads
-"""Bodies in which the host reads values are recorded in segments."""
 
 default_generator = torch.default_generator if DEVICE.type == "cpu" else torch.cuda.default_generators[DEVICE.index]
 

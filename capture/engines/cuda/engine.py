@@ -48,7 +48,7 @@ class CudaBackend:
     executes_recording_runs = False
     rebinds_to_pool = False
     owns_in_place = False
-    breaks_at_reads = False
+    breaks_at_reads = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
