@@ -218,7 +218,7 @@ class Recording(Protocol):
 
 
 class SegmentedRecording(Recording, Protocol):
-    """A recording with ``reads``."""
+    """A recording with ``reads``. Grad mode is off in all that is called here for a replay."""
 
     def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
         """Keep what its segments change before the last break, and the caller can see."""
@@ -230,7 +230,7 @@ class SegmentedRecording(Recording, Protocol):
         """Do at a break what the host did there."""
 
     def settle(self, number: int, found: Found) -> None:
-        """It is this recording that goes on from there."""
+        """It is this recording that goes on from there, with what was ``made``."""
 
     def joins(self, other: Any, breaks: int) -> bool:
         """Up to this number of breaks, both do the same with the same memory, so that each may go on where the other

@@ -280,7 +280,7 @@ def breaks(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def read_text(result: Any) -> str:
     """What the host learns from a result: a number itself, of tensors their kinds and sizes. Equal texts mean equal
     types and bits, but for what kind of NaN it is."""
-    made = tensors_out(result)
+    made = () if isinstance(result, (bool, int, float)) else tensors_out(result)
     return repr([(str(one.dtype), tuple(one.shape)) for one in made]) if made else repr(result)
 
 

@@ -17,7 +17,6 @@ A read that gives another value in call after call, such as a loss for the log, 
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, cast
 
 import torch
@@ -90,25 +89,32 @@ class _Walk(Commit):
 
     def walk(self) -> None:
         """Run segments up to the last one, or to where no recording goes on."""
-        node, leaves, reads = self.node, self.leaves, Reads()
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                self._walk()
+        else:
+            self._walk()
+
+    def _walk(self) -> None:
+        node, leaves, number = self.node, self.leaves, 0
         recording = _recording(node)
         recording.keep(self.undo, leaves)
-        for number in itertools.count():
-            if number == len(node.reads):
-                self.node, self.is_last = node, True
-                native.committed(recording.segment(number), (leaves,), bool)
-                return
+        while number < len(node.reads):
             recording.segment(number)(leaves)
             found = recording.meet(number, leaves)
-            reads = (*reads, found.told)
             if found.told != node.reads[number]:
+                reads = (*node.reads[:number], found.told)
                 moved, other = _other(node, self.tree, reads, leaves)
                 if other is None:
                     self.stopped = Followed(reads=reads, moved=moved)
                     return
                 node, recording = other, _recording(other)
                 recording.keep(self.undo, leaves)
-            recording.settle(number, found)
+            if found.made:
+                recording.settle(number, found)
+            number += 1
+        self.node, self.is_last = node, True
+        native.committed(recording.segment(number), (leaves,), bool)
 
     @override
     def finish(self, ended: bool) -> Any:

@@ -275,14 +275,17 @@ def _unkeyable(captured: Captured, values: Values, reason: str) -> Any:
 # ------------------------------------------------------------------------------------------------------- by the phase
 
 
-def _go_on(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
-    """The result of a call that has its entry."""
-    entry, reply = entry.in_use(), GO_ON
+def _go_on(
+    captured: Captured, entry: Entry, values: Values, leaves: list[Leaf], begin: Callable[[], Reply] = lambda: GO_ON
+) -> Any:  # fmt: skip
+    """The result of a call that has its entry. ``begin``: what comes before its stages."""
+    entry = entry.in_use()
     if (run_now := body_run.current()) is not None:
         run_now.entry, run_now.leaves = entry, leaves
     region = entry.region
     if region is not None and region.obstacle is not None and entry.phase != "eager":
         _put_together(captured, entry, region.uses, region.obstacle)
+    reply = begin()
     while reply.verdict is Verdict.GO_ON:
         reply = _STAGES[entry.phase](captured, entry, values, leaves)
     if reply.verdict is Verdict.DONE:
@@ -757,6 +760,14 @@ def _follow(captured: Captured, entry: Entry, node: Node, values: Values, leaves
         stopped = found.stopped
     else:
         stopped = branches.replay(captured, node, tree, values, leaves, body_run.current())
+    return _came_to(captured, entry, node, stopped, values, leaves, tree)
+
+
+def _came_to(
+    captured: Captured, entry: Entry, node: Node, stopped: branches.Followed, values: Values, leaves: list[Leaf],
+    tree: Tree,
+) -> Reply:  # fmt: skip
+    """Recordings went as far as they go: to a result, or to a value after which none goes on."""
     if stopped.node is not None:
         entry.steadiness.replays += 1
         return done(stopped.result)
@@ -852,8 +863,10 @@ def _forget(captured: Captured, entry: Entry, tree: Tree) -> None:
     _enter(captured, entry, "cold")
 
 
-def _ready(captured: Captured, values: Values, entry: Entry, leaves: list[Leaf]) -> Any:
-    return _go_on(captured, entry, values, leaves)
+def _ready(
+    captured: Captured, values: Values, entry: Entry, leaves: list[Leaf], begin: Callable[[], Reply] = lambda: GO_ON
+) -> Any:  # fmt: skip
+    return _go_on(captured, entry, values, leaves, begin)
 
 
 @frozen(eq=False)
@@ -866,8 +879,26 @@ class _GoesOn:
     def replay(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
         """Run a recording that was found to fit."""
         if node.reads:
-            return self.ready(self.entry, values, leaves)
+            return self._follow(node, tree, values, leaves)
         return finish(replay(self.captured, node, tree, values, leaves, None), leaves)
+
+    def _follow(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
+        """The same where the host reads values. What begins with a recording that fits may end in one that has to be
+        verified first."""
+        captured, entry, run_now = self.captured, self.entry, BodyRun()
+        if tree.lingering or captured.annotation.verify != "off":
+            return self.ready(entry, values, leaves)
+        try:
+            stopped = branches.replay(captured, node, tree, values, leaves, run_now)
+        except Exception as error:
+            if run_now.replayed or is_interrupt(error):
+                raise
+            return self.ready(entry, values, leaves)  # nothing has happened yet
+        if stopped.node is None:
+            begin = lambda: _came_to(captured, entry, node, stopped, values, leaves, tree)  # noqa: E731
+            return _guarded(captured, values, _ready, entry, leaves, begin)
+        entry.steadiness.replays += 1
+        return finish(stopped.result, leaves)
 
     def tell(self, errors: list[BaseException]) -> None:
         """A replay came to its end, and this came in between."""

@@ -312,7 +312,7 @@ class TapeRecorder(ObserveMode):
         if any(isinstance(member, (tuple, list)) for member in flat):
             step.function, flat = _flattened(step.function), outs
         moved = {id(out): self._move(out) for out in fresh}
-        step.outs = [_source_of(moved.get(id(member))) for member in flat]
+        step.outs = [_source_of(moved.get(id(member))) for member in (outs if is_break else flat)]
         step.form, step.acts = "copy" if fresh else "call", bool(acts or known.draws)
         plain = not is_break and step.function is operators.fast_operator(op)
         if fresh and len(fresh) == len(flat) and plain:

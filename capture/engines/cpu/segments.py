@@ -48,6 +48,8 @@ class SegmentedTape(Tape):
         """How the inputs reach it."""
         self._segments: list[Callable[[Sequence[Any]], None]] = []
         self._breaks: list[TapeStep] = []
+        self._meetings: list[Callable[[Sequence[Any]], Any]] = []
+        """The operators of the breaks."""
         self._keys: list[Key] = []
         self._written = _Written()
 
@@ -86,10 +88,10 @@ class SegmentedTape(Tape):
         calls, begin = list(self._calls), 0
         steps = [*self.copies_in, *self._steps, *self.copies_out]
         ends = [at for at, step in enumerate(steps) if step.form == "break"]
-        self._segments = []
+        self._segments, self._meetings = [], [self._meeting(step) for step in self._breaks]
         for end in (*ends, len(steps)):
             back = len(self.copies_out) if end == len(steps) else 0
-            self._native = native.Tape(self.registers, tuple(calls[begin:end]), self._grad, (), back=back)
+            self._native = native.Tape(self.registers, tuple(calls[begin:end]), None, (), back=back)
             self._segments.append(self._native)
             begin = end + 1
         return _in_segments
@@ -98,6 +100,8 @@ class SegmentedTape(Tape):
 
     def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
         """See ``SegmentedRecording``."""
+        if not self._written.roots and not self._written.generators:
+            return
         drew = {generator_id(one): one for one in self._written.generators}
         given = {generator_id(known): leaves[at] for at, known in self.generators.items()}
         undo.keep(self._written.storages(), [given.get(key, one) for key, one in drew.items()])
@@ -108,20 +112,27 @@ class SegmentedTape(Tape):
 
     def meet(self, number: int, leaves: Sequence[Any]) -> Found:
         """See ``SegmentedRecording``."""
-        step = self._breaks[number]
-        args = self._given(step.args, leaves)
-        kwargs = {name: self._given(value, leaves) for name, value in step.kwargs.items()}
-        assert callable(step.function)
-        with torch.no_grad():
-            result = step.function(*args, **kwargs)
-        return Found(read_text(result), [result] if step.single else tensors_out(result))
+        result = self._meetings[number](leaves)
+        return Found(read_text(result), tensors_out(result))
+
+    def _meeting(self, step: TapeStep) -> Callable[[Sequence[Any]], Any]:
+        function, registers = step.function, self.registers
+        assert callable(function)
+        if len(step.args) == 1 and isinstance(step.args[0], Register) and not step.kwargs:
+            number = step.args[0].number
+            return lambda _: function(registers[number])  # most read one number
+
+        def meet(leaves: Sequence[Any]) -> Any:
+            kwargs = {name: self._given(value, leaves) for name, value in step.kwargs.items()}
+            return function(*self._given(step.args, leaves), **kwargs)
+
+        return meet
 
     def settle(self, number: int, found: Found) -> None:
         """See ``SegmentedRecording``."""
-        with torch.no_grad():
-            for out, tensor in zip(self._breaks[number].outs, found.made, strict=False):
-                if out is not None:
-                    self.registers[out[1]].copy_(tensor)
+        for out, tensor in zip(self._breaks[number].outs, found.made, strict=True):
+            if out is not None:
+                self.registers[out[1]].copy_(tensor)
 
     def _given(self, template: Any, leaves: Sequence[Any]) -> Any:
         if isinstance(template, Leaf):
@@ -159,7 +170,7 @@ class SegmentedTape(Tape):
     @override
     def release(self) -> None:
         super().release()
-        self._segments, self._breaks, self._written = [_in_segments], [], _Written()
+        self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
 
 
 def _in_segments(leaves: Sequence[Any]) -> None:

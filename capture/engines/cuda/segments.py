@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ class SegmentedGraphs(CudaRecording):
         self._breaks, self._written, self._trunk = run.breaks, run.written, trunk
         self._earlier, self._late = run.graphs, run.late(self._input_copies.device_copies)
         self._segment_draws = (*run.draws, self.draws)
-        self._launches: list[Callable[[], None]] = []
+        self._segments: list[Step] = []
         self._copy_in: Step | None = None
         self._copy_out: Step | None = None
         staged = self._input_copies.staging
@@ -43,7 +42,8 @@ class SegmentedGraphs(CudaRecording):
 
     @override
     def _make_replay(self) -> Step:
-        self._launches = [*map(_launcher, self._earlier), self._capture.launcher()]
+        launches = [*map(_launcher, self._earlier), self._capture.launcher()]
+        self._segments = [self._segment(number, launch) for number, launch in enumerate(launches)]
         self._copy_in, self._copy_out = self._input_copies.copier(), self._input_copies.returner()
         return self._finish
 
@@ -55,36 +55,36 @@ class SegmentedGraphs(CudaRecording):
             for device_copy in self._late:
                 copy_in_late(device_copy, leaves)
         self._late = []
-        self._launch_segment(len(self._breaks), leaves)
+        self._segments[-1](leaves)
 
     def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
         """See ``SegmentedRecording``."""
         del leaves
         if self._written.blocks or self._written.generators:
-            with torch.no_grad():
-                keep(undo, self._pool, self._written)
+            keep(undo, self._pool, self._written)
 
     def segment(self, number: int) -> Step:
         """See ``SegmentedRecording``."""
-        return functools.partial(self._run_segment, number)
+        return self._segments[number]
 
-    def _run_segment(self, number: int, leaves: Sequence[Any]) -> None:
-        if number == 0:
-            pool = self._pool
-            if pool.beside or cuda.raw_stream(pool.index) != pool.ran_on:
-                pool.enter()
-            if self._copy_in is not None:
-                with torch.no_grad():
+    def _segment(self, number: int, launch: Callable[[], None]) -> Step:
+        pool, raw_stream = self._pool, cuda.raw_stream
+        index, draws, is_last = pool.index, self._segment_draws[number], number == len(self._breaks)
+
+        def run(leaves: Sequence[Any]) -> None:
+            if number == 0:
+                if pool.beside or raw_stream(index) != pool.ran_on:
+                    pool.enter()
+                if self._copy_in is not None:
                     self._copy_in(leaves)
-        self._launch_segment(number, leaves)
+            if draws:
+                order_draws(pool.device)
+            if is_last:
+                native.committed(launch, (), lambda ended: self._end(leaves) if ended else None)
+            else:
+                launch()
 
-    def _launch_segment(self, number: int, leaves: Sequence[Any]) -> None:
-        if self._segment_draws[number]:
-            order_draws(self._pool.device)
-        if number < len(self._breaks):
-            self._launches[number]()
-        else:
-            native.committed(self._launches[number], (), lambda ended: self._end(leaves) if ended else None)
+        return run
 
     def _end(self, leaves: Sequence[Any]) -> None:
         if self._copy_out is not None:
@@ -96,16 +96,14 @@ class SegmentedGraphs(CudaRecording):
     def meet(self, number: int, leaves: Sequence[Any]) -> Found:
         """See ``SegmentedRecording``."""
         del leaves
-        with torch.no_grad():
-            result = self._breaks[number].operate()
+        result = self._breaks[number].operate()
         return Found(read_text(result), tensors_out(result))
 
     def settle(self, number: int, found: Found) -> None:
         """See ``SegmentedRecording``."""
-        with torch.no_grad():
-            for place, made in zip(self._breaks[number].places, found.made, strict=True):
-                if place is not None:
-                    place.copy_(made)
+        for place, made in zip(self._breaks[number].places, found.made, strict=True):
+            if place is not None:
+                place.copy_(made)
 
     def joins(self, other: SegmentedGraphs, breaks: int) -> bool:
         """See ``SegmentedRecording``. Copies of the host's tensors lie elsewhere in every recording."""
@@ -142,7 +140,7 @@ class SegmentedGraphs(CudaRecording):
     @override
     def release(self) -> None:
         super().release()
-        self._launches, self._earlier, self._breaks = [], [], []
+        self._segments, self._earlier, self._breaks = [], [], []
 
 
 def _launcher(graph: torch.cuda.CUDAGraph | None) -> Callable[[], None]:
