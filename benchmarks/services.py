@@ -152,6 +152,7 @@ class Service:
     def __init__(self, kind: Callable[[int], nn.Module], depth: int, device: torch.device) -> None:
         self.module = kind(depth).to(device)
         self.device, self.shared, self.kind = device, Shared(), kind
+        self.adapters = _adapters(device)  # its own: weights are loaded into them while nobody calls this service alone
         self.spare = [one.state_dict() for one in (kind(depth).to(device), kind(depth).to(device))]
         self.f: Any = capture(self.module, name=f"{type(self.module).__name__.lower()}{depth}")
 
@@ -193,21 +194,15 @@ class Service:
         """Other weights: put into the parameters, put in their place, or another adapter."""
         with self.shared.alone(), torch.no_grad():
             if isinstance(self.module, Mlp) and random.random() < 0.7:
-                self.module.adapter = random.choice(_adapters(self.device))
+                self.module.adapter = random.choice(self.adapters)
             else:
                 self.module.load_state_dict(random.choice(self.spare), assign=random.random() < 0.2)
 
 
-_kept_adapters: dict[torch.device, list[nn.Sequential]] = {}
-
-
 def _adapters(device: torch.device) -> list[nn.Sequential]:
-    """Three for all."""
-    if device not in _kept_adapters:
-        _kept_adapters[device] = [
-            nn.Sequential(nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)).to(device) for _ in range(3)
-        ]
-    return _kept_adapters[device]
+    """Three."""
+    made = [(nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)) for _ in range(3)]
+    return [nn.Sequential(*layers).to(device) for layers in made]
 
 
 class Training(Service):
