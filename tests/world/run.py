@@ -2,7 +2,8 @@
 
 ``python -m tests.world.run [NAME ...]`` with the interpreter that has the libraries. A program is built twice from the
 same seed, once with its step captured, and both take the same steps: equal bit for bit, in what they give and in what
-they raise. Then a switch of the library is thrown in both, and they go on.
+they raise. Then a switch of the library is thrown in both, and they go on. ``replayed`` is the share of calls that were
+replayed after the first ten steps and before the first switch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib
 import json
 import os
 import pkgutil
+import statistics
 import subprocess
 import sys
 import time
@@ -21,8 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STEPS, AFTER_SWITCH = 20, 8
-SECONDS = 300  # of one program
+STEPS, AFTER_SWITCH = 200, 8
+FIRST = 10  # steps that do not count, in which a function is watched and recorded
+PATIENCE = 60  # seconds of a processor for the first round; a program that needs more takes fewer steps
+SECONDS = 600  # of one program
 Program = Callable[[Callable[[Any], Any]], Any]
 
 
@@ -76,12 +80,12 @@ def _take(step: Callable[[int], Any], number: int) -> tuple[Any, float]:
     import torch
 
     torch.manual_seed(number)
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         found = step(number)
     except Exception as error:  # noqa: BLE001 - what both raise is equal, too
-        return ("raised", type(error).__name__, str(error)[:300]), time.perf_counter() - begin
-    seconds = time.perf_counter() - begin
+        return ("raised", type(error).__name__, str(error)[:300]), time.process_time() - begin
+    seconds = time.process_time() - begin
     return bits(found), seconds
 
 
@@ -90,7 +94,6 @@ def run_one(name: str) -> dict[str, Any]:
     import torch
 
     from capture import capture
-    from capture.api.decorator import captured_states
 
     torch.set_num_threads(1)
     library, _, own = name.partition(".")
@@ -102,36 +105,49 @@ def run_one(name: str) -> dict[str, Any]:
         return made[-1]
 
     result: dict[str, Any] = {"program": name, "equal": True, "differs": []}
+
+    def compare(number: int, round_number: int) -> tuple[float, float]:
+        (expected, theirs), (got, ours) = _take(eager, number), _take(mine, number)
+        if got != expected:
+            result["equal"] = False
+            what = str(got)[:300] if isinstance(got, tuple) and got[:1] == ("raised",) else "other values"
+            result["differs"].append(f"round {round_number}, step {number}: {what}")
+        if isinstance(expected, tuple) and expected[:1] == ("raised",):
+            result["raises"] = str(expected)
+        return ours, theirs
+
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         (eager, switches), (mine, mine_too) = _build(program, lambda target: target), _build(program, captured)
-        number, times = 0, []
-        for round_number, (one, other) in enumerate([(None, None), *zip(switches, mine_too, strict=True)]):
-            if one is not None and other is not None:
-                one()
-                other()
-            for _ in range(STEPS if one is None else AFTER_SWITCH):
-                expected, theirs = _take(eager, number)
-                got, ours = _take(mine, number)
-                if got != expected:
-                    result["equal"] = False
-                    what = str(got)[:300] if isinstance(got, tuple) and got[:1] == ("raised",) else "other values"
-                    result["differs"].append(f"round {round_number}, step {number}: {what}")
-                if isinstance(expected, tuple) and expected[:1] == ("raised",):
-                    result["raises"] = str(expected)
-                if round_number == 0 and number >= STEPS // 2:
-                    times.append((ours, theirs))
-                number += 1
-    states = [state for one in made for state in captured_states(one)]
-    counts = [state.log.counters for state in states]
-    replays, bodies = sum(one.replays for one in counts), sum(one.body_runs for one in counts)
-    ours, theirs = (sorted(one)[len(one) // 4] for one in zip(*times, strict=True))  # others use the machine, too
-    result["differs"] = result["differs"][:3]
+        times, before, begin = [], (0, 0), time.process_time()
+        for number in range(STEPS):
+            if number == FIRST:
+                before = _counted(made)
+            times.append(compare(number, 0))
+            if time.process_time() - begin > PATIENCE and number >= 2 * FIRST:
+                break
+        after = _counted(made)
+        for round_number, (one, other) in enumerate(zip(switches, mine_too, strict=True), 1):
+            one()
+            other()
+            for at in range(AFTER_SWITCH):
+                compare(STEPS + round_number * AFTER_SWITCH + at, round_number)
+    replays, bodies = after[0] - before[0], after[1] - before[1]
+    ours, theirs = (statistics.median(one) for one in zip(*times[len(times) // 2 :], strict=True))
+    result["steps"], result["differs"] = len(times), result["differs"][:3]
     result["replayed"] = round(replays / max(replays + bodies, 1), 3)
-    result["time"] = round(ours / theirs, 3)
+    result["time"] = [round(ours / theirs, 2), round((ours - theirs) * 1e6)]
     found = {str(one.message).partition("\n")[0] for one in told if "Capture" in type(one.message).__name__}
     result["findings"] = sorted(found)
     return result
+
+
+def _counted(made: list[Any]) -> tuple[int, int]:
+    """Replays, and runs of bodies, of all functions that were captured."""
+    from capture.api.decorator import captured_states
+
+    counts = [state.log.counters for one in made for state in captured_states(one)]
+    return sum(one.replays for one in counts), sum(one.body_runs for one in counts)
 
 
 def _in_process(name: str) -> dict[str, Any]:
@@ -165,7 +181,7 @@ def main() -> int:
         found = _in_process(name)
         results.append(found)
         state = "equal" if found["equal"] else "DIFFERS"
-        print(f"{name:44} {state:8} replayed {found.get('replayed', 0):5} time {found.get('time', 0):6}", flush=True)
+        print(f"{name:44} {state:8} replayed {found.get('replayed', 0):5} time {found.get('time')}", flush=True)
         raised = [f"both raise {found['raises']}"] if "raises" in found else []
         for line in (*found["differs"], *raised, *found.get("findings", ())):
             print(f"    {line}", flush=True)

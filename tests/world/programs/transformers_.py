@@ -9,16 +9,23 @@ from transformers import (
     BatchEncoding,
     BertConfig,
     BertForSequenceClassification,
+    CLIPConfig,
+    CLIPModel,
     DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
+    Trainer,
+    TrainingArguments,
     ViTConfig,
     ViTForImageClassification,
+    get_linear_schedule_with_warmup,
 )
 
 IDS = 64
@@ -198,6 +205,130 @@ def gpt2_forward_hook(wrap: Any) -> Any:
     return step, [hook]
 
 
+def llama_generate_static(wrap: Any) -> Any:
+    model = _llama()
+    model.generation_config.pad_token_id = 0
+    model.forward = wrap(model.forward)
+
+    def step(_: int) -> Any:
+        with torch.no_grad():
+            return model.generate(
+                _ids(1, 4), attention_mask=torch.ones(1, 4).long(), max_new_tokens=6, do_sample=False,
+                cache_implementation="static", eos_token_id=None, disable_compile=True,
+            )  # fmt: skip
+
+    return step
+
+
+def llama_generate_sampled(wrap: Any) -> Any:
+    model = _llama()
+    model.generation_config.pad_token_id = 0
+    model.forward = wrap(model.forward)
+
+    def step(_: int) -> Any:
+        return model.generate(
+            _ids(2, 4), attention_mask=torch.ones(2, 4).long(), max_new_tokens=4, do_sample=True, top_k=8,
+            eos_token_id=None,
+        )  # fmt: skip
+
+    return step
+
+
+def llama_checkpointed(wrap: Any) -> Any:
+    model = _llama().train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    train = _trained(wrap, model, lambda ids: model(input_ids=ids, labels=ids, use_cache=False).loss)
+    return lambda _: (train(_ids(2, 8)), next(model.parameters()))
+
+
+def llama_checkpointed_reentrant(wrap: Any) -> Any:
+    model = _llama().train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    model.enable_input_require_grads()
+    train = _trained(wrap, model, lambda ids: model(input_ids=ids, labels=ids, use_cache=False).loss)
+    return lambda _: (train(_ids(2, 8)), next(model.parameters()))
+
+
+def trainer_loss(wrap: Any) -> Any:
+    model = _gpt2().train()
+    trainer = Trainer(model=model, args=TrainingArguments(output_dir="/tmp/out", use_cpu=True, report_to=[]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loss_of = wrap(trainer.compute_loss)
+
+    def step(_: int) -> Any:
+        ids = _ids(2, 8)
+        loss = loss_of(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids})
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach(), next(model.parameters())
+
+    return step
+
+
+def bert_finetune(wrap: Any) -> Any:
+    model = _bert().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = get_linear_schedule_with_warmup(optimizer, 10, 400)
+
+    def step(_: int) -> Any:
+        batch = {
+            "input_ids": _ids(2, 8),
+            "attention_mask": torch.ones(2, 8).long(),
+            "labels": torch.randint(0, 2, (2,)),
+        }
+        loss = forward(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        return loss.detach(), next(model.parameters())
+
+    forward = wrap(model)
+    return step
+
+
+def mixtral_forward(wrap: Any) -> Any:
+    config = MixtralConfig(
+        vocab_size=IDS, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, max_position_embeddings=64,
+    )  # fmt: skip
+    call = wrap(MixtralForCausalLM(config).eval())
+
+    def step(_: int) -> Any:
+        with torch.no_grad():
+            return call(input_ids=_ids(2, 8), use_cache=False).logits
+
+    return step
+
+
+def clip_forward(wrap: Any) -> Any:
+    text = {"vocab_size": IDS, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "max_position_embeddings": 16, "eos_token_id": 63}  # fmt: skip
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+              "image_size": 16, "patch_size": 8}  # fmt: skip
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)).eval()
+    call = wrap(model)
+
+    def step(_: int) -> Any:
+        with torch.no_grad():
+            return call(input_ids=_ids(2, 8), pixel_values=torch.randn(2, 3, 16, 16)).logits_per_image
+
+    return step
+
+
+def reward_pairs(wrap: Any) -> Any:
+    model = _bert().eval()
+    call = wrap(model)
+
+    def step(n: int) -> Any:
+        with torch.inference_mode():
+            return call(**BatchEncoding({"input_ids": _ids(2, 4 + n % 3)})).logits
+
+    return step
+
+
 PROGRAMS = {
     "llama_forward": llama_forward,
     "llama_mask": llama_mask,
@@ -211,4 +342,13 @@ PROGRAMS = {
     "t5_forward": t5_forward,
     "vit_forward": vit_forward,
     "gpt2_forward_hook": gpt2_forward_hook,
+    "llama_generate_static": llama_generate_static,
+    "llama_generate_sampled": llama_generate_sampled,
+    "llama_checkpointed": llama_checkpointed,
+    "llama_checkpointed_reentrant": llama_checkpointed_reentrant,
+    "trainer_loss": trainer_loss,
+    "bert_finetune": bert_finetune,
+    "mixtral_forward": mixtral_forward,
+    "clip_forward": clip_forward,
+    "reward_pairs": reward_pairs,
 }
