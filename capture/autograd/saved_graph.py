@@ -19,6 +19,7 @@ import contextlib
 import functools
 import itertools
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -38,6 +39,7 @@ from capture.state.call import Call
 from capture.state.snapshot import Snapshot
 from capture.torch_private.autograd import add_hook, donation_allowed, stale_streams_overridden, writes_saved_tensors
 from capture.torch_private.capabilities import NO_TASK, graph_task
+from capture.torch_private.checkpoints import without_recomputing
 from capture.torch_private.cuda import is_capturing
 from capture.torch_private.devices import captures_kernels, is_capturing_now
 from capture.tree.outputs import Alias
@@ -72,7 +74,7 @@ def lies_apart(pair: ForwardOutputs) -> bool:
 class SavedTensor:
     """Stands for a saved tensor in the graph: how to find it among the tensors of a call."""
 
-    __slots__ = ("alias", "conj", "index", "is_seed", "neg", "tensor", "version")
+    __slots__ = ("__weakref__", "alias", "conj", "index", "is_seed", "neg", "tensor", "version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor: torch.Tensor | None = tensor
@@ -162,19 +164,30 @@ class SeveralUses:
 class SavedTensorHooks:
     """Puts what tells of a tensor in its place. The graph knows this, and nothing that knows it."""
 
-    __slots__ = ("is_marking", "passes", "saved_tensors")
+    __slots__ = ("_saved_tensors", "is_marking", "passes")
 
     def __init__(self) -> None:
         self.passes = Passes()
         self.is_marking = False
         """What is looked for are seeds."""
-        self.saved_tensors: list[SavedTensor] = []
-        """Of the run of the body."""
+        self._saved_tensors: list[weakref.ref[SavedTensor]] = []
+        """Of the run of the body. Parts of its graph may be gone when it is over."""
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """What the graph keeps in place of a tensor."""
-        self.saved_tensors.append(SavedTensor(tensor))
-        return self.saved_tensors[-1]
+        saved_tensor = SavedTensor(tensor)
+        self._saved_tensors.append(weakref.ref(saved_tensor))
+        return saved_tensor
+
+    def saved_tensors(self) -> list[SavedTensor]:
+        """Of the run of the body, those that its graph still has."""
+        return [saved_tensor for one in self._saved_tensors if (saved_tensor := one()) is not None]
+
+    def end_run(self) -> None:
+        """The graph keeps no memory from now on."""
+        for saved_tensor in self.saved_tensors():
+            saved_tensor.tensor = None
+        self._saved_tensors.clear()
 
     def unpack(self, saved_tensor: SavedTensor) -> torch.Tensor:
         """The tensor of this call that it stands for."""
@@ -189,7 +202,7 @@ class SavedTensorHooks:
 
     def mark_seeds(self, ends: Sequence[torch.Tensor]) -> None:
         """Find what was drawn from by attention kernels that were captured: such seeds lie on the device."""
-        if any(may_be_seed(saved_tensor.tensor) for saved_tensor in self.saved_tensors):
+        if any(may_be_seed(saved_tensor.tensor) for saved_tensor in self.saved_tensors()):
             self.is_marking = True
             read_seeds(ends)
             self.is_marking = False
@@ -392,7 +405,11 @@ class GraphSaver:
         given = self._call.substitute(self._aliases, values)
         with torch.enable_grad():
             hooks = self.program.hooks
-            with saved_tensors_hooks(hooks.pack, hooks.unpack), lent(self._to_lend()) as self._lent:
+            with (
+                saved_tensors_hooks(hooks.pack, hooks.unpack),
+                without_recomputing(),
+                lent(self._to_lend()) as self._lent,
+            ):
                 result = self._call.run_plainly(given)
             attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
             attached = list({id(leaf): leaf for leaf in attached if leaf.requires_grad}.values())
@@ -402,9 +419,7 @@ class GraphSaver:
             hooks.mark_seeds(attached)
             self._note_edges(ends)
             saved = self._find_saved(list(detached.values()))
-        for saved_tensor in hooks.saved_tensors:
-            saved_tensor.tensor = None
-        hooks.saved_tensors.clear()
+        hooks.end_run()
         for alias in (*self._aliases.values(), *(alias for alias, _ in self._lent.values())):
             if (alias.dtype, alias.device) in empty:
                 alias.data = empty[alias.dtype, alias.device]
@@ -471,7 +486,7 @@ class GraphSaver:
         given: dict[int, list[tuple[SavedTensor, torch.Tensor]]] = {}
         held: dict[int, tuple[torch.Tensor, list[tuple[SavedTensor, torch.Tensor]]]] = {}
         fresh: dict[int, list[tuple[SavedTensor, torch.Tensor]]] = {}
-        for saved_tensor in self.program.hooks.saved_tensors:
+        for saved_tensor in self.program.hooks.saved_tensors():
             tensor = saved_tensor.tensor
             assert tensor is not None
             self.program.modified = self.program.modified or tensor._version != saved_tensor.version

@@ -381,6 +381,10 @@ class ObserveMode(HigherOrderMode):
         if not self.trace.hooks:
             self.trace.hooks.append((name, source_location.user_location()))
 
+    def note_checkpoint(self) -> None:
+        """Note a block that the backward pass runs again."""
+        self.trace.has_checkpoints = True
+
     def note_sync(self, op: str, *, data_dependent_shape: bool = False, compared_on: str | None = None) -> None:
         """Note a host read, once a line. ``compared_on``: what is read on such a device may be compared."""
         where = source_location.user_location()

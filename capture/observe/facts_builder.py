@@ -163,6 +163,8 @@ class Classifier:
         self._implicit: dict[int, str] = {}
         self._replaced = {change.source.path for change in watched.changed}
         left = [watched.result, *(change.after for change in watched.changed if not change.container)]
+        if watched.watch.trace.has_checkpoints:  # to look at what their graphs saved would run them again
+            left = []
         tensors = [leaf for value in left for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)]
         self._untold = UnattributedMemory(watched.before, tensors)
 

@@ -62,6 +62,9 @@ def obstacles(
         found.append(GradientObstacle(path=None, reason="gradients are switched on inside alone"))
     trace = watched.watch.trace
     found += [GradientObstacle(path=None, reason=f"the body uses {name}", where=at) for name, at in trace.hooks]
+    if trace.has_checkpoints and (watched.changed or any(one.mutation for one in trace.externals.values())):
+        reason = "the body writes state, and parts of it run again in the backward pass"
+        found.append(GradientObstacle(path=None, reason=reason))
     found += _partly_reached(watched, outputs)
     if _recomputes(watched, outputs):
         found.append(GradientObstacle(path=None, reason="the body is recomputed in the backward pass"))
@@ -91,8 +94,18 @@ def _outputs(outputs: Sequence[KeptLeaf]) -> Iterator[GradientObstacle]:
             continue
         if leaf.kind != "fresh":
             yield GradientObstacle(path=leaf.path, reason=f"{leaf.path} is no new tensor ({leaf.kind})")
-        elif seen.setdefault(id(leaf.value.untyped_storage()), leaf.value) is not leaf.value:
+        elif not _are_apart(seen.setdefault(id(leaf.value.untyped_storage()), leaf.value), leaf.value):
             yield GradientObstacle(path=leaf.path, reason=f"{leaf.path} shares memory with another output")
+
+
+def _are_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """No write to one of two results on the same memory has to become part of the other's graph: they are views that
+    one operator made at once, such as ``chunk``, which autograd lets nobody write; or it knows of no views at all."""
+    if one is other or one.grad_fn is None or other.grad_fn is None:
+        return one is other
+    if one._is_view() or other._is_view():
+        return one._is_view() and other._is_view() and one.grad_fn is other.grad_fn and one.output_nr != other.output_nr
+    return True
 
 
 def _effects(effects: Sequence[KeptEffect]) -> Iterator[GradientObstacle]:

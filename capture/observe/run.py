@@ -167,7 +167,7 @@ def _run_watched(
             around.enter_context(host_reads(quietly(watch.note_sync), quietly(watch.note_export), resized))
             form = quietly(watch.note_form)
             around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs))
-            around.enter_context(graph_uses(quietly(watch.note_hook)))
+            around.enter_context(graph_uses(quietly(watch.note_hook), quietly(watch.note_checkpoint)))
             around.enter_context(watch.device_syncs())
             around.enter_context(handles_watched(quietly(watch.note_unsafe), before.modules))
             around.enter_context(constants_on_host())

@@ -121,6 +121,8 @@ class RunTrace:
     gradients: dict[tuple[int, str], GradientUse] = field(factory=dict)
     hooks: list[tuple[str, CodeLocation | None]] = field(factory=list)
     """Uses of the autograd graph itself: what a replay would not do again."""
+    has_checkpoints: bool = False
+    """The backward pass of parts of the body runs them again, with the same draws."""
     inlined: list[Inlined] = field(factory=list)
     devices: set[str] = field(factory=set)
     memory: dict[str, MemoryInUse] = field(factory=dict)

@@ -303,7 +303,7 @@ def recomputed(w: World) -> Part:
     return Part("recomputed", module, [around, reentrant])
 
 
-@eager_region
+@region
 def recomputing(w: World) -> Part:
     """A checkpoint inside of what is captured."""
     module = Block(0.3)

@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import get_default_nowrap_functions
 
 from capture.torch_private import devices
+from capture.torch_private.checkpoints import is_checkpoint
 from capture.torch_private.monkeypatch import is_asked_by_users, replaced
 
 _NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__", "apply_", "map_", "map2_")
@@ -84,8 +85,9 @@ def _storage_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> It
 
 
 @contextmanager
-def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
-    """Call ``note(name)`` where code in this thread hooks itself into the autograd graph."""
+def graph_uses(note: Callable[[str], None], checkpoint: Callable[[], None]) -> Iterator[None]:
+    """Call ``note(name)`` where code in this thread hooks itself into the autograd graph; ``checkpoint()`` where that
+    is a block that the backward pass runs again."""
     thread = threading.get_ident()
     grad_fn: Any = torch.Tensor.grad_fn
 
@@ -100,7 +102,7 @@ def graph_uses(note: Callable[[str], None]) -> Iterator[None]:
 
     def use_hooks(hooks: saved_tensors_hooks) -> None:
         if threading.get_ident() == thread:
-            note("hooks on saved tensors, as a checkpoint does")
+            checkpoint() if is_checkpoint(hooks) else note("hooks on saved tensors, as a checkpoint does")
         enter(hooks)
 
     with replaced(torch.Tensor, others), replaced(saved_tensors_hooks, {"__enter__": use_hooks}):
