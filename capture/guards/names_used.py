@@ -128,6 +128,11 @@ def _asks_for_constants(code: types.CodeType) -> bool:
     return not wanted
 
 
+def place_of(code: types.CodeType) -> tuple[str, int]:
+    """Where it is written. Code that Dynamo makes of it says the same."""
+    return code.co_filename, code.co_firstlineno
+
+
 @define(eq=False)
 class Names:
     """What all code that ran mentions."""
@@ -139,6 +144,8 @@ class Names:
     stored: set[tuple[int, str]] = field(factory=set)
     """By ``id`` of a library's globals, names that its code sets while it runs, such as counters: its own business."""
     codes: set[types.CodeType] = field(factory=set)
+    places: set[tuple[str, int]] = field(factory=set)
+    """Those of ``codes``."""
     asked: set[str] = field(factory=set)
     """Names that users' code asks for where they may be absent."""
     is_computed: bool = False
@@ -181,6 +188,7 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
     for code, scopes in run.codes.items():
         uses = uses_of(code)
         found.codes.add(code)
+        found.places.add(place_of(code))
         for scope in scopes:
             package = package_of(scope.get("__name__"))
             owner = package if is_library(package) else ""

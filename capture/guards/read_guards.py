@@ -25,7 +25,7 @@ import torch
 from attrs import define, field, frozen
 
 from capture.guards.guard import Guard, Referent, itself
-from capture.guards.names_used import OF_ALL_CLASSES, Names, names_of
+from capture.guards.names_used import OF_ALL_CLASSES, Names, names_of, place_of
 from capture.key import numpy_arrays
 from capture.key.code_names import MISSING, NamedKey, part_of, same_value
 from capture.key.objects import referent
@@ -43,7 +43,9 @@ CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "socke
                      "concurrent", "multiprocessing", "asyncio", "capture", "importlib", "warnings",
                      "inspect", "contextlib"})  # fmt: skip
 """Packages whose objects are not opened: machinery that has no part in what a body computes, or our own."""
-_STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch._inductor")
+_COMPILERS = ("torch._dynamo", "torch._inductor")
+"""Whose classes count what was compiled."""
+_STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", *_COMPILERS)
 """Whose objects count their steps in attributes, and have switches or guards of their own."""
 _NOT_OPENED = (
     torch.Tensor, torch.Generator, torch.Stream, torch.Event, torch.UntypedStorage, torch.device,
@@ -54,6 +56,7 @@ _SEQUENCES: tuple[Any, ...] = (list, set, deque)
 _SMALL = 64  # members of a library's container
 _COMPILED = "_torchdynamo_orig_callable"
 """In the ``__dict__`` of a function that ``torch.compile`` made; without it, its globals and cells are not guarded."""
+_DISABLED = "_torchdynamo_disable"
 _HANDLE = "__capture__"  # in the ``__dict__`` of a function that is captured
 Key = tuple[int, Any]
 """``id`` of what keeps a value, and the name there."""
@@ -426,7 +429,7 @@ class ReadWalk:
         """Its code, its defaults, and its closure cells, where it ran."""
         if _HANDLE in value.__dict__:
             self._enter(getattr(value.__dict__[_HANDLE], "function", None), path)
-        if _COMPILED in value.__dict__:
+        if _COMPILED in value.__dict__ and self._has_run_compiled(value):
             self._compiled(value.__dict__[_COMPILED], path)
         if not is_library(package_of(value.__module__)):
             self._attributes_of_function(value)
@@ -450,6 +453,15 @@ class ReadWalk:
         holder: Any = weakref.ref(value) if _HANDLE in own else own
         source = itself(holder, value.__qualname__)
         self._add(Guard("names", source, (wanted - {_HANDLE, _COMPILED}, names, kept, kinds)), weakref.ref(value))
+
+    def _has_run_compiled(self, value: types.FunctionType) -> bool:
+        """What ``torch.compile`` made of it ran, or may have run inside of such a part. What ``torch.compiler.disable``
+        makes has that form, too, and runs as it is written."""
+        if value.__dict__.get(_DISABLED):
+            return False
+        original = value.__dict__[_COMPILED]
+        code = getattr(getattr(original, "__func__", original), "__code__", None)
+        return self.is_static or type(code) is not types.CodeType or place_of(code) in self.names.places
 
     def _compiled(self, original: Any, path: str) -> None:
         """What ``torch.compile`` got. It runs as other code, by values that it found when it was compiled."""
@@ -479,7 +491,10 @@ class ReadWalk:
 
     def _class(self, kind: type, _: str) -> None:
         """What code can have read of a class itself, or through its objects."""
-        if kind.__flags__ & (_HEAP | _IMMUTABLE) != _HEAP or package_of(kind.__module__) in CLOSED:
+        module: Any = kind.__module__
+        if kind.__flags__ & (_HEAP | _IMMUTABLE) != _HEAP or package_of(module) in CLOSED:
+            return
+        if type(module) is str and module.startswith(_COMPILERS):
             return
         for one in kind.__mro__[1:-1]:
             self._enter(one, one.__qualname__)

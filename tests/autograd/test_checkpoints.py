@@ -15,6 +15,7 @@ from torch.utils.checkpoint import (
     checkpoint_sequential,
     create_selective_checkpoint_contexts,
 )
+from typing_extensions import override
 
 from capture import CaptureWarning, capture, recordings
 from tests.support.device import DEVICE
@@ -36,7 +37,7 @@ def _by_closure(m: Any, x: Tensor) -> Tensor:
 
 def _nested(m: Any, x: Tensor) -> Tensor:
     def outer(y: Tensor) -> Tensor:
-        return torch.tanh(checkpoint(m, y, use_reentrant=False))  # type: ignore[no-any-return]
+        return torch.tanh(checkpoint(m, y, use_reentrant=False))
 
     found: Tensor = checkpoint(outer, x, use_reentrant=False)
     return found
@@ -86,6 +87,7 @@ class _Counted(nn.Module):
         super().__init__()
         self.norm, self.linear = nn.BatchNorm1d(6), nn.Linear(6, 6)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.linear(self.norm(x))
         return found

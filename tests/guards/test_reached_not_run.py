@@ -1,0 +1,73 @@
+"""Functions that are compiled somewhere and only reached: nothing in what they may call is looked at."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capture import capture, recordings
+from tests.support.device import DEVICE
+
+other: Any = types.ModuleType("users.other")
+exec(  # noqa: S102 - a module of the user's
+    "import torch\nSCALE = 1.0\n\ndef deep(x):\n    return x * SCALE\n\ndef work(x):\n    return deep(x) + 1\n",
+    vars(other),
+)
+
+
+class Library:
+    """As a class of a library with methods that are compiled, or that the compiler is to leave alone."""
+
+    compiled = staticmethod(torch.compile(other.work, backend="eager"))
+
+    @staticmethod
+    @torch.compiler.disable
+    def disabled(x: Tensor) -> Tensor:
+        return other.work(x)  # type: ignore[no-any-return]
+
+
+def test_a_compiled_function_that_does_not_run() -> None:
+    run = capture(lambda x: x * 2 if hasattr(Library, "compiled") else x)
+    x = torch.ones(3, device=DEVICE)
+    for _ in range(4):
+        assert torch.equal(run(x), x * 2)
+    assert recordings(run).replays == 2
+    before = recordings(run).replays
+    other.SCALE = 3.0
+    try:
+        assert torch.equal(run(x), x * 2)
+        assert recordings(run).replays == before + 1
+    finally:
+        other.SCALE = 1.0
+
+
+def test_a_function_that_the_compiler_leaves_alone() -> None:
+    run = capture(lambda x: Library.disabled(x) * 2)
+    x = torch.ones(3, device=DEVICE)
+    for _ in range(4):
+        assert torch.equal(run(x), (x + 1) * 2)
+    other.SCALE = 3.0
+    try:
+        for _ in range(3):
+            assert torch.equal(run(x), (x * 3 + 1) * 2)
+    finally:
+        other.SCALE = 1.0
+    assert recordings(run).replays >= 3
+
+
+def test_a_compiled_function_that_runs() -> None:
+    run = capture(lambda x: Library.compiled(x) * 2)
+    x = torch.ones(3, device=DEVICE)
+    for _ in range(5):
+        assert torch.equal(run(x), (x + 1) * 2)
+    replays = recordings(run).replays
+    assert replays >= 2
+    other.SCALE = 3.0
+    try:
+        for _ in range(3):
+            assert torch.equal(run(x), (x * 3 + 1) * 2)
+    finally:
+        other.SCALE = 1.0
