@@ -92,6 +92,13 @@ def is_plain(kind: type) -> bool:
     return _layout_of(kind) is not None
 
 
+def slots_of(kind: type) -> tuple[Any, ...]:
+    """Descriptors of the slots that instances of a plain class have."""
+    layout = _layout_of(kind)
+    assert layout is not None
+    return layout.slots
+
+
 def _attributes(value: Any) -> dict[str, Any]:
     own: dict[str, Any] = object.__getattribute__(value, "__dict__")
     return own

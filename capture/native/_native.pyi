@@ -153,6 +153,7 @@ class FastPath:
         replay: Any,
         ready: Any,
         constants: tuple[Any, ...],
+        nodes: tuple[Any, ...] | None,
         alignments: tuple[int, ...],
         leading: tuple[int, ...],
         spans: tuple[int, ...],

@@ -22,7 +22,8 @@ typedef struct {
     PyObject *in_use;      /* InUse: the trees of this thread */
     PyObject *trees;       /* those then, by name of their backend */
     PyObject *backend;     /* such a name */
-    PyObject *constants;   /* tuple: a value, or MISS in the place of a tensor */
+    PyObject *constants;   /* tuple: a value, or MISS in the place of a tensor; of opened values where there are nodes */
+    PyObject *nodes;       /* how containers among the values are opened, see ``opened.c``; or None */
     Steps steps;           /* holds references, too */
     Py_ssize_t least, most; /* values that a call may give: the others are defaults */
     uint8_t alignments[MOST_VALUES]; /* of tensors: their addresses modulo 64, or ANYWHERE */
@@ -97,7 +98,7 @@ static int leads(PyObject *tensor, Py_ssize_t count)
 static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uint64_t *addresses)
 {
     Py_ssize_t count = 0;
-    for (Py_ssize_t i = 0; i < self->steps.count; i++) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->constants); i++) {
         PyObject *constant = PyTuple_GET_ITEM(self->constants, i);
         if (constant == self->steps.miss) {
             int nested = is_nested(values[i]);
@@ -158,13 +159,13 @@ static PyObject *missed(FastPath *self, int verdict)
     return verdict < 0 ? left_to_python(self->steps.miss) : Py_NewRef(self->steps.miss);
 }
 
-static PyObject *path_run(FastPath *self, PyObject *const *values)
+/* ``opened``: the values, or what is in containers among them. */
+static PyObject *run_opened(FastPath *self, PyObject *const *values, PyObject *const *opened)
 {
     PyObject *tensors[MOST_VALUES];
     uint64_t addresses[MOST_VALUES];
-    int same = is_at_hand(self);
-    if (same > 0)
-        same = fits(self, values, tensors, addresses);
+    tensors[0] = NULL;
+    int same = fits(self, opened, tensors, addresses);
     if (same > 0 && self->guards != Py_None)
         same = key_holds(self);
     if (same <= 0)
@@ -174,6 +175,22 @@ static PyObject *path_run(FastPath *self, PyObject *const *values)
         return missed(self, PyErr_Occurred() ? -1 : 0);
     PyObject *result = steps_take(&self->steps, tree, values, tensors, addresses);
     Py_DECREF(tree);
+    return result;
+}
+
+static PyObject *path_run(FastPath *self, PyObject *const *values)
+{
+    int same = is_at_hand(self);
+    if (same <= 0)
+        return missed(self, same);
+    if (self->nodes == Py_None)
+        return run_opened(self, values, values);
+    Flat flat;
+    same = open_values(self->nodes, values, &flat);
+    if (same > 0)
+        same = flat.count == PyTuple_GET_SIZE(self->constants);
+    PyObject *result = same > 0 ? run_opened(self, values, flat.values) : missed(self, same);
+    close_values(&flat);
     return result;
 }
 
@@ -208,6 +225,8 @@ PyObject *path_take(PyObject *object, PyObject *const *args, Py_ssize_t given, i
         return missed(self, 0);
     if (given == self->steps.count)
         return path_sampled(self, args);
+    if (self->nodes != Py_None) /* constants are not those of parameters then */
+        return missed(self, 0);
     PyObject *values[MOST_VALUES];
     for (Py_ssize_t i = 0; i < self->steps.count; i++)
         values[i] = i < given ? args[i] : PyTuple_GET_ITEM(self->constants, i);
@@ -270,7 +289,7 @@ static PyMethodDef methods[] = {
 #define OBJECTS(X) \
     X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(guards) X(receiver) X(kind) \
     X(in_use) X(trees) X(backend) \
-    X(constants) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
+    X(constants) X(nodes) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
     X(steps.counters) X(steps.marks) X(steps.replay) X(steps.ready) X(steps.attach) X(steps.tell)
 
 static int path_traverse(PyObject *object, visitproc visit, void *arg)
@@ -340,23 +359,29 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *names[] = {
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
         "guards", "receiver", "kind", "in_use", "trees", "backend", "counters", "marks",
-        "replay", "ready", "constants", "alignments", "leading", "spans", "order", "shared", "least", "most", "verifies", "attach",
+        "replay", "ready", "constants", "nodes", "alignments", "leading", "spans", "order", "shared", "least", "most", "verifies", "attach",
         "tell", NULL};
     FastPath given = {0};
     Steps *steps = &given.steps;
     PyObject *alignments, *leading, *spans, *order, *shared;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!O!O!O!O!O!nnpOO", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!OO!O!O!O!O!nnpOO", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
             &given.in_capture, &given.check, &given.guards, &given.receiver,
             &given.kind, &given.in_use, &PyDict_Type, &given.trees, &given.backend, &steps->counters,
-            &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &PyTuple_Type, &alignments,
+            &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &given.nodes,
+            &PyTuple_Type, &alignments,
             &PyTuple_Type, &leading, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,
             &steps->verifies, &steps->attach, &steps->tell))
         return NULL;
-    given.steps.count = PyTuple_GET_SIZE(given.constants);
+    Py_ssize_t opened = PyTuple_GET_SIZE(given.constants);
+    if (given.nodes != Py_None && !are_nodes(given.nodes)) {
+        PyErr_SetString(PyExc_ValueError, "no nodes");
+        return NULL;
+    }
+    given.steps.count = given.nodes == Py_None ? opened : PyTuple_GET_SIZE(given.nodes);
     given.steps.tensors = PyTuple_GET_SIZE(alignments);
-    if (given.steps.count > MOST_VALUES || given.steps.tensors > given.steps.count ||
+    if (opened > MOST_VALUES || given.steps.count > MOST_VALUES || given.steps.tensors > opened ||
         given.most > given.steps.count || PyTuple_GET_SIZE(spans) != given.steps.tensors ||
         PyTuple_GET_SIZE(leading) != given.steps.tensors ||
         !is_modes(given.modes) ||

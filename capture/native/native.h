@@ -117,6 +117,18 @@ PyObject *several_outputs(NodeView *view, PyObject *pool);
 int add_held(PyObject *module);
 int add_gradients(PyObject *module);
 
+/* The values in the containers of a call, as ``opened.c`` tells. */
+#define MOST_OBJECTS 64
+typedef struct {
+    Py_ssize_t count, num_objects;
+    PyObject *values[MOST_VALUES];   /* references */
+    PyObject *objects[MOST_OBJECTS]; /* borrowed: those that count once */
+} Flat;
+/* 1 with the values, 0 where the call looks otherwise, -1 with an exception set; ``close_values`` comes after any. */
+int open_values(PyObject *nodes, PyObject *const *values, Flat *flat);
+void close_values(Flat *flat);
+int are_nodes(PyObject *nodes);
+
 /* The path's steps from the tree on, once the arguments fit. */
 typedef struct {
     PyObject *miss, *ok, *function, *limit, *number, *entry, *counters, *marks, *replay, *ready;

@@ -20,6 +20,7 @@ from capture.guards.guard import Guard
 from capture.guards.key_guards import SAME, call_guard, named_guards, switch_guards
 from capture.guards.recording_guard import nothing_to_check
 from capture.key.modes import Here, modes_like_now
+from capture.key.opened_values import Opened, opened_values
 from capture.key.signature import Leaf, switches_of
 from capture.key.tensor_meta import leading_ones, span_bytes
 from capture.native import MISS, MOST_PATHS, MOST_VALUES, native
@@ -78,11 +79,16 @@ class Shortcuts:
         self, captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here, goes_on: GoesOn
     ) -> None:
         """The next call like this one may take a fast path, if it is one of plain tensors and values."""
-        kinds = {type(value) for value in values}
-        simple = kinds <= _KINDS | SAME and not kinds.isdisjoint(_KINDS) and len(values) <= MOST_VALUES
-        if not simple or not capabilities.HAS_METADATA_GUARD or captured.annotation.verify == "always":
+        if not capabilities.HAS_METADATA_GUARD or captured.annotation.verify == "always":
             return
-        path = _path(captured, values, leaves, entry, here, goes_on)
+        kinds = {type(value) for value in values}
+        opened = values if kinds <= _KINDS | SAME else None
+        nodes: tuple[Opened, ...] | None = None
+        if opened is None and not captured.annotation.static:  # objects that are named there are not opened
+            nodes, opened = opened_values(values, leaves) or (None, None)
+        if opened is None or len(opened) > MOST_VALUES or _KINDS.isdisjoint(map(type, opened)):
+            return
+        path = _path(captured, values, leaves, entry, here, goes_on, opened, nodes)
         if path is None:
             return
         self._paths.add(path)
@@ -106,8 +112,12 @@ def _shapes(values: Values) -> tuple[torch.Size, ...]:
     return tuple([value.shape for value in values if type(value) in _KINDS])
 
 
-def _path(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here, goes_on: GoesOn) -> Any:
-    """The path of calls like this one; None where C does not compare all modes that are in force."""
+def _path(
+    captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here, goes_on: GoesOn,
+    opened: Values, nodes: tuple[Opened, ...] | None,
+) -> Any:  # fmt: skip
+    """The path of calls like this one; None where C does not compare all modes that are in force. ``opened``: the
+    values, or what is in containers among them, as ``nodes`` tell."""
     assert entry.backend is not None
     device = entry.backend.name.partition(":")[0]
     modes = _modes(here, device if any(leaf.device.type == device for leaf in leaves) else "")
@@ -131,7 +141,7 @@ def _path(captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Ent
         receiver=receiver if isinstance(receiver, weakref.ref) else None,
         kind=type(receiver()), in_use=trees, trees=trees.trees,
         backend=entry.backend.name, counters=captured.log.counters, marks=marks(), replay=goes_on.replay,
-        ready=goes_on.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in values]),
+        ready=goes_on.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in opened]), nodes=nodes,
         alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
         attach=None if entry.region is None else entry.region.attach, tell=goes_on.tell,

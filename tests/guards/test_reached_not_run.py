@@ -24,7 +24,7 @@ class Library:
     compiled = staticmethod(torch.compile(other.work, backend="eager"))
 
     @staticmethod
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def disabled(x: Tensor) -> Tensor:
         return other.work(x)  # type: ignore[no-any-return]
 

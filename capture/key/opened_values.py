@@ -1,0 +1,85 @@
+"""What a call with containers has to look like for C to open them as its key does (``native/opened.c``)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from capture.key import objects, pytree
+from capture.key.pytree import PLAIN_TYPES
+
+_LEAVES = PLAIN_TYPES - {slice, torch.Size} | {torch.Tensor, torch.nn.Parameter}
+_NOT_SET = ...
+Opened = tuple[Any, ...] | None
+"""A node of C's: of a container, or None for a value that is in one."""
+
+
+class _NotInC(Exception):
+    """A value that the key takes otherwise than C opens it."""
+
+
+def opened_values(values: Sequence[Any], leaves: Sequence[Any]) -> tuple[tuple[Opened, ...], tuple[Any, ...]] | None:
+    """Nodes of the values, and what is in them; None where C cannot open one of them as the key does, whose dynamic
+    leaves are ``leaves``."""
+    found: list[Any] = []
+    met: set[int] = set()
+    try:
+        nodes = tuple([_node(one, found, met) for one in values])
+    except (_NotInC, RecursionError):
+        return None
+    tensors = [one for one in found if isinstance(one, torch.Tensor)]
+    if len(tensors) != len(leaves) or any(one is not leaf for one, leaf in zip(tensors, leaves, strict=True)):
+        return None
+    return nodes, tuple(found)
+
+
+def _node(value: Any, found: list[Any], met: set[int]) -> Opened:
+    kind = type(value)
+    if kind in _LEAVES:
+        found.append(value)
+        return None
+    if kind in (tuple, list) or (pytree.is_namedtuple(kind) and not pytree.is_registered(kind)):
+        return (kind, tuple([_node(one, found, met) for one in value]), None, None, None, False)
+    if kind in (dict, defaultdict):
+        return (kind, None, _part(value.items(), found, met), None, None, False)
+    is_object = pytree.is_object(kind) and objects.is_plain(kind) and not pytree.is_registered(kind)
+    if not is_object or id(value) in met or objects.is_own_dict(value) or _has_class_defaults(value):
+        raise _NotInC
+    met.add(id(value))
+    return _object_node(value, found, met)
+
+
+def _has_class_defaults(value: Any) -> bool:
+    """The key has fields of the class, which the object does not have itself."""
+    own = vars(value) if type(value).__dictoffset__ else {}
+    return any(name not in own and name in type(value).__dict__ for name in pytree.field_names(type(value)) or ())
+
+
+def _object_node(value: Any, found: list[Any], met: set[int]) -> Opened:
+    members = objects.members(value)
+    of_dict, of_list = isinstance(value, dict), isinstance(value, list)
+    items = [(at, one) for (where, at), one in members if where == "item"]
+    in_list = tuple([_node(one, found, met) for _, one in items]) if of_list else None
+    in_dict = _part(items, found, met) if of_dict else None
+    slots = _slots(value, {at: one for (where, at), one in members if where == "slot"}, found, met)
+    attributes = [(at, one) for (where, at), one in members if where == "attribute"]
+    own = _part(attributes, found, met) if type(value).__dictoffset__ else None
+    return (type(value), in_list, in_dict, slots, own, True)
+
+
+def _part(pairs: Iterable[tuple[Any, Any]], found: list[Any], met: set[int]) -> tuple[Any, Any]:
+    pairs = list(pairs)
+    if not all(type(name) in PLAIN_TYPES for name, _ in pairs):
+        raise _NotInC
+    return tuple([name for name, _ in pairs]), tuple([_node(one, found, met) for _, one in pairs])
+
+
+def _slots(value: Any, there: dict[Any, Any], found: list[Any], met: set[int]) -> tuple[Any, Any] | None:
+    slots = objects.slots_of(type(value))
+    if any(one not in slots for one in there):  # such as a factory of defaults
+        raise _NotInC
+    nodes = tuple([_node(there[one], found, met) if one in there else _NOT_SET for one in slots])
+    return (slots, nodes) if slots else None
