@@ -249,7 +249,7 @@ def _entry_of(captured: Captured, values: Values, modes: Ambient) -> tuple[Entry
     leaves = Leaves()
     if not captured.optimizers.has_looked:  # once, also where no call ever gets a key
         state = snapshot.snapshot(captured.call(values, leaves).roots())
-        captured.optimizers.note(state, (captured.receiver, *values))
+        captured.optimizers.note(state, captured.function, (captured.receiver, *values))
     arguments = captured.arguments(values, leaves)  # first: it may open objects, which then have a part of their own
     key = (modes, arguments, *(() if captured.stateless else captured.rest(values)))
     family = captured.families.get(key)

@@ -77,7 +77,7 @@ def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) ->
         with captured.optimizers.watching():
             watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=undo))
         call.forget_run()
-        captured.optimizers.note(watched.before, (call.receiver, *call.values))
+        captured.optimizers.note(watched.before, call.function, (call.receiver, *call.values))
         captured.optimizers.note_gradients(*watched.gradient_uses())
         if watched.error is not None:
             if trial:

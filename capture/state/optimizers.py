@@ -1,7 +1,7 @@
 """Settings such as the learning rate are Python values that only the optimizer's own code reads.
 
-A recording freezes them, so those of every optimizer that a body can reach are part of its key. A setting kept in a
-tensor is read where it lives. Whether a parameter has a gradient is such a value too: it decides what an optimizer
+A recording freezes them, so those of every optimizer that takes a step in a body are part of its key. A setting kept
+in a tensor is read where it lives. Whether a parameter has a gradient is such a value too: it decides what an optimizer
 updates, what is clipped or zeroed, and whether a backward pass accumulates. So are a parameter's hooks, and the
 training flags of modules that the body reaches and that are neither its own nor arguments.
 """
@@ -9,6 +9,8 @@ training flags of modules that the body reaches and that are neither its own nor
 from __future__ import annotations
 
 import contextlib
+import inspect
+import types
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -19,6 +21,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from capture.key.code_names import part_of
 from capture.key.signature import training_reader
 from capture.state.snapshot import Change, Snapshot
+
+
+def _may_step(function: Any) -> bool:
+    """The function's own code names a ``step``, or cannot be looked at."""
+    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    return type(code) is not types.CodeType or _names_step(code)
+
+
+def _names_step(code: types.CodeType) -> bool:
+    return "step" in code.co_names or any(_names_step(one) for one in code.co_consts if type(one) is types.CodeType)
 
 
 class Optimizers:
@@ -35,10 +47,13 @@ class Optimizers:
     def __bool__(self) -> bool:
         return bool(self._found or self._parameters)
 
-    def note(self, state: Snapshot, known: Sequence[Any]) -> None:
-        """Look for more of them in what a body can reach. ``known``: the receiver and the arguments."""
+    def note(self, state: Snapshot, function: Any, known: Sequence[Any]) -> None:
+        """Look for more of them in what a body can reach. ``known``: the receiver and the arguments.
+
+        An optimizer that is only near, as one that a trainer keeps, is none of the body's: its own code tells before
+        the first run whether one may take a step. Which ones do, ``watching`` sees."""
         self.has_looked = True
-        for _, value in state.entered:
+        for _, value in state.entered if _may_step(function) else ():
             if isinstance(value, torch.optim.Optimizer):
                 self._add(value)
         above = [one for one in (*known, *self.modules()) if isinstance(one, torch.nn.Module)]
