@@ -97,7 +97,8 @@ class Place:
 
 
 def _own_dict(keeper: Any) -> Any:
-    return keeper if isinstance(keeper, dict) else getattr(keeper, "__dict__", None)
+    """What a guard on names is about: an object's ``__dict__``, also of one that is a dict of a class of its own."""
+    return keeper if type(keeper) is dict else getattr(keeper, "__dict__", None)
 
 
 MOST_OBJECTS = 50_000

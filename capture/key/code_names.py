@@ -295,7 +295,7 @@ class NamedKey:
 
         def read() -> Any:
             found = keeper()
-            own = found if isinstance(found, dict) else getattr(found, "__dict__", {})
+            own = found if type(found) is dict else getattr(found, "__dict__", {})
             return own.get(name, MISSING)
 
         holder = known if type(known) is dict else keeper if isinstance(keeper, weakref.ref) else None
