@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from capture import capture, recordings
 from tests.support.device import DEVICE
@@ -15,9 +16,11 @@ class Registry(dict[Any, Any]):
 
     scale: float
 
+    @override
     def __getitem__(self, key: Any) -> Any:
         return super().__getitem__(key.__name__)
 
+    @override
     def get(self, key: Any, default: Any = None) -> Any:
         return self[key] if key is not None else default
 
