@@ -13,7 +13,6 @@ from attrs import frozen
 from typing_extensions import override
 
 from capture.core.facts import CodeLocation
-from capture.core.links import rule_page
 
 SETTLING = frozenset({"CG204", "CG205", "CG206", "CG401"})
 """Codes of what a first call may do once, to set up state, and a second one may not."""
@@ -92,7 +91,7 @@ class Finding:
         lines += [f"{'         or ' if index else '  fix:   '}{fix}" for index, fix in enumerate(self.fix)]
         if now:
             lines.append(f"  now:   {now}")
-        lines.append(f"  more:  {rule_page(self.code)}  (or: python -m capture rule {self.code})")
+        lines.append(f"  more:  python -m capture rule {self.code}  (docs: rules/{self.code})")
         return "\n".join(lines)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from capture.core.links import DOCS, rule_page
 from tests.support.pages import PAGES, ROOT
 
 LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
@@ -54,12 +53,6 @@ def drawn(script: str) -> Any:
 def test_the_picture_of_speeds_is_what_its_script_draws() -> None:
     script = drawn("draw_speed")
     assert script.picture() == script.PICTURE.read_text(encoding="utf-8"), "run python docs/draw_speed.py"
-
-
-def test_the_site_is_at_the_address_that_messages_name() -> None:
-    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert f"\nsite_url: {DOCS}\n" in settings
-    assert rule_page("CG201") == f"{DOCS}rules/CG201/"
 
 
 def test_every_page_has_a_place_in_the_site() -> None:
