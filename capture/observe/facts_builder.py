@@ -35,6 +35,7 @@ from capture.observe.run import ObservedRun
 from capture.observe.trace import External, Produced
 from capture.observe.unattributed_memory import UnattributedMemory
 from capture.state.call import is_opaque
+from capture.state.namespaces import counts
 from capture.state.source import Source
 from capture.torch_private.capabilities import is_zero_tensor
 from capture.torch_private.devices import captures_kernels
@@ -281,7 +282,7 @@ def _put_on_results(outputs: Sequence[KeptLeaf]) -> list[Effect]:
     """Attributes of tensors that the body made and gives: a replay gives others."""
     return [
         Effect(path=f"{leaf.path}.{name}", kind="python", before=repr(MISSING), after=_short(value))
-        for leaf in outputs if leaf.kind == "fresh" for name, value in leaf.value.__dict__.items()
+        for leaf in outputs if leaf.kind == "fresh" for name, value in leaf.value.__dict__.items() if counts(name)
     ]  # fmt: skip
 
 

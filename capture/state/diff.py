@@ -12,6 +12,7 @@ from capture.key import pytree
 from capture.key.code_names import MISSING
 from capture.key.objects import closed_package
 from capture.key.pytree import PLAIN_TYPES
+from capture.state.namespaces import counts
 from capture.state.snapshot import (
     CLOSED,
     Change,
@@ -70,7 +71,7 @@ def _of_tensors(before: Snapshot) -> list[Change]:
             place = Source("attribute", tensor, "requires_grad", f"{source.path}.requires_grad", source)
             found.append(Change(place, required, tensor.requires_grad))
         if id(tensor) not in before.namespaces:
-            for name, value in tensor.__dict__.items():
+            for name, value in filter(lambda one: counts(one[0]), tensor.__dict__.items()):
                 place = Source("attribute", tensor, name, f"{source.path}.{name}", source)
                 found.append(Change(place, MISSING, value))
     return found

@@ -45,7 +45,7 @@ class Namespace:
     def members(self) -> Iterator[tuple[Source, Any]]:
         """Names and values that a walk goes on from."""
         for name, value in zip(self.names, self.values, strict=True):
-            if _counts(name) and holds_state(value):
+            if counts(name) and holds_state(value):
                 yield self.place(name), value
 
     def changes(self) -> Iterator[tuple[Source, Any, Any]]:
@@ -56,12 +56,18 @@ class Namespace:
         before = dict(zip(self.names, self.values, strict=True))
         for name in {**before, **now}:
             old, new = before.get(name, MISSING), now.get(name, MISSING)
-            if old is not new and _counts(name):
+            if old is not new and counts(name):
                 yield self.place(name), old, new
 
 
-def _counts(name: Any) -> bool:
-    return type(name) is str and not (name.startswith("__") and name.endswith("__")) and name != "_abc_impl"
+def counts(name: Any) -> bool:
+    """A name that users' code sets: not Python's own, nor what Dynamo puts on tensors."""
+    return (
+        not str(name).startswith("_dynamo_")
+        and type(name) is str
+        and not (name.startswith("__") and name.endswith("__"))
+        and name != "_abc_impl"
+    )
 
 
 def holds_state(value: Any) -> bool:
