@@ -129,7 +129,7 @@ def test_placements_are_in_the_key(mesh: DeviceMesh) -> None:
         for found, expected in zip(captured(x), body(x), strict=True):
             same(found, expected)
     assert recordings(captured).recordings == 4
-    assert recordings(captured).replays == 8
+    assert recordings(captured).replays == 7  # of the first key two runs are watched: torch reads its own source once
 
 
 def test_parameters_gradients_and_optimizers(mesh: DeviceMesh) -> None:
