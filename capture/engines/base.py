@@ -17,6 +17,8 @@ from capture.core.facts import Drift, SequenceChange
 from capture.engines.undo import Undo
 from capture.observe.described import DescribedRun
 from capture.observe.expectation import Expectation
+from capture.observe.operator_schema import read_text, tensors_out
+from capture.observe.returned_value import RETURNED
 from capture.observe.run import ObservedRun
 from capture.state.call import Call
 
@@ -158,6 +160,15 @@ class Found:
     """See ``Facts.reads``."""
     made: Sequence[Any] = ()
     """What the operator gave, for the recording that goes on."""
+    value: Any = None
+    """What was read, where the body returns it."""
+
+
+def found(recorded: str, result: Any) -> Found:
+    """What an operator told at a break, where this was ``recorded``."""
+    if recorded.startswith(RETURNED):
+        return Found(recorded, value=result)
+    return Found(read_text(result), tensors_out(result))
 
 
 class Recording(Protocol):

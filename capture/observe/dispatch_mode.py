@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from capture.core.facts import CodeLocation, Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Unkeyed
 from capture.key.tensor_meta import is_in_order, is_part_of_one, memory_of, nbytes_of, storage_of
-from capture.observe import operator_schema, source_location
+from capture.observe import operator_schema, returned_value, source_location
 from capture.observe.higher_order import HigherOrderMode
 from capture.observe.operator_schema import (
     OperatorTraits,
@@ -282,7 +282,7 @@ class ObserveMode(HigherOrderMode):
         if given and any(tensor.shape != shape for tensor, shape in given):
             self.note_unsafe(f"{known.name} with an out= of another shape")
         if breaks(known, args, kwargs):
-            trace.reads.append(read_text(result))
+            trace.reads.append(self.told(known, result))
         trace.plain = plain and not is_complex  # False stays where an operator raised: no sequence tells of that one
         if states is not None:
             self._see_draws(known, states, kwargs)
@@ -366,6 +366,11 @@ class ObserveMode(HigherOrderMode):
 
     def note_export(self, tensor: torch.Tensor) -> None:
         """A device tensor is handed to another library, whose kernels no operator tells of."""
+
+    def told(self, op: OperatorTraits, result: Any) -> str:
+        """What the host learns from this operator, or where the body returns it, if that is all that comes of it."""
+        place = returned_value.place_of_read() if op.base == "_local_scalar_dense" else None
+        return read_text(result) if place is None else f"{returned_value.RETURNED}{place}"
 
     def device_syncs(self) -> contextlib.AbstractContextManager[None]:
         """Look for syncs that no schema tells of."""

@@ -31,6 +31,7 @@ from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
 from capture.key.tensor_meta import alias_groups, tensor_info
 from capture.observe import gradient_uses, written_lines
 from capture.observe.described import DescribedRun, ImplicitInput, KeptEffect, KeptLeaf
+from capture.observe.returned_value import returned_at
 from capture.observe.run import ObservedRun
 from capture.observe.trace import External, Produced
 from capture.observe.unattributed_memory import UnattributedMemory
@@ -76,7 +77,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         defined_at=call.annotation.defined_at,
         runs=runs,
         placeholders=tuple(placeholders),
-        outputs=tuple(output_info(leaf, watched.arguments) for leaf in outputs),
+        outputs=outputs_info(watched, outputs),
         effects=tuple(effect_facts),
         host_syncs=tuple(trace.syncs.values()),
         reads=tuple(trace.reads),
@@ -383,6 +384,17 @@ def _unmatched(watched: ObservedRun) -> list[str]:
         for name in watched.call.annotation.static
         if not any(path == name or path.startswith((f"{name}.", f"{name}[")) for path in paths)
     ]
+
+
+def outputs_info(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> tuple[OutputInfo, ...]:
+    """All leaves of the result. A value that is read anew in every call is not told."""
+    place = returned_at(watched.watch.trace.reads)
+    return tuple(
+        OutputInfo(path=leaf.path, kind="python", value="read in every call")
+        if leaf.path == place
+        else output_info(leaf, watched.arguments)
+        for leaf in outputs
+    )
 
 
 def output_info(leaf: KeptLeaf, arguments: list[tuple[str, Any]]) -> OutputInfo:

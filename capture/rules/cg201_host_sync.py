@@ -31,7 +31,9 @@ def step(x):
 gradient.
 
 ## Known gaps
-A read by an extension through a raw pointer is not seen. A number that is only logged counts like one that decides.
+A read by an extension through a raw pointer is not seen. A number that is only logged counts like one that decides,
+unless it is read last and the body does no more than return it, alone or in a tuple, list or dict: ``item()`` in the
+captured function itself.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from capture.engines.registry import backend_for
 from capture.engines.undo import Undo
 from capture.key.signature import Leaf
 from capture.native import native
+from capture.observe.returned_value import put, returned_at
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.replay import Commit
@@ -80,11 +81,11 @@ class Followed:
 class _Walk(Commit):
     """One replay, segment by segment."""
 
-    __slots__ = ("is_last", "stopped", "undo")
+    __slots__ = ("is_last", "read", "stopped", "undo")
 
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
         super().__init__(captured, node, tree, values, leaves)
-        self.undo, self.is_last = Undo(), False
+        self.undo, self.is_last, self.read = Undo(), False, None
         self.stopped: Followed | None = None
 
     def walk(self) -> None:
@@ -99,7 +100,7 @@ class _Walk(Commit):
         node, leaves, number = self.node, self.leaves, 0
         recording = _recording(node)
         recording.keep(self.undo, leaves)
-        while number < len(node.reads):
+        while number < len(node.reads):  # what is returned is read last
             recording.segment(number)(leaves)
             found = recording.meet(number, leaves)
             if found.told != node.reads[number]:
@@ -112,6 +113,7 @@ class _Walk(Commit):
                 recording.keep(self.undo, leaves)
             if found.made:
                 recording.settle(number, found)
+            self.read = found.value
             number += 1
         self.node, self.is_last = node, True
         native.committed(recording.segment(number), (leaves,), bool)
@@ -124,6 +126,11 @@ class _Walk(Commit):
         if not self.was_stopped():
             self.undo.put_back()
         return self.stopped
+
+    @override
+    def _built(self) -> Any:
+        result, place = super()._built(), returned_at(self.node.reads)
+        return result if place is None else put(result, place, self.read)
 
     @override
     def was_stopped(self) -> bool:

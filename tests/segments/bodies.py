@@ -543,15 +543,6 @@ def step_with_momentum() -> Program:
 
 
 @unsteady
-def loss_for_the_log() -> Program:
-    def body(x: Tensor) -> tuple[Tensor, float]:
-        y = x * 2
-        return y, y.sum().item()
-
-    return body, one, None
-
-
-@unsteady
 def scaled_by_its_norm() -> Program:
     def body(x: Tensor) -> Tensor:
         return x / float(x.norm()) + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -62,7 +62,11 @@ def run(program: Program, calls: int = CALLS, *, captured: bool) -> tuple[list[A
 
 def both(name: str, calls: int = CALLS) -> Any:
     """Run the program eagerly and captured, and compare call by call. Gives the captured function."""
-    make = PROGRAMS[name]
+    return compared(PROGRAMS[name], calls)
+
+
+def compared(make: Callable[[], Program], calls: int = CALLS) -> Any:
+    """The same for a program that no name stands for."""
     set_rng_state(torch.Generator(rng_device()).manual_seed(5).get_state())
     expected, _ = run(make(), calls, captured=False)
     set_rng_state(torch.Generator(rng_device()).manual_seed(5).get_state())

@@ -321,18 +321,18 @@ class TapeRecorder(ObserveMode):
             moved[id(out)][0].copy_(out)
         self._tape.append(step)
         if is_break:
-            self._end_segment(step, result)
+            self._end_segment(step, self.told(known, result))
         self._fill_pool_copies(tensors_in(args, kwargs))
         return _replace(result, {key: visible for key, (visible, _, _) in moved.items()}) if moved else result
 
-    def _end_segment(self, step: TapeStep, result: Any) -> None:
+    def _end_segment(self, step: TapeStep, told: str) -> None:
         trace = self.trace
         wrote = [key for key, one in trace.externals.items() if one.mutation is not None or key in trace.lent]
         names = {name for name, _, _ in trace.draws}
         drew = [
             generator for key, (generator, _) in self._drawn.items() if self.generators.get(key, "default") in names
         ]
-        self._tape.end_segment(step, result, wrote, drew)
+        self._tape.end_segment(step, told, wrote, drew)
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """``torch.tensor`` in the body: a fresh copy of the same values on every replay."""

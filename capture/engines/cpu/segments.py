@@ -15,12 +15,11 @@ import torch
 from attrs import define
 from typing_extensions import override
 
-from capture.engines.base import Block, BoundInput, Found, OwnedOutput
+from capture.engines.base import Block, BoundInput, Found, OwnedOutput, found
 from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep
 from capture.engines.undo import Undo
 from capture.native import native
-from capture.observe.operator_schema import read_text, tensors_out
 from capture.torch_private.capabilities import generator_id
 
 Key = tuple[Any, ...]
@@ -55,12 +54,12 @@ class SegmentedTape(Tape):
 
     # ------------------------------------------------------------------------------------------------------ recording
 
-    def end_segment(self, step: TapeStep, result: Any, wrote: Iterable[int], drew: Iterable[torch.Generator]) -> None:
-        """The operator that was appended last is a break, with this result. ``wrote``: ``id`` of the storages, as the
+    def end_segment(self, step: TapeStep, told: str, wrote: Iterable[int], drew: Iterable[torch.Generator]) -> None:
+        """The operator that was appended last is a break, which told this. ``wrote``: ``id`` of the storages, as the
         body sees them, that the run has written so far; ``drew``: what it has drawn from."""
         step.form = "break"
         self._breaks.append(step)
-        self.reads += (read_text(result),)
+        self.reads += (told,)
         found = [known[1] for one in wrote if (known := self._by_storage.get(one)) is not None]
         roots = [one for one in found if one.kind == "static" or one.is_managed]
         self._written = _Written(roots, tuple(drew))
@@ -113,7 +112,7 @@ class SegmentedTape(Tape):
     def meet(self, number: int, leaves: Sequence[Any]) -> Found:
         """See ``SegmentedRecording``."""
         result = self._meetings[number](leaves)
-        return Found(read_text(result), tensors_out(result))
+        return found(self.reads[number], result)
 
     def _meeting(self, step: TapeStep) -> Callable[[Sequence[Any]], Any]:
         function, registers = step.function, self.registers

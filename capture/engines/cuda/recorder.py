@@ -210,8 +210,9 @@ class GraphRecorder(ObserveMode):
         assert self._segments is not None
         draws, self.draws = self.draws, False
         return self._segments.end_segment(
-            known, run, args, kwargs, self.trace, self.device_copies(), self.constants(), draws=draws
-        )
+            lambda result: self.told(known, result), run, args, kwargs, self.trace, self.device_copies(),
+            self.constants(), draws=draws,
+        )  # fmt: skip
 
     @override
     def _see_output(self, tensor: torch.Tensor, op: OperatorTraits, input_storages: set[int]) -> bool:

@@ -25,7 +25,7 @@ from capture.engines.cuda.streams import order_draws
 from capture.engines.staging import Staging, over
 from capture.engines.undo import MOST_UNDO, Undo
 from capture.key.tensor_meta import span_bytes
-from capture.observe.operator_schema import OperatorTraits, read_text, tensors_in, tensors_out
+from capture.observe.operator_schema import tensors_in, tensors_out
 from capture.observe.trace import RunTrace
 from capture.state.call import Call
 
@@ -90,7 +90,7 @@ class SegmentRun:
     # ----------------------------------------------------------------------------------------------------- at a break
 
     def end_segment(
-        self, known: OperatorTraits, operate: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        self, told: Callable[[Any], str], operate: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         trace: RunTrace, copies: Sequence[DeviceCopy], constants: Sequence[DeviceConstant], *, draws: bool,
     ) -> Any:  # fmt: skip
         """Launch what was captured, run this operator, and go on capturing. Gives its result, with tensors that it made
@@ -111,7 +111,7 @@ class SegmentRun:
             fresh = out.untyped_storage().data_ptr() not in given or not out.numel()
             kept.append(self._place(out, places) if fresh else None)
         begin = len(trace.sequence)
-        self.breaks.append(GraphBreak(read_text(result), lambda: operate(*fixed[0], **fixed[1]), tuple(kept), begin))
+        self.breaks.append(GraphBreak(told(result), lambda: operate(*fixed[0], **fixed[1]), tuple(kept), begin))
         return _replaced(result, places)
 
     def _place(self, out: torch.Tensor, places: dict[int, torch.Tensor]) -> torch.Tensor:

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from capture.engines.base import BoundInput, Found, Move, Refusal
+from capture.engines.base import BoundInput, Found, Move, Refusal, found
 from capture.engines.cuda.replay import CudaRecording, Step
 from capture.engines.cuda.segment_run import SegmentRun, Told, copy_in_late, keep
 from capture.engines.cuda.streams import order_draws
 from capture.engines.undo import Undo
 from capture.native import native
-from capture.observe.operator_schema import read_text, tensors_out
 from capture.torch_private import cuda
 
 
@@ -97,7 +96,7 @@ class SegmentedGraphs(CudaRecording):
         """See ``SegmentedRecording``."""
         del leaves
         result = self._breaks[number].operate()
-        return Found(read_text(result), tensors_out(result))
+        return found(self._breaks[number].told, result)
 
     def settle(self, number: int, found: Found) -> None:
         """See ``SegmentedRecording``."""

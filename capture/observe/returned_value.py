@@ -1,0 +1,144 @@
+"""A number that the host reads and the body only returns, such as a loss for the log.
+
+Nothing follows from such a value, so replays need not compare it: each reads it anew, and puts it where the recorded
+run has it in its result. The body's own code proves that: ``x.item()`` is called in the frame of the body itself, and
+from there to its ``return`` are only instructions that move values between the stack, local names and new tuples, lists
+and dicts. All else, as a call, a comparison or a jump, ends the search, and the value is compared.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import os
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_BETWEEN = (
+    _HERE,
+    *(_TORCH + name for name in ("_compile.py", "_dynamo", "_ops.py", "utils/_python_dispatch.py")),
+)
+_BODY_RUNS_IN = (_HERE + "state/call.py", _HERE + "key/signature.py")
+RETURNED = "returned as "
+"""What ``Facts.reads`` says of such a value begins so."""
+
+
+@frozen(eq=False)
+class _Made:
+    """A container that the body makes."""
+
+    members: dict[Any, Any]
+
+
+@frozen(eq=False)
+class _Constant:
+    value: Any
+
+
+_READ, _REFUSED = object(), object()
+_LOADS = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
+_STORES = ("STORE_FAST", "STORE_FAST_STORE_FAST")
+
+
+def place_of_read() -> str | None:
+    """Where the result has the number that an operator reads for ``item()`` now: ``output.1``; None if that is not
+    known, or not all that comes of it."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    if frame is None or frame.f_back is None or not frame.f_back.f_code.co_filename.startswith(_BODY_RUNS_IN):
+        return None
+    return _place(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=256)
+def _place(code: types.CodeType, at: int) -> str | None:
+    steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "PRECALL", "NOP")]
+    number = next((n for n, one in enumerate(steps) if one.offset == at), 0)
+    asked, call = steps[number - 1], steps[number]
+    if not number or asked.argval != "item" or asked.opname not in ("LOAD_METHOD", "LOAD_ATTR"):
+        return None
+    suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    if call.opname != "CALL" or call.arg != 0 or code.co_flags & suspends:
+        return None
+    places = _places(_returned(steps[number + 1 :]), "output")
+    return places[0] if len(places) == 1 else None
+
+
+def _returned(steps: Sequence[dis.Instruction]) -> Any:
+    """What the body returns, as far as the read is in it."""
+    stack: list[Any] = [_READ]
+    names: dict[str, Any] = {}
+
+    def taken(count: int) -> list[Any]:
+        found = [stack.pop() if stack else None for _ in range(count)]  # below lies what came before the read
+        return found[::-1]
+
+    for one in steps:
+        count = one.arg or 0
+        if one.opname == "RETURN_VALUE":
+            return taken(1)[0]
+        named = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        if one.opname in _LOADS:
+            stack += map(names.get, named)
+        elif one.opname == "LOAD_CONST":
+            stack.append(_Constant(one.argval))
+        elif one.opname in _STORES:
+            for name in named:
+                names[name] = taken(1)[0]
+        elif one.opname == "STORE_FAST_LOAD_FAST":
+            names[named[0]] = taken(1)[0]
+            stack.append(names.get(named[1]))
+        elif one.opname in ("BUILD_TUPLE", "BUILD_LIST"):
+            stack.append(_Made(dict(enumerate(taken(count)))))
+        elif one.opname == "BUILD_CONST_KEY_MAP":
+            keys = list(map(_Constant, taken(1)[0].value))
+            stack.append(_dict(keys, taken(count)))
+        elif one.opname == "BUILD_MAP":
+            found = taken(2 * count)
+            stack.append(_dict(found[::2], found[1::2]))
+        else:
+            return None
+        if stack and stack[-1] is _REFUSED:
+            return None
+    return None
+
+
+def _dict(keys: Sequence[Any], values: Sequence[Any]) -> Any:
+    """Keys are plain names: their texts tell them apart."""
+    if not all(isinstance(one, _Constant) and type(one.value) is str and "." not in one.value for one in keys):
+        return _REFUSED
+    return _Made({one.value: value for one, value in zip(keys, values, strict=True)})
+
+
+def _places(made: Any, path: str) -> list[str]:
+    if made is _READ:
+        return [path]
+    if not isinstance(made, _Made):
+        return []
+    return [place for name, member in made.members.items() for place in _places(member, f"{path}.{name}")]
+
+
+def returned_at(reads: Sequence[str]) -> str | None:
+    """The place of the value read last, where the body only returns it."""
+    return reads[-1].removeprefix(RETURNED) if reads and reads[-1].startswith(RETURNED) else None
+
+
+def put(result: Any, place: str, value: Any) -> Any:
+    """A result as the body returns it, with this value in its place."""
+    name, _, rest = place.partition(".")[2].partition(".")
+    if not name:
+        return value
+    at: Any = name if isinstance(result, dict) else int(name)
+    member = put(result[at], f".{rest}" if rest else "", value)
+    if isinstance(result, dict):
+        return {**result, name: member}
+    return type(result)([*result[:at], member, *result[at + 1 :]])

@@ -1,0 +1,149 @@
+"""A number that is read last and only returned is read anew in each replay; any other is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capture import capture, recordings
+from capture.observe import returned_value
+from tests.segments.bodies import Program, draw
+from tests.segments.test_bodies import CALLS, compared, fresh
+from tests.support.observed import bits
+
+__all__ = ["fresh"]
+
+
+def alone(x: Tensor) -> float:
+    return (x * 2).sum().item()
+
+
+def in_a_tuple(x: Tensor) -> Any:
+    y = x * 2
+    return y, y.sum().item()
+
+
+def by_name(x: Tensor) -> Any:
+    y = x * 2 if x[0, 0] > 0 else x * 3
+    mean = y.mean()
+    loss = y.sum().item()
+    total = [y, loss]
+    return {"total": total, "plain": mean}
+
+
+def after_a_write(x: Tensor) -> Any:
+    x.add_(1)
+    n = (x > 0).sum().item()
+    return x, {"n": n}
+
+
+def twice(x: Tensor) -> Any:
+    loss = x.sum().item()
+    return x * 2, loss, [loss]
+
+
+def returned_twice(x: Tensor) -> Any:
+    y = x * 2
+    loss = y.sum().item()
+    return y, loss, [loss]
+
+
+def formatted(x: Tensor) -> Any:
+    y = x * 2
+    return y, f"{y.sum().item():.3f}"
+
+
+def negated(x: Tensor) -> Any:
+    y = x * 2
+    loss = y.sum().item()
+    return y, -loss
+
+
+def in_a_block(x: Tensor) -> Any:
+    y = x * 2
+    with torch.no_grad():
+        return y, y.sum().item()
+
+
+def as_a_key(x: Tensor) -> Any:
+    y = x * 2
+    return {y.sum().item(): y}
+
+
+def chosen(x: Tensor) -> Any:
+    y = x * 2
+    loss = y.sum().item()
+    return y if loss else loss
+
+
+def _read(y: Tensor) -> float:
+    return y.sum().item()
+
+
+def by_a_helper(x: Tensor) -> Any:
+    y = x * 2
+    return y, -_read(y)
+
+
+def by_a_captured_helper(x: Tensor) -> Any:
+    y = x * 2
+    return y, -_captured(y)
+
+
+def dropped(x: Tensor) -> Any:
+    y = x * 2
+    loss = y.sum().item()
+    loss = 2.0
+    return y, loss
+
+
+_captured = capture(_read)
+
+
+def program(body: Callable[..., Any]) -> Callable[[], Program]:
+    return lambda: (body, lambda number: (draw(number),), None)
+
+
+@pytest.mark.parametrize("body", [alone, in_a_tuple, by_name, after_a_write])
+def test_number_that_is_returned_is_read_anew(body: Callable[..., Any]) -> None:
+    counters = recordings(compared(program(body)))
+    assert counters.replays >= CALLS // 2, str(counters)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        twice,
+        returned_twice,
+        formatted,
+        negated,
+        in_a_block,
+        as_a_key,
+        chosen,
+        by_a_helper,
+        by_a_captured_helper,
+        dropped,
+    ],
+)
+def test_number_that_python_does_more_with_is_compared(body: Callable[..., Any]) -> None:
+    function = compared(program(body))
+    assert recordings(function).replays == 0
+    assert any(one.code == "CG201" and one.severity.name == "EAGER" for one in recordings(function).findings)
+
+
+def test_earlier_results_keep_their_numbers() -> None:
+    f = capture(by_name)
+    found = [f(draw(number)) for number in range(8)]
+    assert bits(found) == bits([by_name(draw(number)) for number in range(8)])
+    assert len({id(one) for one in found}) == len(found)
+
+
+def test_places_of_a_result() -> None:
+    result = (1, {"a": [2, 3]}, 4)
+    assert returned_value.put(result, "output.1.a.0", 7) == (1, {"a": [7, 3]}, 4)
+    assert result == (1, {"a": [2, 3]}, 4)
+    assert returned_value.put(5, "output", 7) == 7
