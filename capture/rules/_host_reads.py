@@ -29,6 +29,7 @@ _OUT = "move it before or after the captured function  (splits the work in two)"
 _BY_LINE: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (r"\breturn [\w.()\[\]]+\.item\(\)$", "`.item()`", (_AFTER.format("call .item() on it"),)),
     (r"\breturn (float|int|bool)\(.*\)$", r"`\1()`", (_AFTER.format("convert it"),)),
+    (r"\.tolist\(\)", "`.tolist()`", (_AFTER.format("call .tolist() on it"),)),
     (r"\bassert\b", "`assert`", (_AFTER.format("assert on it"),)),
     (r"\b(if|elif|while|not|and|or|any|all)\b", r"`\1`", (_WHERE, _ASK)),
     (r"\bbool\(", "`bool()`", (_WHERE, _ASK)),

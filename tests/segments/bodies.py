@@ -103,6 +103,19 @@ def equal_tensors(x: Tensor) -> Tensor:
 
 
 @plain
+def listed(x: Tensor) -> Tensor:
+    signs = x[:2, :1].sign().long().tolist()
+    result: Tensor = x * signs[0][0] + signs[1][0]
+    return result
+
+
+@plain
+def listed_flags(x: Tensor) -> Tensor:
+    first, second = (x[0, ::3] > 0).tolist()
+    return x + 1 if first is True and second is True else x * 2 if first else x
+
+
+@plain
 def close(x: Tensor) -> Tensor:
     return x * 3 if torch.allclose(x, x.clone()) else x
 

@@ -21,6 +21,7 @@ from capture.torch_private.checkpoints import is_checkpoint
 from capture.torch_private.monkeypatch import is_asked_by_users, replaced
 
 _NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__", "apply_", "map_", "map2_")
+_MOST_LISTED = 8  # elements: a replay waits for each, and eager code for all of them at once
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 _GRAD: Any = torch.Tensor.grad
 _looking: list[torch.Tensor] = []
@@ -192,6 +193,16 @@ def _autocast_is_on() -> bool:
     return any(map(torch.is_autocast_enabled, devices.AUTOCAST_TYPES))
 
 
+def _is_listed(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return plain and not tensor.is_quantized and not tensor.is_nested and 0 < tensor.numel() <= _MOST_LISTED
+
+
+def _listed(tensor: torch.Tensor) -> Any:
+    """``tolist`` as single reads, which are seen as operators and can be compared."""
+    return [_listed(one) for one in tensor.unbind()] if tensor.dim() else tensor.item()
+
+
 def _wrapper(
     name: str, original: Any, note: Callable[[str], None], exported: Callable[[torch.Tensor], None], thread: int
 ) -> Any:
@@ -200,6 +211,8 @@ def _wrapper(
         if threading.get_ident() == thread and name in _EXPORTS and tensor.device.type != "cpu":
             exported(tensor)
         elif threading.get_ident() == thread:
+            if name == "tolist" and _is_listed(tensor):
+                return _listed(tensor.detach())
             note(name)
         return original(tensor, *args, **kwargs)
 
