@@ -492,9 +492,10 @@ class Runner:
 
 
 def _is_partial(name: str, form: int, world: World) -> bool:
-    """Some gradients of a region are asked for, or those of some results: eager looks at what these need alone."""
+    """Some gradients of a region are asked for, or those of some results: eager looks at what these need alone. Or a
+    graph of nothing but checkpoints is gone through twice: eager's has saved nothing that the first pass frees."""
     some = (name == "differentiate") or (name == "backward" and form % 8 == 4)
-    return some or any(part.name in SEVERAL for part in world.parts)
+    return some or any(part.name in SEVERAL or part.name == "recomputing" for part in world.parts)
 
 
 REFUSED = "autograd refuses"

@@ -79,10 +79,14 @@ HOLDERS: list[Any] = [
 ]  # fmt: skip
 
 
+_PYTHONS = ("__dict__", "__slotnames__")
+"""Not ours: a getter, which is another object each time, and what ``copy`` notes on a class at its first copy."""
+
+
 def attributes() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, holder in enumerate(HOLDERS):
-        found |= {f"{number} {name}": value for name, value in holder.__dict__.items() if name != "__dict__"}
+        found |= {f"{number} {name}": value for name, value in holder.__dict__.items() if name not in _PYTHONS}
     return found
 
 
