@@ -369,8 +369,7 @@ def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
 
 def _timed(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
     """Follow, and find out whether that is faster than the body."""
-    measures = not (_current_config().poison or _verifies(captured) or entry.region or captured.is_backward)
-    if not measures or (entry.plan is not None and entry.plan.collectives):
+    if not _measures(captured, entry):
         return _follow(captured, entry, node, values, leaves, tree)
     found, begin, before = entry.payoff, payoff.clock(), captured.log.counters.replays
     if not found.wants_body:
@@ -385,6 +384,13 @@ def _timed(captured: Captured, entry: Entry, node: Node, values: Values, leaves:
     if found.loss:
         _does_not_pay(captured, entry, tree)
     return done(result)
+
+
+def _measures(captured: Captured, entry: Entry) -> bool:
+    """A replay of this entry can be compared with its body, which a call may run in its place."""
+    if _current_config().poison or _verifies(captured) or entry.region or captured.is_backward:
+        return False
+    return entry.plan is None or not entry.plan.collectives
 
 
 def _does_not_pay(captured: Captured, entry: Entry, tree: Tree) -> None:
@@ -888,6 +894,10 @@ class _GoesOn:
         captured, entry, run_now = self.captured, self.entry, BodyRun()
         if tree.lingering or captured.annotation.verify != "off":
             return self.ready(entry, values, leaves)
+        measured = entry.payoff if entry.payoff.is_open and _measures(captured, entry) else None
+        if measured is not None and measured.wants_body:
+            return self.ready(entry, values, leaves)
+        begun = 0.0 if measured is None else payoff.clock()
         try:
             stopped = branches.replay(captured, node, tree, values, leaves, run_now)
         except Exception as error:
@@ -898,6 +908,8 @@ class _GoesOn:
             begin = lambda: _came_to(captured, entry, node, stopped, values, leaves, tree)  # noqa: E731
             return _guarded(captured, values, _ready, entry, leaves, begin)
         entry.steadiness.replays += 1
+        if measured is not None:
+            measured.note_replay(payoff.clock() - begun)
         return finish(stopped.result, leaves)
 
     def tell(self, errors: list[BaseException]) -> None:

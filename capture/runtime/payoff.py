@@ -32,14 +32,19 @@ class Payoff:
     """Of replays."""
 
     @property
+    def is_open(self) -> bool:
+        """More is to be measured."""
+        return len(self.bodies) < SAMPLES
+
+    @property
     def wants_body(self) -> bool:
         """This call is to run the body: as the next ones, so that its code is at hand as in a loop without replays."""
-        return self.number >= AFTER and len(self.bodies) < SAMPLES
+        return self.number >= AFTER and self.is_open
 
     def note_replay(self, seconds: float) -> None:
         """A replay took this long."""
         self.number += 1
-        if len(self.bodies) < SAMPLES:
+        if self.is_open:
             self.replays.append(seconds)
 
     def note_body(self, seconds: float) -> None:
@@ -49,7 +54,7 @@ class Payoff:
     @property
     def loss(self) -> float:
         """Seconds that a replay takes longer than the body by more than is allowed; 0 where that is not known."""
-        if len(self.bodies) < SAMPLES or len(self.replays) < SAMPLES:
+        if self.is_open or len(self.replays) < SAMPLES:
             return 0.0
         body, replay = statistics.median(self.bodies), statistics.median(self.replays)
         return replay - body if replay > body + max(_SHARE * body, _LEAST) else 0.0

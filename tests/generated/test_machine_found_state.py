@@ -302,7 +302,7 @@ def test_an_address_given_as_a_number(which: str) -> None:
             read = box.weight if which == "state" else y
             expected = read[4:] if DEVICE.type == "cpu" else torch.full((4,), float((read.data_ptr() + 16) % 1024))
             assert torch.equal(body(x, y), expected + x)
-    said = "CG202 host-work: capture_tests.at_address.default gets the address of a tensor"
+    said = "CG202 host-work: `at_address` gets the address of a tensor"
     assert any(said in str(one.message) for one in caught)
 
 
