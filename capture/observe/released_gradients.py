@@ -41,6 +41,9 @@ class ReleasedGradients:
         if not self._held:
             for source, value in self._before.sources.values():
                 self._held.update((id(value), id(source.holder)))
+            self._held.update(id(tensor) for _, tensor, _ in self._before.flags)
+            for space in self._before.namespaces.values():
+                self._held.update(map(id, (space.holder, *space.values)))
             self._held.update(id(tensor) for tensor, _ in self._versions)
         if sys.getrefcount(gradient) > _probe_caller(self._around) + self._held[id(gradient)]:
             return
