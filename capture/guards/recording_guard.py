@@ -302,7 +302,7 @@ def _is_view_of(owner: StaticOwner, place: Source, geometry: Geometry) -> bool:
 
 def _add_place(guard: RecordingGuard, before: Snapshot, source: Source, replaced: set[str], seen: set[str]) -> Source:
     """Guards on everything above a place; gives the source of what it holds."""
-    above = [one for one in source.chain() if one.kind != "root"]
+    above = [one for one in source.chain() if one is source or one.kind != "root"]
     moving = [index for index, one in enumerate(above) if index and one.path in replaced]
     stable = above[moving[-1] + 1 :] if moving else above[1:]
     for one in stable:

@@ -658,7 +658,8 @@ static int is_sound(const Guard *guard)
         (guard->reach == AT_CONTEXT && !PyContextVar_CheckExact(guard->holder)))
         return 0;
     switch (guard->kind) {
-    case IS_VALUE:
+    case IS_VALUE: /* of a root: what a weak reference or a method leads to, which only goes with the reference */
+        return has_object || guard->reach == AT_ITSELF;
     case IS_PRESENT:
         return has_object;
     case IS_OBJECT:
