@@ -163,12 +163,12 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
                 continue
         kind = type(value)
         if kind in PLAIN_TYPES or value is MISSING:
-            sources[source.path] = one
+            sources.setdefault(source.path, one)
             continue
         if aside is not None and _is_sharding(kind):
             aside.append(one)
             continue
-        sources[source.path] = one
+        sources.setdefault(source.path, one)  # a root may have the name that a variable has
         if kind in _TENSORS:
             if value.layout is torch.strided and aside is not None:
                 storage = value.untyped_storage()
