@@ -11,7 +11,6 @@ within 2 % of the third; the 99th percentile of the last below that of the secon
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import random
 import signal
@@ -146,11 +145,11 @@ class Run:
             self.note("wrong", f"a kept {type(value).__name__} of {value.shape}")
 
     def watch(self) -> None:
-        """The resident size, ten times a minute, and once the number of objects that the collector knows."""
+        """The resident size, ten times a minute, and once the number of blocks that Python holds."""
         while self.minute() < 10:
             minute = self.minute()
             self.sizes[minute].append(resident())
-            self.objects[minute] = self.objects[minute] or len(gc.get_objects())
+            self.objects[minute] = self.objects[minute] or sys.getallocatedblocks()
             time.sleep(self.seconds / 100)
 
     def __call__(self) -> dict[str, Any]:
