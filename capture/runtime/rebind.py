@@ -18,6 +18,7 @@ from capture.core.plan import CapturePlan
 from capture.engines.base import Move, Recording, Refusal
 from capture.guards.recording_guard import ALIGNMENT, RecordingGuard
 from capture.key.signature import Leaf
+from capture.key.tensor_meta import merged, range_of
 from capture.observe import source_location
 from capture.observe.capture_lock import capture_lock
 from capture.rules.compile_plan import compile_plan
@@ -96,7 +97,25 @@ def _moves(node: Node, leaves: Sequence[Any]) -> tuple[list[Move], list[Move]] |
         leaf = leaves[argument.position]
         move = Move(argument.path, argument.address, leaf)
         (others if leaf.data_ptr() == argument.address else moves).append(move)
-    return moves, others
+    return None if _writes_copied(node, [*moves, *others]) else (moves, others)
+
+
+def _writes_copied(node: Node, static: Sequence[Move]) -> bool:
+    """The recording now writes memory that it also reads through a copy, made before: it would not see the write.
+
+    When it was made, no tensor that it copies lay on memory that it writes. A place that the body gives another tensor
+    in every call may later hold one that the body writes.
+    """
+    assert node.recording is not None
+    copied = node.recording.copied_paths
+    if not copied or not node.guard.written:
+        return False
+    written = merged(sorted(range_of(one.tensor) for one in static if one.path in node.guard.written))
+    return any(_meets(range_of(one.tensor), written) for one in static if one.path in copied)
+
+
+def _meets(memory: tuple[int, int], ranges: tuple[list[int], list[int]]) -> bool:
+    return any(memory[0] < end and begin < memory[1] for begin, end in zip(*ranges, strict=True))
 
 
 def _outside(node: Node, tree: Tree, moves: Sequence[Move]) -> bool:

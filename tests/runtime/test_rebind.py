@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor
 
 from capture import CaptureWarning, capture, config, recordings
@@ -220,3 +220,34 @@ def test_a_body_that_communicates_is_not_compared(engine: Engine, monkeypatch: p
     found = run(6, "a")
     assert (engine.asked, found.verifications, found.rebinds) == ([], 0, 0)
     assert found.recordings >= 2
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+def test_a_tensor_read_through_a_copy_comes_to_lie_on_one_that_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph copies a place that the body gives another tensor in every call; so does the tape here."""
+
+    def rebind(tape: Tape, moves: Sequence[Move]) -> bool:
+        tape.copied_paths = frozenset(one.path for one in moves if one.path.endswith(".a"))
+        copied = [evolve(one, tensor=one.tensor.clone()) if one.path in tape.copied_paths else one for one in moves]
+        return original(tape, copied)
+
+    original = Tape.rebind
+    monkeypatch.setattr(Tape, "rebind", rebind)
+
+    def body(holder: Holder, x: Tensor) -> Tensor:
+        torch.mul(holder.a, 2, out=x)
+        torch.mul(x, 2, out=holder.b)
+        torch.mul(holder.a, 2, out=holder.b)
+        holder.a = x
+        return holder.b
+
+    eager, holder = Holder(), Holder()
+    captured = capture(lambda x: body(holder, x))
+    with torch.no_grad():
+        for number in range(16):
+            theirs, ours = weight(number), weight(number)
+            if number in (8, 12):
+                theirs, ours = eager.b, holder.b
+            assert torch.equal(body(eager, theirs), captured(ours)), number
+            assert torch.equal(eager.a, holder.a)
+    assert recordings(captured).replays >= 4
