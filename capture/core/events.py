@@ -23,11 +23,11 @@ from capture.native import seen
 
 EventKind = Literal[
     "observe", "warm-up", "plan", "plan-loaded", "plan-stale", "record", "create", "instantiate", "checkpoint",
-    "restore", "miss", "rebind", "calibrate", "eager", "fallback", "verify", "drop", "step", "error",
+    "restore", "miss", "rebind", "calibrate", "eager", "measure", "fallback", "verify", "drop", "step", "error",
 ]  # fmt: skip
 
 _ARTEFACTS: dict[str, tuple[str, ...]] = {
-    "runtime": ("observe", "warm-up", "checkpoint", "restore", "miss", "drop", "step", "error"),
+    "runtime": ("observe", "warm-up", "checkpoint", "restore", "miss", "drop", "measure", "step", "error"),
     "recordings": ("record", "create", "instantiate", "rebind", "calibrate", "verify"),
     "skips": ("eager", "fallback"),
     "plans": ("plan", "plan-loaded", "plan-stale"),
@@ -77,6 +77,8 @@ class Counters:
     """Calls that were recording runs, also those that came to no recording."""
     warm_up_calls: int = 0
     """Calls that ran eagerly before a recording, as ``warmup=`` asks or a step needs it."""
+    measured_calls: int = 0
+    """Calls whose body ran in place of a replay, to learn which of the two is faster."""
     inline_calls: int = 0
     """Calls that belong to somebody else's capture, or came while capturing was off."""
     refused_calls: int = 0
@@ -106,8 +108,8 @@ class Counters:
         """Calls by kind. Each call is one of these; what raises is what it was when it began to raise."""
         return {
             "replayed": self.replays, "recorded": self.recorded_calls, "watched": self.watched_calls,
-            "warm-up": self.warm_up_calls, "eager": self.eager_calls, "inline": self.inline_calls,
-            "refused": self.refused_calls,
+            "warm-up": self.warm_up_calls, "measured": self.measured_calls, "eager": self.eager_calls,
+            "inline": self.inline_calls, "refused": self.refused_calls,
         }  # fmt: skip
 
     @classmethod

@@ -16,7 +16,7 @@ from capture.core.errors import CaptureError
 from capture.core.findings import Finding
 
 SCHEMA = 1
-KINDS = ("replayed", "recorded", "watched", "warm-up", "eager", "inline", "refused")
+KINDS = ("replayed", "recorded", "watched", "warm-up", "measured", "eager", "inline", "refused")
 """Every call is one of these, in this order on a page."""
 
 

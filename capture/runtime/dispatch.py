@@ -379,7 +379,7 @@ def _timed(captured: Captured, entry: Entry, node: Node, values: Values, leaves:
         return reply
     bound = captured.call(values, leaves)
     begin = payoff.clock()
-    result = run_eagerly(captured, bound, "to be compared with how long replays take")
+    result = run_eagerly(captured, bound, "to be compared with how long replays take", kind="measured")
     found.note_body(payoff.clock() - begin)
     if found.loss:
         _does_not_pay(captured, entry, tree)
@@ -437,11 +437,12 @@ def run_eagerly(
     bound: Call,
     reason: str = "",
     *,
-    kind: Literal["eager", "warm-up", "inline"] = "eager",
+    kind: Literal["eager", "warm-up", "measured", "inline"] = "eager",
     weight: float = 1.0,
 ) -> Any:
     """The one place where a bound call runs its body eagerly, on the caller's own tensors. ``warm-up``: calls like this
-    are recorded soon; ``inline``: somebody else captures what it does, and neither counts nor watches are ours.
+    are recorded soon; ``measured``: it stands for a replay, to learn which of the two is faster; ``inline``: somebody
+    else captures what it does, and neither counts nor watches are ours.
     ``weight``: as for ``Budget.ran_eagerly``."""
     log = captured.log
     if kind == "inline":
@@ -452,8 +453,11 @@ def run_eagerly(
         log.counters.warm_up_calls += 1
         with log.timed("warm-up"):
             return inlined(bound.run_plainly)
-    log.counters.eager_calls += 1
-    log.add("eager", reason)
+    if kind == "measured":
+        log.counters.measured_calls += 1
+    else:
+        log.counters.eager_calls += 1
+    log.add("measure" if kind == "measured" else "eager", reason)
     begin = time.perf_counter()
     try:
         return bound.run_plainly()

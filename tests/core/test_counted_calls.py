@@ -78,7 +78,8 @@ def test_what_each_kind_is() -> None:
     for _ in range(5):
         captured(x)
     assert counted(captured) == {
-        "replayed": 3, "recorded": 1, "watched": 1, "warm-up": 0, "eager": 0, "inline": 0, "refused": 0,
+        "replayed": 3, "recorded": 1, "watched": 1, "warm-up": 0, "measured": 0, "eager": 0, "inline": 0,
+        "refused": 0,
     }  # fmt: skip
     outer(x)
     with config.patch(enabled=False):
