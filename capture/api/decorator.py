@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import torch
-import torch.profiler
 from attrs import define, field
 from torch.compiler import is_dynamo_compiling
 
@@ -29,7 +28,7 @@ from capture.observe import aoti_packages, source_location
 from capture.runtime import dispatch
 from capture.runtime.captured import Captured, weakly
 from capture.runtime.fast_path import Shortcuts
-from capture.torch_private.capabilities import is_profiling
+from capture.torch_private.capabilities import is_profiling, profiler_flag, profiler_range
 from capture.tree import thread_trees
 
 P = ParamSpec("P")
@@ -452,8 +451,9 @@ def _start_over(users: Sequence[Annotation]) -> None:
             captured.retire()
 
 
-# ``record_function`` is public; whether a profiler runs at all, which has to be cheap to know, is not.
-events.use_profiler(events.Profiler(is_running=is_profiling, enter=torch.profiler.record_function))
+events.use_profiler(events.Profiler(is_running=is_profiling, enter=profiler_range))
+if (_flag := profiler_flag()) is not None:
+    native.use_profiler(*_flag, profiler_range)
 aoti_packages.when_updated(_start_over)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)

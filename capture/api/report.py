@@ -18,7 +18,7 @@ from capture.reporting import text
 from capture.reporting.html import html_page
 from capture.reporting.run_data import EventData, FunctionData, RecordingData, RunData, by_cause, dumps, finding_data
 from capture.reporting.summary import format_run
-from capture.reporting.timeline import chrome_trace
+from capture.reporting.timeline import TimedReplay, chrome_trace
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.tree.node import Node
@@ -64,12 +64,20 @@ def report(html: str | os.PathLike[str] | None = None, json: str | os.PathLike[s
 def trace(path: str | os.PathLike[str]) -> int:
     """Write the events of all captured functions as a trace for Perfetto or ``chrome://tracing``; gives their number.
 
-    Warm-ups, watched runs, recordings, misses and drops, the last 1000 of each function. Replays are only counted, as
-    noting one would take longer than it does.
+    Warm-ups, watched runs, recordings, misses and drops: the last 1000 of each function. Of replays those on the fast
+    path that were timed, one of 64 and the last 16 of each kind of call, as noting all would take longer than they do.
+    All replays are in the trace of ``torch.profiler``, as ranges ``capture::replay <function>``.
+
+    Raises ``OSError`` where the file cannot be written.
     """
     events = [event for captured in all_states() for event in captured.log.events]
-    Path(path).write_text(chrome_trace(events, process=os.getpid()), encoding="utf-8")
-    return len(events)
+    replays = [
+        TimedReplay(function=captured.log.function, at=begin / 1e9, ms=length / 1e6)
+        for captured in all_states()
+        for begin, length in captured.fast_paths.times()
+    ]
+    Path(path).write_text(chrome_trace(events, replays, process=os.getpid()), encoding="utf-8")
+    return len(events) + len(replays)
 
 
 def collect() -> RunData:
@@ -85,7 +93,7 @@ def collect() -> RunData:
 def _function(captured: Captured, begin: float) -> FunctionData:
     log, entries = captured.log, captured.entries()
     pool_bytes, graph_bytes = _warmup.memory_of([captured])
-    replays = [one / 1e6 for one in captured.fast_paths.times()]
+    replays = [length / 1e6 for _, length in captured.fast_paths.times()]
     place = captured.annotation.defined_at
     plans = [text.format_plan(entry.plan) for entry in entries if entry.plan is not None]
     events = list(log.events)[-_EVENTS:]

@@ -133,7 +133,7 @@ class Timed:
 
 @frozen(kw_only=True)
 class Profiler:
-    """How to reach a profiler. ``enter(name)`` is called only while ``is_running()``, as a range costs 11 us."""
+    """How to reach a profiler. ``enter(name)`` is called only while ``is_running()``."""
 
     is_running: Callable[[], bool]
     enter: Callable[[str], AbstractContextManager[object]]
@@ -183,9 +183,13 @@ class Log:
         finally:
             self.add(kind, timed.detail, ms=(time.perf_counter() - begin) * 1e3, nbytes=timed.nbytes)
 
-    def range(self, kind: EventKind) -> AbstractContextManager[object]:
+    def range(self, kind: EventKind | Literal["replay"]) -> AbstractContextManager[object]:
         """A range in a profiler's trace alone, for what notes its own event; nothing while no profiler runs."""
-        return _profiler.enter(f"capture::{kind} {self.function}") if _profiler.is_running() else nullcontext()
+        return _profiler.enter(self.range_name(kind)) if _profiler.is_running() else nullcontext()
+
+    def range_name(self, kind: EventKind | Literal["replay"]) -> str:
+        """How a profiler's trace names this function's ranges."""
+        return f"capture::{kind} {self.function}"
 
 
 _listeners: tuple[Callable[[Log, Event], None], ...] = ()

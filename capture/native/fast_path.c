@@ -39,7 +39,7 @@ typedef struct {
     vectorcallfunc vectorcall;
     uint32_t taken;       /* calls, those that missed too */
     uint32_t timed;
-    uint64_t nanoseconds[TIMES_KEPT]; /* of the calls that were timed last */
+    struct { uint64_t begin, nanoseconds; } times[TIMES_KEPT]; /* of the calls that were timed last */
 } FastPath;
 
 static PyTypeObject FastPathType;
@@ -194,6 +194,12 @@ static PyObject *path_run(FastPath *self, PyObject *const *values)
     return result;
 }
 
+/* Of the clock of ``time.perf_counter_ns``. */
+static uint64_t nanoseconds_of(const struct timespec *time)
+{
+    return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
+}
+
 /* Runs the path; one call of many is timed, for reports. */
 static PyObject *path_sampled(FastPath *self, PyObject *const *values)
 {
@@ -205,8 +211,12 @@ static PyObject *path_sampled(FastPath *self, PyObject *const *values)
     PyObject *result = path_run(self, values);
     clock_gettime(CLOCK_MONOTONIC, &end);
     if (result != NULL && result != self->steps.miss)
-        self->nanoseconds[self->timed++ % TIMES_KEPT] =
-            (uint64_t)((end.tv_sec - begin.tv_sec) * 1000000000LL + (end.tv_nsec - begin.tv_nsec));
+    {
+        uint64_t from = nanoseconds_of(&begin), to = nanoseconds_of(&end);
+        Py_ssize_t at = self->timed++ % TIMES_KEPT;
+        self->times[at].begin = from;
+        self->times[at].nanoseconds = to - from;
+    }
     Py_DECREF(self);
     return result;
 }
@@ -271,7 +281,8 @@ static PyObject *path_times(PyObject *object, PyObject *Py_UNUSED(nothing))
     uint32_t count = self->timed < TIMES_KEPT ? self->timed : TIMES_KEPT;
     PyObject *times = PyList_New(count);
     for (uint32_t i = 0; times != NULL && i < count; i++) {
-        PyObject *one = PyLong_FromUnsignedLongLong(self->nanoseconds[i]);
+        PyObject *one = Py_BuildValue(
+            "KK", (unsigned long long)self->times[i].begin, (unsigned long long)self->times[i].nanoseconds);
         if (one == NULL)
             Py_CLEAR(times);
         else
@@ -281,7 +292,7 @@ static PyObject *path_times(PyObject *object, PyObject *Py_UNUSED(nothing))
 }
 
 static PyMethodDef methods[] = {
-    {"times", path_times, METH_NOARGS, "Nanoseconds of the replays that were timed last."},
+    {"times", path_times, METH_NOARGS, "Begin and length, in nanoseconds, of the replays that were timed last."},
     {"bound", path_bound, METH_O, "The result of a call with these values of all parameters, or MISS."},
     {NULL, NULL, 0, NULL},
 };

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 28 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 29 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -211,6 +211,12 @@ int add_code_watch(PyObject *module);
    exception set. */
 int static_tensors_hold(PyObject *tensors);
 int is_static_tensors(PyObject *one);
+
+/* While a profiler runs, a range in its trace for a replay of this function, else NULL: 0, or -1 with an interrupt set. */
+int range_begin(PyObject *function, PyObject **range);
+/* Gives the range up. Clears ``*result`` where an interrupt came meanwhile, which is set then. */
+void range_end(PyObject *range, PyObject **result);
+int add_profiler(PyObject *module);
 
 /* Torch's count of who holds a watched storage; -1 with an exception set. */
 long long storage_holders(PyObject *watch);

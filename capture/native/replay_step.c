@@ -304,7 +304,7 @@ static PyObject *run(
     const Steps *self, PyObject *node, NodeView *view, PyObject *tree, const Lists *at, PyObject *const *values,
     PyObject *const *tensors, const uint64_t *addresses)
 {
-    PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL;
+    PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL, *range;
     int holds = state_holds(self, node, tensors, addresses, &leaves);
     if (holds < 0) {
         result = left_to_python(self->miss);
@@ -327,7 +327,11 @@ static PyObject *run(
         goto end;
     if (!is_launch(replay) && leaves == NULL && (leaves = list_of(tensors, self->tensors)) == NULL)
         goto end;
+    if (range_begin(self->function, &range) < 0)
+        goto end;
     result = committed_replay(self, replay, leaves, node, view, tree, at, tensors, addresses);
+    if (range != NULL)
+        range_end(range, &result);
     if (result != NULL && self->attach != Py_None) {
         leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
         PyObject *args[] = {result, leaves, node};

@@ -6,26 +6,38 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from attrs import frozen
+
 from capture.core.events import Event
 
 
-def chrome_trace(events: Iterable[Event], *, process: int) -> str:
-    """One row a function; a timed event is a bar, one that is not is a mark. Times in microseconds since the first."""
-    events = sorted(events, key=lambda one: one.at)
-    begin = min((one.at - one.ms / 1e3 for one in events), default=0.0)
-    rows = {name: number for number, name in enumerate(dict.fromkeys(one.function for one in events), 1)}
-    found: list[dict[str, Any]] = [
+@frozen(kw_only=True)
+class TimedReplay:
+    """One replay that was timed."""
+
+    function: str
+    at: float
+    """When it began, in seconds of ``time.perf_counter``."""
+    ms: float
+    """How long it took on the host."""
+
+
+def chrome_trace(events: Iterable[Event], replays: Iterable[TimedReplay] = (), *, process: int) -> str:
+    """One row a function. What is timed is a bar, other events are marks; times in microseconds since the first."""
+    bars: list[tuple[str, str, float, float, str, int]]
+    bars = [(one.function, one.kind, one.at - one.ms / 1e3, one.ms, one.detail, one.nbytes) for one in events]
+    bars += [(one.function, "replay", one.at, one.ms, "one of 64 is timed", 0) for one in replays]
+    bars.sort(key=lambda bar: bar[2])
+    first = bars[0][2] if bars else 0.0
+    rows = {name: number for number, name in enumerate(dict.fromkeys(bar[0] for bar in bars), 1)}
+    trace: list[dict[str, Any]] = [
         {"name": "thread_name", "ph": "M", "pid": process, "tid": row, "args": {"name": name}}
         for name, row in rows.items()
     ]
-    for one in events:
+    for function, kind, begin, ms, detail, nbytes in bars:
         common = {
-            "name": one.kind, "cat": "capture", "pid": process, "tid": rows[one.function],
-            "args": {"function": one.function, "detail": one.detail, "bytes": one.nbytes},
+            "name": kind, "cat": "capture", "pid": process, "tid": rows[function], "ts": (begin - first) * 1e6,
+            "args": {"function": function, "detail": detail, "bytes": nbytes},
         }  # fmt: skip
-        begun = (one.at - begin) * 1e6 - one.ms * 1e3
-        if one.ms:
-            found.append({**common, "ph": "X", "ts": begun, "dur": one.ms * 1e3})
-        else:
-            found.append({**common, "ph": "i", "ts": begun, "s": "t"})
-    return json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}) + "\n"
+        trace.append({**common, "ph": "X", "dur": ms * 1e3} if ms else {**common, "ph": "i", "s": "t"})
+    return json.dumps({"traceEvents": trace, "displayTimeUnit": "ms"}) + "\n"

@@ -49,8 +49,8 @@ class FastPaths(Protocol):
     ) -> None:
         """The next call like this one may take one."""
 
-    def times(self) -> list[int]:
-        """Nanoseconds of the replays that were timed last."""
+    def times(self) -> list[tuple[int, int]]:
+        """Begin and length, in nanoseconds, of the replays that were timed last."""
 
     def clear(self) -> None:
         """Forget all: entries were dropped."""
@@ -110,6 +110,8 @@ class Captured:
     optimizers: Optimizers = field(factory=Optimizers, init=False)
     deaths_seen: int = field(default=0, init=False)
     """Objects in keys that had died when families were looked through for them."""
+    range_name: str = field(init=False)
+    """Of its replays in a profiler's trace."""
     straight: Callable[..., Any] = field(init=False)
     """As in ``FastPaths``."""
     _defaults: Any = field(init=False)
@@ -118,6 +120,7 @@ class Captured:
 
     def __attrs_post_init__(self) -> None:
         self.budget = self._new_budget()
+        self.range_name = self.log.range_name("replay")
         self.straight = self.fast_paths.straight
         self._defaults = getattr(self.function, "__defaults__", None)
         self._is_function = isinstance(self.function, types.FunctionType)

@@ -97,8 +97,9 @@ class Shortcuts:
         alike.insert(0, path)
         del alike[_KEPT:]
 
-    def times(self) -> list[int]:
-        """Nanoseconds of the replays that were timed last; one of many is."""
+    def times(self) -> list[tuple[int, int]]:
+        """Begin and length of the replays that were timed last, in nanoseconds of ``time.perf_counter_ns``; one of 64
+        is."""
         return [one for paths in list(self._by_shapes.values()) for path in paths for one in path.times()]
 
     def clear(self) -> None:

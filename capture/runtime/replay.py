@@ -53,7 +53,8 @@ class Commit:
         if run is not None:
             run.replayed = True
         try:
-            result = native.committed(function, arguments, self.finish, self.tell)
+            with self.captured.log.range("replay"):
+                result = native.committed(function, arguments, self.finish, self.tell)
         except BaseException as error:
             if run is not None and self.has_result:
                 run.replay(self.result)

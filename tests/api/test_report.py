@@ -42,11 +42,14 @@ def test_a_report_as_text_page_and_json(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_trace_has_the_recordings(tmp_path: Path) -> None:
     captured = capture(lambda x: x * 2, name="traced")
-    for _ in range(3):
+    for _ in range(20):
         captured(torch.ones(3))
-    assert trace(tmp_path / "t.json") >= 2
+    assert trace(tmp_path / "t.json") >= 3
     found = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))["traceEvents"]
-    assert {"observe", "record"} <= {one["name"] for one in found if one.get("args", {}).get("function") == "traced"}
+    ours = [one for one in found if one.get("args", {}).get("function") == "traced"]
+    assert {"observe", "record", "replay"} <= {one["name"] for one in ours}
+    begins = {one["name"]: one["ts"] for one in ours}
+    assert begins["observe"] < begins["record"] < begins["replay"]  # of one clock
 
 
 @pytest.mark.parametrize("command", [["report", "no.json"], ["plan", "no.json"], ["bench", "no.py"]])

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
+from typing_extensions import override
 
 from capture import Event, Recordings, capture, config, mark_step_begin, recordings, report, warmup
 from capture.core import events as _events
 from capture.core.events import SHOWN, Counters, EventKind, Log, parse_logs
+from capture.native import native
 from capture.torch_private import capabilities
 from capture.tree import thread_trees
 from tests.support.device import DEVICE, EXECUTES
@@ -106,7 +108,8 @@ def test_timed_blocks_and_recordings_are_ranges_in_a_trace() -> None:
                 mark_step_begin()
                 captured(torch.ones(2))
             warmup(other)(torch.ones(3))
-    names = ranges(run)
+    all_names = ranges(run)
+    names = [name for name in all_names if not name.startswith("capture::replay ")]
     if not EXECUTES:  # CUDA lays the pool out before each recording
         names.remove("capture::checkpoint my.module.fn")
     assert names == [
@@ -117,6 +120,7 @@ def test_timed_blocks_and_recordings_are_ranges_in_a_trace() -> None:
         "capture::checkpoint other",
         "capture::record other",
     ]
+    assert all_names.count("capture::replay my.module.fn") == recordings(captured).replays
 
 
 def test_a_range_closes_when_the_body_raises() -> None:
@@ -134,13 +138,58 @@ def test_a_range_closes_when_the_body_raises() -> None:
     assert ours.time_range.end <= add.time_range.start
 
 
-def test_a_replay_is_no_range() -> None:
-    captured = capture(body)
-    for _ in range(3):
-        captured(torch.ones(2))
+class Scale(torch.nn.Module):
+    """A body with a read, which Python replays, and one without, which C does."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.reads = reads
+
+    @capture
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        return y + 1 if self.reads and y.sum() > 0 else y - 1
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_replay_is_a_range_with_the_names_of_module_and_function(reads: bool) -> None:
+    scale = Scale(reads)
+    for _ in range(4):
+        scale(torch.ones(2))
+    before = recordings(scale.forward).replays
     with profile(activities=[ProfilerActivity.CPU]) as run:
+        for _ in range(3):
+            scale(torch.ones(2))
+    assert recordings(scale.forward).replays == before + 3
+    assert ranges(run) == [f"capture::replay {__name__}.Scale.forward"] * 3
+    operators = [one for one in run.events() if one.name == "aten::mul"]
+    replays = [one for one in run.events() if one.name.startswith("capture::")]
+    assert all(
+        any(outer.time_range.start <= one.time_range.start <= outer.time_range.end for outer in replays)
+        for one in operators
+    )
+
+
+def test_a_range_that_fails_stops_no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, flag = capture(body), capabilities.profiler_flag()
+    assert flag is not None
+    for _ in range(4):
         captured(torch.ones(2))
-    assert ranges(run) == []
+    before = recordings(captured).replays
+    tried: list[str] = []
+
+    def fails(name: str) -> AbstractContextManager[None]:
+        tried.append(name)
+        raise LookupError
+
+    try:
+        native.use_profiler({"on": True}, "on", fails)
+        assert torch.equal(captured(torch.ones(2)), body(torch.ones(2)))
+    finally:
+        native.use_profiler(*flag, capabilities.profiler_range)
+    assert (len(tried), recordings(captured).replays) == (1, before + 1)
 
 
 def test_values_are_the_same_under_a_profiler() -> None:

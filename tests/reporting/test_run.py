@@ -23,7 +23,7 @@ from capture.reporting.run_data import (
     loads,
 )
 from capture.reporting.summary import format_run, percent, size
-from capture.reporting.timeline import chrome_trace
+from capture.reporting.timeline import TimedReplay, chrome_trace
 
 SYNC = FindingData(
     code="CG201", name="host-sync", severity="eager", what="`.item()` reads a value",
@@ -120,9 +120,11 @@ def test_a_trace() -> None:
         Event(kind="record", function="f", at=2.0, ms=500.0, detail="7 operators"),
         Event(kind="miss", function="g", at=1.75),
     ]
-    found = json.loads(chrome_trace(events, process=7))["traceEvents"]
-    assert [one["args"]["name"] for one in found if one["ph"] == "M"] == ["g", "f"]
-    (bar,) = (one for one in found if one["ph"] == "X")
+    replay = TimedReplay(function="f", at=2.5, ms=0.25)
+    found = json.loads(chrome_trace(events, [replay], process=7))["traceEvents"]
+    assert [one["args"]["name"] for one in found if one["ph"] == "M"] == ["f", "g"]
+    bar, replayed = (one for one in found if one["ph"] == "X")
+    assert (replayed["name"], replayed["ts"], replayed["dur"]) == ("replay", 1e6, 250.0)
     assert (bar["name"], bar["ts"], bar["dur"], bar["pid"]) == ("record", 0.0, 500_000.0, 7)
     (mark,) = (one for one in found if one["ph"] == "i")
     assert (mark["name"], mark["ts"]) == ("miss", 250_000.0)
