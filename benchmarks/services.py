@@ -178,10 +178,13 @@ class Service:
         """Both, of one request. ``arm``: the captured call is to come, and may time out."""
         args, kwargs = self.request(random, size)
         with self.shared.together():
-            arm()
-            begin = clock()
-            ours = self.call(True, args, kwargs)
-            took = clock() - begin
+            try:
+                arm()
+                begin = clock()
+                ours = self.call(True, args, kwargs)
+                took = clock() - begin
+            finally:
+                disarm()  # in here: an alarm while the lock is given back would leave it taken
             return ours, self.call(False, args, kwargs), took
 
     def probe(self, random: Random, size: int) -> str:
