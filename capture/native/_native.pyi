@@ -1,6 +1,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+stand_ins: dict[int, tuple[object, ...]]
+
 def tell(kind: type, /) -> None: ...
 def use_abi(
     *,

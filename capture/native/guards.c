@@ -245,18 +245,36 @@ static int is_apart(const Guard *guard, uint64_t address)
     return guard->number == 0 || low == 0 || pieces[2 * low - 1] <= address;
 }
 
+static PyObject *stand_ins; /* what torch's attributes are while a body is watched: ``id`` -> what was there before, if
+                               anything was, in a tuple */
+
+/* What was in a place of a dict before a body was watched: what is there, where nothing stands in for it. Borrowed; NULL:
+   nothing was there, or there is an exception. */
+static PyObject *seen_through(PyObject *found)
+{
+    if (found == NULL || PyDict_GET_SIZE(stand_ins) == 0)
+        return found;
+    PyObject *number = PyLong_FromVoidPtr(found);
+    PyObject *before = number == NULL ? NULL : PyDict_GetItemWithError(stand_ins, number);
+    Py_XDECREF(number);
+    if (before == NULL)
+        return PyErr_Occurred() ? NULL : found;
+    return PyTuple_Check(before) && PyTuple_GET_SIZE(before) ? PyTuple_GET_ITEM(before, 0) : NULL;
+}
+
 /* A dict has none of some names, and these pairs of name and value: 1, 0, -1. */
 static int has_members(const Guard *guard)
 {
     PyObject *absent = PyTuple_GET_ITEM(guard->expected, 0), *pairs = PyTuple_GET_ITEM(guard->expected, 1);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(absent); i++) {
-        int inside = PyDict_Contains(guard->holder, PyTuple_GET_ITEM(absent, i));
-        if (inside)
-            return inside < 0 ? -1 : 0;
+        if (seen_through(PyDict_GetItemWithError(guard->holder, PyTuple_GET_ITEM(absent, i))) != NULL)
+            return 0;
+        if (PyErr_Occurred())
+            return -1;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
         PyObject *pair = PyTuple_GET_ITEM(pairs, i);
-        PyObject *found = Py_XNewRef(PyDict_GetItemWithError(guard->holder, PyTuple_GET_ITEM(pair, 0)));
+        PyObject *found = Py_XNewRef(seen_through(PyDict_GetItemWithError(guard->holder, PyTuple_GET_ITEM(pair, 0))));
         if (found == NULL)
             return PyErr_Occurred() ? -1 : 0;
         int same = same_value(found, PyTuple_GET_ITEM(pair, 1));
@@ -283,7 +301,7 @@ static int has_names(const Guard *guard)
     if (own == NULL)
         return 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(there); i++) {
-        PyObject *found = PyDict_GetItemWithError(own, PyTuple_GET_ITEM(there, i));
+        PyObject *found = seen_through(PyDict_GetItemWithError(own, PyTuple_GET_ITEM(there, i)));
         if (found == NULL)
             return PyErr_Occurred() ? -1 : 0;
         int same = is_member(found, PyTuple_GET_ITEM(values, i), PyTuple_GET_ITEM(kinds, i));
@@ -294,6 +312,11 @@ static int has_names(const Guard *guard)
         int inside = PyUnicode_CheckExact(key) ? PySet_Contains(names, key) : 0;
         if (inside < 0)
             return -1;
+        if (inside && seen_through(value) == NULL) {
+            if (PyErr_Occurred())
+                return -1;
+            inside = 0;
+        }
         count += inside;
     }
     return count == PyTuple_GET_SIZE(there);
@@ -916,6 +939,9 @@ int add_guards(PyObject *module)
     if (s_dict == NULL || s_requires_grad == NULL || PyType_Ready(&GuardsType) < 0)
         return -1;
     if (PyModule_AddFunctions(module, functions) < 0)
+        return -1;
+    stand_ins = PyDict_New(); /* for as long as the process lives */
+    if (stand_ins == NULL || PyModule_AddObjectRef(module, "stand_ins", stand_ins) < 0)
         return -1;
     return PyModule_AddObjectRef(module, "Guards", (PyObject *)&GuardsType);
 }

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 29 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 30 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -103,6 +103,7 @@ typedef struct {
     PyObject *tensors; /* a list: the tensors handed out last, a list each */
     int preserving;    /* tensors are handed out as they are, and need not be known */
     long long used;    /* when it ran last, by a clock that counts what ran in this process */
+    long long runs;    /* how often it ran, its recording run included */
 } NodeView;
 
 extern PyTypeObject NodeViewType;

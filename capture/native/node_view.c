@@ -5,6 +5,7 @@
 
 static PyMemberDef node_members[] = {
     {"used", T_LONGLONG, offsetof(NodeView, used), 0, "When it ran last: what ran in this process is counted."},
+    {"runs", T_LONGLONG, offsetof(NodeView, runs), 0, "How often it ran, its recording run included."},
     {NULL, 0, 0, 0, NULL},
 };
 

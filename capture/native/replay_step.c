@@ -210,6 +210,7 @@ static int stand_on(PyObject *tree, const Lists *at, PyObject *node, PyObject *m
     if (view == NULL || PyList_Append(at->path, node) < 0)
         return -1;
     view->used = ++clock_of_runs;
+    view->runs++;
     PyObject *known = PyDict_GetItemWithError(at->times, function);
     PyObject *more = PyErr_Occurred() ? NULL : PyLong_FromLong(known == NULL ? 1 : PyLong_AsLong(known) + 1);
     int failed = more == NULL || PyDict_SetItem(at->times, function, more) < 0;

@@ -167,7 +167,8 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
         captured.log.add("plan", f"{watched.once}, which is done once: watched again")
         entry.settling += 1
         return entry.phase
-    obstacle = entry.note_reads(watched)
+    with capture_lock:  # else some of what it reads may be another thread's stand-ins
+        obstacle = entry.note_reads(watched)
     if obstacle is not None:
         name, path = obstacle
         facts = evolve(facts, unkeyed=(*facts.unkeyed, Unkeyed(name=name, kind="answer", paths=(path,), where=None)))

@@ -1,4 +1,8 @@
-"""Attributes of torch's classes and modules that are others while a body is watched."""
+"""Attributes of torch's classes and modules that are others while a body is watched.
+
+They are others for all threads. Guards that another thread looks at meanwhile see through what stands there: C is told
+what it stands for (``native.stand_ins``).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from capture.core import forks
+from capture.native import native
 
 _INHERITED = object()
-_put: list[tuple[Any, str, Any]] = []
-"""Holder, name and what was there before, of all attributes that are others now. One thread at a time does this."""
+_put: list[tuple[Any, str, Any, Any]] = []
+"""Holder, name, what was there before and what is there now, of all attributes that are others. One thread at a time
+does this."""
 _TRUSTED = ("capture", "torch", "triton")
 """Whose code asks for what this library looks at, too: of what it made itself, or to compare with the next call."""
 
@@ -22,7 +28,9 @@ def replaced(holder: Any, others: Mapping[str, Any]) -> Iterator[None]:
     before = len(_put)
     try:
         for name, other in others.items():
-            _put.append((holder, name, holder.__dict__.get(name, _INHERITED)))  # first: whoever is stopped here
+            before_it = holder.__dict__.get(name, _INHERITED)
+            _put.append((holder, name, before_it, other))  # first: whoever is stopped here
+            native.stand_ins[id(other)] = () if before_it is _INHERITED else (before_it,)
             setattr(holder, name, other)
         yield
     finally:
@@ -33,11 +41,12 @@ def replaced(holder: Any, others: Mapping[str, Any]) -> Iterator[None]:
 def put_back(count: int = 0) -> None:
     """Have all attributes but the first ``count`` be what they were before. Doing it once more does nothing more."""
     while len(_put) > count:
-        holder, name, original = _put[-1]
+        holder, name, original, other = _put[-1]
         if original is not _INHERITED:
             setattr(holder, name, original)
         elif name in holder.__dict__:
             delattr(holder, name)
+        native.stand_ins.pop(id(other), None)
         _put.pop()
 
 

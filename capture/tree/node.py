@@ -102,19 +102,24 @@ class Node:
     def see(self) -> None:
         """It is in its tree, complete."""
         if self.outputs is not None:
-            used, in_python = self.last_used, self.written or self.reads
+            used, runs, in_python = self.last_used, self.runs, self.written or self.reads
             self.view = native.NodeView(
                 outputs=self.outputs, source=None if in_python else self.outputs.single,
                 several=None if in_python else self.outputs.several(), live=self.live, pattern=self.key[1],
                 before=tuple([(node.live, number) for node, number in self.dead_before]),
                 tensors=self.outputs.tensors, preserving=self.outputs.preserving,
             )  # fmt: skip
-            self.view.used = used
+            self.view.used, self.view.runs = used, runs
 
     @property
     def last_used(self) -> int:
         """When it ran last, by the count of all recordings that ran."""
         return 0 if self.view is None else int(self.view.used)
+
+    @property
+    def runs(self) -> int:
+        """How often it ran, its recording run included."""
+        return 0 if self.view is None else int(self.view.runs)
 
     def replaces(self, parameter: torch.Tensor) -> bool:
         """Every replay gives this tensor another ``grad``, without having read the one before."""

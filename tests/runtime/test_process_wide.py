@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from capture import capture, config, recordings
+from capture.native import native
 from capture.runtime import gradient_offload, record
 from capture.torch_private.warned import CAN_TELL, warned
 from capture.tree import thread_trees
@@ -109,6 +110,38 @@ def test_warnings_of_other_threads_stay_warnings() -> None:
     assert not raised
     assert list(warnings.filters) == expected
     warnings.filters[:] = before  # type: ignore[index]
+
+
+def test_what_stands_in_for_attributes_meanwhile_changes_nothing_for_other_threads() -> None:
+    """While a body is watched, torch's classes have other methods. A recording whose body reads them is replayed on."""
+    entered, leave, x = threading.Event(), threading.Event(), torch.ones(4, 4, device=DEVICE)
+
+    def waits(x: Tensor) -> Tensor:
+        entered.set()
+        leave.wait(20)
+        return x + 1
+
+    def asks(x: Tensor) -> Tensor:
+        return x * 2 + 1 if isinstance(x, Tensor) and x.stride() and x.dim() and hasattr(torch, "as_strided") else x
+
+    watched, f = capture(waits, name="waits"), capture(asks, name="asks")
+    for _ in range(4):
+        f(x)
+    before, thread = recordings(f), threading.Thread(target=watched, args=(x,))
+    thread.start()
+    try:
+        assert entered.wait(20)
+        assert native.stand_ins
+        for _ in range(3):
+            assert torch.equal(f(x), asks(x))
+        found = recordings(f)
+    finally:
+        leave.set()
+        thread.join()
+    assert not native.stand_ins
+    assert torch.equal(f(x), asks(x))
+    assert (found.replays, found.observations) == (before.replays + 3, 1)
+    assert recordings(f).replays == before.replays + 4
 
 
 def test_a_warning_in_a_trial_is_dropped_and_told() -> None:
