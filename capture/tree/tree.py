@@ -141,6 +141,22 @@ class Tree:
         first = self.path[0].function if self.path else self.warm[0].function
         return bool(first.is_backward) and not function.is_backward
 
+    def may_start_over(self, recorded: Sequence[Node], number: int, pattern: Pattern) -> bool:
+        """A call that no recording fits here takes nothing from this step, and was recorded in another place: it begins
+        a step of its own, rather than that there is a recording of it behind each one that it may come after.
+        ``recorded``: the recordings of its entry; ``number``: that of the entry."""
+        if step.steps_begun() or any(one is not None for one in pattern) or not (self.path or self.warm):
+            return False
+        key = (number, pattern)
+        return any(one.tree is self and one.key == key and one.parent is not self.current for one in recorded)
+
+    def has_warm(self, leaves: Sequence[Any]) -> bool:
+        """One of these is the result of an eager run of this step."""
+        storages = [storage for warm in self.warm for held in warm.held if (storage := held()) is not None]
+        kept = {storage._cdata for storage in storages}
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+        return bool(kept) and any(one.untyped_storage()._cdata in kept for one in tensors)
+
     def end_path(self, reason: str, successor: Node | None = None) -> None:
         """End the step. Outputs that are still used are pinned, or turn stale if they were borrowed. Gradients that the
         ``successor`` replaces stay."""

@@ -216,3 +216,18 @@ def test_row_026_clones_are_always_copies() -> None:
     assert len({y.data_ptr() for y in held}) == 6
     assert times("h") == 2
     assert len(roots()) == 1
+
+
+def test_kept_outputs_ask_for_no_recording_behind_each_other() -> None:
+    """Functions in any order, the last results held: a call that takes nothing of the step begins one of its own."""
+    bodies = [lambda x, k=k: torch.tanh(x) * k for k in range(1, 7)]
+    functions, kept = [capture(one) for one in bodies], list[Tensor]()
+    order = [(7 * call * call + 3 * call) % 6 for call in range(200)]
+    for call, number in enumerate(order):
+        x = rand(4, seed=call)
+        kept.append(functions[number](x))
+        same(kept[-1], bodies[number](x))
+        del kept[:-3]
+    made = [recordings(one).recordings for one in functions if recordings(one).recordings]
+    assert max(made) <= 5, made
+    assert sum(recordings(one).eager_calls + recordings(one).warm_up_calls for one in functions) <= 12
