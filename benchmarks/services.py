@@ -230,7 +230,7 @@ class Drawing(Service):
 
     def __init__(self, number: int, device: torch.device) -> None:
         self.device, self.shared = device, Shared()
-        self.f = capture(scaled, name=f"scaled{number}")
+        self.f = capture(scaled, name=f"scaled{number}", max_recordings=12)  # three factors for each size
 
     @override
     def request(self, random: Random, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

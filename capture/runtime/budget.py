@@ -81,6 +81,8 @@ class Budget:
     _efforts: float = 0.0
     _ms: float = 0.0
     _replays: int = 0
+    _paid: float = 0.0
+    """By replays since the last effort."""
     _earned: float = 0.0
     _calm: float = 0.0
     _until_rest: int = CALM
@@ -105,26 +107,36 @@ class Budget:
             return
         self._replays = self.counters.replays
         rate = self._efforts / self._ms if self._ms else 0.0  # efforts by millisecond
-        self.debt = max(0.0, self.debt - gained * self.eager_ms * _SAVED * rate)
+        paid = gained * self.eager_ms * _SAVED * rate
+        self.debt, self._paid = max(0.0, self.debt - paid), self._paid + paid
         self._calm = max(0.0, self._calm - gained)
         if gained > 1:
             self._forget()
+        if self._paid >= RECORDING:
+            self._rest_anew()
 
     def start_anew(self) -> None:
         """The user asks for recordings: nothing counts that was tried before."""
         self.debt, self.gave_up, self.resting = 0.0, False, 0
         self._forget()
+        self._rest_anew()
 
     def _forget(self) -> None:
+        """What is said of efforts is said of those since replays came last."""
         self.spent, self.calls = Spent(), 0
-        self._until_rest, self._rest, self._free, self._price = CALM, FIRST_REST, FREE_LOOKS, 1.0
         self.changed.clear()
         self.keys.clear()
+
+    def _rest_anew(self) -> None:
+        """Replays were worth a recording."""
+        self._until_rest, self._rest, self._free, self._price = CALM, FIRST_REST, FREE_LOOKS, 1.0
+        self._paid = 0.0
 
     # ---------------------------------------------------------------------------------------------- what is spent
 
     def spend(self, kind: str, ms: float, *, key: Any = None, changed: str = "") -> None:
-        """An effort was made: one more of ``Spent``."""
+        """An effort was made: one more of ``Spent``. ``ms``: of this thread's own time, as others may have waited for
+        the same."""
         self._pay()
         weight = RECORDING if kind == "recordings" else 1.0
         setattr(self.spent, kind, getattr(self.spent, kind) + 1)
@@ -133,6 +145,7 @@ class Budget:
         if kind == "observations":
             self._guess = ms / _WATCHED
         self.debt += weight
+        self._paid = 0.0
         if key is not None:
             self._note(key)
         if changed:

@@ -37,6 +37,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -65,6 +66,7 @@ from capture.key.pytree import result_leaves
 from capture.key.signature import Leaf, Leaves, Unkeyable, deaths, forget_module_structure
 from capture.native import MISS
 from capture.observe import run, source_location
+from capture.observe.capture_lock import capture_lock
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import (
     branches,
@@ -348,10 +350,13 @@ def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
     tree = tree_for(entry.backend)
     if tree.path or tree.warm or tree.buried or tree.lingering:
         tree.begin_call(captured, captured.annotation.max_recordings, entry.number)
-        if tree.warm:
-            return done(_warm_up(captured, captured.call(values, leaves), tree))
     pattern = tree.pattern(leaves)
-    node = _fitting(captured, entry, tree, pattern)
+    if tree.warm and not (_starts_over(captured, entry, tree, pattern) and not tree.has_warm(leaves)):
+        return done(_warm_up(captured, captured.call(values, leaves), tree))
+    node = None if tree.warm else _fitting(captured, entry, tree, pattern)
+    if node is None and _starts_over(captured, entry, tree, pattern):
+        tree.end_path("elsewhere", tree.root.latest_children.get(entry.number))
+        return GO_ON
     if node is None:
         return _miss(captured, entry, captured.call(values, leaves, entry), tree, pattern)
     state, config = node.check(leaves), _current_config()
@@ -365,6 +370,11 @@ def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
     if node.reads:
         return _timed(captured, entry, node, values, leaves, tree)
     return done(_replay(captured, entry, node, values, leaves, tree))
+
+
+def _starts_over(captured: Captured, entry: Entry, tree: Tree, pattern: Pattern) -> bool:
+    """This call begins a step of its own. A backward pass belongs behind its forward pass."""
+    return not captured.is_backward and tree.may_start_over(entry.nodes, entry.number, pattern)
 
 
 def _timed(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
@@ -511,14 +521,14 @@ def _first_look(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> An
 
 def _observe(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     """Watch one eager run, plan by what it showed, and give its result."""
-    begin = time.perf_counter()
+    begin = time.thread_time()
     try:
         observed = planning.observe(captured, entry, bound)
     except BaseException as error:
         captured.log.counters.watched_calls += _is_own(error)
         raise
     finally:
-        captured.budget.spend("observations", (time.perf_counter() - begin) * 1e3, key=entry.key)
+        captured.budget.spend("observations", (time.thread_time() - begin) * 1e3, key=entry.key)
     captured.budget.note_operators(observed.facts.num_ops)
     tree = planning.on_its_device(entry, observed.facts, tree)
     if planning.shares_with_state(captured, observed.facts):  # says nothing about calls that do not
@@ -643,7 +653,7 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
     """No recording fits: make one, within the limit."""
     if tree.lingering:  # nobody else has those gradients yet; an eager run may change that
         tree.let_go()
-    if not captured.budget.allows(entry.key):
+    if not entry.is_proven and not captured.budget.allows(entry.key):
         return done(_given_up(captured, entry, bound))
     if (too_large := eviction.forecast(captured, entry, bound, tree)) is not None:
         return done(_too_large(captured, bound, too_large))
@@ -661,7 +671,8 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
 
 def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Any:
     """The result of a call that is recorded, or was to be."""
-    begin, before, kept = time.perf_counter(), captured.log.counters.recordings, False
+    begin, before, kept = time.thread_time(), captured.log.counters.recordings, False
+    costs = not entry.is_proven
     nbytes = tree.pool.reserved_bytes()
     try:
         reply = record.record(captured, entry, bound, tree, pattern)
@@ -670,8 +681,9 @@ def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: 
         captured.log.counters.recorded_calls += _is_own(error)
         raise
     finally:
-        ms = (time.perf_counter() - begin) * 1e3
-        captured.budget.spend("recordings" if kept else "drops", ms, key=entry.key)
+        ms = (time.thread_time() - begin) * 1e3
+        if costs or not kept:
+            captured.budget.spend("recordings" if kept else "drops", ms, key=entry.key)
     eviction.keep_within_limits(tree, entry, nbytes)
     if reply.verdict is Verdict.OBSERVE and reply.refuted is not None:
         entry.steadiness.note_stop(reply.refuted.facts.reads[-1], is_new=True)
@@ -848,7 +860,8 @@ def _differs(captured: Captured, entry: Entry, tree: Tree, path: str, *, is_wron
 def _tells_apart(captured: Captured, entry: Entry, known: Sequence[Place]) -> bool:
     """What the body can have read has other values than those that are known: they are part of the key from now on,
     and all that was recorded is dropped, as no call has one of the keys so far any more."""
-    told = [path for place in known for path in place.tell_apart(captured.named)]
+    with capture_lock if known else nullcontext():  # else another thread's stand-ins may be seen
+        told = [path for place in known for path in place.tell_apart(captured.named)]
     if not told:
         return False
     captured.log.add("drop", f"{told[0]} is another value, and tells calls apart from now on")

@@ -28,6 +28,7 @@ MOVES = 2  # times that a static tensor moves until an engine that cannot bind i
 MOST_BRANCHES = 8  # of one entry
 MOST_STOPS = 2 * MOST_BRANCHES  # as each branch is watched once and recorded once
 FLOATS = MOST_STOPS // 2
+WORTH = 3  # replays by which a recording shows that others of its entry will be replayed, too
 LEAST_REPLAYS = 4  # for each stop
 RETRIES = 2  # runs that differ from the one before until a function counts as one that always differs
 
@@ -123,6 +124,8 @@ class Entry:
     unbindable: dict[str, Refusal] = field(factory=dict)
     """Static tensors, by path, to whose address no recording can be bound anew, and why."""
     nodes: list[Node] = field(factory=list)
+    made: int = 0
+    """Recordings that were made of it so far."""
     payoff: Payoff = field(factory=Payoff)
     needs: int = 0
     """Bytes of memory that one run has at once beside its inputs, as far as it is known."""
@@ -160,7 +163,7 @@ class Entry:
         if self.forward is None:
             self.forward = evolve(
                 self, number=next(_numbers), phase="cold", plan=None, facts=None, expected=None, differing_runs=0,
-                nodes=[], overlapping=None, region=region, plain=self, branches={}, steadiness=Steadiness(),
+                nodes=[], made=0, overlapping=None, region=region, plain=self, branches={}, steadiness=Steadiness(),
             )  # fmt: skip
 
     def without_region(self) -> None:
@@ -219,6 +222,13 @@ class Entry:
         found = read_by(self.ran, watched.call, watched.changed, watched.rebuilt(), ())
         self.places = found.places
         return found.obstacle
+
+    @property
+    def is_proven(self) -> bool:
+        """Recordings of it are replayed, and were not made in vain, as those of threads that end: one more, in another
+        thread or place, will be, too."""
+        worth = sum(node.runs > WORTH for node in list(self.nodes))
+        return worth > 0 and self.made <= 2 * worth + 2
 
     def often_moved(self) -> frozenset[str]:
         """Static tensors, by path, that an engine which cannot bind them anew copies in."""

@@ -192,6 +192,7 @@ def _put_in(entry: Entry, tree: Tree, node: Node) -> None:
     branches.begin_alike(entry, node, tree)
     if node not in entry.nodes:
         node.listed_in(entry.nodes)
+        entry.made += 1
 
 
 def _facts_and_plan(
@@ -285,7 +286,8 @@ def _node(
     copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
     latest = _latest.get(captured)
     like = latest() if latest is not None else None
-    guard = make_recording_guard(described, watched, call, static, copied, entry.ran, like)
+    with capture_lock:  # else some of what it reads may be another thread's stand-ins
+        guard = make_recording_guard(described, watched, call, static, copied, entry.ran, like)
     _latest[captured], entry.places = weakref.ref(guard), guard.places
     statics = {one.path: one.owners[0][1] for one in (*described.implicit, *described.guarded)}
     read = {id(one) for one in statics.values()}

@@ -333,6 +333,50 @@ def test_threads_give_up_together() -> None:
     assert recordings(function).observations <= 18 + 4 + 3
 
 
+def test_what_is_replayed_in_one_thread_is_recorded_in_others() -> None:
+    """Though the function has given up: sizes that come once have used up what may be spent."""
+    function = capture(scaled)
+
+    def work() -> None:
+        with torch.no_grad(), config.patch(cache=False):
+            for _ in range(3):
+                assert bits(function(X, 2.0)) == bits(scaled(X, 2.0))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for _ in range(10):
+            function(X, 2.0)
+        for number in range(100):
+            function(torch.ones(number + 1, 2), 2.0)
+        before, threads = recordings(function), [threading.Thread(target=work) for _ in range(3)]
+        assert captured_state(function).budget.gave_up
+        for thread in threads:
+            captured_state(function).budget.resting = 0
+            thread.start()
+            thread.join()
+    found = recordings(function)
+    assert found.recordings > before.recordings
+    assert found.observations == before.observations
+
+
+def test_threads_that_end_at_once_are_not_recorded_for_ever() -> None:
+    """Each makes a call or two, and takes its recordings with it."""
+    function = capture(scaled)
+
+    def work() -> None:
+        with torch.no_grad(), config.patch(cache=False):
+            for _ in range(5):
+                function(X, 2.0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for _ in range(200):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    assert recordings(function).recordings < 120
+
+
 # ------------------------------------------------------------------------------------------------- the account itself
 
 

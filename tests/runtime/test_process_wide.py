@@ -122,7 +122,7 @@ def test_what_stands_in_for_attributes_meanwhile_changes_nothing_for_other_threa
         return x + 1
 
     def asks(x: Tensor) -> Tensor:
-        return x * 2 + 1 if isinstance(x, Tensor) and x.stride() and x.dim() and hasattr(torch, "as_strided") else x
+        return x * 2 + 1 if x.stride() and Tensor.dim(x) and callable(torch.as_strided) else x
 
     watched, f = capture(waits, name="waits"), capture(asks, name="asks")
     for _ in range(4):
