@@ -79,6 +79,8 @@ def capture(target: Any = None, /, **options: Any) -> Any:
             of parameters run, by a slower way; while a process group exists, autograd delivers.
         guards: callables of no argument; what they return is part of the key. For Python state that only deeper
             code reads.
+        silence: codes of findings that no warning is given for, such as ``["CG204"]``. Reports still have them.
+            Default: none. For all functions: ``silence`` of the settings (``CAPTURE_SILENCE``).
         name: for callables without a source line.
 
     Raises:

@@ -11,6 +11,7 @@ import attrs
 import torch
 
 import capture
+from capture.core import config
 from capture.native import native
 from capture.plan_cache.store import default_dir
 from capture.reporting.text import format_table
@@ -52,6 +53,8 @@ def _versions() -> Iterator[Row]:
     yield "tensors through torch's C ABI", _yes(tensor_reads.reads_tensors())
     yield "holders of gradients counted", _yes(tensor_reads.counts_holders())
     yield "setters of switches noticed", _yes(setter_calls.notices_setters())
+    file = config.settings_file()
+    yield "settings file", str(file) if file is not None else "none"
     folder = default_dir()
     kept = [file.stat().st_size for file in folder.glob("*.json")] if folder.is_dir() else []
     yield "plans kept in", f"{folder} ({len(kept)} plans, {sum(kept)} bytes)"

@@ -1,7 +1,8 @@
-"""Process-wide settings: environment variables, overridden by ``config.patch`` for a block of code.
+"""Process-wide settings: ``pyproject.toml``, environment variables, and ``config.patch`` for a block of code.
 
-Precedence: an active ``patch`` > the environment at import > the defaults below. A decorator's own options are
-never overridden, except ``verify`` where the environment asks for a stricter one.
+Precedence: an active ``patch``, then the environment, then the table ``[tool.capture]`` of ``pyproject.toml``, then the
+defaults below. Environment and file are read once, at import. A decorator's own options are never overridden, except
+``verify`` where a setting asks for a stricter one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -20,12 +21,13 @@ from attrs import evolve, frozen
 from typing_extensions import override
 
 from capture.core.errors import AnnotationError
-from capture.core.options import Verify, suggestion
+from capture.core.options import Verify, codes, suggestion
 
 
 @frozen(kw_only=True)
 class Config:
-    """All settings. ``CAPTURE_<NAME>`` in the environment sets the field of that name."""
+    """All settings. ``CAPTURE_<NAME>`` in the environment sets the field of that name, as does a key of that name in
+    ``[tool.capture]`` of ``pyproject.toml``."""
 
     enabled: bool = True
     """False: every captured function runs eagerly (``CAPTURE_ENABLED=0``)."""
@@ -71,66 +73,108 @@ class ConfigPatch(TypedDict, total=False):
     skip_warmup: bool
 
 
-def _flag(name: str, default: bool) -> bool:
-    text = os.environ.get(name)
-    return default if text is None else text.strip().lower() not in ("", "0", "false", "no", "off")
+def _flag(place: str, value: object) -> bool:
+    if isinstance(value, str):
+        return value.strip().lower() not in ("", "0", "false", "no", "off")
+    if isinstance(value, bool):
+        return value
+    raise AnnotationError(f"{place}={value!r} is not true or false")
 
 
-def _bytes(name: str, default: int) -> int:
-    text = os.environ.get(name, "").strip()
-    if not text:
-        return default
-    if not text.isdecimal():
-        raise AnnotationError(f"{name}={text!r} is no number of bytes")
-    return int(text)
-
-
-def _codes(name: str) -> frozenset[str]:
-    words = frozenset(word.strip().upper() for word in os.environ.get(name, "").split(",") if word.strip())
-    for word in sorted(words):
-        if not (word.startswith("CG") and word[2:].isdecimal() and len(word) == 5):
-            raise AnnotationError(f"{name}: {word!r} is no code of a finding, as CG201 is")
-    return words
-
-
-def _directory() -> Path:
-    path = Path(os.environ.get("CAPTURE_CACHE_DIR") or platformdirs.user_cache_dir("torch-capture"))
+def _number(place: str, value: object) -> float:
     try:
-        return path.expanduser()
+        number = -1.0 if isinstance(value, bool) else float(value)  # type: ignore[arg-type] # what else raises TypeError
+    except (TypeError, ValueError):
+        number = -1.0
+    if not number >= 0:
+        raise AnnotationError(f"{place}={value!r} is not a number of 0 or more")
+    return number
+
+
+def _whole_number(place: str, value: object) -> int:
+    if not str(value).strip().isdecimal():
+        raise AnnotationError(f"{place}={value!r} is not a whole number of 0 or more")
+    return int(str(value))
+
+
+def _codes(place: str, value: object) -> frozenset[str]:
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise AnnotationError(f"{place}={value!r} is not a list of codes")
+    return codes(place, [word for word in words if word.strip()])
+
+
+def _choice(place: str, value: object) -> Verify:
+    for choice in get_args(Verify):
+        if value == choice:
+            found: Verify = choice
+            return found
+    raise AnnotationError(f"{place}={value!r} is not a choice; known: {', '.join(map(repr, get_args(Verify)))}")
+
+
+def _directory(place: str, value: object) -> Path:
+    if not isinstance(value, str):
+        raise AnnotationError(f"{place}={value!r} is not a directory")
+    try:
+        return Path(value).expanduser()
     except RuntimeError:  # nobody of that name has a home
-        return path
+        return Path(value)
 
 
-def _number(name: str, default: float) -> float:
-    text = os.environ.get(name)
+_READERS: dict[str, Callable[[str, object], Any]] = {
+    "enabled": _flag, "cache": _flag, "cache_dir": _directory, "cache_limit": _whole_number, "poison": _flag,
+    "verify": _choice, "strict": _flag, "memory_limit": _number, "max_recordings": _whole_number, "silence": _codes,
+    "refuse": _codes, "skip_warmup": _flag,
+}  # fmt: skip
+"""How each setting is read from a text of the environment or a value of ``pyproject.toml``."""
+
+
+def settings_file() -> Path | None:
+    """The ``pyproject.toml`` of the current directory or the nearest one above it that has one; None without."""
     try:
-        found = default if text is None else float(text)
-    except ValueError:
-        found = -1.0
-    if found < 0:
-        raise AnnotationError(f"{name}={text!r} is not a number of 0 or more")
-    return found
+        here = Path.cwd()
+    except OSError:  # it was deleted
+        return None
+    return next((file for folder in (here, *here.parents) if (file := folder / "pyproject.toml").is_file()), None)
+
+
+def _from_file(file: Path | None) -> dict[str, Any]:
+    """The table ``[tool.capture]``. A file that does not mention it is not parsed.
+
+    Raises ``AnnotationError`` for a table that cannot be read, and for a name that is no setting.
+    """
+    try:
+        text = "" if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return {}
+    if file is None or "tool.capture" not in text:
+        return {}
+    import tomllib  # takes 3 ms, and few programs need it
+
+    try:
+        table = tomllib.loads(text).get("tool", {}).get("capture", {})
+    except tomllib.TOMLDecodeError as error:
+        raise AnnotationError(f"{file}: {error}") from None
+    values = {}
+    for name, value in table.items():
+        place = f"{file}: [tool.capture] {name}"
+        if name not in _READERS:
+            raise AnnotationError(f"{place} is no setting{suggestion(name, _READERS)}; known: {', '.join(_READERS)}")
+        values[name] = _READERS[name](place, value)
+    if "cache_dir" in values:
+        values["cache_dir"] = file.parent / values["cache_dir"]
+    return values
 
 
 def _from_environment() -> Config:
-    text = os.environ.get("CAPTURE_VERIFY", "off")
-    verify: Verify | None = next((choice for choice in get_args(Verify) if choice == text), None)
-    if verify is None:
-        raise AnnotationError(f"CAPTURE_VERIFY={text!r} is not a choice; known: 'off', 'first', 'always'")
-    return Config(
-        enabled=_flag("CAPTURE_ENABLED", True),
-        cache=_flag("CAPTURE_CACHE", True),
-        cache_dir=_directory(),
-        cache_limit=_bytes("CAPTURE_CACHE_LIMIT", Config().cache_limit),
-        poison=_flag("CAPTURE_POISON", False),
-        verify=verify,
-        strict=_flag("CAPTURE_STRICT", False),
-        memory_limit=_number("CAPTURE_MEMORY_LIMIT", 0.9),
-        max_recordings=int(_number("CAPTURE_MAX_RECORDINGS", 4096)),
-        silence=_codes("CAPTURE_SILENCE"),
-        refuse=_codes("CAPTURE_REFUSE"),
-        skip_warmup=_flag("CAPTURE_SKIP_WARMUP", False),
-    )
+    """The environment's settings, those of the file for what it does not say, and the defaults for the rest."""
+    values = _from_file(settings_file())
+    for name, read in _READERS.items():
+        variable = f"CAPTURE_{name.upper()}"
+        text = os.environ.get(variable)
+        if text is not None and (text.strip() or read is _flag):
+            values[name] = read(variable, text)
+    return Config(**values)
 
 
 _current: ContextVar[Config] = ContextVar("capture_config", default=_from_environment())

@@ -7,7 +7,7 @@ out, or ``AnnotationError`` names the known choices. No torch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Literal, TypedDict, get_args
 
 from attrs import frozen
@@ -36,6 +36,7 @@ class CaptureOptions(TypedDict, total=False):
     verify: Verify
     gradients: Gradients
     guards: Sequence[Callable[[], object]]
+    silence: Sequence[str]
     name: str
 
 
@@ -57,6 +58,7 @@ class Annotation:
     verify: Verify = "off"
     gradients: Gradients = "autograd"
     guards: tuple[Callable[[], object], ...] = ()
+    silence: frozenset[str] = frozenset()
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -75,7 +77,7 @@ _ELSEWHERE: dict[str, str] = {
     "dynamic": "leave it out: each combination of sizes has a recording of its own, max_recordings= of them",
     "backend": 'leave it out; graphs of the compiler in recordings are torch.compile(f, backend="capture")',
     "options": "give the options by name: capture(f, max_recordings=8)",
-    "disable": "leave it out; CAPTURE_DISABLE=1 or config.patch(enabled=False) switch capture off",
+    "disable": "leave it out; CAPTURE_ENABLED=0 or config.patch(enabled=False) switch capture off",
     "num_warmup_iters": "the number of eager runs before a recording is warmup=",
     "sample_args": "leave it out: the first calls are the samples; warmup(f)(*args) records before them",
     "pool": "leave it out: all recordings of a thread share one pool",
@@ -135,7 +137,25 @@ def annotate(
         verify=options.get("verify", "off"),
         gradients=options.get("gradients", "autograd"),
         guards=_guards(options.get("guards", ())),
+        silence=_silenced(options.get("silence", ())),
     )
+
+
+def codes(place: str, words: Iterable[str]) -> frozenset[str]:
+    """Codes of findings. Raises ``AnnotationError`` for a word that is none."""
+    known = frozenset(word.strip().upper() for word in words)
+    for word in sorted(known):
+        if not (word.startswith("CG") and word[2:].isdecimal() and len(word) == 5):
+            raise AnnotationError(f"{place}: {word!r} is no code of a finding, as CG201 is")
+    return known
+
+
+def _silenced(value: object) -> frozenset[str]:
+    if isinstance(value, str):
+        raise AnnotationError(f"silence= takes a list of codes, got the string {value!r}; write silence=[{value!r}]")
+    if not isinstance(value, Collection) or not all(isinstance(word, str) for word in value):
+        raise AnnotationError(f"silence= takes a list of codes, got {value!r}")
+    return codes("silence=", value)
 
 
 def _count(option: str, value: object, *, at_least: int) -> int:

@@ -215,6 +215,7 @@ def fingerprint(annotation: Annotation, function: Callable[..., Any], key: Key) 
     digest, accelerator = _digest_of_key(key)
     options = asdict(annotation, recurse=False) | {"guards": [_name(guard) for guard in annotation.guards]}
     del options["function"], options["defined_at"]  # an edit further up moves the place
+    del options["silence"]  # decides nothing
     return _of_process() | {
         "annotation": json.dumps(options, sort_keys=True),
         "device": devices.model_of(accelerator),

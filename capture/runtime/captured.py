@@ -269,7 +269,8 @@ class Captured:
         self.is_told = self.is_told or bool(new)
         for finding in new:
             self.log.add("fallback", finding.code + " " + finding.what)
-        for first, also in by_cause([one for one in new if one.code not in settings.silence]):
+        silenced = settings.silence | self.annotation.silence
+        for first, also in by_cause([one for one in new if one.code not in silenced]):
             self.warnings += 1
             if self.warnings > MOST_WARNINGS:
                 return

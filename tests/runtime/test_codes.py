@@ -31,6 +31,16 @@ def test_a_code_is_silenced_and_still_reported() -> None:
         other(torch.ones(2))
 
 
+def test_a_code_is_silenced_for_one_function() -> None:
+    captured = capture(silence=["CG201"])(reads)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        captured(torch.ones(2))
+    assert "CG201" in {one.code for one in recordings(captured).findings}
+    with pytest.warns(CaptureWarning, match="CG201"):
+        capture(silence=["CG202"])(reads)(torch.ones(2))
+
+
 def test_a_code_is_refused() -> None:
     with config.patch(refuse=frozenset({"CG201"})), pytest.raises(UncapturableError, match="CG201"):
         capture(reads)(torch.ones(2))
