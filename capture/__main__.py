@@ -9,12 +9,14 @@ from pathlib import Path
 
 from capture.core import config
 from capture.core.plan import PlanError, loads
+from capture.core.sizes import bytes_text
 from capture.core.version import VERSION
 from capture.reporting.html import html_page
 from capture.reporting.run_data import RunData, RunError
 from capture.reporting.run_data import loads as loads_run
-from capture.reporting.summary import format_run, size
-from capture.reporting.text import format_plan, format_rule, format_short_plan, format_table
+from capture.reporting.summary import run_tables
+from capture.reporting.tables import Table, rich_group
+from capture.reporting.text import format_rule, format_short_plan, plan_tables
 from capture.rules import all_rules, rule_by_code
 
 
@@ -54,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _rules(_: argparse.Namespace) -> int:
-    print(format_table([(rule.code, rule.name, str(rule.severity), rule.summary) for rule in all_rules()]))
+    rows = tuple((rule.code, rule.name, str(rule.severity), rule.summary) for rule in all_rules())
+    _show([Table(head=("code", "name", "severity", "what it reports"), rows=rows)])
     return 0
 
 
@@ -83,7 +86,10 @@ def _plan(arguments: argparse.Namespace) -> int:
         plan = loads(text)
     except PlanError as error:
         return _fail(f"{arguments.file}: {error}")
-    print(format_plan(plan) if arguments.all else format_short_plan(plan), end="")
+    if arguments.all:
+        _show(plan_tables(plan), indent=2)
+    else:
+        print(format_short_plan(plan), end="")
     return 0
 
 
@@ -95,7 +101,7 @@ def _report(arguments: argparse.Namespace) -> int:
         run = loads_run(text)
     except RunError as error:
         return _fail(f"{arguments.file}: {error}")
-    print(format_run(run), end="")
+    _show(run_tables(run))
     return _write_page(run, arguments.html)
 
 
@@ -122,7 +128,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     eager, captured = found.eager_seconds, found.captured_seconds
     print(f"{arguments.script}: {eager:.2f} s eagerly, {captured:.2f} s captured, {gain:.2f} x")
     print("imports, watched runs and recordings are in both; the table has what single calls gain\n")
-    print(format_run(found.run), end="")
+    _show(run_tables(found.run))
     return 0
 
 
@@ -132,15 +138,15 @@ def _cache(arguments: argparse.Namespace) -> int:
     total = sum(one.stat().st_size for one in files)
     if arguments.action == "list":
         for one in files:
-            print(f"{size(one.stat().st_size):>10}  {one.name}")
-        print(f"{len(files)} plans, {size(total)}, in {folder}")
+            print(f"{bytes_text(one.stat().st_size):>10}  {one.name}")
+        print(f"{len(files)} plans, {bytes_text(total)}, in {folder}")
         return 0
     try:
         for one in files:
             one.unlink(missing_ok=True)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}")
-    print(f"{len(files)} plans, {size(total)}, deleted from {folder}")
+    print(f"{len(files)} plans, {bytes_text(total)}, deleted from {folder}")
     return 0
 
 
@@ -150,6 +156,19 @@ def _text(file: Path) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         _fail(f"{file}: {error.strerror if isinstance(error, OSError) else error}")
         return None
+
+
+def _show(tables: Sequence[Table], *, indent: int = 0) -> None:
+    """By ``rich`` where it is installed and somebody looks at a terminal, else as plain text."""
+    if sys.stdout.isatty():
+        try:
+            from rich.console import Console
+
+            Console(soft_wrap=False).print(rich_group(tables))
+            return
+        except ImportError:
+            pass
+    print("\n\n".join(table.text(indent=indent if table.title else 0) for table in tables))
 
 
 def _fail(message: str) -> int:

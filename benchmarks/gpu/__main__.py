@@ -16,7 +16,7 @@ from attrs import evolve
 from benchmarks.__main__ import table
 from benchmarks.gpu.setting import RESULTS, Outcome, Script, Setting, environment, last_lines, save
 from capture import config
-from capture.reporting.text import format_table
+from capture.reporting.tables import format_table
 
 SCRIPTS = (
     "record", "call", "chain", "models", "decode", "coldstart", "rebind", "training", "trainmodels", "soak", "ranks",

@@ -14,7 +14,7 @@ import capture
 from capture.core import config
 from capture.native import native
 from capture.plan_cache.store import default_dir
-from capture.reporting.text import format_table
+from capture.reporting.tables import format_table
 from capture.torch_private import capabilities, setter_calls, switches, tensor_reads
 
 Row = tuple[str, ...]

@@ -16,12 +16,14 @@ from typing_extensions import override
 
 from capture.api import warmup as _warmup
 from capture.api.decorator import all_states, captured_state, captured_states
+from capture.api.progress import progress
 from capture.api.warmup import Case, RecordingSize, WarmupReport
 from capture.core.errors import AnnotationError, CaptureWarning
 from capture.core.events import SHOWN, Counters, Event
 from capture.core.facts import Facts
 from capture.core.findings import Finding, Policy, Severity
 from capture.core.plan import CapturePlan
+from capture.core.sizes import bytes_text
 from capture.guards.guard import text_of
 from capture.guards.recording_guard import make_recording_guard
 from capture.observe import dispatch_mode, run
@@ -31,6 +33,7 @@ from capture.observe.facts_builder import describe
 from capture.plan_cache import store
 from capture.plan_cache.store import LoadReport
 from capture.reporting import text
+from capture.reporting.tables import Table, Tabular
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import branches
 from capture.runtime.captured import Captured
@@ -41,8 +44,8 @@ R = TypeVar("R")
 
 
 @frozen(kw_only=True)
-class Explanation:
-    """What ``capture`` would do with one call and why. ``print`` it."""
+class Explanation(Tabular):
+    """What ``capture`` would do with one call and why. ``print`` it; a notebook shows tables."""
 
     outcome: Literal["record", "eager"]
     plan: CapturePlan
@@ -61,13 +64,22 @@ class Explanation:
         return self.plan.findings_at_least(least)
 
     @override
+    def tables(self) -> list[Table]:
+        """The plan's, and the guards."""
+        guards = text.format_guards(self.guards)
+        return [*text.plan_tables(self.plan), *([Table(notes=(guards.rstrip(),))] if guards else [])]
+
+    @override
     def __str__(self) -> str:
         return text.format_plan(self.plan) + text.format_guards(self.guards)
 
 
 @frozen(kw_only=True)
-class Recordings(Counters):
-    """Totals of one captured function since it was decorated or reset. Times in the events are milliseconds."""
+class Recordings(Counters, Tabular):
+    """Totals of one captured function since it was decorated or reset. ``print`` it; a notebook shows tables.
+
+    Times in the events are milliseconds.
+    """
 
     function: str
     findings: tuple[Finding, ...]
@@ -79,6 +91,20 @@ class Recordings(Counters):
     """What each recording that is there takes; ``evictions`` and the events of kind ``drop`` tell what went."""
     events: tuple[Event, ...]
     """The time log, oldest first: observations, recordings, checkpoints, misses ...; the last 1000 of each instance."""
+
+    @override
+    def tables(self) -> list[Table]:
+        """Calls by kind, the recordings, and what was found."""
+        calls = {kind: number for kind, number in self.calls().items() if number}
+        told = [Table(title=str(self), head=tuple(calls), rows=(tuple(map(str, calls.values())),) if calls else ())]
+        sizes = tuple(
+            (one.arguments, str(one.num_ops), *map(bytes_text, (one.output_bytes, one.working_bytes, one.graph_bytes)))
+            for one in self.sizes
+        )
+        if sizes:
+            head = ("recorded for", "operators", "outputs", "while it runs", "graph")
+            told.append(Table(title="recordings", head=head, rows=sizes))
+        return [*told, *(Table(notes=(finding.message(function=self.function),)) for finding in self.findings)]
 
     @override
     def __str__(self) -> str:
@@ -199,7 +225,10 @@ class Warmup(_ToBeCalled[P]):
         """Warm up one call. Says what a call would say where it cannot be recorded; the body's exceptions come out."""
         self._called = True
         captured = captured_state(self._function)
-        _warmup.warm_up(captured, values_of_call(captured, self._function, args, kwargs))
+        values = values_of_call(captured, self._function, args, kwargs)
+        with progress(f"warm-up of {captured.annotation.function}", 1, None) as update:
+            _warmup.warm_up(captured, values)
+            update(1, sum(_warmup.memory_of([captured])))
 
     def cases(self, cases: Iterable[Case], *, progress: bool | None = None) -> WarmupReport:
         """Warm up many calls, those with the most bytes of tensor arguments first.

@@ -7,18 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from capture.core import slow_calls
+from capture.core.sizes import bytes_text
+
 Update = Callable[[int, int], object]
 """Called with the number of cases done and the bytes they take by now."""
-
-
-def bytes_text(nbytes: int) -> str:
-    """A size for readers, in powers of 1000."""
-    size = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{nbytes} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def progress(title: str, total: int, shown: bool | None) -> AbstractContextManager[Update]:
@@ -29,8 +22,17 @@ def progress(title: str, total: int, shown: bool | None) -> AbstractContextManag
     try:
         import rich.progress as _  # noqa: F401
     except ImportError:
-        return _line(title, total, terminal=terminal)
-    return _bar(title, total)
+        shown_by = _line(title, total, terminal=terminal)
+    else:
+        shown_by = _bar(title, total)
+    return _alone(shown_by)
+
+
+@contextmanager
+def _alone(shown_by: AbstractContextManager[Update]) -> Iterator[Update]:
+    """Slow calls of the warm-up write no lines of their own into it."""
+    with slow_calls.quiet(), shown_by as update:
+        yield update
 
 
 @contextmanager

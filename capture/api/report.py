@@ -7,8 +7,10 @@ import platform
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from typing_extensions import override
 
 from capture.api import warmup as _warmup
 from capture.api.decorator import all_states
@@ -17,7 +19,8 @@ from capture.guards.guard import text_of
 from capture.reporting import text
 from capture.reporting.html import html_page
 from capture.reporting.run_data import EventData, FunctionData, RecordingData, RunData, by_cause, dumps, finding_data
-from capture.reporting.summary import format_run
+from capture.reporting.summary import format_run, run_tables
+from capture.reporting.tables import rich_group
 from capture.reporting.timeline import TimedReplay, chrome_trace
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
@@ -28,10 +31,17 @@ _PLANS = 8  # of one function
 
 
 class Report(str):
-    """The text of a report. In a notebook it is the HTML page."""
+    """The text of a report. In a notebook it is the HTML page, and ``rich.print`` shows it as a table."""
 
     __slots__ = ("data",)
     data: RunData
+
+    @override
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __rich__(self) -> Any:
+        return rich_group(run_tables(self.data))
 
     def _repr_html_(self) -> str:
         page = html_page(self.data).replace("&", "&amp;").replace('"', "&quot;")

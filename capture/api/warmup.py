@@ -15,17 +15,18 @@ import torch
 from attrs import define, frozen
 from typing_extensions import override
 
-from capture.api.progress import bytes_text, progress
+from capture.api.progress import progress
 from capture.core import config
 from capture.core.errors import CaptureBug, CaptureWarning, UncapturableError
 from capture.core.findings import Severity
 from capture.core.plan import CapturePlan
+from capture.core.sizes import bytes_text
 from capture.key import pytree, tensor_meta
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Leaf, Unkeyable, key_of
 from capture.native import native
 from capture.observe import source_location
-from capture.reporting import text as text_module
+from capture.reporting.tables import Table, Tabular
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import dispatch, eviction
 from capture.runtime.captured import Captured
@@ -191,8 +192,8 @@ class WarmedCase:
 
 
 @frozen(kw_only=True)
-class WarmupReport:
-    """What ``warmup(fn).cases(...)`` did. ``print`` it."""
+class WarmupReport(Tabular):
+    """What ``warmup(fn).cases(...)`` did. ``print`` it; a notebook shows it as a table."""
 
     function: str
     cases: tuple[WarmedCase, ...]
@@ -219,16 +220,22 @@ class WarmupReport:
         return tuple(one for one in self.cases if one.status == "skipped")
 
     @override
-    def __str__(self) -> str:
-        head = (
+    def tables(self) -> Sequence[Table]:
+        """One, with a row a case."""
+        title = (
             f"{self.function}: {self.recorded} recorded, {self.known} known, {len(self.skipped)} skipped; "
             f"{self.seconds:.1f} s, pool {bytes_text(self.pool_bytes)}, graphs {bytes_text(self.graph_bytes)}"
         )
-        rows = [("case", "status", "ms", "arguments", "pool", "reason")]
-        for one in self.cases:
-            sizes = (f"{one.ms:.1f}", bytes_text(one.argument_bytes), f"+{bytes_text(one.pool_bytes)}")
-            rows.append((one.case, one.status, *sizes, f"{one.code or ''} {one.reason}".strip()))
-        return f"{head}\n{text_module.format_table(rows, indent=2)}\n"
+        rows = []
+        for case in self.cases:
+            sizes = (f"{case.ms:.1f}", bytes_text(case.argument_bytes), f"+{bytes_text(case.pool_bytes)}")
+            rows.append((case.case, case.status, *sizes, f"{case.code or ''} {case.reason}".strip()))
+        head = ("case", "status", "ms", "arguments", "pool", "reason")
+        return [Table(title=title, head=head, rows=tuple(rows))]
+
+    @override
+    def __str__(self) -> str:
+        return "".join(f"{table.text(indent=2)}\n" for table in self.tables())
 
 
 @frozen(kw_only=True)

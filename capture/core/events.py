@@ -19,6 +19,7 @@ from typing import Any, Literal
 from attrs import define, field, fields, frozen
 from typing_extensions import override
 
+from capture.core import slow_calls
 from capture.native import seen
 
 EventKind = Literal[
@@ -178,10 +179,14 @@ class Log:
         timed = Timed(detail, nbytes)
         begin = time.perf_counter()
         try:
-            with self.range(kind):
+            with self.range(kind), self.told(kind):
                 yield timed
         finally:
             self.add(kind, timed.detail, ms=(time.perf_counter() - begin) * 1e3, nbytes=timed.nbytes)
+
+    def told(self, kind: EventKind) -> AbstractContextManager[object]:
+        """A line on the terminal where the block takes long, for what notes its own event."""
+        return slow_calls.told(kind, self.function)
 
     def range(self, kind: EventKind | Literal["replay"]) -> AbstractContextManager[object]:
         """A range in a profiler's trace alone, for what notes its own event; nothing while no profiler runs."""

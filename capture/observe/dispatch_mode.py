@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from typing_extensions import override
 
+from capture.core import slow_calls
 from capture.core.facts import CodeLocation, Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Unkeyed
 from capture.key.tensor_meta import is_in_order, is_part_of_one, memory_of, nbytes_of, storage_of
 from capture.observe import operator_schema, returned_value, source_location
@@ -229,6 +230,7 @@ class ObserveMode(HigherOrderMode):
         if self.fault is not None:
             return op(*args, **kwargs)
         self._ran = None
+        slow_calls.tick()
         try:
             return self._watch(op, types, args, kwargs)
         except Exception as error:

@@ -4,45 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from capture.core.sizes import bytes_text
 from capture.reporting.run_data import KINDS, FunctionData, RunData, grouped
-from capture.reporting.text import format_table
+from capture.reporting.tables import Table
 
 _MOST_CAUSES = 3  # of one function
 _MOST_RECORDINGS = 8
-
-
-def size(nbytes: int) -> str:
-    """Bytes for readers, in powers of 1024."""
-    amount = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 10 else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} GiB"
+_NO_GAIN = """\
+gain: eager calls are timed only where they happen. Call the function a few times under
+`capture.config.patch(enabled=False)`, or run `capture bench SCRIPT`."""
 
 
 def format_run(run: RunData) -> str:
     """A table of the functions, and below it what keeps calls from replaying and what to do first."""
+    return "\n\n".join(table.text() for table in run_tables(run)) + "\n"
+
+
+def run_tables(run: RunData) -> list[Table]:
+    """A table of the functions, then the remarks on each."""
     functions = grouped(run.functions)
     if not functions:
-        return "no captured function was called\n"
-    rows: list[tuple[str, ...]] = [("function", "calls", "replayed", "gain", "recordings", "memory")]
-    rows += [_row(one) for one in functions]
-    lines = [format_table(rows)]
+        return [Table(title="no captured function was called")]
+    head = ("function", "calls", "replayed", "gain", "recordings", "memory")
+    tables = [Table(head=head, rows=tuple(_row(one) for one in functions))]
     for one in functions:
-        told = list(_rest(one))
-        lines += [f"\n{one.function}", *[f"  {line}" for line in told]] if told else []
+        remarks = [f"  {line}" for line in _remarks(one)]
+        if remarks:
+            tables.append(Table(title=one.function, notes=tuple(remarks)))
     if any(one.gain is None and one.calls.get("replayed") for one in functions):
-        lines.append(
-            "\ngain: eager calls are timed only where they happen. Call the function a few times under\n"
-            "`capture.config.patch(enabled=False)`, or run `capture bench SCRIPT`."
-        )
-    return "\n".join(lines) + "\n"
+        tables.append(Table(notes=(_NO_GAIN,)))
+    return tables
 
 
 def _row(one: FunctionData) -> tuple[str, ...]:
     name = one.function if one.instances == 1 else f"{one.function}, {one.instances} instances"
-    memory = size(one.pool_bytes + one.graph_bytes)
+    memory = bytes_text(one.pool_bytes + one.graph_bytes)
     gain = "" if one.gain is None else f"{one.gain:.1f} x"
     return name, str(one.total), percent(one), gain, str(len(one.recordings) * one.instances), memory
 
@@ -61,7 +57,7 @@ def calls_text(one: FunctionData) -> str:
     return ", ".join(f"{one.calls[kind]} {kind}" for kind in KINDS if one.calls.get(kind))
 
 
-def _rest(one: FunctionData) -> Iterator[str]:
+def _remarks(one: FunctionData) -> Iterator[str]:
     if one.total:
         yield calls_text(one)
     if one.gain is not None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from capture.core.facts import OutputInfo
 from capture.core.plan import CapturePlan
+from capture.reporting.tables import Table
 from capture.rules import Rule
 
 _MOST_GUARDS = 20  # that are printed
@@ -26,24 +27,29 @@ def format_guards(guards: Sequence[str]) -> str:
 
 def format_plan(plan: CapturePlan) -> str:
     """The whole plan for a reader: outcome, tables, findings; one newline at the end."""
+    return "\n\n".join(table.text(indent=2 if table.rows else 0) for table in plan_tables(plan)) + "\n"
+
+
+def plan_tables(plan: CapturePlan) -> list[Table]:
+    """The outcome, then a table each of what there is, then the findings."""
     operators = "1 operator" if plan.num_ops == 1 else f"{plan.num_ops} operators"
-    blocks = [
-        f"{plan.function}: {plan.outcome}  ({operators}, rng {plan.rng}, at most {plan.max_recordings} recordings)",
-        _section(
-            "inputs",
-            [
-                (item.path, str(item.tensor), str(item.policy), f"{item.reason_code}: {item.reason}")
-                for item in plan.placeholders
-            ],
-        ),
-        _section("outputs", [_output_row(output) for output in plan.outputs]),
-        _section(
-            "effects", [(effect.path, effect.kind, f"{effect.before} -> {effect.after}") for effect in plan.effects]
-        ),
-        _section("fingerprint", list(plan.fingerprint.items())),
-        *(f"{finding.severity}: {finding.message(function=plan.function)}" for finding in plan.findings),
+    head = f"{plan.function}: {plan.outcome}  ({operators}, rng {plan.rng}, at most {plan.max_recordings} recordings)"
+    inputs = [
+        (item.path, str(item.tensor), str(item.policy), f"{item.reason_code}: {item.reason}")
+        for item in plan.placeholders
     ]
-    return "\n\n".join(filter(None, blocks)) + "\n"
+    effects = [(effect.path, effect.kind, f"{effect.before} -> {effect.after}") for effect in plan.effects]
+    parts: list[tuple[str, Sequence[tuple[str, ...]]]] = [
+        ("inputs", inputs),
+        ("outputs", [_output_row(output) for output in plan.outputs]),
+        ("effects", effects),
+        ("fingerprint", list(plan.fingerprint.items())),
+    ]
+    found = [Table(title=head)]
+    found += [Table(title=title, rows=tuple(rows)) for title, rows in parts if rows]
+    for finding in plan.findings:
+        found.append(Table(notes=(f"{finding.severity}: {finding.message(function=plan.function)}",)))
+    return found
 
 
 def format_short_plan(plan: CapturePlan) -> str:
@@ -63,16 +69,6 @@ def format_short_plan(plan: CapturePlan) -> str:
 def _output_row(output: OutputInfo) -> tuple[str, str, str]:
     kind = f"{output.kind} of {output.source}" if output.source else output.kind
     return output.path or "(result)", str(output.tensor or output.value or ""), kind
-
-
-def _section(title: str, rows: Sequence[Sequence[str]]) -> str:
-    return f"{title}\n{format_table(rows, indent=2)}" if rows else ""
-
-
-def format_table(rows: Sequence[Sequence[str]], *, indent: int = 0) -> str:
-    """Rows of equal length, in columns as wide as their widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join((" " * indent + "  ".join(map(str.ljust, row, widths))).rstrip() for row in rows)
 
 
 def format_rule(rule: Rule) -> str:

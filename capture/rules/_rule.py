@@ -130,18 +130,6 @@ _FAMILIAR = {
 """Operators of ATen that users write in another way."""
 
 
-def bytes_text(num_bytes: int) -> str:
-    """Decimal units, one digit: ``"8.4 MB"``."""
-    if num_bytes < 1000:
-        return f"{num_bytes} bytes"
-    size = float(num_bytes)
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.95:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"
-
-
 def names_text(paths: Iterable[str], most: int = 3) -> str:
     """``"'a', 'b' and 2 more"``."""
     quoted = [repr(path) for path in paths]

@@ -38,7 +38,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import bytes_text, rule
+from capture.core.sizes import bytes_text
+from capture.rules._rule import rule
 from capture.rules.case import Case
 
 

@@ -38,7 +38,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Policy, Severity
-from capture.rules._rule import bytes_text, is_bound, op_text, rule
+from capture.core.sizes import bytes_text
+from capture.rules._rule import is_bound, op_text, rule
 from capture.rules.case import Case
 
 

@@ -153,7 +153,7 @@ def _run(
     """Let the engine record the body."""
     with capture_lock:
         tree.before_recording(captured.log)
-        with captured.log.range("record"), captured.optimizers.watching():
+        with captured.log.range("record"), captured.log.told("record"), captured.optimizers.watching():
             recorded = tree.backend.record(
                 tree.pool,
                 call,

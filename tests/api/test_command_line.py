@@ -19,7 +19,8 @@ from tests.support.samples import decoder
 def test_rules(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rules"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:3] for line in lines] == [[each.code, each.name, str(each.severity)] for each in RULES]
+    assert lines[0].split()[:3] == ["code", "name", "severity"]
+    assert [line.split()[:3] for line in lines[1:]] == [[each.code, each.name, str(each.severity)] for each in RULES]
 
 
 @pytest.mark.parametrize("code", ["CG101", "cg101"])

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from typing_extensions import override
 
-from capture import capture, config, recordings, report, set_logs, trace
+from capture import CaptureWarning, capture, config, explain, recordings, report, set_logs, trace, warmup
 from capture.__main__ import main
 from capture.core import events
 from capture.reporting.run_data import loads
+from capture.reporting.tables import Tabular
+from tests.support.shown import printed_by_rich
 
 
 def test_a_report_as_text_page_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +43,42 @@ def test_a_report_as_text_page_and_json(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["report", str(tmp_path / "r.json"), "--html", str(tmp_path / "again.html")]) == 0
     assert "shown in a report" in capsys.readouterr().out
     assert (tmp_path / "again.html").stat().st_size == (tmp_path / "r.html").stat().st_size
+
+
+def test_notebooks_and_rich_show_tables() -> None:
+    captured = capture(lambda x: torch.relu(x) + 1, name="shown in a notebook", max_recordings=1)
+    x = torch.ones(3)
+    for _ in range(4):
+        captured(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        warmed = warmup(captured).cases([(x,), (torch.ones(4),)], progress=False)
+    counted, explained, told = recordings(captured), explain(captured)(x), report()
+    parts: list[tuple[Tabular, tuple[str, ...]]] = [
+        (counted, ("shown in a notebook: 1 recordings", "replayed", "while it runs")),
+        (explained, ("inputs", "CG108", "guards looked at")),
+        (warmed, ("1 skipped", "status", "CG901")),
+    ]
+    for shown, words in parts:
+        html, lines = shown._repr_html_(), printed_by_rich(shown)
+        assert "<table>" in html
+        assert all(word in html and word in lines for word in words), (html, lines)
+    assert "shown in a notebook" in printed_by_rich(told)
+    assert repr(told) == str(told)
+
+
+def test_the_command_line_prints_tables_by_rich_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        @override
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["rules"]) == 0
+    assert "CG101" in terminal.getvalue()
+    assert "\u2500" in terminal.getvalue()
 
 
 def test_a_trace_has_the_recordings(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from capture import (
     report,
     warmup,
 )
-from capture.api import progress as _progress
 from capture.api.decorator import captured_states
 from capture.tree import thread_trees
 from tests.support.device import DEVICE, default_generator
@@ -547,14 +546,6 @@ def test_the_line_ends_when_the_body_raises(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(KeyboardInterrupt):
         warmup(capture(interrupted)).cases([(x_of(1),)])
     assert stderr.getvalue().endswith("\n")
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (78 * 10**9, "78.0 GB"), (-5, "-5 B")],
-)
-def test_bytes_as_text(nbytes: int, text: str) -> None:
-    assert _progress.bytes_text(nbytes) == text
 
 
 def test_the_report_of_all_functions_counts_it() -> None:

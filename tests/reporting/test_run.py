@@ -10,6 +10,7 @@ import pytest
 from typing_extensions import override
 
 from capture.core.events import Event
+from capture.core.sizes import bytes_text
 from capture.reporting.html import html_page
 from capture.reporting.run_data import (
     EventData,
@@ -22,7 +23,7 @@ from capture.reporting.run_data import (
     grouped,
     loads,
 )
-from capture.reporting.summary import format_run, percent, size
+from capture.reporting.summary import format_run, percent
 from capture.reporting.timeline import TimedReplay, chrome_trace
 
 SYNC = FindingData(
@@ -83,7 +84,9 @@ def test_a_share_is_not_rounded_up_to_all(replayed: int, eager: int, text: str) 
 
 
 def test_sizes() -> None:
-    assert [size(n) for n in (0, 1023, 2048, 22 << 20, 3 << 30)] == ["0 B", "1023 B", "2.0 KiB", "22 MiB", "3.0 GiB"]
+    sizes = (0, -5, 1023, 2048, 22 << 20, (1 << 20) - 1, 3 << 30, 5 << 40)
+    texts = ["0 B", "-5 B", "1023 B", "2.0 KiB", "22 MiB", "1.0 MiB", "3.0 GiB", "5.0 TiB"]
+    assert list(map(bytes_text, sizes)) == texts
 
 
 class Parts(html.parser.HTMLParser):

@@ -7,7 +7,8 @@ from attrs import evolve
 
 from capture.core.facts import CodeLocation
 from capture.core.findings import Finding, Severity
-from capture.reporting.text import format_plan, format_rule, format_table
+from capture.reporting.tables import format_table
+from capture.reporting.text import format_plan, format_rule
 from capture.rules import RULES
 from capture.rules.compile_plan import compile_plan
 from tests.support.samples import case, check_golden, decoder

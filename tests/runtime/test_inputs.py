@@ -70,7 +70,7 @@ def test_large_arguments_are_bound_by_default() -> None:
     for pair in pairs:
         both(scaled, mine, *pair)
     assert policies(mine) == {"x": "bind", "y": "copy"}
-    assert "1.0 MB a call are not copied" in next(one.reason for one in plans(mine)[0].placeholders if one.path == "x")
+    assert "1.0 MiB a call are not copied" in next(one.reason for one in plans(mine)[0].placeholders if one.path == "x")
     assert "bind" in str(explain(mine)(rand(LARGE), rand(1)))
     assert (recordings(mine).recordings, recordings(mine).rebinds) == (1, 1), "later moves are the engine's business"
 
