@@ -21,7 +21,7 @@ import itertools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from capture.autograd.leaf_swap import Lent, lent
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
+from capture.autograd.recomputation import Blocks, Recomputation
 from capture.engines.base import Geometry
 from capture.key import pytree
 from capture.key.pytree import TENSOR_TYPES, result_leaves
@@ -61,6 +62,8 @@ class ForwardOutputs(_ForwardOutputs):
     """What its gradients are computed with: that of the run, or of the recording, which gave this. No member of the
     tuple, so that no recording hands it out."""
     is_replay: bool = False
+    begin_state: torch.Tensor | None = None
+    """Of a replay whose backward pass draws again: what the generator of the CPU drew from as it began."""
 
 
 def lies_apart(pair: ForwardOutputs) -> bool:
@@ -74,11 +77,24 @@ def lies_apart(pair: ForwardOutputs) -> bool:
 class SavedTensor:
     """Stands for a saved tensor in the graph: how to find it among the tensors of a call."""
 
-    __slots__ = ("__weakref__", "alias", "conj", "index", "is_seed", "neg", "tensor", "version")
+    __slots__ = (
+        "__weakref__",
+        "alias",
+        "conj",
+        "index",
+        "is_checked",
+        "is_made_again",
+        "is_seed",
+        "neg",
+        "tensor",
+        "version",
+    )
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, *, is_made_again: bool = False, is_checked: bool = True) -> None:
         self.tensor: torch.Tensor | None = tensor
         """The saved tensor itself, as long as the body runs."""
+        self.is_made_again, self.is_checked = is_made_again, is_checked
+        """Of a block under a checkpoint, which is run again. And: autograd raises where it is written."""
         self.version = tensor._version
         self.alias: Alias | None = None
         self.index = -1
@@ -90,10 +106,11 @@ class SavedTensor:
 class Pass:
     """One backward pass through a graph, which several threads may run at once."""
 
-    __slots__ = ("come", "more", "task", "tensors", "thread")
+    __slots__ = ("again", "come", "more", "task", "tensors", "thread")
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self.tensors = tensors
+    def __init__(self, tensors: Sequence[torch.Tensor], again: Mapping[Any, torch.Tensor]) -> None:
+        self.tensors, self.again = tensors, again
+        """Of the call. And what blocks under checkpoints saved as they ran again, by ``SavedTensor``."""
         self.come: set[int] = set()
         """Inputs of the body that a gradient came to."""
         self.more: dict[int, list[torch.Tensor]] = {}
@@ -111,9 +128,9 @@ class Passes:
         self._running: list[Pass] = []
 
     @contextlib.contextmanager
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Iterator[Pass]:
+    def __call__(self, tensors: Sequence[torch.Tensor], again: Mapping[Any, torch.Tensor]) -> Iterator[Pass]:
         """One runs in the block, with the tensors of its call."""
-        one = Pass(tensors)
+        one = Pass(tensors, again)
         self._running.append(one)
         try:
             yield one
@@ -164,7 +181,7 @@ class SeveralUses:
 class SavedTensorHooks:
     """Puts what tells of a tensor in its place. The graph knows this, and nothing that knows it."""
 
-    __slots__ = ("_saved_tensors", "is_marking", "passes")
+    __slots__ = ("_saved_tensors", "blocks", "is_marking", "passes")
 
     def __init__(self) -> None:
         self.passes = Passes()
@@ -172,10 +189,20 @@ class SavedTensorHooks:
         """What is looked for are seeds."""
         self._saved_tensors: list[weakref.ref[SavedTensor]] = []
         """Of the run of the body. Parts of its graph may be gone when it is over."""
+        self.blocks: Blocks | None = None
+        """While the body runs: what it does under checkpoints."""
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
         """What the graph keeps in place of a tensor."""
-        saved_tensor = SavedTensor(tensor)
+        block = None if self.blocks is None else self.blocks.current
+        saved_tensor = self.save(tensor, is_made_again=block is not None)
+        if block is not None:
+            block.note(saved_tensor, tensor)
+        return saved_tensor
+
+    def save(self, tensor: torch.Tensor, **told: bool) -> SavedTensor:
+        """One more tensor that is to be there in the backward pass."""
+        saved_tensor = SavedTensor(tensor, **told)
         self._saved_tensors.append(weakref.ref(saved_tensor))
         return saved_tensor
 
@@ -194,8 +221,13 @@ class SavedTensorHooks:
         if saved_tensor.tensor is not None:
             saved_tensor.is_seed = self.is_marking and may_be_seed(saved_tensor.tensor)
             return saved_tensor.tensor if self.is_marking else saved_tensor.tensor.detach()
+        now = self.passes.current()
+        return now.again[saved_tensor] if saved_tensor.is_made_again else self.built(saved_tensor, now.tensors)
+
+    def built(self, saved_tensor: SavedTensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The one among these that it stands for."""
         assert saved_tensor.alias is not None
-        tensor = saved_tensor.alias.build(self.passes.current().tensors[saved_tensor.index].detach())
+        tensor = saved_tensor.alias.build(tensors[saved_tensor.index].detach())
         tensor = tensor.conj() if saved_tensor.conj else tensor
         tensor = tensor.neg() if saved_tensor.neg else tensor
         return on_host(tensor) if saved_tensor.is_seed and not is_capturing() else tensor
@@ -210,7 +242,8 @@ class SavedTensorHooks:
 
 @define(eq=False)
 class SavedGraph:
-    """Gradients of one body. Tensors it needs, in order: ``saved``, then arguments, then tensors in Python state."""
+    """Gradients of one body. Tensors it needs, in order: ``saved``, then arguments, then tensors in Python state. Where
+    blocks of it run again, then the ``owners`` of those, which are no tensors."""
 
     owner: Any = None
     """Makes the results of calls part of the callers' graphs."""
@@ -254,6 +287,10 @@ class SavedGraph:
     """The same, ``detach``ed where it was saved as a view."""
     deposits: bool | None = None
     """Whether nobody but ``.grad`` gets the gradients of ``now_parameters``, once that was asked."""
+    checked: tuple[bool, ...] = ()
+    """Of the tensors it needs, those that autograd checks for writes."""
+    again: Recomputation = field(factory=Recomputation)
+    """What of it is under checkpoints, to be run again."""
     before_eager: Callable[[], None] | None = None
     """Of a recorded body: what comes before the graph runs outside of recordings, as its nodes do so on the stream that
     recordings are made on."""
@@ -261,7 +298,8 @@ class SavedGraph:
     @functools.cached_property
     def form(self) -> tuple[Any, ...]:
         """Programs of the same form take the same tensors in the same order. Asked for once the body has run."""
-        return (self.num_saved, self.given, len(self.held), self.wanted, self.used_parameters, len(self.outputs))
+        return (self.num_saved, self.given, len(self.held), self.wanted, self.used_parameters, len(self.outputs),
+                len(self.again.owners))  # fmt: skip
 
     def follow(self, statics: dict[str, torch.Tensor]) -> None:
         """From now on a replay's Python state has these tensors, by path."""
@@ -286,9 +324,28 @@ class SavedGraph:
                 found[position] = found[position].detach()
         return found + self.now_shown
 
+    def parted(self, tensors: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """What autograd does not check, and what it does; of that something, as a second pass has to raise."""
+        loose = [tensor for tensor, is_checked in zip(tensors, self.checked, strict=True) if not is_checked]
+        rest = [tensor for tensor, is_checked in zip(tensors, self.checked, strict=True) if is_checked]
+        return loose, rest or [_NOTHING]
+
+    def in_order(self, parted: Sequence[Any]) -> Sequence[Any]:
+        """The tensors again, where they were ``parted``."""
+        num_loose = len(self.checked) - sum(self.checked)
+        loose, rest = iter(parted[:num_loose]), iter(parted[num_loose:])
+        return [next(rest if is_checked else loose) for is_checked in self.checked]
+
+    def _made_again(self, tensors: Sequence[Any]) -> Mapping[Any, torch.Tensor]:
+        """What blocks under checkpoints save as they run again."""
+        if not self.again.blocks:
+            return _NONE
+        build = functools.partial(self.hooks.built, tensors=tensors)
+        return self.again.run(build, tensors[len(self.checked) :])
+
     def gradients(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
         """Gradients of the inputs, use by use, None where nothing reaches one."""
-        return self._differentiate(tensors, self.outputs, (), grads)
+        return self._differentiate(tensors, self.outputs, (), grads, self._made_again(tensors))
 
     def summed(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Gradients of ``parameters``, of those of their uses."""
@@ -304,12 +361,13 @@ class SavedGraph:
         """As ``higher_order.Body``. Each order is that of the one before, which has a graph for that."""
         ends: Sequence[Any] = self.outputs
         places: list[Any] = []
+        again = self._made_again(tensors)
         with torch.enable_grad():
             for number, grads in enumerate(orders, 1):
                 is_last = number == len(orders)
                 come = grads if is_last and not keeps_graph else [_apart(one) for one in grads]
                 ends = self._differentiate(
-                    tensors, ends, places, come,
+                    tensors, ends, places, come, again,
                     keeps_graph=keeps_graph or not is_last, reaches_inputs=reaches_inputs or not is_last,
                 )  # fmt: skip
                 places += [one for one in come if one is not None]
@@ -321,16 +379,18 @@ class SavedGraph:
         """Gradients of the inputs in one pass: of the results, and of their gradients. ``higher``: what came in for
         the first and for the second order, the latest first."""
         ends, come = list[Any](self.outputs), list(grads)
+        again = self._made_again(tensors)
         with torch.enable_grad():
             for first, second in reversed(higher):
                 first = [_apart(one) for one in first]
-                ends += self._differentiate(tensors, self.outputs, (), first, keeps_graph=True)
+                ends += self._differentiate(tensors, self.outputs, (), first, again, keeps_graph=True)
                 come += second[: len(self.uses)]
-        return self._differentiate(tensors, ends, (), come)
+        return self._differentiate(tensors, ends, (), come, again)
 
     def _differentiate(
         self, tensors: Sequence[torch.Tensor], ends: Sequence[Any], places: Sequence[Any],
-        grads: Sequence[torch.Tensor | None], *, keeps_graph: bool = False, reaches_inputs: bool = True,
+        grads: Sequence[torch.Tensor | None], again: Mapping[Any, torch.Tensor], *, keeps_graph: bool = False,
+        reaches_inputs: bool = True,
     ) -> tuple[Any, ...]:  # fmt: skip
         """Gradients of the inputs, use by use, and at ``places``, of ``ends``, which are the graph's or hang on it."""
         if self.modified:
@@ -347,7 +407,7 @@ class SavedGraph:
             self.before_eager()
         edges, defined = zip(*pairs, strict=True)
         with (
-            self.hooks.passes(tensors) as now,
+            self.hooks.passes(tensors, again) as now,
             hooks_off(self.parameters),
             stale_streams_overridden() if self.foreign and is_capturing_now() else nullcontext(),
             donation_allowed() if self.donates else nullcontext(),
@@ -399,15 +459,18 @@ class GraphSaver:
             same = next((p for p in self._aliases if self._leaves[p] is leaf), None)
             self._aliases[position] = self._aliases[same] if same is not None else leaf.detach().requires_grad_()
         self.program = SavedGraph()
+        self.obstacle = ""
+        """Why the body cannot be recorded apart from its backward pass, as far as the run showed."""
 
     def run(self, values: tuple[Any, ...], empty: dict[Any, torch.Tensor]) -> ForwardOutputs:
         """``empty``: by dtype and device, what aliases become afterwards, so that the graph keeps no memory alive."""
         given = self._call.substitute(self._aliases, values)
         with torch.enable_grad():
             hooks = self.program.hooks
+            blocks = hooks.blocks = Blocks(self._before, self._leaves, hooks.save)
             with (
                 saved_tensors_hooks(hooks.pack, hooks.unpack),
-                without_recomputing(),
+                without_recomputing(blocks.begin, blocks.end),
                 lent(self._to_lend()) as self._lent,
             ):
                 result = self._call.run_plainly(given)
@@ -415,6 +478,7 @@ class GraphSaver:
             attached = list({id(leaf): leaf for leaf in attached if leaf.requires_grad}.values())
             detached = {id(leaf): leaf.detach() for leaf in attached}
             ends = [_with_metadata(leaf) for leaf in attached]
+        hooks.blocks, self.program.again, self.obstacle = None, blocks.finish(), blocks.obstacle
         with torch.no_grad():
             hooks.mark_seeds(attached)
             self._note_edges(ends)
@@ -487,9 +551,12 @@ class GraphSaver:
         held: dict[int, tuple[torch.Tensor, list[tuple[SavedTensor, torch.Tensor]]]] = {}
         fresh: dict[int, list[tuple[SavedTensor, torch.Tensor]]] = {}
         for saved_tensor in self.program.hooks.saved_tensors():
+            if saved_tensor.is_made_again:
+                continue
             tensor = saved_tensor.tensor
             assert tensor is not None
-            self.program.modified = self.program.modified or tensor._version != saved_tensor.version
+            is_written = saved_tensor.is_checked and tensor._version != saved_tensor.version
+            self.program.modified = self.program.modified or is_written
             storage = tensor.untyped_storage()
             owners = [owner for _, owner in self._before.owners(storage)]
             if id(storage) in arguments:
@@ -510,10 +577,19 @@ class GraphSaver:
             _note_aliases(members, index, base)
         whole = [all(_alias_of(saved_tensor).same for saved_tensor, _ in members) for _, members in bases]
         program.views = tuple(position for position, is_whole in enumerate(whole) if not is_whole)
-        shown = {given for given, is_whole in zip(program.given, whole, strict=False) if is_whole}
+        checked = {one.index for one in self.program.hooks.saved_tensors() if one.is_checked and one.alias is not None}
+        program.checked = tuple(index in checked for index in range(count + len(bases)))
+        shown = {
+            given for at, (given, is_whole) in enumerate(zip(program.given, whole, strict=False), count)
+            if is_whole and at in checked
+        }  # fmt: skip
         program.apart = tuple(at for at, position in enumerate(program.wanted) if position not in shown)
         program.follow({})
         return saved
+
+
+_NOTHING = torch.empty(0, device="cpu")
+_NONE: Mapping[Any, torch.Tensor] = {}
 
 
 def _with_metadata(leaf: torch.Tensor) -> torch.Tensor:

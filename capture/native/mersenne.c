@@ -61,9 +61,31 @@ static PyObject *blocks_between(PyObject *module, PyObject *args)
     return failed ? NULL : PyLong_FromSsize_t(blocks);
 }
 
+static PyObject *after_blocks(PyObject *module, PyObject *args)
+{
+    Py_buffer given;
+    Py_ssize_t blocks;
+    uint32_t words[WORDS];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*n", &given, &blocks))
+        return NULL;
+    int failed = take_words(&given, words) < 0;
+    for (Py_ssize_t i = 0; !failed && i < blocks; i++)
+        turn(words);
+    PyBuffer_Release(&given);
+    PyObject *found = failed ? NULL : PyBytes_FromStringAndSize(NULL, WORDS * (Py_ssize_t)sizeof(uint64_t));
+    for (int i = 0; found && i < WORDS; i++) {
+        uint64_t word = words[i];
+        memcpy(PyBytes_AS_STRING(found) + sizeof(word) * i, &word, sizeof(word));
+    }
+    return found;
+}
+
 static PyMethodDef functions[] = {
     {"blocks_between", blocks_between, METH_VARARGS,
      "How many blocks of 624 numbers lie between two states of a Mersenne twister; -1 if more than the limit."},
+    {"after_blocks", after_blocks, METH_VARARGS,
+     "The state of a Mersenne twister after so many blocks of 624 numbers, where it stands at the end of one."},
     {NULL, NULL, 0, NULL},
 };
 

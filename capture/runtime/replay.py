@@ -27,6 +27,7 @@ class Commit:
     """A replay and what follows on it, which may be stopped anywhere, and begun again."""
 
     __slots__ = (
+        "begin_state",
         "captured",
         "has_counted",
         "has_result",
@@ -47,6 +48,9 @@ class Commit:
         self.ran = self.has_counted = self.has_result = self.has_stopped = False
         self.whole: list[Any] | None = None
         self.result: Any = None
+        program = node.program
+        draws_again = program is not None and program.again.draws
+        self.begin_state = torch.default_generator.get_state() if draws_again else None
 
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], run: BodyRun | None) -> Any:
         """Have the recording run, and finish. ``run``: takes the place of the body's, where the call has one."""
@@ -113,7 +117,7 @@ class Commit:
             again=again,
         )  # fmt: skip
         if node.program is not None:
-            result.program, result.is_replay = node.program, True
+            result.program, result.is_replay, result.begin_state = node.program, True, self.begin_state
         return result
 
 

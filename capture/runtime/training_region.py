@@ -22,6 +22,7 @@ from attrs import define, evolve
 from typing_extensions import override
 
 from capture.autograd import accumulate_grad, higher_order
+from capture.autograd.recomputation import drawing_from
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
 from capture.core.facts import GradientObstacle, GradientOrder, GradientUse
 from capture.engines.base import Backend, Pool
@@ -40,7 +41,7 @@ from capture.state import snapshot
 from capture.state.call import Call
 from capture.state.source import Source
 from capture.torch_private import autograd as torch_autograd
-from capture.torch_private import capabilities
+from capture.torch_private import capabilities, checkpoints
 from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.tree.node import Node
 from capture.tree.thread_trees import Worker, acting_for, thread_state, tree_for, worker
@@ -134,7 +135,16 @@ class Region:
         before = watch.before if watch is not None else snapshot.snapshot(call.roots())
         saver = GraphSaver(call, values, before, self._wanted)
         saver.program.owner = self
-        return saver.run(values, self._empty)
+        pair = saver.run(values, self._empty)
+        if saver.obstacle:
+            self._note_obstacle(f"the body uses {saver.obstacle}")
+        return pair
+
+    def _note_obstacle(self, reason: str) -> None:
+        """Calls to come are eager."""
+        if self.obstacle is None:
+            self.obstacle = GradientObstacle(path=None, reason=reason, where=source_location.user_location())
+            self._captured.fast_paths.clear()
 
     def look_for_higher_order(self, result: Any) -> None:
         """Notice where gradients of gradients are asked for of what an eager run gave: its graph is the caller's."""
@@ -152,10 +162,7 @@ class Region:
     def note_higher_order(self) -> None:
         """A backward pass keeps a graph of its own. As the caller's graph has one node for the whole body, sums of
         gradients of several orders would be made in another order than eager's: calls to come are eager."""
-        if self.obstacle is None:
-            reason = "gradients of its gradients are asked for (create_graph=True)"
-            self.obstacle = GradientObstacle(path=None, reason=reason, where=source_location.user_location())
-            self._captured.fast_paths.clear()
+        self._note_obstacle("gradients of its gradients are asked for (create_graph=True)")
 
     def make_call(self, **parts: Any) -> Call:
         """A call whose body is the forward pass."""
@@ -179,6 +186,9 @@ class Region:
     def join(self, pair: ForwardOutputs, leaves: Sequence[Leaf], program: SavedGraph, *, is_replay: bool) -> Any:
         inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
         frame = Frame(self, program, inner, kept, pair.attached)
+        if program.again.blocks:
+            frame.owners = [one() for one in program.again.owners]
+            frame.state = program.again.state_of(pair.begin_state)
         wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
         uses = [parameters[number] for number in program.used_parameters]
         if program.apart:
@@ -221,7 +231,7 @@ class Region:
     ) -> Sequence[Any]:  # fmt: skip
         """The backward pass of one call. ``at_home``: in the thread of the forward pass, or while that waits for it.
         ``buffers``: of the parameters, to which their gradients are added; None: all are given back as they are."""
-        if self._retired:
+        if self._retired or program.again.is_of_one_run:
             return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
         key = program.form, buffers is not None
         backward = self._backwards.get(key)
@@ -264,6 +274,8 @@ def _parted(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """What the call's node keeps itself, and what goes through autograd, which frees it at the right time; there has to
     be some of that."""
+    if program.again.blocks:
+        return program.parted([*pair.saved, *needed])
     if program.saves_apart is None and is_replay:
         program.saves_apart = torch_autograd.TELLS_KEEP_GRAPH and lies_apart(pair)
     if is_replay and program.saves_apart and needed:
@@ -303,7 +315,8 @@ def _added(
     if buffers is None:
         return found
     wanted, mine = found[: len(program.wanted)], program.summed(found[len(program.wanted) :])
-    made = accumulate_grad.accumulated(program.parameters, mine, buffers, (*tensors, *grads, *wanted))
+    used = (*tensors[: len(program.checked)], *grads, *wanted)
+    made = accumulate_grad.accumulated(program.parameters, mine, buffers, used)
     return (*wanted, *made)
 
 
@@ -319,8 +332,9 @@ class _Backward:
         names = [f"saved_{index}" for index in range(program.num_saved)]
         names += [f"input_{index}" for index in range(len(program.given))]
         held = [f"held_{index}" for index in range(len(program.held))]
+        owners = [f"owner_{index}" for index in range(len(program.again.owners))]
         buffers = [f"buffer_{index}" for index in range(len(program.parameters) if accumulates else 0)]
-        names += [*held, *[f"gradient_{index}" for index in range(len(program.outputs))], *buffers]
+        names += [*held, *owners, *[f"gradient_{index}" for index in range(len(program.outputs))], *buffers]
         signature = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in names])
         annotation = evolve(
             forward.annotation, parameters=tuple(names), static=(*held, *buffers), guards=(), warmup=1,
@@ -340,7 +354,8 @@ class _Backward:
         values = (*tensors, *grads, *buffers)
         result = self.captured.straight(*values)
         if result is MISS:
-            is_batch = not all(one is None or capabilities.has_memory(one) for one in values)  # ``is_grads_batched``
+            given = (*tensors[: len(program.checked)], *grads, *buffers)
+            is_batch = not all(one is None or capabilities.has_memory(one) for one in given)  # ``is_grads_batched``
             result = self._run(*values) if is_batch else self._calls(self.captured, values, {})
         found: Sequence[Any] = result
         return found
@@ -380,8 +395,11 @@ class Frame:
         "higher",
         "inner",
         "kept",
+        "owners",
         "parameters",
+        "state",
         "stream",
+        "was_run",
     )
 
     def __init__(
@@ -398,6 +416,11 @@ class Frame:
         self.anchor: accumulate_grad.Anchor | None = None
         """Stands for ``parameters``, to whose ``.grad`` the backward pass adds."""
         self.parameters: Sequence[torch.Tensor] = ()
+        self.owners: Sequence[Any] = ()
+        """Objects that blocks under checkpoints need."""
+        self.state: torch.Tensor | None = None
+        """What those draw from, if they do."""
+        self.was_run = False
         self.stream: int | None = None
         """The one of the forward pass, on which autograd runs the backward pass, too; None: nobody asks."""
 
@@ -405,6 +428,9 @@ class Frame:
         """The backward pass, in the tree that the forward pass ran in. ``node``: of the caller's graph."""
         if self._program.donates and torch_autograd.keeps_graph():
             raise RuntimeError(torch_autograd.DONATED_ERROR)
+        if self.was_run and self._program.again.runs_once:
+            raise RuntimeError(checkpoints.RUN_ONCE_ERROR)
+        self.was_run = True
         if torch.is_grad_enabled():
             return self._with_graph(node, tensors, grads)
         if self.anchor is not None:
@@ -439,16 +465,26 @@ class Frame:
     ) -> Sequence[Any]:
         higher = self.higher()
         later = () if higher is None else higher.take()
-        if not later:
-            return self._region.gradients(self._program, tensors, grads, buffers, at_home=at_home)
-        with _no_capture(at_home=at_home):
-            found = self._program.gradients_of_both(tensors, grads, later)
-            return _added(self._program, found, tensors, grads, buffers)
+        with drawing_from(self.state):
+            tensors = self._all(tensors)
+            if not later:
+                return self._region.gradients(self._program, tensors, grads, buffers, at_home=at_home)
+            with _no_capture(at_home=at_home):
+                found = self._program.gradients_of_both(tensors, grads, later)
+                return _added(self._program, found, tensors, grads, buffers)
+
+    def _all(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """What the program takes, in its order."""
+        return (*self._program.in_order(tensors), *self.owners) if self._program.again.blocks else tensors
 
     def of_order(self, tensors: Sequence[Any], orders: Sequence[Any], **asked: bool) -> Sequence[Any]:
         """As ``higher_order.Body``."""
-        with acting_for(self._forward_thread) as is_there, _no_capture(at_home=is_there):
-            return self._program.gradients_of_order(tensors, orders, **asked)
+        with (
+            acting_for(self._forward_thread) as is_there,
+            _no_capture(at_home=is_there),
+            drawing_from(self.state),
+        ):
+            return self._program.gradients_of_order(self._all(tensors), orders, **asked)
 
     def _accumulate(
         self, anchor: accumulate_grad.Anchor, node: Any, tensors: Sequence[Any], grads: Sequence[Any]
@@ -525,7 +561,7 @@ class _Gradients(torch.autograd.Function):
         saved = ctx.saved_tensors if ctx.has_saved else ()  # raises what eager raises
         frame: Frame = ctx.frame
         found = frame.gradients(ctx, (*frame.inner, *saved), grads)
-        if frame.inner and not torch_autograd.keeps_graph():
+        if frame.inner and torch_autograd.TELLS_KEEP_GRAPH and not torch_autograd.keeps_graph():
             frame.inner = ()
         return (None, *found)
 

@@ -1,23 +1,53 @@
 """Blocks under ``torch.utils.checkpoint`` without reentry, which put hooks on what autograd saves in them.
 
-torch has no switch for them but the hooks' class, and says how a block draws in a closure alone. Fallback where either
-is not found: such a block is one with hooks of unknown kind, and the function around it runs eagerly.
+torch has no switch for them but the hooks' class, and says what such a block runs again in closures alone. Fallback
+where a name is not found: such a block is one with hooks of unknown kind, and the function around it runs eagerly.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from capture.torch_private.monkeypatch import replaced
 
+_STATE = "fwd_cpu_state"  # what the generator of the CPU drew from as the block began
+_KEEPS_STATE = "preserve_rng_state"  # whether the generators are set to what they were, and back
+
+
+RUN_ONCE_ERROR = (
+    "Trying to backward an extra time. You are only allowed to backward once on any region computed under selective "
+    "activation checkpoint."
+)
+
+
+class Block(NamedTuple):
+    """What is run again."""
+
+    function: types.FunctionType
+    """Takes ``args``. The user's function and all else are in its cells."""
+    args: tuple[Any, ...]
+    stops_early: bool
+    """As soon as all was saved that the first run saved."""
+    metadata: Callable[[torch.Tensor], Any] | None
+    """Of a tensor, what has to be the same in both runs."""
+
+
+def _module() -> Any:
+    """None where nobody imported it."""
+    return sys.modules.get("torch.utils.checkpoint")
+
 
 def _hook_class() -> Any:
-    """None where nobody imported it, or where it is another."""
-    return getattr(sys.modules.get("torch.utils.checkpoint"), "_checkpoint_hook", None)
+    """None also where it is another."""
+    return getattr(_module(), "_checkpoint_hook", None)
 
 
 def _in_closure(function: Any, name: str) -> Any:
@@ -30,32 +60,105 @@ def is_checkpoint(hooks: Any) -> bool:
     if type(hooks) is not _hook_class():
         return False
     try:
-        frame = _in_closure(hooks.pack_hook, "frame")
-        return _in_closure(frame.recompute_fn, "preserve_rng_state") is True
+        function = _in_closure(hooks.pack_hook, "frame").recompute_fn
+        return _in_closure(function, _KEEPS_STATE) is True and isinstance(_in_closure(function, _STATE), torch.Tensor)
     except (AttributeError, ValueError, TypeError):
         return False
 
 
+def block_of(hooks: Any) -> Block:
+    """Of hooks that ``is_checkpoint`` knows. Asked for where hooks on saved tensors give these back as they are."""
+    frame = _in_closure(hooks.pack_hook, "frame")
+    if hasattr(frame, "get_inputs"):
+        args = frame.get_inputs()
+    else:  # before torch 2.12
+        node = frame.input_saver.grad_fn
+        args = node.get_args(node.saved_tensors)
+    return Block(frame.recompute_fn, tuple(args), bool(frame.early_stop), frame.metadata_fn)
+
+
+def state_of(function: types.FunctionType) -> torch.Tensor:
+    """What the generator of the CPU drew from as the block began whose function this is."""
+    found: torch.Tensor = _in_closure(function, _STATE)
+    return found
+
+
+def keep_no_state(function: types.FunctionType) -> None:
+    """Have it draw from generators as they are."""
+    names, cells = function.__code__.co_freevars, function.__closure__
+    assert cells is not None
+    cells[names.index(_STATE)].cell_contents = None
+    cells[names.index(_KEEPS_STATE)].cell_contents = False
+
+
+def raise_mismatch(text: str) -> None:
+    """What torch raises where the second run saves other tensors than the first."""
+    raise _module().CheckpointError(f"torch.utils.checkpoint: {text}")
+
+
 @contextmanager
-def without_recomputing() -> Iterator[None]:
-    """In the block what checkpoints in this thread save stays with whose hooks are there already."""
+def without_recomputing(begin: Callable[[Any], bool] = bool, end: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """In the block what checkpoints in this thread save stays with whose hooks are there already. ``begin(hooks)`` is
+    called where one begins that is in no other one, and tells whether it is to be so; ``end()`` where that ends."""
     kind, thread = _hook_class(), threading.get_ident()
     if kind is None:
         yield
         return
-    enter, leave, passed = kind.__enter__, kind.__exit__, set[int]()
+    enter, leave, passed = kind.__enter__, kind.__exit__, list[int]()
 
-    def begin(hooks: Any) -> None:
-        if threading.get_ident() == thread and is_checkpoint(hooks):
-            passed.add(id(hooks))
+    def enter_block(hooks: Any) -> None:
+        if threading.get_ident() == thread and is_checkpoint(hooks) and (passed or begin(hooks)):
+            passed.append(id(hooks))
         else:
             enter(hooks)
 
-    def end(hooks: Any, *error: Any) -> None:
-        if id(hooks) in passed:
-            passed.discard(id(hooks))
+    def leave_block(hooks: Any, *error: Any) -> None:
+        if passed and passed[-1] == id(hooks):
+            passed.pop()
+            if not passed and not any(error):
+                end()
         else:
             leave(hooks, *error)
 
-    with replaced(kind, {"__enter__": begin, "__exit__": end}):
+    with replaced(kind, {"__enter__": enter_block, "__exit__": leave_block}):
         yield
+
+
+# ------------------------------------------------------------------------------------------------------ selective ones
+def keeps_results(context: Any) -> bool:
+    """In this context the second run of a selective checkpoint finds the results that the first one kept."""
+    kind = getattr(_module(), "_CachedTorchDispatchMode", None)
+    return kind is not None and type(context) is kind and isinstance(getattr(context, "storage", None), dict)
+
+
+def kept_results(context: Any) -> list[tuple[Any, list[Any]]]:
+    """Operators, and what was kept of each."""
+    found = []
+    for operator, entries in context.storage.items():
+        rows = entries.values() if isinstance(entries, dict) else entries
+        found.append((operator[0] if isinstance(operator, tuple) else operator, list(rows)))
+    return found
+
+
+def with_results(context: Any, replace: Callable[[Any], Any]) -> Any:
+    """The same context with other results; ``replace`` gets each."""
+    wrapper = _module()._VersionWrapper
+
+    def again(entry: Any) -> Any:
+        if type(entry) is wrapper:
+            made = replace(entry.val)
+            found = copy.copy(entry)
+            found.val, found.version = made, made._version if isinstance(made, torch.Tensor) else None
+            return found
+        if type(entry) in (tuple, list):
+            return type(entry)([again(one) for one in entry])
+        return entry
+
+    found = copy.copy(context)
+    found.storage = {
+        operator: {at: again(one) for at, one in entries.items()} if isinstance(entries, dict) else again(entries)
+        for operator, entries in context.storage.items()
+    }
+    if hasattr(found, "func_counter"):
+        found.func_counter = type(found.func_counter)(int)
+    return found

@@ -77,6 +77,44 @@ def was_drawn(before: torch.Tensor, after: torch.Tensor, seconds: float) -> bool
     return blocks > 0 or (blocks == 0 and _place(one) <= _place(other))
 
 
+def is_same_state(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """The same, for a body that is watched: no operator compares them."""
+    return _bytes_of(one) == _bytes_of(other)
+
+
+def advanced(state: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor | None:
+    """The state that comes after ``state`` as ``after`` comes after ``before``, all of them of CPU generators, where
+    nothing but numbers of 32 bits were drawn in between; None where that cannot be told."""
+    if is_same_state(before, after):
+        return state
+    found = _advanced(_bytes_of(state), _bytes_of(before), _bytes_of(after))
+    return None if found is None else torch.frombuffer(bytearray(found), dtype=torch.uint8)
+
+
+def can_advance(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """``advanced`` gives a state."""
+    one, other = _bytes_of(before), _bytes_of(after)
+    return one == other or _advanced(one, one, other) == other
+
+
+def _advanced(state: bytes, before: bytes, after: bytes) -> bytes | None:
+    blocks = native.blocks_between(before[_WORDS], after[_WORDS], _BLOCKS) if _knows_twister else -1
+    if blocks < 0:
+        return None
+    used = _used(state) + 624 * blocks + _used(after) - _used(before)
+    turns = (used - 1) // 624
+    used -= 624 * turns
+    words = native.after_blocks(state[_WORDS], turns)
+    return b"".join((state[:8], struct.pack("=i", 625 - used), state[12:16], struct.pack("=Q", used), words,
+                     state[_WORDS.stop :]))  # fmt: skip
+
+
+def _used(state: bytes) -> int:
+    """How many numbers of a block were drawn; all of the one that a seed stands for."""
+    left: int = struct.unpack_from("=i", state, 8)[0]
+    return 625 - left
+
+
 def _bytes_of(state: torch.Tensor) -> bytes:
     return ctypes.string_at(state.data_ptr(), state.numel())
 

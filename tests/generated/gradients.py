@@ -474,8 +474,6 @@ class Runner:
             comparison.check(eager, ours)
             for world in (eager, ours):
                 world.scratch.clear()
-                if name == "step" and part_of(world, target).name == "recomputing":
-                    world.pending.clear()  # eager's checkpoint would compute with the new weights: said in training.md
         self._count(ours)
 
     def _count(self, ours: World) -> None:
@@ -494,10 +492,9 @@ class Runner:
 
 
 def _is_partial(name: str, form: int, world: World) -> bool:
-    """Some gradients of a region are asked for, or those of some results: eager looks at what these need alone. Or a
-    graph of nothing but checkpoints is gone through twice: eager's has saved nothing that the first pass frees."""
+    """Some gradients of a region are asked for, or those of some results: eager looks at what these need alone."""
     some = (name == "differentiate") or (name == "backward" and form % 8 == 4)
-    return some or any(part.name in SEVERAL or part.name == "recomputing" for part in world.parts)
+    return some or any(part.name in SEVERAL for part in world.parts)
 
 
 REFUSED = "autograd refuses"
