@@ -19,7 +19,7 @@ from typing_extensions import override
 from capture.core import slow_calls
 from capture.core.facts import CodeLocation, Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Unkeyed
 from capture.key.tensor_meta import is_in_order, is_part_of_one, memory_of, nbytes_of, storage_of
-from capture.observe import operator_schema, returned_value, source_location
+from capture.observe import host_values, operator_schema, returned_value, source_location
 from capture.observe.higher_order import HigherOrderMode
 from capture.observe.operator_schema import (
     OperatorTraits,
@@ -37,7 +37,7 @@ from capture.observe.probes.metadata_reads import COUNTING
 from capture.observe.released_gradients import ReleasedGradients, keep
 from capture.observe.trace import External, Produced, Reshaped, scalars_of
 from capture.state.snapshot import Snapshot
-from capture.torch_private.capabilities import autocast_inside, generator_id
+from capture.torch_private.capabilities import autocast_inside, generator_id, unseen
 from capture.torch_private.devices import captures_kernels
 from capture.torch_private.generators import default_generator, default_generators, was_drawn
 from capture.torch_private.operators import is_higher_order, resolving_conjugates
@@ -84,6 +84,8 @@ class ObserveMode(HigherOrderMode):
         """What went wrong in this library while the body ran: from then on it runs unwatched."""
         self._raised: BaseException | None = None
         self._ran: tuple[Any] | None = None
+        self._arrays = host_values.Arrays()
+        self._is_reading = False
         self.autocast: dict[str, bool] = {}
         """Device types for which autocast is on in the body; inside the mode torch answers no."""
 
@@ -110,6 +112,8 @@ class ObserveMode(HigherOrderMode):
     def end(self) -> None:
         """The run is over. A generator that stands elsewhere than its draws left it was seeded or set by the body."""
         self.settle_scratch()
+        if self._arrays.have_changed(self._arrays.all()):
+            self.note_sync("numpy")
         for generator, _ in self._drawn.values():
             self._look_at(generator)
 
@@ -205,6 +209,7 @@ class ObserveMode(HigherOrderMode):
     def forget_operator(self) -> None:
         """The run is over: keep nothing alive of its last operator."""
         self._raised = self._ran = None
+        self._arrays.forget()
 
     def quietly(self, note: Callable[..., object]) -> Callable[..., None]:
         """The same where code of the body comes by: it is not to see what goes wrong in a note."""
@@ -263,6 +268,8 @@ class ObserveMode(HigherOrderMode):
         self._at = None
         inputs = list(tensors_in(args, kwargs))
         storages, devices = list(map(storage_of, inputs)), {tensor.device for tensor in inputs}
+        if self._arrays and self._arrays.have_changed(storages):
+            self.note_sync("numpy")
         lifted = known.lifts  # torch.tensor(...): a constant, new memory on every run
         plain, trace.plain = trace.plain and known.plain, False
         for tensor, storage in zip(inputs, storages, strict=True):
@@ -281,6 +288,8 @@ class ObserveMode(HigherOrderMode):
         self._operator = known.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         is_complex = any(map(torch.is_complex, inputs))
         result = self._execute(op, known, args, kwargs, is_complex=is_complex)
+        if self._arrays and self._arrays.may_see(storage_of(one) for one, _ in written(known, args, kwargs)):
+            self.note_sync("numpy")
         if given and any(tensor.shape != shape for tensor, shape in given):
             self.note_unsafe(f"{known.name} with an out= of another shape")
         if breaks(known, args, kwargs):
@@ -365,6 +374,48 @@ class ObserveMode(HigherOrderMode):
             onto = torch.device(target) if target is not None else inputs[0].device
             if onto.type == "cpu":  # the other way round the engine keeps a copy on the device up to date
                 self.note_sync(op.name)
+
+    def read_on_host(
+        self, name: str, tensor: torch.Tensor, read: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Code reads values in a way that no operator tells of. Gives what it read."""
+        if self._is_reading or self.fault is not None or self.looks_away:
+            return read(tensor, *args, **kwargs)
+        told = host_values.told_by(name, tensor)
+        self._is_reading = told is not None  # what it is made of is read with it
+        self.quietly(self._note_reading)(name, tensor if told is not None else None)
+        try:
+            with _NOTHING if told is None else unseen():
+                result = read(tensor, *args, **kwargs)
+                if told is not None:
+                    self.quietly(self._note_read)(name, tensor, told, args, kwargs, result)
+        finally:
+            self._is_reading = False
+        return result
+
+    def _note_reading(self, name: str, tensor: torch.Tensor | None) -> None:
+        self.note_sync(name, compared_on=None if tensor is None else tensor.device.type)
+
+    def _note_read(
+        self, name: str, tensor: torch.Tensor, told: host_values.Told, args: tuple[Any, ...], kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:  # fmt: skip
+        storage, trace = tensor.untyped_storage(), self.trace
+        self._at, trace.plain = None, False
+        self._see_input(tensor, storage, traits(torch.ops.aten.item.default))
+        text = read_text(told(tensor, *args, **kwargs))
+        trace.reads.append(text)
+        trace.sequence.append(f"host.{name}")
+        trace.scalars.append(tuple(map(repr, (*args, *kwargs.items()))))
+        trace.lines.append(self._line())
+        if name in host_values.ARRAYS:
+            self._arrays.add(tensor, result)
+        self.end_at_read(f"host.{name}", text, told, (tensor, *args), kwargs)
+
+    def end_at_read(
+        self, name: str, text: str, told: host_values.Told, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """The host got this in a way that no operator tells of. A recorder, whose segment ends there, replaces this."""
 
     def note_export(self, tensor: torch.Tensor) -> None:
         """A device tensor is handed to another library, whose kernels no operator tells of."""

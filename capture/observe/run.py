@@ -164,7 +164,8 @@ def _run_watched(
         with contextlib.ExitStack() as around:
             quietly = watch.quietly
             resized = quietly(watch.note_resized)
-            around.enter_context(host_reads(quietly(watch.note_sync), quietly(watch.note_export), resized))
+            note, exported = quietly(watch.note_sync), quietly(watch.note_export)
+            around.enter_context(host_reads(note, watch.read_on_host, exported, resized))
             form = quietly(watch.note_form)
             around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs))
             around.enter_context(graph_uses(quietly(watch.note_hook), quietly(watch.note_checkpoint)))

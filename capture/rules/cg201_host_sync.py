@@ -7,8 +7,9 @@ Finds calls that bring a tensor's values to Python while the body runs: `.item()
 ## Why it matters
 A recorded graph runs without the host. Where what was read can be compared, the graph ends there: each replay reads the
 value again, waits for it, and goes on with the segment that was recorded after this value; a value that is new is
-recorded as one more branch. That is a note. The function runs eagerly where a read cannot be compared, such as an array
-or a text, and where what is read is another value in call after call.
+recorded as one more branch. That is a note. On the CPU engine lists, arrays and texts are compared as well. The
+function runs eagerly where a read cannot be compared, such as an array or a text of a tensor on a device, memory that
+is handed out, or an array on memory that is written, and where what is read is another value in call after call.
 
 ## Example
 ```python

@@ -15,6 +15,7 @@ from capture.guards.read_guards import Place, read_by
 from capture.key.signature import Key, names_the_dead
 from capture.native import seen
 from capture.observe.expectation import Expectation
+from capture.observe.host_values import is_whole
 from capture.observe.returned_value import RETURNED
 from capture.observe.run import ObservedRun
 from capture.runtime.payoff import Payoff
@@ -74,7 +75,7 @@ class Steadiness:
 
     def note_stop(self, told: str, *, is_new: bool) -> None:
         """A call came to this value."""
-        whole = told in ("True", "False") or told.startswith(("[", RETURNED)) or told.lstrip("-").isdigit()
+        whole = told.startswith(RETURNED) or is_whole(told)
         self.stops += FLOATS if is_new and not whole else 1
 
     @property

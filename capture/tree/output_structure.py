@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import array
+import copy
 import operator
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from attrs import define, field, frozen
 
 from capture.key import objects, pytree
+from capture.key.numpy_arrays import is_array_type
 from capture.key.objects import Visit
 from capture.state.source import Source
+
+_CHANGED_IN_PLACE = (set, bytearray, deque, array.array)
 
 
 class Slot:
     """Stands for a leaf in a structure without leaves. No attrs class, since those are containers to be opened."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class Copied:
+    """Stands for what can be changed and is not opened, such as a set or an array: each call has one of its own. No
+    attrs class, like ``Slot``."""
 
     __slots__ = ("index",)
 
@@ -118,10 +134,16 @@ def fill(
     if isinstance(skeleton, Slot):
         return values[skeleton.index]
     made = {} if made is None else made
+    copies: dict[int, Any] = {}
 
     def leaf(one: Any) -> Any:
         if isinstance(one, Slot):
             return values[one.index]
+        if isinstance(one, Copied):
+            kept = values[one.index]
+            if id(kept) not in copies:
+                copies[id(kept)] = copy.copy(kept)
+            return copies[id(kept)]
         if isinstance(one, Shape):
             new = made[one.number] = objects.blank(one.kind, is_own_dict=one.is_own_dict)
             for name, member in one.members:
@@ -178,7 +200,9 @@ class Structures:
             number, shape = next(self.numbers), self.shapes.get(id(objects.referent(value)))
             if source is not None:
                 return _own(source)
-            return Slot(number) if shape is None else Again(shape.number, is_weak=True)
+            if shape is not None:
+                return Again(shape.number, is_weak=True)
+            return Copied(number) if type(value) in _CHANGED_IN_PLACE or is_array_type(type(value)) else Slot(number)
         if source is not None or id(value) in self.shapes:
             for _ in pytree.leaves(value, visit=visit):
                 next(self.numbers)

@@ -271,7 +271,8 @@ def test_row_182_host_read_only_while_recording() -> None:
 
 
 PROGRAM = """
-import json, sys, torch
+import json, sys
+import numpy as np, torch
 from capture import capture, load_plans, plans, recordings, save_plans
 from capture.core.plan import dumps
 
@@ -282,7 +283,7 @@ def f(x, table):
 
 @capture
 def unfit(x):
-    return x * float(x.sum().numpy(force=True))
+    return x * float(np.from_dlpack(x.sum().cpu()))
 
 mode, folder = sys.argv[1:]
 loaded = load_plans(folder) if mode == "load" else None

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ def body(x: Tensor) -> Tensor:
 
 
 def reads_on_host(x: Tensor) -> Tensor:
-    return x + float(x.sum().numpy(force=True))
+    return x + float(np.from_dlpack(x.sum().cpu()))
 
 
 # --------------------------------------------------------------------------------------------------------- replays
@@ -349,6 +350,7 @@ def test_a_wrong_case_is_a_type_error() -> None:
 # ---------------------------------------------------------------------------------------------------------- imports
 
 PLUGIN_TEST = """
+import numpy as np
 import torch
 from capture import capture
 
@@ -358,7 +360,7 @@ def good(x):
 
 @capture
 def bad(x):
-    return x + float(x.sum().numpy(force=True))
+    return x + float(np.from_dlpack(x.sum().cpu()))
 
 def test_good(capture_no_eager):
     good(torch.ones(2))

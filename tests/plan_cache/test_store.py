@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -42,14 +43,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def reads_host(x: torch.Tensor) -> torch.Tensor:
-    return x * 3 if float(x.sum().numpy(force=True)) > 0 else x * 5
+    return x * 3 if float(np.from_dlpack(x.sum().cpu())) > 0 else x * 5
 
 
 # ------------------------------------------------------------------------------------------------- another process
 
 PROGRAM = """
 import json, sys, warnings
-import torch
+import numpy as np, torch
 from capture import capture
 from capture.api.decorator import captured_states
 
@@ -70,7 +71,7 @@ def with_objects(x, net, function):
     return function(net(x)) + 1
 
 def reads_host(x):
-    return x * 3 if float(x.sum().numpy(force=True)) > 0 else x * 5
+    return x * 3 if float(np.from_dlpack(x.sum().cpu())) > 0 else x * 5
 
 for _ in range(int(sys.argv[1])):  # other objects, other numbers for them
     capture(with_objects)(torch.ones(2, 3), Net().requires_grad_(False), lambda x: x * 4)
@@ -140,7 +141,7 @@ def test_a_second_process_runs_no_observation(tmp_path: Path, directory: Path) -
     assert refused["findings"] == first["reads_host"]["findings"]
     assert "CG201" in refused["findings"]
     assert len(refused["warned"]) == 1
-    assert "float(x.sum().numpy(force=True))" in refused["warned"][0]
+    assert "float(np.from_dlpack(x.sum().cpu()))" in refused["warned"][0]
 
 
 WRITERS = """
@@ -285,9 +286,9 @@ def test_allocator_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_reason_whose_line_changed_is_looked_at_again(tmp_path: Path) -> None:
     """What no recording checks: the user mended deeper code, and the body itself is the same."""
-    helper = "class Helper:\n    @staticmethod\n    def scale(x):\n        return {}\n"
+    helper = "import numpy as np\n\nclass Helper:\n    @staticmethod\n    def scale(x):\n        return {}\n"
     body = "def body(x):\n    return x * Helper.scale(x)\n"
-    module = module_with(tmp_path, "users", helper.format("float(x.sum().numpy(force=True))") + body)
+    module = module_with(tmp_path, "users", helper.format("float(np.from_dlpack(x.sum().cpu()))") + body)
     with pytest.warns(CaptureWarning):
         run(module.body)
     with pytest.warns(CaptureWarning):
@@ -300,7 +301,7 @@ def test_a_reason_whose_line_changed_is_looked_at_again(tmp_path: Path) -> None:
     assert module.__spec__.loader is not None
     module.__spec__.loader.exec_module(module)
     state = run(module.body)
-    assert_stale(state, "users_module.py:4 differs")
+    assert_stale(state, "users_module.py:6 differs")
     assert state.log.counters.recordings >= 1
 
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ def scaled(x: Tensor, scale: float) -> Tensor:
 
 PROGRAMS: dict[str, Program] = {
     "can never be recorded": Program(
-        lambda x: torch.relu(x) * 3 if float(x.sum().numpy(force=True)) > 0 else x, lambda _: (X,), nothing, "CG201"
+        lambda x: torch.relu(x) * 3 if float(np.from_dlpack(x.sum().cpu())) > 0 else x, lambda _: (X,), nothing, "CG201"
     ),
     "a key that is new": Program(
         lambda x: torch.relu(x) * 2, lambda number: (torch.ones(number + 1, 2),), nothing,

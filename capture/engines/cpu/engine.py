@@ -28,6 +28,7 @@ from capture.observe.described import KeptLeaf
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.expectation import Expectation
 from capture.observe.facts_builder import describe
+from capture.observe.host_values import Told
 from capture.observe.operator_schema import (
     Operator,
     OperatorTraits,
@@ -325,6 +326,16 @@ class TapeRecorder(ObserveMode):
         self._fill_pool_copies(tensors_in(args, kwargs))
         return _replace(result, {key: visible for key, (visible, _, _) in moved.items()}) if moved else result
 
+    @override
+    def end_at_read(self, name: str, text: str, told: Told, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.failure is not None:
+            return
+        step = self._adopted_step(told, name, args, kwargs)
+        if step is not None:
+            step.acts = True
+            self._tape.append(step)
+            self._end_segment(step, text)
+
     def _end_segment(self, step: TapeStep, told: str) -> None:
         trace = self.trace
         wrote = [key for key, one in trace.externals.items() if one.mutation is not None or key in trace.lent]
@@ -371,25 +382,32 @@ class TapeRecorder(ObserveMode):
     def _step(
         self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TapeStep | None:
-        for tensor in tensors_in(args, kwargs):
-            if self._tape.root_of(tensor) is None and not self._adopt(tensor, known):
-                self._fail(f"{known.name} reads memory that nobody is known to own")
-                return None
-        try:
-            template = tuple(self._template(value) for value in args)
-            named = {key: self._template(value) for key, value in kwargs.items()}
-        except LookupError as error:
-            self._fail(f"{known.name}: {error}")
-            return None
         function = operators.fast_operator(op)
         if known.collective:
             function = collectives.waiting(function, op, known.namespace)
         if lacks_tensor(op, args) or (known.base in _READ_GRAD_MODE and torch.is_grad_enabled()):
             function = _below_autograd(function, grad=torch.is_grad_enabled())
-        return TapeStep(function, template, named, "call", name=known.name)
+        return self._adopted_step(function, known.name, args, kwargs, is_constant=known.lifts)
 
-    def _adopt(self, tensor: torch.Tensor, known: OperatorTraits) -> bool:
-        if known.base.startswith("lift"):
+    def _adopted_step(
+        self, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *,
+        is_constant: bool = False,
+    ) -> TapeStep | None:  # fmt: skip
+        """A step with registers in the place of tensors."""
+        for tensor in tensors_in(args, kwargs):
+            if self._tape.root_of(tensor) is None and not self._adopt(tensor, is_constant=is_constant):
+                self._fail(f"{name} reads memory that nobody is known to own")
+                return None
+        try:
+            template = tuple(self._template(value) for value in args)
+            named = {key: self._template(value) for key, value in kwargs.items()}
+        except LookupError as error:
+            self._fail(f"{name}: {error}")
+            return None
+        return TapeStep(function, template, named, "call", name=name)
+
+    def _adopt(self, tensor: torch.Tensor, *, is_constant: bool) -> bool:
+        if is_constant:
             return self._tape.add_constant(tensor) is not None
         owners = self.before.owners(tensor.untyped_storage())
         if owners:

@@ -20,8 +20,11 @@ from capture.torch_private import devices
 from capture.torch_private.checkpoints import is_checkpoint
 from capture.torch_private.monkeypatch import is_asked_by_users, replaced
 
-_NAMES = ("tolist", "numpy", "__array__", "__dlpack__", "__repr__", "__format__", "apply_", "map_", "map2_")
+_NAMES = ("__dlpack__", "apply_", "map_", "map2_")
+_COMPARED = ("tolist", "numpy", "__array__", "__repr__", "__format__")
 _MOST_LISTED = 8  # elements: a replay waits for each, and eager code for all of them at once
+Read = Callable[[str, torch.Tensor, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Name, tensor, what reads it, and what that gets beside it."""
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 _GRAD: Any = torch.Tensor.grad
 _looking: list[torch.Tensor] = []
@@ -34,12 +37,13 @@ get_default_nowrap_functions()  # torch keeps what it finds on its first look, a
 @contextmanager
 def host_reads(
     note: Callable[[str], None],
+    read: Read,
     exported: Callable[[torch.Tensor], None],
     resized: Callable[[torch.UntypedStorage, int], None],
 ) -> Iterator[None]:
-    """Call ``note(name)`` before each host read in this thread, for the length of the block, ``exported(tensor)``
-    before a device tensor is handed to another library, and ``resized(storage, nbytes)`` before a storage gets that
-    many bytes."""
+    """Call ``note(name)`` before each host read in this thread, for the length of the block, and ``read`` in the place
+    of those that may be compared; ``exported(tensor)`` before a device tensor is handed to another library, and
+    ``resized(storage, nbytes)`` before a storage gets that many bytes."""
     thread = threading.get_ident()
     interface: Any = torch.Tensor.__cuda_array_interface__
 
@@ -49,6 +53,7 @@ def host_reads(
         return interface.fget(tensor)
 
     others = {name: _wrapper(name, getattr(torch.Tensor, name), note, exported, thread) for name in _NAMES}
+    others |= {name: _reader(name, getattr(torch.Tensor, name), read, thread) for name in _COMPARED}
     others["__cuda_array_interface__"] = property(read_interface)
     others["data_ptr"] = _address(torch.Tensor.data_ptr, note, thread)
     memory = {"data_ptr": _address(torch.UntypedStorage.data_ptr, note, thread)}
@@ -211,9 +216,19 @@ def _wrapper(
         if threading.get_ident() == thread and name in _EXPORTS and tensor.device.type != "cpu":
             exported(tensor)
         elif threading.get_ident() == thread:
-            if name == "tolist" and _is_listed(tensor):
-                return _listed(tensor.detach())
             note(name)
         return original(tensor, *args, **kwargs)
 
     return read
+
+
+def _reader(name: str, original: Any, read: Read, thread: int) -> Any:
+    @functools.wraps(original)
+    def reading(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return original(tensor, *args, **kwargs)
+        if name == "tolist" and tensor.device.type != "cpu" and _is_listed(tensor):
+            return _listed(tensor.detach())
+        return read(name, tensor, original, args, kwargs)
+
+    return reading

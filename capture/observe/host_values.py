@@ -1,0 +1,123 @@
+"""What the host reads of a tensor where no operator tells: a list, an array, or a text.
+
+Each is told as text, so that a replay can read it again and compare. Equal texts mean that Python got the same: a list
+the same members, an array the same bits, a text the same characters.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from capture.key.pytree import TENSOR_TYPES
+from capture.key.tensor_meta import bytes_of, digest
+from capture.torch_private.capabilities import unseen
+
+Told = Callable[..., str]
+"""Of a tensor, and the arguments that the read was given beside it."""
+_MOST_WRITTEN_OUT = 64  # elements: longer lists are told by a digest
+_WITH_FRACTIONS = "with fractions"
+_tolist: Any = torch.Tensor.tolist  # others take their place while a body is watched
+_repr: Any = torch.Tensor.__repr__
+_format: Any = torch.Tensor.__format__
+ARRAYS = ("numpy", "__array__")
+"""What they give lies on the tensor's own memory."""
+
+
+def told_by(name: str, tensor: torch.Tensor) -> Told | None:
+    """How this read of this tensor is told; None where it cannot be done again on memory alone."""
+    plain = type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided and not tensor.is_quantized
+    if not plain or tensor.is_nested or not tensor.numel() or tensor.is_neg() or tensor.is_conj():
+        return None
+    if name in ("__repr__", "__format__") and tensor.requires_grad:
+        return None  # the text has the name of a node of the graph, which a replay does not make
+    return _TOLD.get(name)
+
+
+def is_whole(told: str) -> bool:
+    """It has no fractions: such values are likely to come again."""
+    return re.search(rf"\.0*[1-9]|\d[eE]-|nan|inf|{_WITH_FRACTIONS}", told) is None
+
+
+def _list(tensor: torch.Tensor) -> str:
+    if tensor.numel() > _MOST_WRITTEN_OUT:
+        return _array(tensor)
+    return f"{tensor.dtype} {_tolist(tensor)!r}"
+
+
+def _array(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> str:
+    del args, kwargs  # they follow from the code
+    broken = tensor.is_floating_point() and not bool((tensor == tensor.round()).all())
+    kind = f" {_WITH_FRACTIONS}" if broken or tensor.is_complex() else ""
+    return f"{tensor.dtype}{list(tensor.shape)}{kind} {digest(tensor)}"
+
+
+def _text(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> str:
+    return str(_repr(tensor, *args, **kwargs))
+
+
+def _formatted(tensor: torch.Tensor, spec: str) -> str:
+    return str(_format(tensor, spec))
+
+
+_TOLD: dict[str, Told] = {
+    "tolist": _list, "numpy": _array, "__array__": _array, "__repr__": _text, "__format__": _formatted,
+}  # fmt: skip
+
+
+@frozen(eq=False)
+class _Lent:
+    storage: weakref.ref[torch.UntypedStorage]
+    array: Callable[[], Any]
+    content: str
+
+
+class Arrays:
+    """Memory that was handed out as arrays. What Python reads there later is what was told, as long as nobody writes:
+    neither operators while an array is there, nor code that has one."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Lent] = {}
+        """By ``id`` of the storage."""
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def add(self, tensor: torch.Tensor, array: Any) -> None:
+        """The array lies on its memory, as do views of the array, which keep it alive."""
+        storage = tensor.untyped_storage()
+        self._known[id(storage)] = _Lent(weakref.ref(storage), weakref.ref(array), _content(storage))
+
+    def all(self) -> list[torch.UntypedStorage]:
+        """Memory that is still there."""
+        return [found for found in (one.storage() for one in self._known.values()) if found is not None]
+
+    def have_changed(self, storages: Iterable[Any]) -> bool:
+        """One of these has another content than it was told with."""
+        return any(_content(storage) != one.content for storage, one in self._lent(storages))
+
+    def may_see(self, written: Iterable[Any]) -> bool:
+        """An operator wrote these, and an array on one of them is there."""
+        found = self._lent(written)
+        for storage, one in found:
+            if one.array() is None:
+                del self._known[id(storage)]
+        return any(one.array() is not None for _, one in found)
+
+    def _lent(self, storages: Iterable[Any]) -> list[tuple[Any, _Lent]]:
+        known = [(storage, self._known[id(storage)]) for storage in storages if id(storage) in self._known]
+        return [(storage, one) for storage, one in known if one.storage() is storage]
+
+    def forget(self) -> None:
+        """The run is over."""
+        self._known.clear()
+
+
+def _content(storage: torch.UntypedStorage) -> str:
+    with unseen():
+        return digest(bytes_of(storage))
