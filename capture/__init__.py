@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from capture.api.inspect import release as release
     from capture.api.inspect import reset as reset
     from capture.api.inspect import save_plans as save_plans
+    from capture.api.inspect import sizes_seen as sizes_seen
     from capture.api.inspect import warmup as warmup
     from capture.api.report import Report as Report
     from capture.api.report import report as report
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from capture.api.warmup import WarmedCase as WarmedCase
     from capture.api.warmup import WarmupReport as WarmupReport
     from capture.core import config as config
+    from capture.core.buckets import Dim as Dim
+    from capture.core.buckets import ladder as ladder
     from capture.core.events import Event as Event
     from capture.core.events import set_logs as set_logs
     from capture.core.options import CaptureOptions as CaptureOptions
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
 # Loaded on first use, so that plans and rules can be read where torch is not installed.
 _HOME = {
     "CaptureOptions": "core.options",
+    "Dim": "core.buckets",
     "Event": "core.events",
     "Explanation": "api.inspect",
     "LoadReport": "plan_cache.store",
@@ -69,6 +73,7 @@ _HOME = {
     "WarmupReport": "api.warmup",
     "capture": "api.decorator",
     "explain": "api.inspect",
+    "ladder": "core.buckets",
     "load_plans": "api.inspect",
     "mark_step_begin": "tree.step",
     "plans": "api.inspect",
@@ -79,6 +84,7 @@ _HOME = {
     "reset": "api.inspect",
     "save_plans": "api.inspect",
     "set_logs": "core.events",
+    "sizes_seen": "api.inspect",
     "step": "tree.step",
     "trace": "api.report",
     "warmup": "api.inspect",
@@ -87,10 +93,10 @@ _HOME = {
 __version__ = VERSION
 __all__ = [
     "AnnotationError", "BorrowedOutputError", "CaptureBug", "CaptureError", "CaptureOptions", "CapturePlan",
-    "CaptureWarning", "Event", "Explanation", "Finding", "LoadReport", "RecordingSize", "Recordings", "Report",
+    "CaptureWarning", "Dim", "Event", "Explanation", "Finding", "LoadReport", "RecordingSize", "Recordings", "Report",
     "Severity", "UncapturableError", "WarmedCase", "Warmup", "WarmupReport", "capture", "config", "explain",
-    "load_plans", "mark_step_begin", "plans", "recordings", "register_container", "release", "report", "reset",
-    "save_plans", "set_logs", "step", "trace", "warmup",
+    "ladder", "load_plans", "mark_step_begin", "plans", "recordings", "register_container", "release", "report",
+    "reset", "save_plans", "set_logs", "sizes_seen", "step", "trace", "warmup",
 ]  # fmt: skip
 
 

@@ -77,6 +77,15 @@ def capture(target: Any = None, /, **options: Any) -> Any:
             ``backward(inputs=...)`` do not reach parameters. Where others give the same parameters gradients in one
             pass, calls from then on go through autograd (CG503), as the order of the sums would not be eager's. Hooks
             of parameters run, by a slower way; while a process group exists, autograd delivers.
+        buckets: dimensions of tensor arguments that are padded up to a few sizes, which are recorded:
+            ``{"ids": {0: (1, 2, 4, 8), 1: "pow2"}}``, by name or path of the argument; a ``Dim`` is one size that
+            several dimensions share. Results are cut to what the body gives without padding. Before a size is padded,
+            a padded replay is compared with the unpadded body, bit for bit; a size at which they differ keeps its own
+            shape (CG602), and so does one above the ladder. Default: none.
+        fill: what padding holds: a number (default 0), ``"repeat"`` (the last entry), or a function of a tensor, a
+            dimension and a count that gives the entries to add; or a dict of those by argument.
+        tolerance: how far a padded call may be from the body: ``(rtol, atol)`` as in ``torch.testing.assert_close``, or
+            one number for both; or a dict by path of the result (``"output.0"``) or of what is written. Default 0.
         guards: callables of no argument; what they return is part of the key. For Python state that only deeper
             code reads.
         silence: codes of findings that no warning is given for, such as ``["CG204"]``. Reports still have them.

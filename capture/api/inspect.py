@@ -227,7 +227,7 @@ class Warmup(_ToBeCalled[P]):
         captured = captured_state(self._function)
         values = values_of_call(captured, self._function, args, kwargs)
         with progress(f"warm-up of {captured.annotation.function}", 1, None) as update:
-            _warmup.warm_up(captured, values)
+            _warmup.warm_up(captured, values if captured.sizes is None else captured.sizes.padded(values))
             update(1, sum(_warmup.memory_of([captured])))
 
     def cases(self, cases: Iterable[Case], *, progress: bool | None = None) -> WarmupReport:
@@ -240,7 +240,9 @@ class Warmup(_ToBeCalled[P]):
 
         Args:
             cases: a tuple of positional arguments, a mapping of keyword arguments, or ``(args, kwargs)`` each. All are
-                held until the end. Beyond ``max_recordings`` the smallest are skipped (CG901), without a run.
+                held until the end. Beyond ``max_recordings`` the smallest are skipped (CG901), without a run. With
+                ``buckets=`` each case is one for every combination of sizes on the ladders, of ``"pow2"`` up to its
+                own size, made from it by cutting and padding.
             progress: show a bar on standard error, through ``rich`` if it is installed, with cases, seconds and
                 bytes of pool and graphs. Default: only if standard error is a terminal.
 
@@ -254,6 +256,8 @@ class Warmup(_ToBeCalled[P]):
             cases,
             lambda args, kwargs: values_of_call(captured, self._function, args, kwargs),
         )
+        if captured.sizes is not None:
+            values = [one for case in values for one in captured.sizes.cases(case)]
         return _warmup.warm_up_all(captured, values, progress)
 
 
@@ -292,6 +296,25 @@ def recordings(function: Any) -> Recordings:
         events=tuple(sorted((e for captured in states for e in captured.log.events), key=lambda e: e.at)),
         **total.items(),
     )
+
+
+def sizes_seen(function: Any) -> dict[str, dict[int, int]]:
+    """How often calls of a function with ``buckets=`` came with each size, by the name of the dimension, as
+    ``{"batch": {1: 40, 3: 2}}``. The name is that of ``Dim``, or the argument's with the number of the dimension. Of
+    the last 4,096 combinations of shapes. ``ladder`` makes a ladder of it.
+
+    Raises ``AnnotationError`` for what is not captured, or has no buckets.
+    """
+    found: dict[str, dict[int, int]] = {}
+    states = captured_states(function)
+    if any(captured.sizes is None for captured in states):
+        raise AnnotationError(f"{states[0].annotation.function} has no buckets=")
+    for captured in states:
+        for name, counts in captured.sizes.seen().items() if captured.sizes is not None else ():
+            known = found.setdefault(name, {})
+            for size, count in counts.items():
+                known[size] = known.get(size, 0) + count
+    return {name: dict(sorted(counts.items())) for name, counts in found.items()}
 
 
 def reset(function: Any = None) -> None:

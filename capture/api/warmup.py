@@ -18,8 +18,6 @@ from typing_extensions import override
 from capture.api.progress import progress
 from capture.core import config
 from capture.core.errors import CaptureBug, CaptureWarning, UncapturableError
-from capture.core.findings import Severity
-from capture.core.plan import CapturePlan
 from capture.core.sizes import bytes_text
 from capture.key import pytree, tensor_meta
 from capture.key.pytree import PLAIN_TYPES
@@ -28,9 +26,10 @@ from capture.native import native
 from capture.observe import source_location
 from capture.reporting.tables import Table, Tabular
 from capture.rules.compile_plan import compile_plan
-from capture.runtime import dispatch, eviction
+from capture.runtime import dispatch
 from capture.runtime.captured import Captured
-from capture.runtime.entry import RETRIES, Entry
+from capture.runtime.entry import Entry
+from capture.runtime.verdict import Outcome
 from capture.state.call import Call
 from capture.tree.node import Node
 from capture.tree.thread_trees import tree_for, trees_of
@@ -40,20 +39,10 @@ Case = tuple[Any, ...] | Mapping[str, Any]
 """One call: a tuple of positional arguments, a mapping of keyword arguments, or ``(args, kwargs)``."""
 Bind = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
 Status = Literal["recorded", "known", "skipped"]
-_ONE_RUN = "its collectives need the other ranks, so each warm-up runs the body once: warm up again, or call it"
 _TEXT = 120  # characters of a case in messages and tables
 
 
 # ------------------------------------------------------------------------------------------------------- one call
-
-
-@frozen
-class Outcome:
-    """What became of one call. ``code`` is the rule's where a rule forbids the recording."""
-
-    status: Status
-    reason: str = ""
-    code: str | None = None
 
 
 def leaves_of(values: tuple[Any, ...]) -> list[Leaf]:
@@ -83,7 +72,7 @@ def warm_up(captured: Captured, values: tuple[Any, ...], *, say_limit: bool = Tr
     call = captured.call(values, leaves)
     backend = dispatch.engine_of(captured, entry, leaves)
     if backend is None or entry.phase == "eager":
-        return _eager(captured, entry)
+        return dispatch.stays_eager(captured, entry)
     tree = tree_for(backend)
     runs = captured.log.counters.body_runs
     outcome = _advance(captured, entry, call, tree, say_limit=say_limit)
@@ -100,54 +89,14 @@ def _advance(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say_li
     tree.end_path("warm-up")
     if tree.root.counts.get(captured.number, 0) >= captured.annotation.max_recordings:
         return _limit_reached(captured, entry, call, tree, say=say_limit)
-    outcome = _bring_to_replay(captured, entry, call, tree)
+    outcome = dispatch.bring_to_replay(captured, entry, call, tree, lambda: _is_recorded(entry.in_use(), tree))
     tree.end_path("warm-up")
     return outcome
-
-
-def _bring_to_replay(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Outcome:
-    for _ in range(2 * RETRIES + 3):  # each run either brings the entry on or is one that differs from the last
-        entry = entry.in_use()
-        call = captured.call(call.values, call.leaves, entry)
-        phase = dispatch.load(captured, entry, call.leaves) if entry.phase == "cold" else entry.phase
-        if phase == "cold":
-            if dispatch.observe_undone(captured, entry, call).collectives:
-                return Outcome("skipped", _ONE_RUN)
-        elif phase == "eager":
-            return _eager(captured, entry)
-        else:
-            too_large = eviction.forecast(captured, entry, call, tree)
-            if too_large is not None:
-                plan = dispatch.too_large_plan(captured, too_large)
-                captured.report(plan)
-                return _because(plan)
-            dispatch.record_undone(captured, entry, call, tree)
-            together = entry.plan is not None and entry.plan.collectives
-            if together and not tree.backend.executes_recording_runs:  # it was captured, and nothing has run
-                dispatch.run_undone(captured, call)
-            if _is_recorded(entry, tree):
-                return Outcome("recorded")
-            if together:
-                return Outcome("skipped", _ONE_RUN)
-    return _eager(captured, entry) if entry.phase == "eager" else Outcome("skipped", "every run differs from the last")
 
 
 def _is_recorded(entry: Entry, tree: Tree) -> bool:
     """A recording starts a path; one below another function is of no use to a call that comes first."""
     return any(number == entry.number and set(pattern) <= {None} for number, pattern in tree.root.children)
-
-
-def _eager(captured: Captured, entry: Entry) -> Outcome:
-    """The plan says eager: said if it was not said yet, raised where the annotation asks for it."""
-    if entry.plan is None:
-        return Outcome("skipped", "this key cannot be recorded")
-    captured.report(entry.plan)
-    return _because(entry.plan)
-
-
-def _because(plan: CapturePlan) -> Outcome:
-    findings = plan.findings_at_least(Severity.EAGER)
-    return Outcome("skipped", findings[0].what, findings[0].code) if findings else Outcome("skipped", "it runs eagerly")
 
 
 def _limit_reached(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say: bool) -> Outcome:
@@ -158,14 +107,14 @@ def _limit_reached(captured: Captured, entry: Entry, call: Call, tree: Tree, *, 
         del captured.families[entry.key[:-1]]
     if say:
         captured.report(plan)
-    return _because(plan)
+    return dispatch.because(plan)
 
 
 def _unkeyable(captured: Captured, values: tuple[Any, ...], reason: str) -> Outcome:
     leaf = captured.call(values, []).unkeyable(reason)
     plan = compile_plan(captured.annotation, captured.bare_facts(opaque=(leaf,)))
     captured.report(plan)
-    return _because(plan)
+    return dispatch.because(plan)
 
 
 # ----------------------------------------------------------------------------------------------------- many cases

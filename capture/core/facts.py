@@ -366,6 +366,18 @@ class Verification:
 
 
 @frozen(kw_only=True)
+class BucketRefusal:
+    """Calls of one size cannot be padded to a size that is recorded."""
+
+    kind: Literal["differs", "raises", "writes", "aliases", "reads", "gradients"]
+    path: str = ""
+    """The result, or the argument."""
+    detail: str = ""
+    sizes: str
+    """What is padded to what, as ``batch=3 to 4``."""
+
+
+@frozen(kw_only=True)
 class Fault:
     """Something went wrong inside this library. ``place``: the innermost of its own lines."""
 
@@ -450,6 +462,7 @@ class Facts:
     gradient_order: GradientOrder | None = None
     slow_replay: SlowReplay | None = None
     verification: Verification | None = None
+    bucket: BucketRefusal | None = None
     fault: Fault | None = None
     borrowed_use: BorrowedUse | None = None
     separate_pools: str | None = None

@@ -7,11 +7,13 @@ out, or ``AnnotationError`` names the known choices. No torch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, get_args
 
 from attrs import frozen
 
+from capture.core.buckets import Buckets, Dim, Fill, Rungs, Tolerance, buckets_of
 from capture.core.errors import AnnotationError
 from capture.core.facts import CodeLocation
 
@@ -37,6 +39,9 @@ class CaptureOptions(TypedDict, total=False):
     gradients: Gradients
     guards: Sequence[Callable[[], object]]
     silence: Sequence[str]
+    buckets: Mapping[str, Mapping[int, Rungs | Dim]]
+    fill: Fill | Mapping[str, Fill]
+    tolerance: Tolerance | Mapping[str, Tolerance]
     name: str
 
 
@@ -59,6 +64,7 @@ class Annotation:
     gradients: Gradients = "autograd"
     guards: tuple[Callable[[], object], ...] = ()
     silence: frozenset[str] = frozenset()
+    buckets: Buckets | None = None
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -74,7 +80,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 _ELSEWHERE: dict[str, str] = {
     "mode": "capture compiles nothing: leave it out; for compiled kernels in a recording, capture(torch.compile(f))",
     "fullgraph": 'leave it out; to be told of calls that cannot be recorded, fallback="error"',
-    "dynamic": "leave it out: each combination of sizes has a recording of its own, max_recordings= of them",
+    "dynamic": "leave it out: each combination of sizes has a recording of its own; buckets= pads to a few",
     "backend": 'leave it out; graphs of the compiler in recordings are torch.compile(f, backend="capture")',
     "options": "give the options by name: capture(f, max_recordings=8)",
     "disable": "leave it out; CAPTURE_ENABLED=0 or config.patch(enabled=False) switch capture off",
@@ -123,13 +129,15 @@ def annotate(
     name = options.get("name", function)
     if not isinstance(name, str) or not name:
         raise AnnotationError(f"name= takes a non-empty string, got {name!r}")
+    buckets = buckets_of(options, functools.partial(_check_root, parameters, receiver=receiver, variadic=variadic))
+    most = 5 if buckets is None else 5 + buckets.num_rungs()
     return Annotation(
         function=name,
         defined_at=defined_at,
         parameters=tuple(parameters),
         static=_static_names(options.get("static", ()), parameters, receiver=receiver, variadic=variadic),
         rng=options.get("rng", "graphsafe"),
-        max_recordings=_count("max_recordings", options.get("max_recordings", 5), at_least=1),
+        max_recordings=_count("max_recordings", options.get("max_recordings", most), at_least=1),
         outputs=options.get("outputs", "preserve"),
         inputs=options.get("inputs", "auto"),
         fallback=options.get("fallback", "eager"),
@@ -138,6 +146,7 @@ def annotate(
         gradients=options.get("gradients", "autograd"),
         guards=_guards(options.get("guards", ())),
         silence=_silenced(options.get("silence", ())),
+        buckets=buckets,
     )
 
 
@@ -177,14 +186,23 @@ def _static_names(
     for name in value:
         if not isinstance(name, str) or not name:
             raise AnnotationError(f"static= takes names, got {name!r} ({type(name).__name__})")
-        root = name.replace("[", ".").split(".")[0]
-        roots = [*parameters, *dict.fromkeys(["self", receiver] if receiver else [])]
-        if root not in roots and not variadic:
-            raise AnnotationError(
-                f"static={name!r} names no parameter{suggestion(root, roots)}; known: {', '.join(roots) or '(none)'}"
-            )
+        root = _check_root(parameters, "static", name, receiver=receiver, variadic=variadic)
         names.append(f"self{name[len(root) :]}" if root == receiver and root not in parameters else name)
     return tuple(names)
+
+
+def _check_root(
+    parameters: Sequence[str], option: str, name: str, *, receiver: str | None, variadic: bool
+) -> str:  # fmt: skip
+    """The parameter that a path begins with. Raises ``AnnotationError`` where there is none."""
+    root = name.replace("[", ".").split(".")[0]
+    own = ["self", receiver] if receiver and option == "static" else []
+    roots = [*parameters, *dict.fromkeys(own)]
+    if root not in roots and not variadic:
+        raise AnnotationError(
+            f"{option}={name!r} names no parameter{suggestion(root, roots)}; known: {', '.join(roots) or '(none)'}"
+        )
+    return root
 
 
 def _guards(value: object) -> tuple[Callable[[], object], ...]:

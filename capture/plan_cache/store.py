@@ -216,6 +216,7 @@ def fingerprint(annotation: Annotation, function: Callable[..., Any], key: Key) 
     options = asdict(annotation, recurse=False) | {"guards": [_name(guard) for guard in annotation.guards]}
     del options["function"], options["defined_at"]  # an edit further up moves the place
     del options["silence"]  # decides nothing
+    del options["buckets"]  # a padded call is like any other
     return _of_process() | {
         "annotation": json.dumps(options, sort_keys=True),
         "device": devices.model_of(accelerator),

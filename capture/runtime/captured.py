@@ -26,6 +26,7 @@ from capture.key.code_names import NamedKey, part_of
 from capture.key.modes import Here
 from capture.key.signature import Binder, Key, Leaf, Leaves, key_of, make_binder, module_key, sees_form, signature_of
 from capture.observe import source_location
+from capture.runtime.buckets import Sizes
 from capture.runtime.budget import Budget, most_efforts
 from capture.runtime.entry import Entry, Family
 from capture.state.call import Call
@@ -108,6 +109,8 @@ class Captured:
     is_told: bool = field(default=False, init=False)
     """The user was warned of something that keeps calls eager."""
     optimizers: Optimizers = field(factory=Optimizers, init=False)
+    sizes: Sizes | None = field(default=None, init=False)
+    """Of its calls, where the annotation has buckets."""
     deaths_seen: int = field(default=0, init=False)
     """Objects in keys that had died when families were looked through for them."""
     range_name: str = field(init=False)
@@ -121,7 +124,11 @@ class Captured:
     def __attrs_post_init__(self) -> None:
         self.budget = self._new_budget()
         self.range_name = self.log.range_name("replay")
+        if self.annotation.buckets is not None and not self.is_backward:
+            self.sizes = Sizes.of(self.annotation.buckets, self.binder)
         self.straight = self.fast_paths.straight
+        if self.sizes is not None:
+            self.straight = self.sizes.straight(len(self.binder.names), self.fast_paths.straight)
         self._defaults = getattr(self.function, "__defaults__", None)
         self._is_function = isinstance(self.function, types.FunctionType)
         self._is_alone = self.receiver is None and not self.annotation.guards
@@ -191,7 +198,13 @@ class Captured:
     def note_form(self, entry: Entry, facts: Facts) -> None:
         """A run showed whether calls that differ in form alone are the same (``Family``)."""
         if entry.family is not None and entry.family.note(reads_form=facts.reads_form):
-            self.fast_paths.clear()
+            self.clear_fast_paths()
+
+    def clear_fast_paths(self) -> None:
+        """Entries were dropped, or what they stand for is another now."""
+        self.fast_paths.clear()
+        if self.sizes is not None:
+            self.sizes.clear()
 
     def release(self) -> None:
         """Drop all recordings; plans stay."""
@@ -202,7 +215,7 @@ class Captured:
         """Nobody can call this any more."""
         for entry in self.entries():
             entry.retire()
-        self.fast_paths.clear()
+        self.clear_fast_paths()
         self.families.clear()
 
     def reset(self) -> None:
@@ -212,6 +225,8 @@ class Captured:
         self.unsettled.clear()
         self.kept_outputs.clear()
         self.hopeless = None
+        if self.sizes is not None:
+            self.sizes.forget()
         self.optimizers = Optimizers()
         self.log = Log(self.annotation.function)
         self.budget, self.is_told, self.warnings = self._new_budget(), False, 0
@@ -247,8 +262,9 @@ class Captured:
         known = self.findings.get((finding.code, finding.path))
         return known is None or known.severity < finding.severity
 
-    def report(self, plan: CapturePlan) -> None:
+    def report(self, plan: CapturePlan, instead: str = "runs eagerly") -> None:
         """Warn about what keeps a call eager, once for each code and path; raise where the annotation asks for it.
+        ``instead``: what happens to such calls.
 
         What only a first call may have done is left out where there are other reasons: a second one was not watched.
         """
@@ -275,7 +291,7 @@ class Captured:
             if self.warnings > MOST_WARNINGS:
                 return
             last = self.warnings == MOST_WARNINGS
-            now = "runs eagerly" + (f"; what else is found is in recordings({_short(self)}).findings" if last else "")
+            now = instead + (f"; what else is found is in recordings({_short(self)}).findings" if last else "")
             where = first.where or source_location.user_place(self.annotation.defined_at)
             text = evolve(first, where=where).message(function=self.annotation.function, now=now, also=also)
             warnings.warn(text, CaptureWarning, stacklevel=source_location.stack_level())

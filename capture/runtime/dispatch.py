@@ -46,6 +46,7 @@ from attrs import evolve, frozen
 from capture.core import config as _config
 from capture.core.errors import CaptureBug, CaptureError, UncapturableError
 from capture.core.facts import (
+    BucketRefusal,
     Facts,
     GradientObstacle,
     GradientUse,
@@ -55,6 +56,7 @@ from capture.core.facts import (
     SlowReplay,
     Verification,
 )
+from capture.core.findings import Severity
 from capture.core.interrupts import is_interrupt
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Move
@@ -70,6 +72,7 @@ from capture.observe.capture_lock import capture_lock
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import (
     branches,
+    bucket_proof,
     eviction,
     fault,
     inputs,
@@ -82,12 +85,15 @@ from capture.runtime import (
     record_failure,
     verify,
 )  # fmt: skip
+from capture.runtime.bucket_proof import NOT_RECORDED, PaddedCall, PaddedNode
+from capture.runtime.buckets import Count, Size, Trim, way_of
 from capture.runtime.budget import AT_LIMIT
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, RETRIES, Entry, Phase, drop_dead, drop_unused
+from capture.runtime.fast_path import Shortcuts
 from capture.runtime.replay import replay, tell
 from capture.runtime.training_region import Region, finish
-from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict, done
+from capture.runtime.verdict import GO_ON, START_OVER, Outcome, Reply, Verdict, done
 from capture.state import body_run, snapshot
 from capture.state.body_run import BodyRun
 from capture.state.call import Call
@@ -97,6 +103,7 @@ from capture.tree.tree import Tree
 
 _current_config = _config.current
 Values = tuple[Any, ...]
+_MOST_WAYS = 4  # of one size: for some modes or plain values each
 _MOST_FAULTS = 8  # calls in a row that have no key, as something goes wrong on the way to it
 
 
@@ -115,7 +122,13 @@ def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     except TypeError:
         captured.log.counters.inline_calls += 1
         return captured.body()(*args, **kwargs)  # raises its own, better worded error
-    result = MISS if config.poison or config.verify != "off" else captured.fast_paths.call(values)
+    is_plain = not config.poison and config.verify == "off"
+    if captured.sizes is not None:
+        size = captured.sizes.size_of(values)
+        size.calls += 1
+        if size.pads:
+            return _call_of_size(captured, values, size, now, is_plain=is_plain)
+    result = captured.fast_paths.call(values) if is_plain else MISS
     return result if result is not MISS else dispatch(captured, values, now)
 
 
@@ -150,11 +163,14 @@ def _inline(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return captured.body()(*args, **kwargs)
 
 
-def dispatch(captured: Captured, values: Values, now: Here) -> Any:
-    """A call with its arguments bound, as eager does it whatever goes wrong in this library."""
+def dispatch(
+    captured: Captured, values: Values, now: Here, step: Callable[..., Any] | None = None, *rest: Any
+) -> Any:  # fmt: skip
+    """A call with its arguments bound, as eager does it whatever goes wrong in this library. ``step``: what else than
+    the general way it takes."""
     if captured.faults > _MOST_FAULTS:
         return run_eagerly(captured, captured.call(values, []), "something here goes wrong in every call")
-    return _guarded(captured, values, _dispatch, now)
+    return _guarded(captured, values, _dispatch if step is None else step, now, *rest)
 
 
 def _guarded(captured: Captured, values: Values, step: Callable[..., Any], *rest: Any) -> Any:
@@ -581,7 +597,7 @@ def _put_together(
 ) -> None:  # fmt: skip
     """Forward and backward cannot be recorded apart after all."""
     entry.retire()
-    captured.fast_paths.clear()
+    captured.clear_fast_paths()
     facts = captured.bare_facts(gradients=tuple(uses), gradient_obstacles=(obstacle,))
     entry.plan, entry.facts = compile_plan(captured.annotation, facts), None
     _enter(captured, entry, "eager")
@@ -718,10 +734,19 @@ def _settle(captured: Captured, entry: Entry, reply: Reply) -> None:
 def _state_moved(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
     """The recording that follows found its Python state elsewhere, or changed."""
     reply = rebind.state_moved(captured, entry, node, values, leaves, tree)
+    if captured.sizes is not None:
+        captured.sizes.clear()
     if reply.verdict is Verdict.REPLAY and node.reads:
         return GO_ON
     if reply.verdict is Verdict.REPLAY:
         return done(_replay(captured, entry, node, values, leaves, tree, reply.learned))
+    return _after_move(captured, entry, node, values, leaves, tree, reply)
+
+
+def _after_move(
+    captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree, reply: Reply
+) -> Reply:  # fmt: skip
+    """A recording is no more what its state asks for."""
     if reply.verdict is Verdict.OBSERVE:
         if not _tells_apart(captured, entry, node.guard.places):
             changed = key_difference.changed_state(captured, node, leaves)
@@ -880,10 +905,190 @@ def _forget(captured: Captured, entry: Entry, tree: Tree) -> None:
     if entry.region is not None:
         entry.region.retire()
         entry.without_region()
-    captured.fast_paths.clear()
+    captured.clear_fast_paths()
     entry.plan, entry.facts = None, None
     entry.branches.clear()
     _enter(captured, entry, "cold")
+
+
+# ------------------------------------------------------------------------------------------- calls that are padded
+
+
+def _call_of_size(captured: Captured, values: Values, size: Size, now: Here, *, is_plain: bool) -> Any:
+    """A call that may be padded to a size which is recorded."""
+    if size.rest:
+        size.rest -= 1
+        result = captured.fast_paths.call(values) if is_plain else MISS
+        return result if result is not MISS else dispatch(captured, values, now)
+    result = size.replayed(values) if is_plain else MISS
+    if result is not MISS:
+        size.calls -= 1  # it has counted the call
+        return result
+    return dispatch(captured, values, now, _padded, size)
+
+
+def _padded(captured: Captured, values: Values, now: Here, size: Size) -> Any:
+    """Replay a padded call that was compared with the body at this size, or compare it now. Nothing of a padded run is
+    the call but such a replay: watched and recorded, it is undone."""
+    padded = PaddedCall.of(captured, values, size)
+    outer, inner = body_run.current(), BodyRun()
+    if outer is None:
+        return _dispatch(captured, values, now)
+    for _ in range(RETRIES + 1):
+        try:
+            found = body_run.during(inner, _padded_node, (captured, padded, now))
+        except Exception as error:
+            if inner.error is not error:
+                raise
+            found = padded.refusal("raises", detail=f"{type(error).__name__}: {error}")
+        if found is not None:
+            break
+    if isinstance(found, Tree):
+        return _warm_up(captured, padded.call, found)
+    if not isinstance(found, PaddedNode):
+        if found is not None:
+            _not_padded(captured, found)  # raises as often as it is asked where the annotation says so
+        size.let_rest()
+        return _dispatch(captured, values, now)
+    proof, count = found.node.proofs.get(padded.proof), size.counts.setdefault(padded.proof, Count())
+    always = "always" in (captured.annotation.verify, _current_config().verify)
+    if proof is None or count.is_due or always or found.learned:
+        return _compare(captured, padded, found, count)
+    count.calls += 1
+    result = _replay_padded(captured, padded, found, proof, outer)
+    if captured.annotation.verify != "always":
+        _add_way(captured, padded, found, proof, count, now)
+    return result
+
+
+def _padded_node(captured: Captured, padded: PaddedCall, now: Here) -> PaddedNode | BucketRefusal | Tree | None:
+    """The recording that a padded call is a replay of, made where there is none; or why there is none. A tree: its step
+    warms up. None: look again."""
+    entry, leaves = _entry_of(captured, padded.values, now.ambient)
+    padded.leaves = leaves
+    backend = engine_of(captured, entry, leaves)
+    if backend is None or backend.in_capture() or entry.phase == "eager":
+        return NOT_RECORDED
+    if entry.region is not None:
+        return padded.refusal("gradients")
+    tree = tree_for(backend)
+    tree.begin_call(captured, captured.annotation.max_recordings, entry.number)
+    if tree.lingering:
+        tree.let_go()
+    if tree.warm:
+        return tree
+    node = _fitting(captured, entry, tree, tree.pattern(leaves)) if entry.phase == "ready" else None
+    learned: Sequence[Move] = ()
+    if node is None:
+        if not captured.budget.allows(entry.key) or not eviction.makes_room(captured, entry, tree):
+            return NOT_RECORDED
+        call, known = captured.call(padded.values, leaves), len(entry.nodes)
+        bring_to_replay(captured, entry, call, tree, lambda: len(entry.nodes) > known, with_gradients=False)
+        if len(entry.nodes) == known:
+            return padded.refusal("gradients") if entry.in_use().region is not None else NOT_RECORDED
+        node = entry.nodes[-1]
+    elif (state := node.check(leaves)) == OVERLAPS:
+        return NOT_RECORDED
+    elif state:
+        reply = rebind.state_moved(captured, entry, node, padded.values, leaves, tree)
+        captured.clear_fast_paths()
+        if reply.verdict is not Verdict.REPLAY:
+            _after_move(captured, entry, node, padded.values, leaves, tree, reply)
+            return None
+        learned = reply.learned
+    if _current_config().poison:
+        tree.pool.poison([block for block, _ in tree.live_blocks()])
+    return padded.fits(entry, node, tree, learned)
+
+
+def _compare(captured: Captured, padded: PaddedCall, found: PaddedNode, count: Count) -> Any:
+    """The body's own result. A padded replay runs before it, and is taken back."""
+    proved = bucket_proof.compared(captured, padded, found)
+    entry, node = found.entry, found.node
+    if proved.refusal is not None and found.learned:
+        rebind.distrust(captured, entry, node, found.learned, f"{proved.refusal.path} differs at the new address")
+    elif proved.refusal is not None:
+        node.proofs[padded.proof] = proved.refusal
+        captured.clear_fast_paths()
+        try:
+            _not_padded(captured, proved.refusal)
+        except UncapturableError:
+            proved.take_back()
+            raise
+        padded.size.let_rest()
+    elif proved.is_silent:
+        padded.size.let_rest()
+    elif proved.trim is not None:
+        node.proofs[padded.proof] = proved.trim
+        padded.size.is_proven()
+        count.compared()
+    return proved.result
+
+
+def _replay_padded(captured: Captured, padded: PaddedCall, found: PaddedNode, trim: Trim, outer: BodyRun) -> Any:
+    """The call."""
+    outer.replayed, inner = True, BodyRun()
+    try:
+        result = trim(replay(captured, found.node, found.tree, padded.values, padded.leaves, inner))
+    except Exception as error:
+        outer.error = error if inner.error is error else None
+        outer.replayed = inner.replayed
+        if outer.error is None or not found.is_pure:
+            raise
+        outer.error = None  # eager's own error tells of the sizes that the caller gave
+        return run_eagerly(captured, padded.call, "an operator raised")
+    outer.replay(result)
+    return result
+
+
+def _add_way(
+    captured: Captured, padded: PaddedCall, found: PaddedNode, trim: Trim, count: Count, now: Here
+) -> None:  # fmt: skip
+    """The next call like this one may take the fast way, if every recording that it may come to was compared."""
+    size, entry = padded.size, found.entry
+    if any(node.proofs.get(padded.proof) is None for node in entry.nodes):
+        return
+    paths = [path for path, _ in padded.call.paths()]
+    shortcuts = Shortcuts()
+    way = way_of(entry, padded.tensors, padded.call.leaves, paths, found.node, count, shortcuts, is_pure=found.is_pure)
+    if way is None:
+        return
+    shortcuts.add(captured, padded.values, padded.leaves, entry, now, _GoesOnTrimmed(captured, trim))
+    size.ways[:] = [one for one in size.ways if one.entry is not entry or one.nodes == entry.nodes][-_MOST_WAYS:]
+    size.ways.insert(0, way)
+
+
+def _not_padded(captured: Captured, refusal: BucketRefusal) -> None:
+    """Say once why calls keep their own sizes."""
+    if refusal is not NOT_RECORDED:
+        plan = compile_plan(captured.annotation, captured.bare_facts(bucket=refusal))
+        captured.report(plan, "keeps its own size")
+
+
+@frozen(eq=False)
+class _GoesOnTrimmed:
+    """What the fast way of a padded call goes on with."""
+
+    captured: Captured
+    trim: Trim
+
+    @property
+    def attach(self) -> Callable[..., Any] | None:
+        """Makes what C replayed the call's result."""
+        trim = self.trim
+        return lambda result, leaves, node: trim(result)
+
+    def replay(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
+        """The same in Python."""
+        return self.trim(replay(self.captured, node, tree, values, leaves, None))
+
+    def tell(self, errors: list[BaseException]) -> None:
+        """A replay came to its end, and this came in between."""
+        tell(self.captured, errors)
+
+    def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
+        """The recording relies on state that is another now, so it says nothing of what the body does."""
+        return MISS
 
 
 def _ready(
@@ -898,6 +1103,11 @@ class _GoesOn:
 
     captured: Captured
     entry: Entry
+
+    @property
+    def attach(self) -> Callable[..., Any] | None:
+        """Makes what C replayed the call's result."""
+        return None if self.entry.region is None else self.entry.region.attach
 
     def replay(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
         """Run a recording that was found to fit."""
@@ -939,6 +1149,56 @@ class _GoesOn:
 
 
 # ---------------------------------------------------------------------- the same steps without a trace, for the warm-up
+
+_ONE_RUN = "its collectives need the other ranks, so each warm-up runs the body once: warm up again, or call it"
+
+
+def bring_to_replay(
+    captured: Captured, entry: Entry, call: Call, tree: Tree, is_recorded: Callable[[], bool], *,
+    with_gradients: bool = True,
+) -> Outcome:  # fmt: skip
+    """Watch and record a call, and undo both runs."""
+    for _ in range(2 * RETRIES + 3):  # each run either brings the entry on or is one that differs from the last
+        entry = entry.in_use()
+        if entry.region is not None and not with_gradients:
+            return Outcome("skipped", "its results need gradients")
+        call = captured.call(call.values, call.leaves, entry)
+        phase = load(captured, entry, call.leaves) if entry.phase == "cold" else entry.phase
+        if phase == "cold":
+            if observe_undone(captured, entry, call).collectives:
+                return Outcome("skipped", _ONE_RUN)
+        elif phase == "eager":
+            return stays_eager(captured, entry)
+        else:
+            too_large = eviction.forecast(captured, entry, call, tree)
+            if too_large is not None:
+                plan = too_large_plan(captured, too_large)
+                captured.report(plan)
+                return because(plan)
+            record_undone(captured, entry, call, tree)
+            together = entry.plan is not None and entry.plan.collectives
+            if together and not tree.backend.executes_recording_runs:  # it was captured, and nothing has run
+                run_undone(captured, call)
+            if is_recorded():
+                return Outcome("recorded")
+            if together:
+                return Outcome("skipped", _ONE_RUN)
+    eager = entry.phase == "eager"
+    return stays_eager(captured, entry) if eager else Outcome("skipped", "every run differs from the last")
+
+
+def stays_eager(captured: Captured, entry: Entry) -> Outcome:
+    """The plan says eager: said if it was not said yet, raised where the annotation asks for it."""
+    if entry.plan is None:
+        return Outcome("skipped", "this key cannot be recorded")
+    captured.report(entry.plan)
+    return because(entry.plan)
+
+
+def because(plan: CapturePlan) -> Outcome:
+    """What a plan gives as the reason."""
+    findings = plan.findings_at_least(Severity.EAGER)
+    return Outcome("skipped", findings[0].what, findings[0].code) if findings else Outcome("skipped", "it runs eagerly")
 
 
 def observe_undone(captured: Captured, entry: Entry, bound: Call) -> Facts:

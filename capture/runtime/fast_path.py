@@ -44,6 +44,10 @@ Values = Sequence[Any]
 class GoesOn(Protocol):
     """What follows in Python, of ``dispatch``."""
 
+    @property
+    def attach(self) -> Callable[[Any, list[Leaf], Node], Any] | None:
+        """Makes what C replayed the call's result; None where it is that."""
+
     def replay(self, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """Run a recording that was found to fit."""
 
@@ -145,7 +149,7 @@ def _path(
         ready=goes_on.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in opened]), nodes=nodes,
         alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
-        attach=None if entry.region is None else entry.region.attach, tell=goes_on.tell,
+        attach=goes_on.attach, tell=goes_on.tell,
     )  # fmt: skip
 
 

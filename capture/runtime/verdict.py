@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from attrs import frozen
 
@@ -51,6 +51,15 @@ class Reply:
     """With ``refuted``: the body runs before the plan is replaced; eager's own error, if there is one, comes first."""
     learned: Sequence[Move] = ()
     """With ``REPLAY``: what the recording follows only since this call. It is compared with eager first."""
+
+
+@frozen
+class Outcome:
+    """What became of a call that was to be recorded and undone. ``code`` is the rule's where a rule forbids it."""
+
+    status: Literal["recorded", "known", "skipped"]
+    reason: str = ""
+    code: str | None = None
 
 
 GO_ON = Reply(Verdict.GO_ON)

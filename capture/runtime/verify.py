@@ -170,7 +170,7 @@ def _names(values: Results, different: list[int]) -> str:
     return values[different[0]][0] if different[0] < len(values) else "the number of results"
 
 
-class _NoMemoryError(Exception):
+class NoMemoryError(Exception):
     """There is none for copies to compare."""
 
 
@@ -223,7 +223,7 @@ class Comparison:
             state = _state(self.entry, self.at, self.call, self.call.named_roots)
             return state, _results(result, state)
         except torch.OutOfMemoryError as error:
-            raise _NoMemoryError from error
+            raise NoMemoryError from error
 
     def _replayed(self) -> Any:
         where = self.captured, self.node, self.tree, self.call.values, self.call.leaves
@@ -245,7 +245,7 @@ class Comparison:
             return self.taken(given[0])
 
         try:
-            left, ours = _put_back_after(replayed, before, self.call)
+            left, ours = put_back_after(replayed, before, self.call)
         except _Stopped as stopped:
             return Verified(stopped=stopped.found, has_result=False)
         self.eager = run_body(captured, self.call)
@@ -262,7 +262,7 @@ class Comparison:
                 slot.at(self.call.named_roots).set(value)
             return Verified(given[0])
         native.committed(bool, (), lambda _: before.put_back(self.call.named_roots, after))
-        _, again = _put_back_after(lambda: self.taken(run_body(captured, self.call)), after, self.call)
+        _, again = put_back_after(lambda: self.taken(run_body(captured, self.call)), after, self.call)
         wrong = _first_wrong(different, ours, theirs, again)
         if wrong is None and after.generators and threading.active_count() > 1:
             # another thread may have drawn before one run's draws and after the other's, as many numbers each time
@@ -272,7 +272,7 @@ class Comparison:
         return Verified(self.eager, differs=wrong or _names(ours, different), is_wrong=wrong is not None)
 
 
-def _put_back_after(take: Callable[[], tuple[State, Results]], before: State, call: Call) -> tuple[State, Results]:
+def put_back_after(take: Callable[[], tuple[State, Results]], before: State, call: Call) -> tuple[State, Results]:
     """What is ``taken``, and whatever ends that: all is as it was ``before``."""
     found: list[tuple[State, Results]] = []
 
@@ -292,7 +292,7 @@ def verified(captured: Captured, entry: Entry, node: Node, tree: Tree, call: Cal
     comparison = Comparison(captured, entry, node, tree, call)
     try:
         return comparison.run()
-    except _NoMemoryError:
+    except NoMemoryError:
         captured.log.add("verify", NO_MEMORY)
         return Verified(comparison.eager, has_result=comparison.has_run, undecided=NO_MEMORY)
 

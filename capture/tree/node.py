@@ -66,6 +66,8 @@ class Node:
     joined: set[int] = field(factory=set)
     """Numbers of the nodes with the same key that go on where this one comes to a break, and the other way round."""
     verified: bool = False
+    proofs: dict[Any, Any] = field(factory=dict)
+    """What replays were compared with bodies of smaller sizes, and what is cut off them (``runtime.buckets``)."""
     beside: frozenset[Block] = frozenset()
     """Blocks that were taken all the while this was recorded: it does not write there."""
     clear_of: tuple[Any, ...] = ()

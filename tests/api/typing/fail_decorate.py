@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import CaptureOptions, capture, config, explain, recordings, warmup
+from capture import CaptureOptions, Dim, capture, config, explain, ladder, recordings, warmup
 
 
 def plain(x: Tensor, scale: float) -> Tensor:
@@ -50,6 +50,14 @@ capture(plain, warmup=1.5)  # E: call-overload
 capture(static=3)  # E: call-overload
 capture(static=[3])  # E: list-item
 capture(guards=[1])  # E: list-item
+capture(buckets={"x": (1, 2)})  # E: dict-item
+capture(buckets={"x": {0: "pow3"}})  # E: dict-item
+capture(buckets={"x": {"0": (1, 2)}})  # E: dict-item
+capture(buckets=[1, 2])  # E: call-overload
+capture(buckets={"x": {0: (1, 2)}}, fill={"x": None})  # E: dict-item
+capture(buckets={"x": {0: (1, 2)}}, tolerance="small")  # E: call-overload
+Dim((1, 2), "batch")  # E: call-arg
+ladder([1, 2], rungs=3)  # E: arg-type
 capture(name=3)  # E: call-overload
 capture(net, max_recordings=None)  # E: call-overload
 capture(3)  # E: call-overload

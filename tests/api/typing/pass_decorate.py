@@ -12,6 +12,7 @@ from typing_extensions import override
 from capture import (
     CaptureOptions,
     CapturePlan,
+    Dim,
     Event,
     Explanation,
     Finding,
@@ -23,6 +24,7 @@ from capture import (
     capture,
     config,
     explain,
+    ladder,
     load_plans,
     mark_step_begin,
     plans,
@@ -31,6 +33,7 @@ from capture import (
     report,
     reset,
     save_plans,
+    sizes_seen,
     step,
     warmup,
 )
@@ -52,6 +55,8 @@ def also_with_options(x: Tensor) -> dict[str, Tensor]:
 
 
 x = torch.zeros(3)
+
+
 assert_type(bare(x), Tensor)
 assert_type(bare(x, 1.0, x, x, deep=True, p=1, q=2), Tensor)
 assert_type(bare(x=x, scale=3.0), Tensor)
@@ -64,6 +69,21 @@ def plain(x: Tensor, scale: float) -> Tensor:
     return x * scale
 
 
+def rows(x: Tensor, dim: int, count: int) -> Tensor:
+    return x.narrow(dim, 0, 1).expand(count)
+
+
+batch = Dim((1, 2, 4), name="batch")
+bucketed = capture(
+    plain,
+    buckets={"x": {0: batch, 1: "pow2"}, "y": {0: [1, 2]}},
+    fill={"x": rows, "y": "repeat"},
+    tolerance={"output": (1e-5, 0.0), "cache": 1e-3},
+)
+assert_type(bucketed(x, scale=1.0), Tensor)
+capture(plain, buckets={"x": {0: "pow2"}}, fill=-1, tolerance=1e-5)
+assert_type(ladder({1: 3, 4: 1}, rungs=2), tuple[int, ...])
+assert_type(sizes_seen(bucketed), dict[str, dict[int, int]])
 assert_type(capture(plain), Callable[[Tensor, float], Tensor])  # type: ignore[assert-type] # names are kept, too
 assert_type(capture(plain)(x, scale=1.0), Tensor)
 assert_type(capture(plain, max_recordings=2)(x=x, scale=1.0), Tensor)

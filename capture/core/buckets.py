@@ -1,0 +1,219 @@
+"""Buckets: which dimensions of arguments are padded, to which sizes, with what, and how near to eager the result has to
+be. Checked where they are written, as all options are. No torch.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from attrs import field, frozen
+
+from capture.core.errors import AnnotationError
+
+Rungs = Sequence[int] | Literal["pow2"]
+"""Sizes that are padded to, ascending, or all powers of two."""
+Fill = float | bool | Literal["repeat"] | Callable[[Any, int, int], Any]
+"""What padding holds: a number; ``"repeat"``, the last entry again; or ``fill(tensor, dim, count)``, which gives the
+``count`` entries to add after the last one of ``dim``."""
+Tolerance = float | tuple[float, float]
+"""``rtol`` and ``atol`` as in ``torch.testing.assert_close``; one number is both."""
+_MOST_RECORDINGS = 64
+_POWERS = 12  # recordings that are allowed for by a ladder without an end
+
+
+@frozen(eq=False)
+class Dim:
+    """A size that several dimensions share, for ``buckets=``: they are padded together, and count as one.
+
+    ``Dim((1, 2, 4, 8))`` or ``Dim("pow2", name="length")``; the name is for reports alone. Raises ``AnnotationError``
+    for a ladder that is none.
+    """
+
+    rungs: Rungs
+    name: str = field(default="", kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        _ladder(self.rungs, "Dim()")
+
+
+@frozen
+class Symbol:
+    """One size that is padded, and its ladder: None for all powers of two."""
+
+    name: str
+    rungs: tuple[int, ...] | None
+
+    def padded(self, size: int) -> int | None:
+        """The smallest rung that holds it; None above the ladder, and for what is empty."""
+        if size < 1:
+            return None
+        if self.rungs is None:
+            return 1 << (size - 1).bit_length()
+        at = bisect.bisect_left(self.rungs, size)
+        return self.rungs[at] if at < len(self.rungs) else None
+
+    def up_to(self, size: int) -> tuple[int, ...]:
+        """The rungs of a ladder, of one without an end up to the one that holds this size."""
+        if self.rungs is not None:
+            return self.rungs
+        return tuple(1 << power for power in range((max(size, 1) - 1).bit_length() + 1))
+
+
+@frozen
+class BucketedArgument:
+    """A tensor among the arguments, by path, and the symbols of its dimensions."""
+
+    path: str
+    dims: tuple[tuple[int, int], ...]
+    """A dimension, which may be negative, and the number of its symbol."""
+    fill: Fill
+
+    @property
+    def root(self) -> str:
+        """The parameter that it is, or is in."""
+        return self.path.partition(".")[0]
+
+
+@frozen
+class Buckets:
+    """All that was declared for one function."""
+
+    symbols: tuple[Symbol, ...]
+    arguments: tuple[BucketedArgument, ...]
+    tolerances: tuple[tuple[str, float, float], ...] = ()
+    """A path, ``rtol`` and ``atol`` for it and what is below it; the path ``""`` is for all."""
+
+    def tolerance(self, path: str) -> tuple[float, float]:
+        """Of a result or of what the body writes: ``rtol`` and ``atol``, 0 and 0 for the same bits."""
+        fitting = [one for one in self.tolerances if not one[0] or path == one[0] or path.startswith(f"{one[0]}.")]
+        return max(fitting, key=lambda one: len(one[0]))[1:] if fitting else (0.0, 0.0)
+
+    def num_rungs(self) -> int:
+        """How many recordings the ladders ask for."""
+        counts = [_POWERS if one.rungs is None else len(one.rungs) for one in self.symbols]
+        return min(math.prod(counts), _MOST_RECORDINGS)
+
+
+def buckets_of(options: Mapping[str, Any], known: Callable[[str, str], object]) -> Buckets | None:
+    """What the options say, checked. ``known``: raises for a path that begins with no parameter.
+
+    Raises ``AnnotationError``.
+    """
+    given = options.get("buckets")
+    if given is None:
+        for option in ("fill", "tolerance"):
+            if option in options:
+                raise AnnotationError(f"{option}= says how buckets are padded: it needs buckets=")
+        return None
+    if not isinstance(given, Mapping) or not given:
+        raise AnnotationError(f"buckets= takes a dict such as {{'x': {{0: (1, 2, 4)}}}}, got {given!r}")
+    if options.get("outputs") == "borrow":
+        raise AnnotationError("buckets= cannot go with outputs='borrow': a trimmed output is another tensor")
+    symbols: dict[object, int] = {}
+    found: list[Symbol] = []
+    dims = {path: _dims(path, one, symbols, found, known) for path, one in given.items()}
+    fills = _by_path("fill", options.get("fill", 0), list(dims), _fill)
+    arguments = tuple(BucketedArgument(path, one, fills.get(path, 0)) for path, one in dims.items())
+    tolerance = options.get("tolerance", 0.0)
+    several = tolerance if isinstance(tolerance, Mapping) else {"": tolerance}
+    tolerances = tuple((path, *_tolerance(path, one)) for path, one in several.items())
+    return Buckets(tuple(found), arguments, tolerances)
+
+
+def _dims(
+    path: object, given: object, symbols: dict[object, int], found: list[Symbol], known: Callable[[str, str], object]
+) -> tuple[tuple[int, int], ...]:
+    if not isinstance(path, str) or not path:
+        raise AnnotationError(f"buckets= has names of arguments as keys, got {path!r}")
+    known("buckets", path)
+    if not isinstance(given, Mapping) or not given:
+        raise AnnotationError(
+            f"buckets[{path!r}] takes a dict from dimensions to sizes, as {{0: (1, 2, 4)}}: {given!r}"
+        )
+    dims = []
+    for dim, rungs in given.items():
+        if not isinstance(dim, int) or isinstance(dim, bool):
+            raise AnnotationError(f"buckets[{path!r}] has numbers of dimensions as keys, got {dim!r}")
+        key: object = id(rungs) if isinstance(rungs, Dim) else (path, dim)
+        if key not in symbols:
+            where = f"buckets[{path!r}][{dim}]"
+            ladder = _ladder(rungs.rungs if isinstance(rungs, Dim) else rungs, where)
+            name = rungs.name if isinstance(rungs, Dim) else ""
+            symbols[key] = len(found)
+            found.append(Symbol(name or f"{path}.{dim}", ladder))
+        dims.append((dim, symbols[key]))
+    return tuple(dims)
+
+
+def _ladder(rungs: object, where: str) -> tuple[int, ...] | None:
+    if isinstance(rungs, str):
+        if rungs != "pow2":
+            raise AnnotationError(f"{where} takes sizes or 'pow2', got {rungs!r}")
+        return None
+    if not isinstance(rungs, Sequence) or not rungs:
+        raise AnnotationError(f"{where} takes sizes such as (1, 2, 4), or 'pow2', got {rungs!r}")
+    for one in rungs:
+        if not isinstance(one, int) or isinstance(one, bool) or one < 1:
+            raise AnnotationError(f"{where} takes whole numbers from 1 on, got {one!r}")
+    if any(one >= other for one, other in itertools.pairwise(rungs)):
+        raise AnnotationError(f"{where} takes sizes that ascend, got {tuple(rungs)}")
+    return tuple(rungs)
+
+
+def _by_path(option: str, given: object, paths: Sequence[str], check: Callable[[str, object], Any]) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(paths, check(option, given))
+    for path in given:
+        if path not in paths:
+            raise AnnotationError(f"{option}[{path!r}] names nothing in buckets=; known: {', '.join(paths)}")
+    return {path: check(f"{option}[{path!r}]", one) for path, one in given.items()}
+
+
+def _fill(where: str, given: object) -> Any:
+    if given == "repeat" or isinstance(given, (int, float)) or callable(given):
+        return given
+    raise AnnotationError(f"{where} takes a number, 'repeat', or a function of (tensor, dim, count), got {given!r}")
+
+
+def _tolerance(path: object, given: object) -> tuple[float, float]:
+    if not isinstance(path, str):
+        raise AnnotationError(f"tolerance= has paths such as 'output' as keys, got {path!r}")
+    pair = given if isinstance(given, tuple) else (given, given)
+    if len(pair) == 2 and all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in pair):
+        rtol, atol = float(pair[0]), float(pair[1])
+        if rtol >= 0 and atol >= 0:
+            return rtol, atol
+    raise AnnotationError(f"tolerance= takes a number from 0 on, or (rtol, atol), got {given!r}")
+
+
+def ladder(sizes: Mapping[int, int], *, rungs: int) -> tuple[int, ...]:
+    """The ``rungs`` sizes that pad these calls least: ``sizes`` says how often each size came.
+
+    The largest size is a rung. Exact, by dynamic programming: the square of the number of sizes times ``rungs`` steps.
+    ``ladder(sizes_seen(fn)["batch"], rungs=6)`` makes a ladder of what a captured function was called with.
+
+    Raises ``ValueError`` where there are no sizes, for one below 1, or fewer rungs than 1.
+    """
+    ordered = sorted(size for size, count in sizes.items() if count > 0)
+    if not ordered or ordered[0] < 1 or rungs < 1:
+        raise ValueError(f"a ladder is made of sizes from 1 on, and has at least one rung: {dict(sizes)!r}, {rungs!r}")
+    count = [0, *itertools.accumulate(sizes[one] for one in ordered)]
+    total = [0, *itertools.accumulate(one * sizes[one] for one in ordered)]
+
+    def padding(begin: int, end: int) -> int:
+        """Of sizes ``begin`` to ``end`` where all are padded to the last one."""
+        return ordered[end] * (count[end + 1] - count[begin]) - (total[end + 1] - total[begin])
+
+    least: list[tuple[int, tuple[int, ...]]] = [(padding(0, end), (ordered[end],)) for end in range(len(ordered))]
+    for _ in range(min(rungs, len(ordered)) - 1):
+        least = [
+            min([least[end], *[
+                (least[cut][0] + padding(cut + 1, end), (*least[cut][1], ordered[end])) for cut in range(end)
+            ]])
+            for end in range(len(ordered))
+        ]  # fmt: skip
+    return least[-1][1]

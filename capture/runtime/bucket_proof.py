@@ -1,0 +1,273 @@
+"""Bucket proof: a padded replay beside the unpadded body, on the same inputs, state and draws.
+
+The replay goes first and is taken back, then the body runs: its result is the call's, its effects stay. What the replay
+gave has to be what the body gave, once what is padding is cut off; so has all that both wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, evolve, field, frozen
+from typing_extensions import override
+
+from capture.core.buckets import Buckets
+from capture.core.facts import BucketRefusal
+from capture.engines.base import Move
+from capture.key import pytree, tensor_meta
+from capture.key.signature import Leaf, Leaves
+from capture.runtime.buckets import LeafTrim, Proof, Size, Trim, Values, proof_of, shares
+from capture.runtime.captured import Captured
+from capture.runtime.entry import Entry
+from capture.runtime.replay import replay
+from capture.runtime.verify import NO_MEMORY, OTHERS_DRAW, Comparison, NoMemoryError, Results, put_back_after, run_body
+from capture.state.body_run import BodyRun
+from capture.state.call import Call
+from capture.tree.node import Node
+from capture.tree.tree import Tree
+
+NOT_RECORDED = BucketRefusal(kind="raises", sizes="")
+"""There is no recording of padded calls, for a reason that was told, or will be."""
+GENERATORS = "what it leaves in a generator"
+
+
+class OperatorRaisedError(Exception):
+    """One of the body's operators raised in the padded replay."""
+
+
+@frozen(eq=False)
+class Proved:
+    """What the comparison found, and the body's own result."""
+
+    result: Any
+    trim: Trim | None = None
+    """What is cut off, where nothing differs."""
+    refusal: BucketRefusal | None = None
+    take_back: Callable[[], object] = tuple
+    """Makes everything as it was before the body ran."""
+    is_silent: bool = False
+    """Nothing differs, but what is padded is like the padding: another call may tell more."""
+
+
+@define(eq=False)
+class BucketComparison(Comparison):
+    """``call``: the unpadded one; ``entry`` and ``node``: of the padded one."""
+
+    padded: Values = field(kw_only=True)
+    padded_leaves: list[Any] = field(kw_only=True)
+    size: Size = field(kw_only=True)
+    buckets: Buckets = field(kw_only=True)
+    trims: list[LeafTrim | None] = field(factory=list, kw_only=True)
+    strides: list[tuple[int, ...]] = field(factory=list, kw_only=True)
+    """Of the padded result's leaves; copies of them may have others."""
+
+    @override
+    def _replayed(self) -> Any:
+        run = BodyRun()
+        try:
+            result = replay(self.captured, self.node, self.tree, self.padded, self.padded_leaves, run)
+            leaves = [leaf for _, leaf in pytree.result_leaves(result)]
+            self.strides = [_strides(leaf) for leaf in leaves]
+            return result
+        except Exception as error:
+            if run.error is error:
+                raise OperatorRaisedError(f"{type(error).__name__}: {error}") from error
+            raise
+
+    def prove(self) -> Proved:
+        """Replay, put back, run the body, compare."""
+        captured, (before, _) = self.captured, self.taken()
+        captured.log.counters.verifications += 1
+        raised: str | None = None
+        try:
+            left, ours = put_back_after(lambda: self.taken(self._replayed()), before, self.call)
+        except OperatorRaisedError as error:
+            raised = str(error)
+        self.eager = run_body(captured, self.call)
+        self.has_run = True
+        take_back = lambda: before.put_back(self.call.named_roots)  # noqa: E731
+        if raised is not None:
+            return Proved(self.eager, refusal=self._refusal("raises", detail=raised), take_back=take_back)
+        after, theirs = self.taken(self.eager)
+        if not after.drew_like(left):
+            captured.log.add("verify", OTHERS_DRAW)
+            return Proved(self.eager, is_silent=True)
+        refusal = self._compared(ours, theirs) or self._shared()
+        captured.log.add("verify", "equal" if refusal is None else f"padded: {refusal.path or refusal.kind} differs")
+        if refusal is not None:
+            return Proved(self.eager, refusal=refusal, take_back=take_back)
+        self.node.verified = True
+        tensors = zip(self.size.pads, self.size.tensors(self.call.values), strict=True)
+        silent = all(pad.is_silent(tensor) for pad, tensor in tensors)
+        return Proved(self.eager, Trim(tuple(self.trims)), is_silent=silent)
+
+    def _refusal(self, kind: Any, path: str = "", detail: str = "") -> BucketRefusal:
+        return refusal_of(self.size, self.buckets, kind, path, detail)
+
+    def _compared(self, ours: Results, theirs: Results) -> BucketRefusal | None:
+        """The first that differs. Results are trimmed; what the body wrote has the same size in both."""
+        leaves = [leaf for _, leaf in pytree.result_leaves(self.eager)]
+        if len(ours) != len(theirs):
+            return self._refusal("differs", "output", "it has another number of parts")
+        for number, ((path, one), (_, other)) in enumerate(zip(ours, theirs, strict=True)):
+            is_result = number < len(leaves)
+            if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+                if type(one) is not type(other) or one != other:
+                    return self._refusal("differs", path, f"{one} against {other} without padding")
+                if is_result:
+                    self.trims.append(None)
+                continue
+            if is_result:
+                trim = _trim_of(one, other, leaves[number], self.strides[number])
+                if trim is not None and self.captured.annotation.outputs == "clone":
+                    trim = evolve(trim, is_copied=True)
+                self.trims.append(trim)
+                one = one if trim is None else one[tuple(map(slice, trim.shape))]
+            told = self._distance(path, one, other)
+            if told is not None:
+                generator = path.startswith("generator ")
+                return self._refusal("differs", GENERATORS if generator else path, "" if generator else told)
+        return None
+
+    def _distance(self, path: str, one: torch.Tensor, other: torch.Tensor) -> str | None:
+        """How far a tensor is off, where that is too much."""
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return f"it is {_meta(one)}, and {_meta(other)} without padding"
+        if tensor_meta.same_bits(one.contiguous(), other.contiguous()):
+            return None
+        if not (one.dtype.is_floating_point or one.dtype.is_complex):
+            return f"{int((one != other).sum())} of {one.numel()} elements differ"
+        rtol, atol = self.buckets.tolerance(path)
+        wide = torch.promote_types(one.dtype, torch.float64)
+        one, other = one.to(wide), other.to(wide)
+        if (rtol or atol) and torch.allclose(one, other, rtol=rtol, atol=atol, equal_nan=True):
+            return None
+        off = (one - other).abs().nan_to_num(nan=float("inf"))
+        off = torch.where(one.isnan() & other.isnan(), 0.0, off)
+        allowed = f"rtol {rtol:g} and atol {atol:g} are allowed" if rtol or atol else "the same bits are asked for"
+        return f"it is off by up to {float(off.max()):.2g}; {allowed}"
+
+    def _shared(self) -> BucketRefusal | None:
+        """A result on memory of an argument would be on that of its padded copy; one on memory of state, or of another
+        result, cannot be cut to a size of its own."""
+        leaves = pytree.result_leaves(self.eager)
+        storages = [_storage(leaf) for _, leaf in leaves]
+        padded = {_storage(one) for one in self.size.tensors(self.call.values)} - {None}
+        others = {_storage(one) for one in (*self.call.leaves, *self.node.statics.values())} - {None}
+        for (path, leaf), storage, trim in zip(leaves, storages, self.trims, strict=True):
+            if storage is None:
+                continue
+            together = [one for (_, one), found in zip(leaves, storages, strict=True) if found == storage]
+            split = trim is not None and trim.is_copied and any(one is not leaf for one in together)
+            if storage in padded or split or (trim is not None and storage in others):
+                return self._refusal("aliases", path)
+        return None
+
+
+def _storage(leaf: Any) -> int | None:
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or not leaf.untyped_storage().nbytes():
+        return None
+    return leaf.untyped_storage().data_ptr()
+
+
+def _strides(leaf: Any) -> tuple[int, ...]:
+    return leaf.stride() if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided else ()
+
+
+def _trim_of(
+    padded: torch.Tensor, real: torch.Tensor, leaf: torch.Tensor, strides: tuple[int, ...]
+) -> LeafTrim | None:  # fmt: skip
+    """``padded`` and ``real``: copies; ``leaf``: what the body gave; ``strides``: of what the replay gave."""
+    smaller = padded.ndim == real.ndim and all(map(int.__ge__, padded.shape, real.shape))
+    if padded.shape == real.shape or not smaller:
+        return None
+    pairs = zip(strides, leaf.stride(), leaf.shape, strict=True)
+    alike = all(one == other or size <= 1 for one, other, size in pairs)
+    return LeafTrim(tuple(leaf.shape), leaf.stride(), not alike)
+
+
+def _meta(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def refusal_of(size: Size, buckets: Buckets, kind: Any, path: str = "", detail: str = "") -> BucketRefusal:
+    """Why calls of one size are not padded."""
+    told = [
+        f"{symbol.name}={one} to {to}"
+        for symbol, one, to in zip(buckets.symbols, size.sizes, size.padded, strict=True) if one != to
+    ]  # fmt: skip
+    return BucketRefusal(kind=kind, path=path, detail=detail, sizes=", ".join(told))
+
+
+@define(eq=False)
+class PaddedCall:
+    """A call, and what it is padded to."""
+
+    captured: Captured
+    size: Size
+    call: Call
+    """The caller's own."""
+    tensors: list[torch.Tensor]
+    """What of it is padded."""
+    values: Values
+    leaves: list[Leaf] = field(factory=list)
+    proof: Proof = ()
+
+    @classmethod
+    def of(cls, captured: Captured, values: Values, size: Size) -> PaddedCall:
+        """Pads the values of a call."""
+        leaves = Leaves()
+        captured.arguments(values, leaves)
+        return cls(captured, size, captured.call(values, leaves), size.tensors(values), size.pad(values))
+
+    def refusal(self, kind: Any, path: str = "", detail: str = "") -> BucketRefusal:
+        """Why it is not padded."""
+        assert self.captured.annotation.buckets is not None
+        return refusal_of(self.size, self.captured.annotation.buckets, kind, path, detail)
+
+    def fits(self, entry: Entry, node: Node, tree: Tree, learned: Sequence[Move]) -> PaddedNode | BucketRefusal:
+        """A recording may stand for it, as far as can be told without a comparison."""
+        self.proof = proof_of(self.tensors, entry)
+        known = node.proofs.get(self.proof)
+        if isinstance(known, BucketRefusal):
+            return known
+        if node.reads:
+            return self.refusal("reads")
+        written = {one.path for plan in entry.plans() for one in plan.placeholders if one.mutated}
+        padded = next((one.name for one in self.size.pads if one.name in written), None)
+        if padded is not None:
+            return self.refusal("writes", padded)
+        if shares(self.tensors, self.call.leaves, [path for path, _ in self.call.paths()], node):
+            return NOT_RECORDED
+        effects = any(plan.effects or plan.generators for plan in entry.plans())
+        return PaddedNode(entry, node, tree, learned, not written and not effects)
+
+
+@frozen(eq=False)
+class PaddedNode:
+    """The recording that a padded call is a replay of."""
+
+    entry: Entry
+    node: Node
+    tree: Tree
+    learned: Sequence[Move]
+    """What it follows only since this call."""
+    is_pure: bool
+    """The body changes nothing."""
+
+
+def compared(captured: Captured, padded: PaddedCall, found: PaddedNode) -> Proved:
+    """Compare a padded replay with the body. The result is the body's own."""
+    assert captured.annotation.buckets is not None
+    comparison = BucketComparison(
+        captured, found.entry, found.node, found.tree, padded.call, padded=padded.values,
+        padded_leaves=padded.leaves, size=padded.size, buckets=captured.annotation.buckets,
+    )  # fmt: skip
+    try:
+        return comparison.prove()
+    except NoMemoryError:
+        captured.log.add("verify", NO_MEMORY)
+        result = comparison.eager if comparison.has_run else run_body(captured, padded.call)
+        return Proved(result, is_silent=True)

@@ -1,0 +1,47 @@
+"""Calls of many sizes, padded and eager, compared bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from capture.key import pytree
+from capture.key.tensor_meta import same_bits
+
+
+def leaves_of(value: Any) -> list[Any]:
+    return [leaf for _, leaf in pytree.leaves(value)]
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """The same structure, values, shapes, strides and dtypes."""
+    one, other = leaves_of(ours), leaves_of(theirs)
+    assert type(ours) is type(theirs)
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        if isinstance(b, torch.Tensor):
+            assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
+            assert same_bits(a, b)
+        else:
+            assert type(a) is type(b)
+            assert a == b
+
+
+def run_beside(
+    captured: Callable[..., Any], eager: Callable[..., Any], calls: Iterable[tuple[Any, ...]]
+) -> None:  # fmt: skip
+    """Each call gives and leaves in its arguments what eager does; outputs are kept, and still equal in the end."""
+    kept = []
+    for arguments in calls:
+        theirs_in, ours_in = copy.deepcopy(arguments), arguments
+        theirs, ours = eager(*theirs_in), captured(*ours_in)
+        assert_same(ours, theirs)
+        assert_same(list(ours_in), list(theirs_in))
+        kept.append((ours, theirs))
+        views = [[leaf._is_view() for leaf in leaves_of(one) if isinstance(leaf, torch.Tensor)] for one in kept[-1]]
+        assert views[0] == views[1]
+    for ours, theirs in kept:
+        assert_same(ours, theirs)
