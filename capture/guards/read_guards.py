@@ -114,6 +114,24 @@ class Read:
     places: list[Place] = field(factory=list)
     obstacle: tuple[str, str] | None = None
     """What was read and cannot be guarded, and its path."""
+    opened: frozenset[int] = frozenset()
+    """``id`` of objects that were gone into: what can have been read of them is in guards of its own."""
+
+
+class OtherTensors:
+    """Tensors that no operator read have the metadata that they had: Python code may look at it."""
+
+    __slots__ = ("_same", "kinds")
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._same = capabilities.metadata_check(tensors)
+        self.kinds = [
+            (type(one), one.dtype, one.shape, one.stride(), one.device, one.requires_grad, one.is_inference())
+            for one in tensors
+        ]
+
+    def __call__(self) -> bool:
+        return self._same()
 
 
 @define(eq=False)
@@ -222,8 +240,10 @@ class ReadWalk:
             read = abc.get_cache_token
             found.append(Guard("value", Source("call", read, None, "registered with abstract classes"), read()))
         if self._other_tensors:
-            same = capabilities.metadata_check(list(self._other_tensors.values()))
+            same = OtherTensors(list(self._other_tensors.values()))
             found.append(Guard("value", Source("call", same, None, "tensors that no operator read"), True))
+        closed = {id(one) for one in self._kept if issubclass(type(one), (types.FunctionType, types.ModuleType, type))}
+        self.found.opened = frozenset(self._seen - closed)
 
     # -------------------------------------------------------------------------------------------------- what is opened
 

@@ -93,6 +93,8 @@ class RecordingGuard:
     """Compares the metadata of tensors in the places of ``owners``; made when one moves first."""
     places: Sequence[Place] = ()
     """What the body can have read, by names."""
+    opened: frozenset[int] = frozenset()
+    """``id`` of objects that guards expect, and whose own state is in guards, too."""
     ran: frozenset[types.CodeType] = frozenset()
     """The code that it ran."""
     starts: tuple[int, ...] = ()
@@ -195,7 +197,7 @@ class RecordingGuard:
             owners=[StaticOwner(one.path, one.sources, one.tensor, one.address) for one in self.owners],
             arguments=[StaticArgument(one.position, one.path, one.address) for one in self.arguments],
             kinds=self.kinds, copied=copied, watched=self.watched, written=self.written, places=self.places,
-            ran=self.ran, starts=self.starts, pieces=self.pieces, tensors=self.tensors,
+            opened=self.opened, ran=self.ran, starts=self.starts, pieces=self.pieces, tensors=self.tensors,
         )  # fmt: skip
         like: Any = self.check
         made.check = nothing_to_check if like is nothing_to_check else like.beside(made._apart(), made.tensors)
@@ -238,10 +240,7 @@ def make_recording_guard(
         return like.copy(guard.copied)
     seen: set[str] = set()
     for one in implicit:
-        sources = [_add_place(guard, before, source, replaced, seen) for source, _ in one.owners]
-        tensor = one.owners[0][1]
-        owner = StaticOwner(one.path, tuple(sources), tensor, tensor.data_ptr())
-        guard.owners.append(owner)
+        owner = add_owner(guard, before, one.path, one.owners, replaced, seen)
         if one.also:
             guard.shared.add(one.path)
             guard.is_its_own = True
@@ -260,10 +259,22 @@ def make_recording_guard(
     tensors |= {id(leaf) for leaf in leaves}
     read = read_by(ran, call, watched.changed, watched.rebuilt(), tensors)
     guard.structure += read.guards
-    guard.places = read.places
+    guard.places, guard.opened = read.places, read.opened
     guard.is_its_own = guard.is_its_own or bool(watched.changed)
     guard.settle(leaves)
     return guard
+
+
+def add_owner(
+    guard: RecordingGuard, state: Snapshot, path: str, places: Sequence[tuple[Source, torch.Tensor]],
+    replaced: set[str], seen: set[str],
+) -> StaticOwner:  # fmt: skip
+    """Guards on the way to a static tensor in all places that hold it."""
+    sources = [_add_place(guard, state, source, replaced, seen) for source, _ in places]
+    tensor = places[0][1]
+    owner = StaticOwner(path, tuple(sources), tensor, tensor.data_ptr())
+    guard.owners.append(owner)
+    return owner
 
 
 def _is_the_same(

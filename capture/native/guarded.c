@@ -177,6 +177,30 @@ static PyObject *guarded(PyObject *module, PyObject *const *args, Py_ssize_t cou
     return result;
 }
 
+/* The function's result, under a lock, which is given back whatever ends the function. */
+static PyObject *locked(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 3 || !PyTuple_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "a lock, a function and its arguments");
+        return NULL;
+    }
+    PyObject *held = PyObject_CallMethod(args[0], "acquire", NULL);
+    if (held == NULL)
+        return NULL;
+    Py_DECREF(held);
+    PyObject *result = PyObject_Call(args[1], args[2], NULL);
+    PyObject *error = result == NULL ? taken_error() : NULL;
+    PyObject *done = PyObject_CallMethod(args[0], "release", NULL);
+    if (done == NULL)
+        Py_CLEAR(result);
+    else if (error != NULL)
+        raise_again(error);
+    Py_XDECREF(done);
+    Py_XDECREF(error);
+    return result;
+}
+
 static PyMethodDef functions[] = {
     {"guarded", (PyCFunction)(void (*)(void))guarded, METH_FASTCALL,
      "guarded(run, arguments, mend): the call's result; whatever ends it, mend(errors) is called until it ends well."},
@@ -184,6 +208,8 @@ static PyMethodDef functions[] = {
      "committed(run, arguments, finish, tell): finish(ended) is called until it ends well; what came in between is told."},
     {"within", (PyCFunction)(void (*)(void))within, METH_FASTCALL,
      "within(holder, name, value, function, arguments, keywords): the attribute is the value while the function runs."},
+    {"locked", (PyCFunction)(void (*)(void))locked, METH_FASTCALL,
+     "locked(lock, function, arguments): the function's result; whatever ends it, the lock is given back."},
     {NULL, NULL, 0, NULL},
 };
 

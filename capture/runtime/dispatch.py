@@ -37,7 +37,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -68,7 +67,7 @@ from capture.key.pytree import result_leaves
 from capture.key.signature import Leaf, Leaves, Unkeyable, deaths, forget_module_structure
 from capture.native import MISS
 from capture.observe import run, source_location
-from capture.observe.capture_lock import capture_lock
+from capture.observe.capture_lock import locked
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import (
     branches,
@@ -885,8 +884,7 @@ def _differs(captured: Captured, entry: Entry, tree: Tree, path: str, *, is_wron
 def _tells_apart(captured: Captured, entry: Entry, known: Sequence[Place]) -> bool:
     """What the body can have read has other values than those that are known: they are part of the key from now on,
     and all that was recorded is dropped, as no call has one of the keys so far any more."""
-    with capture_lock if known else nullcontext():  # else another thread's stand-ins may be seen
-        told = [path for place in known for path in place.tell_apart(captured.named)]
+    told = locked(_told_apart, captured, known) if known else []  # else another thread's stand-ins may be seen
     if not told:
         return False
     captured.log.add("drop", f"{told[0]} is another value, and tells calls apart from now on")
@@ -895,6 +893,10 @@ def _tells_apart(captured: Captured, entry: Entry, known: Sequence[Place]) -> bo
         _forget(captured, entry, tree_for(entry.backend))
     captured.retire()
     return True
+
+
+def _told_apart(captured: Captured, known: Sequence[Place]) -> list[str]:
+    return [path for place in known for path in place.tell_apart(captured.named)]
 
 
 def _forget(captured: Captured, entry: Entry, tree: Tree) -> None:

@@ -16,7 +16,7 @@ from capture.distributed import rank_agreement
 from capture.engines.registry import backend_for
 from capture.key.signature import Key
 from capture.observe import dispatch_mode, run
-from capture.observe.capture_lock import capture_lock
+from capture.observe.capture_lock import locked
 from capture.observe.collectives import registers_segments
 from capture.observe.described import DescribedRun
 from capture.observe.expectation import expected
@@ -73,7 +73,11 @@ def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) ->
     """One watched eager run. ``trial``: what a body did that raises is undone, too."""
     captured.log.counters.observations += 1
     captured.log.counters.body_runs += 1
-    with capture_lock, captured.log.timed("observe"):
+    return locked(_watch, captured, call, undo, trial)
+
+
+def _watch(captured: Captured, call: Call, undo: bool, trial: bool) -> tuple[ObservedRun, DescribedRun]:
+    with captured.log.timed("observe"):
         with captured.optimizers.watching():
             watched = run.run_watched(call, dispatch_mode.ObserveMode(undo=undo))
         call.forget_run()
@@ -167,8 +171,7 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
         captured.log.add("plan", f"{watched.once}, which is done once: watched again")
         entry.settling += 1
         return entry.phase
-    with capture_lock:  # else some of what it reads may be another thread's stand-ins
-        obstacle = entry.note_reads(watched)
+    obstacle = locked(entry.note_reads, watched)  # else some of what it reads may be another thread's stand-ins
     if obstacle is not None:
         name, path = obstacle
         facts = evolve(facts, unkeyed=(*facts.unkeyed, Unkeyed(name=name, kind="answer", paths=(path,), where=None)))

@@ -8,24 +8,30 @@ dropped and made again, and a tensor that moves often is copied in every call.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from attrs import evolve
 
 from capture.core.facts import LimitReached, Moved, Unbound
 from capture.core.plan import CapturePlan
 from capture.engines.base import Move, Recording, Refusal
 from capture.guards.recording_guard import ALIGNMENT, RecordingGuard
+from capture.guards.same_state import in_place_of
+from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Leaf
 from capture.key.tensor_meta import merged, range_of
 from capture.observe import source_location
-from capture.observe.capture_lock import capture_lock
+from capture.observe.capture_lock import locked
 from capture.rules.compile_plan import compile_plan
+from capture.runtime import record
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOVES, Entry
 from capture.runtime.inputs import generators_of
 from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict
+from capture.state.call import Call
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
@@ -37,8 +43,12 @@ def state_moved(
 ) -> Reply:
     """How a call goes on whose recording found its state elsewhere. ``OBSERVE``: more than an address is another."""
     begin = time.perf_counter()
-    found = _moves(node, leaves)
+    found = _moves(node, leaves, node.guard.current())
+    guard = None
     if found is None or not found[0]:
+        guard = _in_place(captured, entry, node, values, leaves)
+        found = _moves(node, leaves, [one.tensor for one in guard.owners]) if guard is not None else None
+    if found is None or not (found[0] or guard is not None):
         return Reply(Verdict.OBSERVE)
     moves, others = found
     outside = _outside(node, tree, moves)
@@ -49,6 +59,9 @@ def state_moved(
         _drop(captured, entry, node, moves, refusal)
         given_up = _given_up(captured, entry, moves)
         return GO_ON if given_up is None else Reply(Verdict.EAGER, plan=given_up)
+    if guard is not None:
+        node.guard, node.check, entry.places = guard, guard.check, guard.places
+        record.latest_guards[captured] = weakref.ref(guard)
     _settle(node, moves, leaves)
     bound = _follow(node, leaves)
     captured.log.counters.rebinds += 1
@@ -77,10 +90,28 @@ def _follow(node: Node, leaves: Sequence[Any]) -> frozenset[str]:
     return paths
 
 
-def _moves(node: Node, leaves: Sequence[Any]) -> tuple[list[Move], list[Move]] | None:
-    """Static tensors that moved, and those that did not; None if they are not of the same kind any more."""
+def _in_place(
+    captured: Captured, entry: Entry, node: Node, values: tuple[Any, ...], leaves: list[Leaf]
+) -> RecordingGuard | None:
+    """Guards for objects that took the places of others and are as those were. None where more is another, or where the
+    recording hands out objects: it would hand out those before."""
+    assert node.outputs is not None
+    constants = [value for _, value in node.outputs.constants]
+    if node.groups or not all(value is None or type(value) in PLAIN_TYPES for value in constants):
+        return None
+    latest = record.latest_guards.get(captured)
+    call = captured.call(values, leaves, entry)
+    known = latest() if latest is not None else None
+    # under the lock: else some of what it reads may be another thread's stand-ins
+    return locked(in_place_of, node.guard, call, entry.ran, leaves, known)
+
+
+def _moves(
+    node: Node, leaves: Sequence[Any], current: Sequence[torch.Tensor] | None
+) -> tuple[list[Move], list[Move]] | None:
+    """Static tensors that moved to the ``current`` ones, and those that did not; None if they are not of the same kind
+    any more."""
     guard: RecordingGuard = node.guard
-    current = guard.current()
     if current is None or node.recording is None or node.tree is None or not guard.same_kinds(current):
         return None
     moves, others = [], []
@@ -168,13 +199,21 @@ def _learn(
     call = captured.call(values, leaves, entry)
     tree.recording = True
     try:
-        with capture_lock, captured.log.timed("calibrate") as timed:
-            tree.before_recording(captured.log)
-            refusal = node.recording.learn(call, moves, others, generators_of(call, entry))
-            timed.detail = refusal.reason if refusal is not None else ", ".join(move.path for move in moves[:_NAMED])
+        refusal = locked(_calibrate, captured, entry, node, call, tree, moves, others)
     finally:
         tree.recording, tree.pool_is_at = False, None
         tree.put_away(captured.log, "a second capture")
+    return refusal
+
+
+def _calibrate(
+    captured: Captured, entry: Entry, node: Node, call: Call, tree: Tree, moves: Sequence[Move], others: Sequence[Move]
+) -> Refusal | None:
+    assert node.recording is not None
+    with captured.log.timed("calibrate") as timed:
+        tree.before_recording(captured.log)
+        refusal = node.recording.learn(call, moves, others, generators_of(call, entry))
+        timed.detail = refusal.reason if refusal is not None else ", ".join(move.path for move in moves[:_NAMED])
     return refusal
 
 

@@ -19,7 +19,7 @@ from capture.distributed import process_groups, rank_agreement
 from capture.engines.base import BoundInput, Input, Recorded
 from capture.guards.recording_guard import RecordingGuard, make_recording_guard
 from capture.native import native
-from capture.observe.capture_lock import capture_lock
+from capture.observe.capture_lock import locked
 from capture.observe.expectation import Expectation, other_result
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import branches, gradient_offload, record_failure
@@ -35,7 +35,7 @@ from capture.tree.node import Node, Pattern
 from capture.tree.outputs import OutputPlan
 from capture.tree.tree import Tree
 
-_latest: weakref.WeakKeyDictionary[Captured, weakref.ref[RecordingGuard]] = weakref.WeakKeyDictionary()
+latest_guards: weakref.WeakKeyDictionary[Captured, weakref.ref[RecordingGuard]] = weakref.WeakKeyDictionary()
 """The guards of each function's latest recording; the next one's are the same in most cases."""
 
 
@@ -54,8 +54,7 @@ def _attempted(attempt: record_failure.Attempt, entry: Entry, pattern: Pattern) 
     tree.recording = True
     gradient_offload.park(attempt.parked, entry, call)
     if attempt.parked.nbytes or (entry.facts is not None and not entry.nodes):  # after a watched run
-        with capture_lock:
-            tree.make_room(captured.log)
+        locked(tree.make_room, captured.log)
     with rank_agreement.exchange(captured, entry) as exchange:
         reply = _record(captured, entry, call, tree, pattern, exchange, undo=attempt.undo)
     attempt.end()
@@ -151,7 +150,8 @@ def _run(
     undo: bool,
 ) -> Recorded:  # fmt: skip
     """Let the engine record the body."""
-    with capture_lock:
+
+    def run() -> Recorded:
         tree.before_recording(captured.log)
         with captured.log.range("record"), captured.log.told("record"), captured.optimizers.watching():
             recorded = tree.backend.record(
@@ -167,6 +167,8 @@ def _run(
         if recorded.watched is not None:
             captured.optimizers.note_gradients(*recorded.watched.gradient_uses())
         return recorded
+
+    return locked(run)
 
 
 def _result(
@@ -284,11 +286,12 @@ def _node(
     mutated = _mutated(described.facts)
     bound = [one.position for one in inputs if one.is_bound]
     copied = [one.position for one in inputs if one.how in ("copy", "copy-back")]
-    latest = _latest.get(captured)
+    latest = latest_guards.get(captured)
     like = latest() if latest is not None else None
-    with capture_lock:  # else some of what it reads may be another thread's stand-ins
-        guard = make_recording_guard(described, watched, call, static, copied, entry.ran, like)
-    _latest[captured], entry.places = weakref.ref(guard), guard.places
+    guard = locked(  # else some of what it reads may be another thread's stand-ins
+        make_recording_guard, described, watched, call, static, copied, entry.ran, like
+    )
+    latest_guards[captured], entry.places = weakref.ref(guard), guard.places
     statics = {one.path: one.owners[0][1] for one in (*described.implicit, *described.guarded)}
     read = {id(one) for one in statics.values()}
     outputs.leave_out_gradients(read)

@@ -1,0 +1,193 @@
+"""Same state: objects took the places of others, and are as those were.
+
+An adapter or a schedule that is swapped is another object, with other tensors. A body does with it what it did with the
+one before if all that it can have read there is equal, but for the tensors, which lie elsewhere. Then the guards that
+are made of it are the same list as before, with other objects in the same places. A recording that is pointed at the
+tensors is right for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Container, Sequence, Set
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from capture.guards.guard import OK, OVERLAPS, Guard, Referent
+from capture.guards.read_guards import CLOSED, OtherTensors, read_by, starts_of
+from capture.guards.recording_guard import RecordingGuard, StaticOwner, add_owner, kind_of
+from capture.key.code_names import same_value
+from capture.key.packages import package_of
+from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
+from capture.state import snapshot
+from capture.state.call import Call
+from capture.state.code_run import CodeRun
+from capture.state.source import Source
+
+_CONTAINERS = (list, dict, set, OrderedDict)
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made while the process runs, and not to be changed
+_BY_C = (
+    types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
+    types.ClassMethodDescriptorType, types.BuiltinFunctionType,
+)  # fmt: skip
+_ASKS_WHO = frozenset({"id", "hash"})
+"""Built-in functions whose answers are another object's own."""
+
+
+@define(eq=False)
+class _Pairs:
+    """Objects of the one state and of the other that are in the same places: each has one other."""
+
+    opened: Container[int]
+    """``id`` of objects of the new state that guards were made of, too."""
+    _others: dict[int, Any] = field(factory=dict)
+    _back: dict[int, Any] = field(factory=dict)
+
+    def is_pair(self, one: Any, other: Any) -> bool:
+        """They are in the same places. What holds something is no value: what it holds is compared."""
+        if type(one) is not type(other):
+            return False
+        if type(one) is tuple:
+            return len(one) == len(other) and all(map(self.is_pair, one, other))
+        if issubclass(type(one), weakref.ref):
+            one, other = one(), other()
+        if one is None or other is None:
+            return one is other
+        return self._others.setdefault(id(one), other) is other and self._back.setdefault(id(other), one) is one
+
+    def is_same(self, one: Any, other: Any) -> bool:
+        """One may be in place of the other."""
+        kind = type(one)
+        if kind is not type(other):
+            return False
+        if kind in PLAIN_TYPES:
+            return same_value(one, other)
+        if kind in (tuple, Referent):
+            return len(one) == len(other) and all(map(self.is_same, one, other))
+        if kind is frozenset and all(type(name) is str for name in (*one, *other)):
+            return bool(one == other)
+        if issubclass(kind, weakref.ref):
+            referents = one(), other()
+            return None not in referents and self.is_same(*referents)
+        return (one is other or self._may_replace(one, other)) and self.is_pair(one, other)
+
+    def _may_replace(self, one: Any, other: Any) -> bool:
+        kind = type(one)
+        if kind in TENSOR_TYPES:
+            return kind_of(one) == kind_of(other)
+        if id(other) not in self.opened:
+            return False
+        if kind in _CONTAINERS:
+            return True
+        made_in_python = all(map(_is_made_in_python, kind.__mro__[:-1])) and not issubclass(kind, type)
+        return made_in_python and package_of(kind.__module__) not in CLOSED
+
+    def are_same_guards(self, one: Guard, other: Guard) -> bool:
+        """They ask for the same of what is in the same place."""
+        at, there = one.source, other.source
+        if (one.kind, one.verdict, at.kind, at.path) != (other.kind, other.verdict, there.kind, there.path):
+            return False
+        if at.name is not there.name and not (type(at.name) is type(there.name) is str and at.name == there.name):
+            return False
+        if at.kind == "call":
+            return self._are_same_calls(at.holder, there.holder) and self.is_same(one.expected, other.expected)
+        if not self.is_pair(at.holder, there.holder):
+            return False
+        if one.kind == "classes":
+            return self.is_same(one.expected[0], other.expected[0]) and self.is_pair(one.expected[1], other.expected[1])
+        return self.is_same(one.expected, other.expected)
+
+    def _are_same_calls(self, one: Any, other: Any) -> bool:
+        if type(one) is OtherTensors is type(other):
+            return bool(one.kinds == other.kinds)
+        if type(one) is functools.partial is type(other) and not (one.keywords or other.keywords):
+            return one.func is other.func and self.is_same(one.args, other.args)
+        return one is other
+
+
+def _is_made_in_python(kind: type) -> bool:
+    """Its objects keep nothing but attributes and slots: what a class of C keeps beside is in no guard."""
+    slots = {"__dict__", "__weakref__", *_texts(kind.__dict__.get("__slots__", ()))}
+    by_c = [name for name, value in kind.__dict__.items() if isinstance(value, _BY_C) and name not in slots]
+    return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not by_c
+
+
+def _texts(slots: Any) -> tuple[str, ...]:
+    return (slots,) if type(slots) is str else tuple([one for one in slots if type(one) is str])
+
+
+def _are_same(one: RecordingGuard, other: RecordingGuard) -> bool:
+    pairs = _Pairs(other.opened)
+    return len(one.structure) == len(other.structure) and all(
+        map(pairs.are_same_guards, one.structure, other.structure)
+    )
+
+
+def in_place_of(
+    guard: RecordingGuard, call: Call, ran: CodeRun, leaves: Sequence[Any], latest: RecordingGuard | None
+) -> RecordingGuard | None:
+    """The guards of this recording for the state as it is now, where objects took the places of others and are as those
+    were. None where more than that is another. ``latest``: those of another recording of the same function."""
+    if guard.is_its_own or any(_ASKS_WHO.intersection(code.co_names) for code in guard.ran):
+        return None
+    starts = tuple([id(one) for one, _ in starts_of(call)])
+    if latest is not None and _is_current(latest, guard, starts, leaves) and _are_same(guard, latest):
+        return latest.copy(guard.copied)
+    state = snapshot.snapshot(call.roots())
+    owners = _owners(guard, state, {path for path, _ in call.paths()})
+    if owners is None:
+        return None
+    made = RecordingGuard(ran=guard.ran, starts=starts, written=guard.written)
+    made.copied, made.watched, made.arguments = guard.copied, guard.watched, list(guard.arguments)
+    seen: set[str] = set()
+    for path, places in owners:
+        add_owner(made, state, path, places, set(), seen)
+    tensors = {id(one.tensor) for one in made.owners} | {id(leaf) for leaf in leaves}
+    read = read_by(ran, call, (), (), tensors)
+    made.structure += read.guards
+    made.places, made.opened = read.places, read.opened
+    if read.obstacle is not None or not _are_same(guard, made):
+        return None
+    made.settle(leaves)
+    return made
+
+
+def _is_current(latest: RecordingGuard, guard: RecordingGuard, starts: tuple[int, ...], leaves: Sequence[Any]) -> bool:
+    """It covers what this one does, and holds."""
+    same = (latest.starts, latest.watched, bool(latest.copied)) == (starts, guard.watched, bool(guard.copied))
+    return (
+        latest is not guard
+        and same
+        and not latest.is_its_own
+        and guard.ran <= latest.ran
+        and [_places(one) for one in latest.owners] == [_places(one) for one in guard.owners]
+        and [(one.position, one.path) for one in latest.arguments]
+        == [(one.position, one.path) for one in guard.arguments]
+        and latest.check(leaves) in (OK, OVERLAPS)
+    )
+
+
+def _places(owner: StaticOwner) -> list[str]:
+    return [owner.path, *(one.path for one in owner.sources)]
+
+
+def _owners(
+    guard: RecordingGuard, state: snapshot.Snapshot, arguments: Set[str]
+) -> list[tuple[str, list[tuple[Source, torch.Tensor]]]] | None:
+    """Where the tensors are now that stand where the recording's did: in the same places, and in no others."""
+    found = []
+    for owner in guard.owners:
+        places = [state.sources.get(one.path) for one in owner.sources]
+        tensor = places[0][1] if places and places[0] is not None else None
+        if not isinstance(tensor, torch.Tensor) or kind_of(tensor) != guard.kinds[owner.path]:
+            return None
+        every = {one.path for one, _ in state.owners(tensor.untyped_storage())} - arguments
+        if every != {one.path for one in owner.sources} or any(one is None or one[1] is not tensor for one in places):
+            return None
+        found.append((owner.path, [one for one in places if one is not None]))
+    return found
