@@ -107,6 +107,8 @@ class Tape:
         self._steps: list[TapeStep] = []
         self._locals: dict[int, int] = {}
         """Registers that only live during a replay, by number: their place among what the replay keeps."""
+        self._views: tuple[Any, ...] = ()
+        """Steps before all others: views of owned outputs, which go into locals."""
         self.registers: list[Any] = []
         self.generators: dict[int, torch.Generator] = {}
         """Those among the leaves of the recorded call, by position."""
@@ -235,7 +237,7 @@ class Tape:
         fresh = [out for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
         alone = [number for root, number in fresh if number in used and self._is_local(root, number)]
         self._locals = {number: place for place, number in enumerate(alone)}
-        self._calls = tuple(self._call(step, used) for step in [*copies_in, *self._steps, *copies_out])
+        self._calls = self._all_calls()
         # the body needed no gradient, yet operators with out= would refuse parameters
         self._grad = capabilities.set_grad_enabled if torch.is_grad_enabled() else None
         self.replay = self._make_replay()
@@ -244,20 +246,24 @@ class Tape:
         """Steps read this register, and nothing else looks at its memory."""
         return not root.kept and list(root.registers.values()) == [number]
 
+    def _all_calls(self) -> tuple[Any, ...]:
+        used = self._used()
+        return tuple(self._call(step, used) for step in [*self.copies_in, *self._steps, *self.copies_out])
+
     def _make_replay(self) -> Callable[[Sequence[Any]], None]:
         plain: list[tuple[OwnedOutput, TapeMemory]] = []
         shared: list[tuple[OwnedOutput, TapeMemory]] = []
         for one in self._owned:
             root = self._kept_root(one.block)
-            (plain if list(root.registers) == list(one.geometries) and _is_plain(one) else shared).append((one, root))
+            (plain if self._is_in_c(one, root) else shared).append((one, root))
         owned = tuple(
             (root.registers[one.geometries[0]], _maker(one.geometries[0]), one.places, one.number)
             for one, root in plain
         )
         acting = (number for number, step in enumerate(self._steps) if step.acts)
         self._native = native.Tape(
-            self.registers, self._calls, self._grad, owned,
-            acts=len(self.copies_in) + next(acting, len(self._steps)), back=len(self.copies_out),
+            self.registers, (*self._views, *self._calls), self._grad, owned,
+            acts=len(self._views) + len(self.copies_in) + next(acting, len(self._steps)), back=len(self.copies_out),
         )  # fmt: skip
         replay: Callable[[Sequence[Any]], None] = self._native
         replay = self._with_shared(replay, shared) if shared else replay
@@ -266,7 +272,7 @@ class Tape:
     def _with_shared(
         self, plain: Callable[[Sequence[Any]], None], shared: Sequence[tuple[OwnedOutput, TapeMemory]]
     ) -> Callable[[Sequence[Any]], None]:
-        """Outputs that several tensors look at."""
+        """Outputs of several tensors, or that views of other kinds look at."""
 
         def replay(leaves: Sequence[Any]) -> None:
             storages = [torch.UntypedStorage(one.block.nbytes, device="cpu") for one, _ in shared]
@@ -305,8 +311,37 @@ class Tape:
             root.is_owned = True
             for number in root.registers.values():
                 self.registers[number] = None
+        self._add_views()
         self.replay = self._make_replay()
         return None
+
+    def _add_views(self) -> None:
+        """Views of outputs that have fresh memory in every call are made by the C module before the other steps."""
+        views: list[Any] = []
+        read = {number for step in self._steps for number in _registers((step.args, tuple(step.kwargs.values())))}
+        written = {out[1] for step in self._steps if step.form == "out" for out in step.outs if out is not None}
+        for one in self._owned:
+            root = self._kept_root(one.block)
+            if not self._is_in_c(one, root):
+                continue
+            base = root.registers[one.geometries[0]]
+            for geometry, number in root.registers.items():
+                if number != base and number in read | written:
+                    place = self._locals.setdefault(number, len(self._locals))
+                    arguments = [("constant", part) for part in (geometry.shape, geometry.stride, geometry.offset)]
+                    step = (("register", base), *arguments), (), (("local", place),), True
+                    views.append((torch.as_strided, *step))
+        self._views, self._calls = tuple(views), self._all_calls()
+
+    def _is_in_c(self, output: OwnedOutput, root: TapeMemory) -> bool:
+        """The C module makes the output and all views of it that steps look at."""
+        first = output.geometries[0]
+        if not _is_plain(output) or first not in root.registers:
+            return False
+        others = {number for geometry, number in root.registers.items() if geometry != first}
+        copied = {out[1] for step in self._steps if step.form == "copy" for out in step.outs if out is not None}
+        alike = all(one.dtype is first.dtype and not one.conj for one in root.registers)
+        return alike and (others.isdisjoint(copied) if others else True)
 
     def _kept_root(self, block: Block) -> TapeMemory:
         return next(one for one in self._roots if one.kept and _begin(one) == block.address)
