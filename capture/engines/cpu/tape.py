@@ -311,6 +311,9 @@ class Tape:
             root.is_owned = True
             for number in root.registers.values():
                 self.registers[number] = None
+            if one.geometries[0] not in root.registers:  # no step looks at the output itself
+                root.registers[one.geometries[0]] = len(self.registers)
+                self.registers.append(None)
         self._add_views()
         self.replay = self._make_replay()
         return None
@@ -336,7 +339,7 @@ class Tape:
     def _is_in_c(self, output: OwnedOutput, root: TapeMemory) -> bool:
         """The C module makes the output and all views of it that steps look at."""
         first = output.geometries[0]
-        if not _is_plain(output) or first not in root.registers:
+        if not _is_plain(output):
             return False
         others = {number for geometry, number in root.registers.items() if geometry != first}
         copied = {out[1] for step in self._steps if step.form == "copy" for out in step.outs if out is not None}
