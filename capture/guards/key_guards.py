@@ -1,7 +1,7 @@
 """Key guards: the parts of a call's key that do not come from its arguments, as conditions for the fast path.
 
-What a function's code names, and switches of modules. Objects are expected weakly; a list or dict that is named, which
-takes no weak reference, is kept alive as long as the path, with members that are plain values.
+What a function's code names, and switches of modules. Objects are expected weakly; one that takes no weak reference,
+as a list or dict, is kept alive as long as the path, with members that are plain values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ def call_guard(read: Callable[[], Any], expected: Any, path: str) -> Guard:
 def named_guards(value: Any, named: NamedSource) -> list[Guard] | None:
     """A name has this very value, or, of a small list or dict, that with these members; None where no guard tells what
     the key does: of a value that is compared by what it holds, beyond plain members."""
-    kind, source = type(value), _source_of(value, named)
+    return _along(named) if named.attributes else _guards_on(value, _source_of(value, named))
+
+
+def _guards_on(value: Any, source: Source) -> list[Guard] | None:
+    kind = type(value)
     if kind in SAME or (kind is tuple and all(type(one) in SAME for one in value)):
         return [Guard("value", source, value)]
     if kind in (list, dict):
@@ -54,8 +58,34 @@ def named_guards(value: Any, named: NamedSource) -> list[Guard] | None:
         return None
     try:
         return [Guard("object", source, Referent.of(value))]
-    except TypeError:  # takes no weak reference
-        return None
+    except TypeError:  # takes no weak reference: the path keeps it alive
+        return [Guard("value", source, value)]
+
+
+def _along(named: NamedSource) -> list[Guard] | None:
+    """Each object on the way to the last attribute is the same, and its own ``__dict__`` has the next. None where an
+    attribute is found elsewhere, as in a class."""
+    assert named.root is not None
+    value, found = named.root.read(), list[Guard]()
+    source = None if named.root.holder is None else _source_of(value, named.root)  # None: a path has one receiver
+    for name in named.attributes:
+        own = getattr(value, "__dict__", None)
+        if type(own) is not dict or name not in own or isinstance(value, type):
+            return None
+        if source is not None:
+            guards = _guards_on(value, source)
+            if guards is None:
+                return None
+            found += guards
+        path = f"{source.path}.{name}" if source is not None else f"self.{name}"
+        try:
+            source = Source("weak", weakref.ref(value), name, path)
+        except TypeError:
+            source = Source("item", own, name, path)
+        value = own[name]
+    assert source is not None
+    last = _guards_on(value, source)
+    return None if last is None else found + last
 
 
 def _source_of(value: Any, named: NamedSource) -> Source:

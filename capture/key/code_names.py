@@ -227,11 +227,14 @@ def part_of(value: Any, *, limit: int | None = SMALL) -> Any:
 @frozen(eq=False)
 class NamedSource:
     """What a name's value is read from: item ``name`` of a dict, a cell, or item ``name`` of the ``__dict__`` of what a
-    weak reference refers to. Where ``holder`` is None, whatever ``read`` looks at."""
+    weak reference refers to. Where ``holder`` is None, whatever ``read`` looks at: ``attributes`` of what ``root``
+    gives, if they are known."""
 
     read: Callable[[], Any]
     holder: dict[str, Any] | types.CellType | weakref.ref[Any] | None = None
     name: str = ""
+    root: NamedSource | None = None
+    attributes: tuple[str, ...] = ()
 
 
 class NamedKey:
@@ -242,8 +245,8 @@ class NamedKey:
         self._parameters = parameters
         self._static = static
         self._fixed: list[NamedSource] = []
-        self._of_receiver: list[tuple[Callable[[Any], Any], str]] = []
-        """With the name of one that is in the receiver's ``__dict__``, else nothing."""
+        self._of_receiver: list[tuple[Callable[[Any], Any], tuple[str, ...]]] = []
+        """With the attributes, the first of which is in the receiver's ``__dict__``, else nothing."""
         self._of_values: dict[int, list[tuple[str, ...]]] = {}
         self._names: tuple[list[str], list[str]] = ([], [])
         self._told: list[tuple[Callable[[], Any], str]] = []
@@ -272,9 +275,12 @@ class NamedKey:
     def sources(self, receiver_of: Callable[[], Any]) -> list[NamedSource]:
         """Where the values are read from, in the order of ``read``."""
         found = list(self._fixed)
-        for read, name in self._of_receiver:
-            holder = receiver_of if name and isinstance(receiver_of, weakref.ref) else None
-            found.append(NamedSource(lambda read=read: read(receiver_of()), holder, name))  # type: ignore[misc]
+        receiver = NamedSource(receiver_of)
+        for read, names in self._of_receiver:
+            only = names[0] if len(names) == 1 else ""
+            holder = receiver_of if only and isinstance(receiver_of, weakref.ref) else None
+            reader = functools.partial(_read_of, read, receiver_of)
+            found.append(NamedSource(reader, holder, only, receiver, names if len(names) > 1 else ()))
         return found
 
     def labels(self, values: tuple[Any, ...]) -> list[str]:
@@ -372,7 +378,10 @@ def _source(chain: Chain, function: types.FunctionType) -> NamedSource | None:
         source = NamedSource(_cell_reader(cell), cell)
     else:
         return None
-    return NamedSource(lambda: _value_along(source.read(), chain.attributes)) if chain.attributes else source
+    if not chain.attributes:
+        return source
+    read = lambda: _value_along(source.read(), chain.attributes)  # noqa: E731
+    return NamedSource(read, root=source, attributes=chain.attributes)
 
 
 def _cell_reader(cell: types.CellType) -> Callable[[], Any]:
@@ -385,13 +394,18 @@ def _cell_reader(cell: types.CellType) -> Callable[[], Any]:
     return read
 
 
-def _receiver_reader(attributes: tuple[str, ...], receiver: Any) -> tuple[Callable[[Any], Any], str] | None:
+def _read_of(read: Callable[[Any], Any], receiver_of: Callable[[], Any]) -> Any:
+    return read(receiver_of())
+
+
+def _receiver_reader(attributes: tuple[str, ...], receiver: Any) -> tuple[Callable[[Any], Any], tuple[str, ...]] | None:
     name = attributes[0]
     if isinstance(receiver, torch.nn.Module) and len(attributes) == 1:
         if name == "training" or name in receiver._modules:
             return None  # training flags and the module structure have checks of their own
         if attribute(receiver, name) is MISSING and hasattr(type(receiver), name):
             return None  # a method or property
-    if len(attributes) == 1 and name in getattr(receiver, "__dict__", {}):
-        return lambda current: current.__dict__.get(name, MISSING), name
-    return lambda current: _value_along(current, attributes), ""
+    is_own = name in getattr(receiver, "__dict__", {})
+    if len(attributes) == 1 and is_own:
+        return lambda current: current.__dict__.get(name, MISSING), attributes
+    return lambda current: _value_along(current, attributes), attributes if is_own else ()

@@ -19,6 +19,7 @@ from capture.core import config
 from capture.guards.guard import Guard
 from capture.guards.key_guards import SAME, call_guard, named_guards, switch_guards
 from capture.guards.recording_guard import nothing_to_check
+from capture.key.code_names import SMALL, part_of
 from capture.key.modes import Here, modes_like_now
 from capture.key.opened_values import Opened, opened_values
 from capture.key.signature import Leaf, switches_of
@@ -80,9 +81,11 @@ class Shortcuts:
         return result
 
     def add(
-        self, captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here, goes_on: GoesOn
-    ) -> None:
-        """The next call like this one may take a fast path, if it is one of plain tensors and values."""
+        self, captured: Captured, values: Values, leaves: Sequence[Leaf], entry: Entry, here: Here, goes_on: GoesOn, *,
+        on_trial: bool = False,
+    ) -> None:  # fmt: skip
+        """The next call like this one may take a fast path, if it is one of plain tensors and values. ``on_trial``:
+        until it is known whether replays pay."""
         if not capabilities.HAS_METADATA_GUARD or captured.annotation.verify == "always":
             return
         kinds = {type(value) for value in values}
@@ -90,11 +93,13 @@ class Shortcuts:
         nodes: tuple[Opened, ...] | None = None
         if opened is None and not captured.annotation.static:  # objects that are named there are not opened
             nodes, opened = opened_values(values, leaves) or (None, None)
-        if opened is None or len(opened) > MOST_VALUES or _KINDS.isdisjoint(map(type, opened)):
+        if opened is None or len(opened) > MOST_VALUES:
             return
         path = _path(captured, values, leaves, entry, here, goes_on, opened, nodes)
         if path is None:
             return
+        if on_trial:
+            entry.payoff.try_out(path)
         self._paths.add(path)
         self._added += 1
         alike = self._by_shapes.setdefault(_shapes(values), [])
@@ -157,20 +162,27 @@ def _key_guards(captured: Captured, count: int) -> list[Guard]:
     """Guards on all parts of the key that do not come from arguments, but for the class of a receiver that takes a
     weak reference, which C looks at by itself. Keeps nothing alive."""
     receiver, named = captured.receiver, captured.named
-    known = named.read(receiver)
     receiver_of = captured.receiver_of
-    told = [named_guards(*one) for one in zip(known, named.sources(receiver_of), strict=True)]
-    if captured.annotation.guards or captured.optimizers or None in told:
-        nothing = (None,) * count  # what is named below arguments is in the key of objects only
-        parts = captured.rest(nothing)
-        return [call_guard(lambda: captured.rest(nothing) == parts, True, "all parts of the key")]
-    found = [guard for one in told for guard in one or ()]
+    found: list[Guard] = []
+    for value, source in zip(named.read(receiver), named.sources(receiver_of), strict=True):
+        told = named_guards(value, source)
+        found += [_part_guard(source.read, source.name or "a name")] if told is None else told
+    found += [_part_guard(one, "a guard of the annotation", limit=None) for one in captured.annotation.guards]
+    if captured.optimizers:
+        optimizers, part = captured.optimizers, captured.optimizers.part()
+        found.append(call_guard(lambda: optimizers.part() == part, True, "settings of optimizers"))
     if receiver is not None and not isinstance(receiver_of, weakref.ref):
         found.append(call_guard(lambda: type(receiver_of()), type(receiver), "the class of self"))
     modules = [receiver] if isinstance(receiver, torch.nn.Module) else []
     for module in (*modules, *captured.optimizers.modules()):
         found += switch_guards(switches_of(module))
     return found
+
+
+def _part_guard(read: Callable[[], Any], path: str, *, limit: int | None = SMALL) -> Guard:
+    """What is read has the same part of the key."""
+    part = part_of(read(), limit=limit)
+    return call_guard(lambda: part_of(read(), limit=limit) == part, True, path)
 
 
 def _layout(leaves: Sequence[Leaf]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
