@@ -12,8 +12,8 @@ import re
 import pytest
 
 os.environ.setdefault("CAPTURE_STRICT", "1")  # what goes wrong inside the library is to be seen; in subprocesses, too
+os.environ.setdefault("CAPTURE_DROP_SLOW", "0")  # no recording goes because this machine was busy
 
-from capture.runtime import payoff
 from capture.tree import step
 
 pytest.register_assert_rewrite("tests.support")  # so that what fails in a helper is shown as in a test
@@ -44,12 +44,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps end by themselves until a test marks them."""
     monkeypatch.setattr(step.marks(), "begun", 0)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No recording goes because this machine was busy."""
-    monkeypatch.setattr(payoff, "clock", lambda: 0.0)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:

@@ -48,6 +48,9 @@ class Config:
     that turns out larger goes. During a call the excess is at most what that one recording takes."""
     max_recordings: int = 4096
     """Recordings of all functions in one thread and on one device."""
+    drop_slow: bool = True
+    """A recording whose replays take longer than the body goes (CG902). To find out, a few calls run the body.
+    ``CAPTURE_DROP_SLOW=0`` keeps it, as where tests run on a CPU what is to be replayed on a GPU."""
     silence: frozenset[str] = frozenset()
     """Codes of findings that no warning is given for (``CAPTURE_SILENCE=CG201,CG906``). Reports still have them."""
     refuse: frozenset[str] = frozenset()
@@ -68,6 +71,7 @@ class ConfigPatch(TypedDict, total=False):
     strict: bool
     memory_limit: float
     max_recordings: int
+    drop_slow: bool
     silence: frozenset[str]
     refuse: frozenset[str]
     skip_warmup: bool
@@ -124,7 +128,7 @@ def _directory(place: str, value: object) -> Path:
 _READERS: dict[str, Callable[[str, object], Any]] = {
     "enabled": _flag, "cache": _flag, "cache_dir": _directory, "cache_limit": _whole_number, "poison": _flag,
     "verify": _choice, "strict": _flag, "memory_limit": _number, "max_recordings": _whole_number, "silence": _codes,
-    "refuse": _codes, "skip_warmup": _flag,
+    "refuse": _codes, "skip_warmup": _flag, "drop_slow": _flag,
 }  # fmt: skip
 """How each setting is read from a text of the environment or a value of ``pyproject.toml``."""
 

@@ -130,6 +130,7 @@ def are_untouched(
 ) -> bool: ...
 
 class FastPath:
+    left: int
     def __init__(
         self,
         *,

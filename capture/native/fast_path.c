@@ -5,6 +5,8 @@
 #include <time.h>
 #include "torch_abi.h"
 
+#include <structmember.h>
+
 #define TIMED_EVERY 64 /* two looks at a clock take 40 ns */
 #define TIMES_KEPT 16
 #define ANYWHERE 64 /* the alignment of a tensor that may have any */
@@ -38,6 +40,7 @@ typedef struct {
     int shares;            /* some share memory */
     vectorcallfunc vectorcall;
     uint32_t taken;       /* calls, those that missed too */
+    Py_ssize_t left;      /* replays until the path is closed, all of which are timed; or -1 */
     uint32_t timed;
     struct { uint64_t begin, nanoseconds; } times[TIMES_KEPT]; /* of the calls that were timed last */
 } FastPath;
@@ -200,10 +203,12 @@ static uint64_t nanoseconds_of(const struct timespec *time)
     return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
 }
 
-/* Runs the path; one call of many is timed, for reports. */
+/* Runs the path; one call of many is timed, for reports, and all of a path on trial. */
 static PyObject *path_sampled(FastPath *self, PyObject *const *values)
 {
-    if (++self->taken % TIMED_EVERY != 8)
+    if (self->left == 0)
+        return missed(self, 0);
+    if (++self->taken % TIMED_EVERY != 8 && self->left < 0)
         return path_run(self, values);
     struct timespec begin, end;
     Py_INCREF(self);
@@ -216,6 +221,7 @@ static PyObject *path_sampled(FastPath *self, PyObject *const *values)
         Py_ssize_t at = self->timed++ % TIMES_KEPT;
         self->times[at].begin = from;
         self->times[at].nanoseconds = to - from;
+        self->left -= self->left > 0;
     }
     Py_DECREF(self);
     return result;
@@ -411,12 +417,18 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 #define TAKE(name) self->name = Py_NewRef(given.name);
     OBJECTS(TAKE)
     self->vectorcall = path_call;
+    self->left = -1;
     self->least = given.least;
     self->most = given.most;
     if (set_tensors(self, alignments, leading, spans, order, shared) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
+
+static PyMemberDef members[] = {
+    {"left", T_PYSSIZET, offsetof(FastPath, left), 0, "Replays until the path is closed, all of which are timed; or -1."},
+    {NULL, 0, 0, 0, NULL},
+};
 
 static PyTypeObject FastPathType = {
     PyVarObject_HEAD_INIT(NULL, 0)
@@ -427,6 +439,7 @@ static PyTypeObject FastPathType = {
     .tp_vectorcall_offset = offsetof(FastPath, vectorcall),
     .tp_call = PyVectorcall_Call,
     .tp_methods = methods,
+    .tp_members = members,
     .tp_new = path_new,
     .tp_dealloc = path_dealloc,
     .tp_traverse = path_traverse,

@@ -2,7 +2,8 @@
 
 ## What it does
 Reports bodies in which a replay would replace at most one operator, and functions that run eagerly as replays of their
-recordings took longer than the body. That is measured for recordings in segments, by medians of several calls.
+recordings took longer than the body. That is measured by medians of several calls: on the CPU for all recordings but
+those of forward and backward passes, on a device for those in segments.
 
 ## Why it matters
 A replay saves the host time between operators. With one operator there is none, and the copies of the arguments come
@@ -44,8 +45,12 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     if slow is not None:
         yield RULE.finding(
             what=f"a replay takes {slow.replay:.0f} us, and the body {slow.body:.0f} us",
-            why="at each value that the host reads a replay goes through Python, which costs more than it saves here",
-            fix=("read values on the host outside of the function  (no cost)", "remove the decorator  (no cost)"),
+            why="what a replay costs by itself, and at each value that the host reads, is more than it saves here",
+            fix=(
+                "capture a function further out, which runs more operators in a call  (no cost)",
+                "read values on the host outside of the function  (no cost)",
+                "set CAPTURE_DROP_SLOW=0 to keep recordings, as for tests on a CPU  (replays are slower than eager)",
+            ),
             where=slow.where,
             severity=Severity.ERROR if case.annotation.fallback == "error" else Severity.EAGER,
         )

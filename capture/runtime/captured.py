@@ -46,9 +46,10 @@ class FastPaths(Protocol):
         """The result of a call whose arguments are bound; ``MISS`` as above."""
 
     def add(
-        self, captured: Any, values: Sequence[Any], leaves: Sequence[Leaf], entry: Entry, here: Here, goes_on: Any
-    ) -> None:
-        """The next call like this one may take one."""
+        self, captured: Any, values: Sequence[Any], leaves: Sequence[Leaf], entry: Entry, here: Here, goes_on: Any, *,
+        on_trial: bool = False,
+    ) -> None:  # fmt: skip
+        """The next call like this one may take one. ``on_trial``: until it is known whether replays pay."""
 
     def times(self) -> list[tuple[int, int]]:
         """Begin and length, in nanoseconds, of the replays that were timed last."""

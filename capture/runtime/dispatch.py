@@ -175,7 +175,7 @@ def dispatch(
 def _guarded(captured: Captured, values: Values, step: Callable[..., Any], *rest: Any) -> Any:
     """The one place where errors of this library are told from those of the body, which come out as they are, and from
     those that options ask for."""
-    run = BodyRun()
+    run = BodyRun(begun=payoff.clock())
     try:
         return body_run.during(run, step, (captured, values, *rest))
     except Exception as error:
@@ -250,7 +250,11 @@ def _dispatch(captured: Captured, values: Values, now: Here) -> Any:
         return _unkeyable(captured, values, str(error))
     captured.faults = 0
     if entry.phase == "ready":
-        captured.fast_paths.add(captured, values, leaves, entry, now, _GoesOn(captured, entry))
+        measured = entry.payoff if _is_measured(captured, entry) else None
+        if measured is None or not measured.wants_body:
+            goes_on = _GoesOn(captured, entry)
+            on_trial = measured is not None and not entry.has_reads  # else what goes on in Python is timed there
+            captured.fast_paths.add(captured, values, leaves, entry, now, goes_on, on_trial=on_trial)
     return _go_on(captured, entry, values, leaves)
 
 
@@ -367,7 +371,7 @@ def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
         tree.begin_call(captured, captured.annotation.max_recordings, entry.number)
     pattern = tree.pattern(leaves)
     if tree.warm and not (_starts_over(captured, entry, tree, pattern) and not tree.has_warm(leaves)):
-        return done(_warm_up(captured, captured.call(values, leaves), tree))
+        return done(_warm_up(captured, captured.call(values, leaves), tree, entry))
     node = None if tree.warm else _fitting(captured, entry, tree, pattern)
     if node is None and _starts_over(captured, entry, tree, pattern):
         tree.end_path("elsewhere", tree.root.latest_children.get(entry.number))
@@ -382,9 +386,7 @@ def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
         return done(_overlapping(captured, entry, values, leaves))
     if state:
         return _state_moved(captured, entry, node, values, leaves, tree)
-    if node.reads:
-        return _timed(captured, entry, node, values, leaves, tree)
-    return done(_replay(captured, entry, node, values, leaves, tree))
+    return _timed(captured, entry, node, values, leaves, tree)
 
 
 def _starts_over(captured: Captured, entry: Entry, tree: Tree, pattern: Pattern) -> bool:
@@ -393,29 +395,48 @@ def _starts_over(captured: Captured, entry: Entry, tree: Tree, pattern: Pattern)
 
 
 def _timed(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
-    """Follow, and find out whether that is faster than the body."""
-    if not _measures(captured, entry):
+    """Replay, and find out whether that is faster than the body."""
+    found, begun = entry.payoff, body_run.current()
+    if begun is None or not _is_measured(captured, entry):
+        return _replayed(captured, entry, node, values, leaves, tree)
+    if found.wants_body:
+        return done(_measure_body(captured, entry, captured.call(values, leaves), tree))
+    before = captured.log.counters.replays
+    reply = _replayed(captured, entry, node, values, leaves, tree)
+    if captured.log.counters.replays == before + 1:
+        found.note_replay(payoff.clock() - begun.begun)
+    return reply
+
+
+def _replayed(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
+    if node.reads:
         return _follow(captured, entry, node, values, leaves, tree)
-    found, begin, before = entry.payoff, payoff.clock(), captured.log.counters.replays
-    if not found.wants_body:
-        reply = _follow(captured, entry, node, values, leaves, tree)
-        if captured.log.counters.replays == before + 1:
-            found.note_replay(payoff.clock() - begin)
-        return reply
-    bound = captured.call(values, leaves)
-    begin = payoff.clock()
-    result = run_eagerly(captured, bound, "to be compared with how long replays take", kind="measured")
-    found.note_body(payoff.clock() - begin)
-    if found.loss:
-        _does_not_pay(captured, entry, tree)
-    return done(result)
+    return done(_replay(captured, entry, node, values, leaves, tree))
 
 
-def _measures(captured: Captured, entry: Entry) -> bool:
-    """A replay of this entry can be compared with its body, which a call may run in its place."""
-    if _current_config().poison or _verifies(captured) or entry.region or captured.is_backward:
+def _is_measured(captured: Captured, entry: Entry) -> bool:
+    """Replays of this entry are to be compared with its body, which a call may run in its place. A device of its own
+    works on while the host goes on, so there replays are measured where the host reads values alone."""
+    if not entry.payoff.is_open or entry.region is not None or captured.is_backward or entry.backend is None:
+        return False
+    if entry.backend.has_own_memory and not entry.has_reads:
+        return False
+    settings = _current_config()
+    if not settings.drop_slow or settings.poison or _verifies(captured):
         return False
     return entry.plan is None or not entry.plan.collectives
+
+
+def _measure_body(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
+    """Run the body in the place of a replay. The rest of the step runs eagerly, too: recordings of others that follow
+    on this one's would be made again."""
+    begin = payoff.clock()
+    result = run_eagerly(captured, bound, "to be compared with how long replays take", kind="measured")
+    entry.payoff.note_body(payoff.clock() - begin)
+    _note_warm(captured, result, bound, tree)
+    if entry.payoff.loss:
+        _does_not_pay(captured, entry, tree)
+    return result
 
 
 def _does_not_pay(captured: Captured, entry: Entry, tree: Tree) -> None:
@@ -492,12 +513,19 @@ def run_eagerly(
         captured.budget.ran_eagerly(ms, weight=weight)
 
 
-def _warm_up(captured: Captured, bound: Call, tree: Tree) -> Any:
-    """Asked for by ``warmup=``, or because a step that warms up is still open."""
+def _warm_up(captured: Captured, bound: Call, tree: Tree, entry: Entry | None = None) -> Any:
+    """Asked for by ``warmup=``, or because a step that warms up is still open. ``entry``: what is to be measured is
+    measured then."""
+    if entry is not None and _is_measured(captured, entry) and entry.payoff.wants_body:
+        return _measure_body(captured, entry, bound, tree)
     result = run_eagerly(captured, bound, kind="warm-up")
+    _note_warm(captured, result, bound, tree)
+    return result
+
+
+def _note_warm(captured: Captured, result: Any, bound: Call, tree: Tree) -> None:
     tensors = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
     tree.note_warm(captured, [tensor for tensor in tensors if all(tensor is not leaf for leaf in bound.leaves)])
-    return result
 
 
 def engine_of(captured: Captured, entry: Entry, leaves: Sequence[Leaf]) -> Backend | None:
@@ -1123,7 +1151,7 @@ class _GoesOn:
         captured, entry, run_now = self.captured, self.entry, BodyRun()
         if tree.lingering or captured.annotation.verify != "off":
             return self.ready(entry, values, leaves)
-        measured = entry.payoff if entry.payoff.is_open and _measures(captured, entry) else None
+        measured = entry.payoff if _is_measured(captured, entry) else None
         if measured is not None and measured.wants_body:
             return self.ready(entry, values, leaves)
         begun = 0.0 if measured is None else payoff.clock()

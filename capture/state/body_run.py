@@ -30,6 +30,8 @@ class BodyRun:
     """The ``Entry`` of the call, once it is known."""
     leaves: Any = ()
     """The call's, by then."""
+    begun: float = 0.0
+    """When the call came here, in seconds."""
 
     def begin(self, *, is_own: bool) -> None:
         """The body is about to run."""

@@ -19,16 +19,9 @@ from typing_extensions import override
 from capture import capture, config, recordings
 from capture.key import modes
 from capture.native import native
-from capture.runtime import dispatch
 from capture.state import body_run
 from capture.tree import thread_trees
 from tests.support.injection import Stopped, Stopping, bits
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that measures what the body takes runs it, and what stops that leaves the prefix that eager leaves."""
-    monkeypatch.setattr(dispatch, "_measures", lambda *_: False)
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from capture import capture, config, recordings
 from capture.runtime import payoff
 from capture.runtime.payoff import AFTER, SAMPLES, Payoff
 from capture.tree import thread_trees
+from tests.support.device import DEVICE
 
 pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 DECIDED = AFTER + SAMPLES + 8
@@ -37,7 +38,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     thread_trees.forget_trees()
-    with config.patch(cache=False), torch.no_grad():
+    with config.patch(cache=False, drop_slow=True), torch.no_grad():
         yield
 
 
@@ -77,3 +78,46 @@ def test_single_calls_that_wait_decide_nothing() -> None:
             found.note_replay(5.0 if number % 5 == 0 else 21e-6)
     assert len(found.bodies) == SAMPLES
     assert found.loss == 0.0
+
+
+def tiny(x: Tensor) -> Tensor:
+    return torch.tanh(x) + 1
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device works on while the host goes on")
+@pytest.mark.parametrize(("seconds", "stays"), [(1e-9, False), (1.0, True)])
+def test_what_the_fast_path_replays_is_measured_too(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, *, stays: bool
+) -> None:
+    """Its replays by the real clock, bodies that take so long."""
+    note = Payoff.note_body
+    monkeypatch.setattr(Payoff, "note_body", lambda self, _: note(self, seconds))
+    monkeypatch.setattr(payoff, "_LEAST", 0.0)
+    captured = capture(tiny)
+    for number in range(DECIDED + 4):
+        x = torch.full((3,), float(number))
+        assert torch.equal(captured(x), tiny(x))
+    found = recordings(captured)
+    assert found.measured_calls == SAMPLES
+    assert bool(found.sizes) is stays
+    assert (found.replays, found.eager_calls) == ((AFTER + 10, 0) if stays else (AFTER + 1, 9))
+    assert [one.code for one in found.findings] == ([] if stays else ["CG902"])
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device works on while the host goes on")
+def test_the_rest_of_a_step_is_measured_with_it() -> None:
+    """The recording of the second follows on that of the first: it is not made again beside it."""
+    first, second = capture(tiny), capture(tiny)
+    for number in range(DECIDED + 4):
+        x = torch.full((3,), float(number))
+        assert torch.equal(second(first(x)), tiny(tiny(x)))
+    assert [recordings(one).measured_calls for one in (first, second)] == [SAMPLES, SAMPLES]
+    assert [recordings(one).recordings for one in (first, second)] == [1, 1]
+
+
+def test_nothing_is_measured_where_slow_recordings_stay() -> None:
+    captured = capture(tiny)
+    with config.patch(drop_slow=False):
+        for number in range(DECIDED):
+            captured(torch.full((3,), float(number)))
+    assert recordings(captured).measured_calls == 0
