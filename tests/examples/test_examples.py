@@ -79,7 +79,7 @@ EXPECTED = {
     "12_values_on_the_host.py": (
         "equal to eager: True",
         "noted: ['CG201']",
-        "replays: 32 - eager calls: 0",
+        "replays: 38 - eager calls: 0",
     ),
 }
 
