@@ -22,10 +22,13 @@ from capture.key.tensor_meta import is_in_order, is_part_of_one, memory_of, nbyt
 from capture.observe import host_values, operator_schema, returned_value, source_location
 from capture.observe.higher_order import HigherOrderMode
 from capture.observe.operator_schema import (
+    TENSORS,
     OperatorTraits,
     breaks,
     looked_up,
     on_one_device,
+    plain,
+    plain_inputs,
     read_text,
     tensors_in,
     tensors_out,
@@ -74,7 +77,8 @@ class ObserveMode(HigherOrderMode):
         self.arguments: set[int] = set()
         """``id`` of the storages of the leaves the body was given."""
         self._leaves: list[tuple[str, weakref.ref[torch.Tensor]]] = []
-        self._devices: set[torch.device] = set()
+        self._device: torch.device | None = None
+        """The one that was noted last."""
         self._began, self._has_others = time.monotonic(), False
         self._drawn_by_others: set[int] = set()
         """Generators that other threads drew from meanwhile, by ``generator_id``."""
@@ -249,8 +253,44 @@ class ObserveMode(HigherOrderMode):
 
     def _watch(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator and note it."""
-        if types and any(map(is_wrapper, types)):
+        if not (types and TENSORS.issuperset(types)) and any(map(is_wrapper, types)):
             return NotImplemented  # it opens itself: its operators on plain tensors come next
+        known = None if self.looks_away or self._arrays else plain.get(id(op))
+        inputs = None if known is None or only_shapes() else plain_inputs(args, kwargs)
+        if known is None or inputs is None:
+            return self._watch_any(op, args, kwargs)
+        return self._watch_plain(op, known, args, kwargs, inputs)
+
+    def _watch_plain(
+        self, op: Any, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor]
+    ) -> Any:
+        """One that reads tensors of one device and makes some: most are, and each step of ``_watch_any`` takes time."""
+        trace, at = self.trace, source_location.user_location()
+        self._at, self._operator, was_plain = at, known.name, trace.plain
+        trace.plain = False
+        among, produced = set(), trace.produced
+        for tensor in inputs:
+            storage = tensor.untyped_storage()
+            key = id(storage)
+            among.add(key)
+            made = produced.get(key)
+            if made is None or made.storage() is not storage:
+                self._see_input(tensor, storage, known)
+                if tensor.is_cpu and (key in self.arguments or self.before.tensors.get(key)) and tensor.dim():
+                    trace.cpu_work.setdefault(id(at), (known.name, at))
+        self._note_device(inputs[0].device)
+        result = self.execute(op, args, kwargs)
+        trace.plain, made_any = was_plain, False
+        for tensor in (result,) if type(result) is torch.Tensor else tensors_out(result):
+            made_any = self._see_output(tensor, known, among) or made_any
+        trace.reads_form = trace.reads_form or _reads_form(known, inputs, result)
+        trace.num_ops += made_any
+        trace.sequence.append(known.name)
+        trace.scalars.append(scalars_of(known, args, kwargs, constant=None))
+        trace.lines.append(at)
+        return result
+
+    def _watch_any(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_higher_order(op):
             return self.higher_order(op, args, kwargs)
         known, trace = traits(op), self.trace
@@ -357,9 +397,8 @@ class ObserveMode(HigherOrderMode):
             self.trace.work.append(HostWork(op=op.name, kind="unsafe", where=self._line()))
             if op.metadata != "no":
                 self.trace.reshaped.append(_shape_of(inputs[0]))
-        if not there <= self._devices:
-            self._devices |= there
-            self.trace.devices.update(map(str, there))
+        for device in there:
+            self._note_device(device)
         devices = {device.type for device in there}
         target = kwargs.get("device")
         crossing = len(devices) > 1 or (
@@ -369,7 +408,8 @@ class ObserveMode(HigherOrderMode):
             return
         on_cpu = [one for one in inputs if one.device.type == "cpu" and one.dim() and not self._is_constant(one)]
         if on_cpu and not crossing:
-            self.trace.cpu_work.append(HostWork(op=op.name, kind="compute", where=self._line()))
+            at = self._line()
+            self.trace.cpu_work.setdefault(id(at), (op.name, at))
         elif crossing and op.base in ("_to_copy", "copy_", "copy"):
             onto = torch.device(target) if target is not None else inputs[0].device
             if onto.type == "cpu":  # the other way round the engine keeps a copy on the device up to date
@@ -416,6 +456,11 @@ class ObserveMode(HigherOrderMode):
         self, name: str, text: str, told: host_values.Told, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """The host got this in a way that no operator tells of. A recorder, whose segment ends there, replaces this."""
+
+    def _note_device(self, device: torch.device) -> None:
+        if device != self._device:
+            self._device = device
+            self.trace.devices.add(str(device))
 
     def note_export(self, tensor: torch.Tensor) -> None:
         """A device tensor is handed to another library, whose kernels no operator tells of."""
@@ -533,9 +578,7 @@ class ObserveMode(HigherOrderMode):
         self.trace.draws[key] = Draw(generator=name, device=device, op=op.name, count=count, where=where)
 
     def _see_output(self, tensor: torch.Tensor, op: OperatorTraits, input_storages: set[int]) -> bool:
-        if tensor.device not in self._devices:
-            self._devices.add(tensor.device)
-            self.trace.devices.add(str(tensor.device))
+        self._note_device(tensor.device)
         storage = storage_of(tensor)
         if id(storage) in input_storages:
             return False

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from capture.core.facts import (
+    CodeLocation,
     Collective,
     Effect,
     Escape,
@@ -33,7 +34,7 @@ from capture.observe import gradient_uses, written_lines
 from capture.observe.described import DescribedRun, ImplicitInput, KeptEffect, KeptLeaf
 from capture.observe.returned_value import returned_at
 from capture.observe.run import ObservedRun
-from capture.observe.trace import External, Produced
+from capture.observe.trace import External, Produced, RunTrace
 from capture.observe.unattributed_memory import UnattributedMemory
 from capture.state.call import is_opaque
 from capture.state.namespaces import counts
@@ -81,7 +82,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
         effects=tuple(effect_facts),
         host_syncs=tuple(trace.syncs.values()),
         reads=tuple(trace.reads),
-        host_work=tuple(trace.work) + (_once_a_line(trace.cpu_work) if accelerators else ()),
+        host_work=tuple(trace.work) + (_once_a_line(trace) if accelerators else ()),
         unkeyed=tuple(trace.unkeyed),
         reads_form=_reads_form(watched, kept),
         runners=tuple(trace.runners),
@@ -327,8 +328,11 @@ def _placeholders(
     ]
 
 
-def _once_a_line(work: list[HostWork]) -> tuple[HostWork, ...]:
-    return tuple({(one.kind, one.where): one for one in reversed(work)}.values())[::-1]
+def _once_a_line(trace: RunTrace) -> tuple[HostWork, ...]:
+    found: dict[CodeLocation | None, HostWork] = {}
+    for op, where in trace.cpu_work.values():
+        found.setdefault(where, HostWork(op=op, kind="compute", where=where))
+    return tuple(found.values())
 
 
 def _opaque_outputs(outputs: list[KeptLeaf]) -> list[OpaqueLeaf]:

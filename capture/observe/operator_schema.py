@@ -102,6 +102,11 @@ readers: dict[int, tuple[str, Callable[..., Any], bool]] = {}
 """Those of them that do nothing but read tensors: name, what runs it, whether it makes a view."""
 
 
+plain: dict[int, OperatorTraits] = {}
+"""Those that make new tensors of tensors, and of which nothing else is to be noted, where all are on one device."""
+_LOOKED_AT = frozenset({"_efficientzerotensor", "wait_tensor", "_to_copy", "copy"})
+
+
 def looked_up(op: Operator) -> Known:
     """Traits of an overload, what runs it, and itself; computed once."""
     found = _known.get(id(op))
@@ -110,6 +115,8 @@ def looked_up(op: Operator) -> Known:
         special = known.writes or known.norm or known.draws or known.unseen or known.indexes or known.lifts
         if known.plain and not special and known.composite is None:
             readers[id(op)] = known.name, run, known.view
+            if not (known.foreign or known.reaches or known.opaque or known.collective or known.base in _LOOKED_AT):
+                plain[id(op)] = known
         found = _known[id(op)] = known, run, op
     return found
 
@@ -211,6 +218,29 @@ def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.
                     yield member
                 elif type(member) is list:  # of collectives
                     yield from tensors_in((member,), {})
+
+
+def plain_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+    """The tensors among an operator's arguments, where these are some, strided ones with real numbers on one device,
+    and no device is named; else None."""
+    if kwargs and ("device" in kwargs or not PLAIN_TYPES.issuperset(map(type, kwargs.values()))):
+        return None
+    found: list[torch.Tensor] = []
+    for argument in args:
+        kind = type(argument)
+        if kind in TENSORS:
+            found.append(argument)
+        elif kind is list:
+            found += tensors_in((argument,), {}) if argument and type(argument[0]) is not int else ()
+        elif kind not in PLAIN_TYPES:
+            return None
+    if not found:
+        return None
+    device = found[0].device
+    for one in found:
+        if one.layout is not torch.strided or one.is_nested or one.is_complex() or one.device != device:
+            return None
+    return found
 
 
 def numbers_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:

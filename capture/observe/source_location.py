@@ -24,6 +24,9 @@ _OWN = (
     os.path.abspath(typing_extensions.__file__),  # wraps what torch calls deprecated
 )
 _cache: dict[tuple[str, int, str], CodeLocation] = {}
+_places: dict[tuple[int, int], tuple[CodeLocation, types.CodeType]] = {}
+"""By ``id`` of the code, which is kept, and the instruction: finding the line takes longer than all the rest."""
+_MOST_PLACES = 10_000
 _INSTALLED = tuple(
     os.path.abspath(folder) + os.sep
     for folder in (
@@ -50,11 +53,13 @@ def is_users(file: str) -> bool:
 def note_generated(file: str, lines: Mapping[int, tuple[str, int, str]]) -> None:
     """Messages about lines of generated code are to name the user's: file, line and function."""
     _written[file] = lines
+    _places.clear()
 
 
 def forget_generated(file: str) -> None:
     """The generated code is gone."""
     _written.pop(file, None)
+    _places.clear()
 
 
 def _is_written_by_user(file: str) -> bool:
@@ -71,7 +76,15 @@ def user_location() -> CodeLocation | None:
     user's call. It is the answer where the captured function is a package's itself.
     """
     frame = _user_frame(sys._getframe(1))
-    return None if frame is None else _of(frame.f_code, frame.f_lineno)
+    if frame is None:
+        return None
+    code, at = frame.f_code, frame.f_lasti
+    known = _places.get((id(code), at))
+    if known is None:
+        if len(_places) > _MOST_PLACES:
+            _places.clear()
+        known = _places[id(code), at] = _of(code, frame.f_lineno), code
+    return known[0]
 
 
 def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:

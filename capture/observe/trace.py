@@ -25,9 +25,10 @@ from capture.core.facts import (
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_meta import digest, nbytes_of
 from capture.observe import collectives as _collectives
-from capture.observe.operator_schema import OperatorTraits, is_tensor
+from capture.observe.operator_schema import TENSORS, OperatorTraits, is_tensor
 from capture.torch_private.distributed import text_of
 
+_INT = {int}
 PRINTED = PLAIN_TYPES - {torch.Size}
 """Types whose text is their ``repr``; sizes are opened as tuples."""
 Reshaped = tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int, ...]]
@@ -56,16 +57,17 @@ class Produced:
     @classmethod
     def of(cls, storage: torch.UntypedStorage, tensor: torch.Tensor, op: str, where: CodeLocation | None) -> Produced:
         """Note a result; its metadata become text only if they are asked for."""
-        shape = () if tensor.is_nested else tuple(tensor.shape)
-        metadata = (tensor.dtype, shape, tensor.device, tensor.requires_grad, tensor.layout)
-        return cls(weakref.ref(storage), op, where, metadata)
+        shape = () if tensor.is_nested else tensor.shape
+        return cls(
+            weakref.ref(storage), op, where, (tensor.dtype, shape, tensor.device, tensor.requires_grad, tensor.layout)
+        )
 
     @property
     def info(self) -> TensorInfo:
         """Metadata as plain data."""
         dtype, shape, device, requires_grad, layout = self.metadata
         return TensorInfo(
-            dtype=str(dtype).removeprefix("torch."), shape=shape, stride=(), device=str(device),
+            dtype=str(dtype).removeprefix("torch."), shape=tuple(shape), stride=(), device=str(device),
             requires_grad=requires_grad, layout=str(layout).removeprefix("torch."),
         )  # fmt: skip
 
@@ -113,7 +115,8 @@ class RunTrace:
     reads: list[str] = field(factory=list)
     """See ``Facts``."""
     work: list[HostWork] = field(factory=list)
-    cpu_work: list[HostWork] = field(factory=list)
+    cpu_work: dict[int, tuple[str, CodeLocation | None]] = field(factory=dict)
+    """Operators on the caller's CPU tensors, one a line, by its ``id``."""
     unkeyed: list[Unkeyed] = field(factory=list)
     collectives: dict[tuple[str, str], Collective] = field(factory=dict)
     """By operator and group."""
@@ -127,6 +130,8 @@ class RunTrace:
     devices: set[str] = field(factory=set)
     memory: dict[str, MemoryInUse] = field(factory=dict)
     """By device."""
+    _in_use: dict[torch.device, MemoryInUse] = field(factory=dict)
+    """The same."""
     sequence: list[str] = field(factory=list)
     scalars: list[tuple[str, ...]] = field(factory=list)
     lines: list[CodeLocation | None] = field(factory=list)
@@ -147,10 +152,11 @@ class RunTrace:
         """An operator of the body made it. What has no storage of its own is not counted."""
         if not isinstance(storage, torch.UntypedStorage):
             return
-        device = str(storage.device)
-        if device not in self.memory:
-            self.memory[device] = MemoryInUse()
-        self.memory[device].add(storage)
+        device = storage.device
+        found = self._in_use.get(device)
+        if found is None:
+            found = self._in_use[device] = self.memory.setdefault(str(device), MemoryInUse())
+        found.add(storage)
 
     def is_unread(self, tensor: torch.Tensor) -> bool:
         """Memory that was there before the body, and that no operator got."""
@@ -182,14 +188,20 @@ def scalars_of(
     if constant is not None:
         values.append(f"{constant.dtype}{tuple(constant.shape)} {digest(constant)}")
     if not op.lifts:
-        values += [f"{name}={_scalar(value)}" for name, value in enumerate(args) if not is_tensor(value)]
-        values += [f"{name}={_scalar(value)}" for name, value in kwargs.items() if not is_tensor(value)]
+        for at, value in enumerate(args):
+            if type(value) not in TENSORS and not is_tensor(value):
+                values.append(f"{at}={_scalar(value)}")
+        for name, value in kwargs.items():
+            if not is_tensor(value):
+                values.append(f"{name}={_scalar(value)}")
     return tuple(values)
 
 
 def _scalar(value: Any) -> str:
     if type(value) in PRINTED:
         return repr(value)
+    if type(value) is list and value and type(value[0]) is int:  # sizes and the like
+        return repr(value) if set(map(type, value)) == _INT else f"[{', '.join(map(_scalar, value))}]"
     if is_tensor(value):
         return "tensor"
     if isinstance(value, (list, tuple)):
