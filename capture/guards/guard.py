@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from attrs import frozen
+from attrs import define
 
 from capture.native import seen
 from capture.state.source import Source
@@ -54,9 +54,10 @@ _SHOWN = 60  # characters of an expected value
 
 
 @seen
-@frozen(eq=False)
+@define(eq=False)
 class Guard:
     """One condition. ``source`` tells how to reach the object; it has no parent, so that nothing above is kept alive.
+    Never changed. Not frozen, as there are thousands, and freezing doubles the cost of each.
 
     ``verdict``: what a replay is told where this does not hold. What is not there any more has ``CHANGED``.
     """

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
-from capture.guards.guard import Guard, Referent, itself
+from capture.guards.guard import OK, Guard, Referent, itself
 from capture.guards.names_used import OF_ALL_CLASSES, Names, names_of, place_of
 from capture.key import numpy_arrays
 from capture.key.code_names import MISSING, NamedKey, part_of, same_value
@@ -51,6 +51,7 @@ _NOT_OPENED = (
     torch.Tensor, torch.Generator, torch.Stream, torch.Event, torch.UntypedStorage, torch.device,
     types.CodeType, types.FrameType, types.GeneratorType, types.BuiltinFunctionType, types.TracebackType,
 )  # fmt: skip
+_WITH_GUARDS = (torch.Tensor, torch.Generator)
 _OF_ALL_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__cached__"})
 _SEQUENCES: tuple[Any, ...] = (list, set, deque)
 _SMALL = 64  # members of a library's container
@@ -62,9 +63,9 @@ Key = tuple[int, Any]
 """``id`` of what keeps a value, and the name there."""
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Place:
-    """A guard on names, and who keeps them: told weakly where that is possible."""
+    """A guard on names, and who keeps them: told weakly where that is possible. Never changed, as a ``Guard``."""
 
     guard: Guard
     keeper: Callable[[], Any]
@@ -107,15 +108,42 @@ call is eager, as its guards would take longer than its operators."""
 
 
 @define(eq=False)
+class Places:
+    """Guards on names, and who keeps them."""
+
+    all: list[Place] = field(factory=list)
+    _guards: Callable[[Sequence[Any]], int] | None = None
+
+    def tell_apart(self, named: NamedKey) -> list[str]:
+        """See `Place.tell_apart`. Most often nothing is another value, which the C module sees."""
+        if self._guards is None:
+            self._guards = native.Guards(tuple([one.guard for one in self.all]))
+        if self._guards(()) == OK:
+            return []
+        return [path for one in self.all for path in one.tell_apart(named)]
+
+
+@define(eq=False)
 class Read:
     """Guards on all that was read, and the places that keep it."""
 
     guards: list[Guard] = field(factory=list)
-    places: list[Place] = field(factory=list)
+    places: Places = field(factory=Places)
     obstacle: tuple[str, str] | None = None
     """What was read and cannot be guarded, and its path."""
     opened: frozenset[int] = frozenset()
     """``id`` of objects that were gone into: what can have been read of them is in guards of its own."""
+    tensors: set[int] = field(factory=set)
+    """``id`` of all tensors that were met."""
+    own: frozenset[int] = frozenset()
+    """Those of them that have guards of their own."""
+    begun_with: tuple[Any, ...] = ()
+
+    def still_holds(self, run: CodeRun, call: Call, tensors: Collection[int]) -> bool:
+        """Another walk would find the same guards: it begins with the same, and all that was read is as it was."""
+        if self.obstacle is not None or self.begun_with != _begins_with(run, call):
+            return False
+        return self.tensors.intersection(tensors) == self.own and native.Guards(tuple(self.guards))(()) == OK
 
 
 class OtherTensors:
@@ -132,6 +160,22 @@ class OtherTensors:
 
     def __call__(self) -> bool:
         return self._same()
+
+
+@frozen(eq=False)
+class _OfClass:
+    """What a walk does with objects of one class."""
+
+    open: Callable[[ReadWalk, Any, str], None] | None
+    has_attributes: bool
+    is_closed: bool
+    """Of a package whose objects are not looked into."""
+    is_module: bool
+    is_users: bool
+    """Made by a ``class`` statement: its objects may be given another class, or another ``__dict__``."""
+    has_slots: bool
+    wanted: frozenset[str]
+    """Names that may have been looked up in its objects."""
 
 
 @define(eq=False)
@@ -156,6 +200,7 @@ class ReadWalk:
     _changed_in: dict[int, dict[Any, Any]] = field(factory=dict)
     _seen: set[int] = field(factory=set)
     _queue: deque[tuple[Any, str]] = field(factory=deque)
+    _classes_met: dict[type, _OfClass] = field(factory=dict)
     _kept: list[Any] = field(factory=list)
     """Keeps what was seen, so that no ``id`` comes twice."""
     _empty: list[Any] = field(factory=list)
@@ -208,7 +253,7 @@ class ReadWalk:
                 continue
             if value is MISSING:
                 absent.append(name)
-            elif (id(scope), name) not in self.changed and id(value) not in self.tensors:
+            elif (id(scope), name) not in self.changed and not self._has_own_guard(value):
                 there.append((name, value))
                 if opens(name, value):
                     self._value(value, f"{prefix}{name}")
@@ -218,7 +263,7 @@ class ReadWalk:
 
     def _add(self, guard: Guard, keeper: Callable[[], Any]) -> None:
         self.found.guards.append(guard)
-        self.found.places.append(Place(guard, keeper))
+        self.found.places.all.append(Place(guard, keeper))
 
     def _finish(self) -> None:
         found = self.found.guards
@@ -253,17 +298,42 @@ class ReadWalk:
             return
         self._seen.add(id(value))
         self._kept.append(value)
+        if (kind is dict or kind is OrderedDict) and not value:  # a module has ten of them, its tables of hooks
+            self._dict(value, path)
+            if kind is OrderedDict:
+                self._attributes(value, self._of_class(kind), path)
+            return
         self._queue.append((value, path))
 
     def _open(self, value: Any, path: str) -> None:
         kind = type(value)
+        known = self._classes_met.get(kind) or self._of_class(kind)
+        if known.open is not None:
+            known.open(self, value, path)
+        if known.has_attributes:
+            self._attributes(value, known, path)
+
+    def _of_class(self, kind: type) -> _OfClass:
+        """With the first object of a class that is not closed, its classes are gone into, too."""
+        known = self._classes_met.get(kind)
+        if known is not None:
+            return known
         opened = next((open_it for of, open_it in _OPENED if issubclass(kind, of)), None)
-        if opened is not None:
-            opened(self, value, path)
-        elif numpy_arrays.is_array_type(kind):
-            self._array(value, path)
-        if not issubclass(kind, (type, types.ModuleType, types.FunctionType)):
-            self._attributes(value, path)
+        if opened is None and numpy_arrays.is_array_type(kind):
+            opened = ReadWalk._array
+        has_attributes = not issubclass(kind, (type, types.ModuleType, types.FunctionType))
+        module: Any = kind.__module__
+        is_closed = package_of(module) in CLOSED or (type(module) is str and module.startswith(_STEPS_ASIDE))
+        if has_attributes and not is_closed:
+            for one in kind.__mro__[:-1]:
+                self._enter(one, one.__qualname__)
+        known = self._classes_met[kind] = _OfClass(
+            opened, has_attributes, is_closed, issubclass(kind, torch.nn.Module),
+            kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not issubclass(kind, weakref.ref),
+            any(one.__flags__ & _HEAP and "__slots__" in one.__dict__ for one in kind.__mro__[:-1]),
+            self.names.of_class(kind) if has_attributes and not is_closed else frozenset(),
+        )  # fmt: skip
+        return known
 
     def _method(self, value: types.MethodType, path: str) -> None:
         self._enter(value.__func__, path)
@@ -287,11 +357,17 @@ class ReadWalk:
         if not issubclass(type(value), torch.Tensor):
             return False
         self._attributes_of_tensor(value)
-        if id(value) in self.tensors:
+        if self._has_own_guard(value):
             return False
         if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
             self._other_tensors[id(value)] = value
         return True
+
+    def _has_own_guard(self, value: Any) -> bool:
+        """It is one of ``tensors``, among which are generators."""
+        if issubclass(type(value), _WITH_GUARDS):
+            self.found.tensors.add(id(value))
+        return id(value) in self.tensors
 
     def _attributes_of_tensor(self, value: torch.Tensor) -> None:
         """What users' code put on it. Most have nothing, and only code that asks can tell that there is something."""
@@ -311,40 +387,38 @@ class ReadWalk:
             value = self.changed[key]
             return (value, None) if type(value) in PLAIN_TYPES else (None, type(value))
         self._value(value, path)
-        return (None, type(value)) if id(value) in self.tensors else (value, None)
+        return (None, type(value)) if self._has_own_guard(value) else (value, None)
 
     # ------------------------------------------------------------------------------------------------------ attributes
 
-    def _attributes(self, value: Any, path: str) -> None:
+    def _attributes(self, value: Any, known: _OfClass, path: str) -> None:
         """What is in the object's ``__dict__`` and slots, and in its classes."""
-        kind = type(value)
-        module: Any = kind.__module__
-        if package_of(module) in CLOSED or (type(module) is str and module.startswith(_STEPS_ASIDE)):
-            own = _dict_of(value)
-            if own is not None and issubclass(kind, torch.nn.Module):  # such as what ``torch.compile`` puts around one
+        kind, own = type(value), _dict_of(value)
+        if known.is_closed:
+            if own is not None and known.is_module:  # such as what ``torch.compile`` puts around one
                 self._module(own, path)
                 self._compiled_module(own)
             return
-        for one in kind.__mro__[:-1]:
-            self._enter(one, one.__qualname__)
-        wanted = self.names.of_class(kind)
-        own = _dict_of(value)
-        if kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not issubclass(kind, weakref.ref):
+        if known.is_users:
             self._objects.append((value, None if own is None or _handle_of(own.get("forward")) else own))
         if own is not None:
-            if issubclass(kind, torch.nn.Module):
+            if known.is_module:
                 self._module(own, path)
                 if self.is_static and type(kind.forward) is types.FunctionType:
                     self._as_if_run(kind.forward)
-            self._names(value, own, wanted, path)
-        self._slots(value, kind, wanted, path)
+            if own or known.is_users or id(value) in self._changed_in:
+                self._names(value, own, known.wanted, path)
+            else:  # of a class of Python's, such as ``OrderedDict``: hardly anybody puts something on it
+                self._empty.append(own)
+        if known.has_slots:
+            self._slots(value, kind, known.wanted, path)
 
     def _names(self, value: Any, own: dict[str, Any], wanted: frozenset[str], path: str) -> None:
         if self.names.is_computed:
             wanted |= frozenset(own)
             if id(value) not in self._changed_in:
                 self.found.guards.append(Guard("length", itself(own, path), len(own)))
-        handle = _handle_of(own.get("forward"))
+        handle = _handle_of(own["forward"]) if "forward" in own else None
         is_captured = handle is not None
         if is_captured:  # a captured instance, which its own ``__dict__`` would keep alive
             wanted -= {"forward"}
@@ -360,12 +434,19 @@ class ReadWalk:
     ) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[type | None, ...]]:
         """Names that are there, their values, and classes, where they count instead."""
         there = {name: one for name, one in own.items() if name in wanted}
-        if keeper in self._changed_in:
+        is_changed = keeper in self._changed_in
+        if is_changed:
             there |= {name: before for name, before in self._changed_in[keeper].items() if name in wanted}
             there = {name: one for name, one in there.items() if one is not MISSING}
-        expected = [self._expected((keeper, name), one, f"{path}.{name}" if path else name)
-                    for name, one in there.items()]  # fmt: skip
-        return tuple(there), tuple([value for value, _ in expected]), tuple([kind for _, kind in expected])
+        values, kinds, seen = list(there.values()), list[type | None](), self._seen
+        for at, (name, one) in enumerate(there.items()):
+            kind = type(one)
+            if not is_changed and (kind in PLAIN_TYPES or (id(one) in seen and not issubclass(kind, _WITH_GUARDS))):
+                kinds.append(None)  # the common case of the one below
+                continue
+            values[at], kept = self._expected((keeper, name), one, f"{path}.{name}" if path else name)
+            kinds.append(kept)
+        return tuple(there), tuple(values), tuple(kinds)
 
     def _captured(self, value: Any, handle: Any, path: str) -> None:
         source = Source("weak", weakref.ref(value), "forward", f"{path}.forward")
@@ -405,11 +486,11 @@ class ReadWalk:
         for key, one in items:
             place = f"{path}.{key}" if type(key) is str and not key.isdigit() else f"{path}[{_key_text(key)}]"
             is_unnamed = is_tensors and key not in self.names.by_package.get("", ())
-            if is_unnamed and issubclass(type(one), torch.Tensor) and id(one) not in self.tensors:
+            if is_unnamed and issubclass(type(one), torch.Tensor) and not self._has_own_guard(one):
                 expected.append((None, type(one)))
                 continue
             expected.append(self._expected((id(table), key), one, place))
-            if not is_tensors:
+            if not is_tensors and type(key) is not str:
                 self._value(key, f"a key of {path}")
         keys = tuple([key for key, _ in items])
         values, kinds = tuple([value for value, _ in expected]), tuple([kind for _, kind in expected])
@@ -746,6 +827,7 @@ def read_by(
         found = Read(obstacle=(f"state that cannot be followed ({type(error).__name__}: {error})", "self"))
     if found.obstacle is None and not run.is_complete:
         found.obstacle = ("what code runs below a profile function that the body sets", "self")
+    found.begun_with = _begins_with(run, call)
     if found.obstacle is not None:
         found.guards.append(Guard("value", Source("call", _never, None, found.obstacle[1]), True))
     return found
@@ -761,6 +843,7 @@ def _read_by(run: CodeRun, call: Call, changed: tuple[dict[Key, Any], set[int]],
         walk = ReadWalk(names, *changed, tensors, is_static=is_static)
         walk.begin(call.function, starts_of(call), [scope for scope, _ in names.scopes.values()])
         if not walk.compiled and walk.more_names <= more:
+            walk.found.own = frozenset(walk.found.tensors.intersection(tensors))
             return walk.found
         more |= walk.more_names
         if walk.compiled and not is_static:
@@ -768,6 +851,11 @@ def _read_by(run: CodeRun, call: Call, changed: tuple[dict[Key, Any], set[int]],
             known.note(run)
         for one in walk.compiled:
             known.add_function(one)
+
+
+def _begins_with(run: CodeRun, call: Call) -> tuple[Any, ...]:
+    """What a walk begins with. Code is only added to a run."""
+    return id(run), sum(map(len, run.codes.values())), len(run.codes), [id(one) for one, _ in starts_of(call)]
 
 
 def _never() -> bool:

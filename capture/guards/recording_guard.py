@@ -21,7 +21,7 @@ from attrs import define, field
 
 from capture.engines.base import Geometry
 from capture.guards.guard import MOVED, OK, OVERLAPS, Guard, pieces_of
-from capture.guards.read_guards import Place, read_by, starts_of
+from capture.guards.read_guards import Places, Read, read_by, starts_of
 from capture.key.code_names import MISSING
 from capture.key.pytree import TENSOR_TYPES
 from capture.key.tensor_meta import merged, range_of, span_bytes
@@ -91,7 +91,7 @@ class RecordingGuard:
     """Paths of ``owners`` whose memory other places hold other tensors on: one of them alone may move."""
     metadata: Callable[..., bool] | None = None
     """Compares the metadata of tensors in the places of ``owners``; made when one moves first."""
-    places: Sequence[Place] = ()
+    places: Places = field(factory=Places)
     """What the body can have read, by names."""
     opened: frozenset[int] = frozenset()
     """``id`` of objects that guards expect, and whose own state is in guards, too."""
@@ -221,11 +221,12 @@ def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def make_recording_guard(
     described: DescribedRun, watched: ObservedRun, call: Call, static: Sequence[int], copied: Sequence[int],
-    ran: CodeRun, like: RecordingGuard | None = None,
+    ran: CodeRun, like: RecordingGuard | None = None, read: Read | None = None,
 ) -> RecordingGuard:  # fmt: skip
     """Guards on what a watched run relied on. ``static`` and ``copied``: positions of arguments that are read where
     they are, and that are copied. ``ran``: code that the body runs. ``like``: the guard of another recording
-    of the same function. The identity of what the body itself gives new values is not guarded."""
+    of the same function. ``read``: what was found after the run before. The identity of what the body itself gives new
+    values is not guarded."""
     before, leaves = watched.before, call.leaves
     implicit = [*described.implicit, *described.guarded]
     replaced = {effect.change.source.path for effect in described.effects} | before.rebuilt
@@ -255,9 +256,9 @@ def make_recording_guard(
         StaticArgument(position, path, tensor.data_ptr())
         for position, path, tensor in static_arguments if tensor.numel()
     ]  # fmt: skip
-    tensors = {id(tensor) for one in implicit for _, tensor in (*one.owners, *one.also)}
-    tensors |= {id(leaf) for leaf in leaves}
-    read = read_by(ran, call, watched.changed, watched.rebuilt(), tensors)
+    tensors, rebuilt = own_tensors(described, leaves), watched.rebuilt()
+    if read is None or watched.changed or rebuilt or not read.still_holds(ran, call, tensors):
+        read = read_by(ran, call, watched.changed, rebuilt, tensors)
     guard.structure += read.guards
     guard.places, guard.opened = read.places, read.opened
     guard.is_its_own = guard.is_its_own or bool(watched.changed)
@@ -275,6 +276,12 @@ def add_owner(
     owner = StaticOwner(path, tuple(sources), tensor, tensor.data_ptr())
     guard.owners.append(owner)
     return owner
+
+
+def own_tensors(described: DescribedRun, leaves: Sequence[Any]) -> set[int]:
+    """``id`` of what has guards of its own: implicit inputs, and arguments."""
+    implicit = [*described.implicit, *described.guarded]
+    return {id(tensor) for one in implicit for _, tensor in (*one.owners, *one.also)} | {id(leaf) for leaf in leaves}
 
 
 def _is_the_same(

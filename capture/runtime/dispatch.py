@@ -61,7 +61,7 @@ from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Move
 from capture.engines.registry import backend_for
 from capture.guards.guard import OVERLAPS
-from capture.guards.read_guards import Place
+from capture.guards.read_guards import Places
 from capture.key.modes import Ambient, Here, ambient, foreign, here, inlined
 from capture.key.pytree import result_leaves
 from capture.key.signature import Leaf, Leaves, Unkeyable, deaths, forget_module_structure
@@ -909,10 +909,10 @@ def _differs(captured: Captured, entry: Entry, tree: Tree, path: str, *, is_wron
     _enter(captured, entry, "eager")
 
 
-def _tells_apart(captured: Captured, entry: Entry, known: Sequence[Place]) -> bool:
+def _tells_apart(captured: Captured, entry: Entry, known: Places) -> bool:
     """What the body can have read has other values than those that are known: they are part of the key from now on,
     and all that was recorded is dropped, as no call has one of the keys so far any more."""
-    told = locked(_told_apart, captured, known) if known else []  # else another thread's stand-ins may be seen
+    told = locked(known.tell_apart, captured.named) if known.all else []  # else another thread's stand-ins may be seen
     if not told:
         return False
     captured.log.add("drop", f"{told[0]} is another value, and tells calls apart from now on")
@@ -921,10 +921,6 @@ def _tells_apart(captured: Captured, entry: Entry, known: Sequence[Place]) -> bo
         _forget(captured, entry, tree_for(entry.backend))
     captured.retire()
     return True
-
-
-def _told_apart(captured: Captured, known: Sequence[Place]) -> list[str]:
-    return [path for place in known for path in place.tell_apart(captured.named)]
 
 
 def _forget(captured: Captured, entry: Entry, tree: Tree) -> None:

@@ -11,9 +11,11 @@ from attrs import define, evolve, field, frozen
 from capture.core.facts import Facts, GradientObstacle, GradientUse, diff_facts
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Refusal
-from capture.guards.read_guards import Place, read_by
+from capture.guards.read_guards import Places, Read, read_by
+from capture.guards.recording_guard import own_tensors
 from capture.key.signature import Key, names_the_dead
 from capture.native import seen
+from capture.observe.described import DescribedRun
 from capture.observe.expectation import Expectation
 from capture.observe.host_values import is_whole
 from capture.observe.returned_value import RETURNED
@@ -120,8 +122,10 @@ class Entry:
     """How often static tensors, by path, made the engine record again at another address."""
     ran: CodeRun = field(factory=CodeRun)
     """Python code that its runs ran."""
-    places: Sequence[Place] = ()
+    places: Places = field(factory=Places)
     """What it can have read, as it was after the last of those."""
+    read: Read | None = None
+    """The guards on all that, until a recording takes them."""
     unbindable: dict[str, Refusal] = field(factory=dict)
     """Static tensors, by path, to whose address no recording can be bound anew, and why."""
     nodes: list[Node] = field(factory=list)
@@ -217,11 +221,12 @@ class Entry:
         drifts, change = diff_facts(self.facts, facts, lines)
         return evolve(facts, drifts=drifts, sequence_change=change, runs=self.facts.runs + 1)
 
-    def note_reads(self, watched: ObservedRun) -> tuple[str, str] | None:
+    def note_reads(self, watched: ObservedRun, described: DescribedRun) -> tuple[str, str] | None:
         """A watched run ran code, which read Python state. Gives what of that cannot be guarded, and its path."""
         self.ran.note(watched.ran)
-        found = read_by(self.ran, watched.call, watched.changed, watched.rebuilt(), ())
-        self.places = found.places
+        call, rebuilt = watched.call, watched.rebuilt()
+        found = read_by(self.ran, call, watched.changed, rebuilt, own_tensors(described, call.leaves))
+        self.places, self.read = found.places, None if watched.changed or rebuilt else found
         return found.obstacle
 
     @property

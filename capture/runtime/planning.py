@@ -171,7 +171,9 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
         captured.log.add("plan", f"{watched.once}, which is done once: watched again")
         entry.settling += 1
         return entry.phase
-    obstacle = locked(entry.note_reads, watched)  # else some of what it reads may be another thread's stand-ins
+    obstacle = locked(  # else some of what it reads may be another thread's stand-ins
+        entry.note_reads, watched, observed.described
+    )
     if obstacle is not None:
         name, path = obstacle
         facts = evolve(facts, unkeyed=(*facts.unkeyed, Unkeyed(name=name, kind="answer", paths=(path,), where=None)))

@@ -289,9 +289,9 @@ def _node(
     latest = latest_guards.get(captured)
     like = latest() if latest is not None else None
     guard = locked(  # else some of what it reads may be another thread's stand-ins
-        make_recording_guard, described, watched, call, static, copied, entry.ran, like
+        make_recording_guard, described, watched, call, static, copied, entry.ran, like, entry.read
     )
-    latest_guards[captured], entry.places = weakref.ref(guard), guard.places
+    latest_guards[captured], entry.places, entry.read = weakref.ref(guard), guard.places, None
     statics = {one.path: one.owners[0][1] for one in (*described.implicit, *described.guarded)}
     read = {id(one) for one in statics.values()}
     outputs.leave_out_gradients(read)

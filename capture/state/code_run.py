@@ -17,6 +17,7 @@ from attrs import define, field
 from capture.key.packages import is_library, package_of
 from capture.native import native
 from capture.state import c_calls
+from capture.torch_private import warned
 
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE = range(5)  # as in ``native/code_watch.c``
 _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
@@ -80,7 +81,7 @@ def code_run() -> Iterator[CodeRun]:
     if len(_kinds) > _MOST_KINDS:
         _kinds.clear()
     collected = [getattr(one, "__code__", None) for one in gc.callbacks]  # the collector comes when it comes
-    apart = tuple([code for code in collected if type(code) is types.CodeType])
+    apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
     found, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart, c_calls.leaves)
     watch.begin()
     try:

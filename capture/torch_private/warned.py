@@ -20,6 +20,10 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return function(*args, **kwargs)
 
 
+CODE = _call.__code__
+"""What runs below it is no part of a body: a call is tried out."""
+
+
 def warned(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
     """What a function gives, and whether it warned: one in C, or one in Python that calls such a one itself. The
     warning is dropped."""
@@ -28,8 +32,8 @@ def warned(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[
         own = {name: value for name, value in function.__globals__.items() if name != _REGISTRY} | own
         same = types.FunctionType(function.__code__, own, None, function.__defaults__, function.__closure__)
         same.__kwdefaults__ = function.__kwdefaults__
-        return same(*args, **kwargs), _REGISTRY in own
-    return types.FunctionType(_call.__code__, own)(function, args, kwargs), _REGISTRY in own
+        function = same
+    return types.FunctionType(CODE, own)(function, args, kwargs), _REGISTRY in own
 
 
 def _is_told() -> bool:
