@@ -161,7 +161,7 @@ class Tracer:
 
     def _name(self, own: Any, name: str, what: str) -> Iterator[str]:
         self.reads += 1
-        if name not in self.covered.names.get(id(own), ()) and id(own) not in self.covered.written:
+        if name not in self.covered.names.get(id(own), ()) and id(own) not in self.covered.whole | self.covered.written:
             yield what
 
     def _cell(self, frame: types.FrameType, one: dis.Instruction) -> Iterator[str]:
