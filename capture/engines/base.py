@@ -41,6 +41,10 @@ class Block:
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
+_offset, _stride = torch.Tensor.storage_offset, torch.Tensor.stride
+"""As torch has them, whatever stands there while a body is watched: a wrapper costs more than what it looks at."""
+
+
 @frozen(kw_only=True)
 class Geometry:
     """A tensor on a storage that begins where its block begins. Offset and strides in elements."""
@@ -56,12 +60,9 @@ class Geometry:
     def of(cls, tensor: torch.Tensor) -> Geometry:
         """Geometry of a tensor relative to its own storage."""
         return cls(
-            dtype=tensor.dtype,
-            offset=int(tensor.storage_offset()),
-            shape=tuple(tensor.shape),
-            stride=tuple(tensor.stride()),
+            dtype=tensor.dtype, offset=int(_offset(tensor)), shape=tuple(tensor.shape), stride=tuple(_stride(tensor)),
             conj=tensor.is_conj(),
-        )
+        )  # fmt: skip
 
 
 def views_of(first: torch.Tensor, geometries: Sequence[Geometry]) -> list[torch.Tensor]:

@@ -16,6 +16,8 @@ from capture.engines.base import Block, Geometry, Input
 from capture.key.tensor_meta import same_bits, span_bytes
 from capture.state.call import Call
 
+_set = torch.Tensor.set_  # torch's own, whatever stands there while a body is watched
+
 ALIGNMENT = 64  # bytes; what torch's CPU allocator gives, and a divisor of what its CUDA allocator gives
 
 
@@ -204,10 +206,12 @@ def dense_enough(tensor: torch.Tensor) -> bool:
 
 def over(storage: torch.UntypedStorage, geometry: Geometry) -> torch.Tensor:
     """A tensor with this geometry on the storage."""
-    with torch.inference_mode(False):  # what is made in inference mode could not be written outside of it
-        empty = torch.empty(0, dtype=geometry.dtype, device=storage.device)  # whatever the default device is
-        tensor = empty.set_(storage, geometry.offset, geometry.shape, geometry.stride)
-        return tensor.conj() if geometry.conj else tensor
+    if torch.is_inference_mode_enabled():  # what is made in inference mode could not be written outside of it
+        with torch.inference_mode(False):
+            return over(storage, geometry)
+    empty = torch.empty(0, dtype=geometry.dtype, device=storage.device)  # whatever the default device is
+    tensor = _set(empty, storage, geometry.offset, geometry.shape, geometry.stride)
+    return tensor.conj() if geometry.conj else tensor
 
 
 def put_back(leaf: torch.Tensor, staged: torch.Tensor) -> None:

@@ -333,7 +333,7 @@ def _fills(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def lacks_tensor(op: Operator, args: Sequence[Any]) -> bool:
     """A tensor that is not optional is none: autograd passes undefined tensors to backward operators, below its own
     checks, where nobody else may."""
-    return any(
+    return any(value is None for value in args) and any(
         value is None and str(argument.type) == "Tensor"
         for argument, value in zip(op._schema.arguments, args, strict=False)
     )

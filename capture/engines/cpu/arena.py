@@ -26,6 +26,7 @@ import torch
 from capture.engines.base import Address, Block, Geometry, views_of
 from capture.engines.staging import ALIGNMENT
 
+_strided = torch.Tensor.as_strided_  # torch's own, whatever stands there while a body is watched
 _SEGMENT = 1 << 27  # bytes; untouched pages cost nothing, and blocks of two segments never merge
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
@@ -171,7 +172,7 @@ class Arena:
         tensor = torch.frombuffer(
             segment.memory, dtype=dtype, count=block.nbytes // dtype.itemsize, offset=block.address - segment.begin
         )
-        tensor = tensor.as_strided_(geometry.shape, geometry.stride, geometry.offset).data  # that counts as a write
+        tensor = _strided(tensor, geometry.shape, geometry.stride, geometry.offset).data  # that counts as a write
         return tensor.conj() if geometry.conj else tensor
 
     def builder(self, block: Block, geometry: Geometry) -> Callable[[], torch.Tensor]:

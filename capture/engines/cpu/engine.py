@@ -282,15 +282,15 @@ class TapeRecorder(ObserveMode):
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator, then keep its results in the arena."""
         known = traits(op)
-        is_break = breaks(known, args, kwargs)
-        for tensor in tensors_in(args, kwargs):
+        is_break, tensors = breaks(known, args, kwargs), list(tensors_in(args, kwargs))
+        for tensor in tensors:
             if not _is_plain(tensor):
                 self._fail(f"{known.name} reads a tensor that is quantized, not strided, or not on the CPU")
         if known.metadata != "no" and (known.resizes or not self.made(args[0])):
             self._fail(f"{known.name} changes the shape of a tensor in place")
         if self.failure is not None or known.metadata != "no":
             return self.operate(op, args, kwargs)
-        inputs = {id(tensor.untyped_storage()) for tensor in tensors_in(args, kwargs)}
+        inputs = {id(tensor.untyped_storage()) for tensor in tensors}
         step = self._step(op, known, args, kwargs)
         result = self.operate(op, args, kwargs)
         if known.collective and known.namespace != "c10d":  # moved below, so it has to be there
@@ -323,7 +323,8 @@ class TapeRecorder(ObserveMode):
         self._tape.append(step)
         if is_break:
             self._end_segment(step, self.told(known, result))
-        self._fill_pool_copies(tensors_in(args, kwargs))
+        if self._pool_copies:
+            self._fill_pool_copies(tensors)
         return _replace(result, {key: visible for key, (visible, _, _) in moved.items()}) if moved else result
 
     @override

@@ -25,12 +25,20 @@ from capture.core.interrupts import is_interrupt
 from capture.engines.base import Block, BoundInput, Geometry, Move, OwnedOutput, Refusal, on_storage, views_of
 from capture.engines.cpu.arena import Arena
 from capture.engines.staging import over
+from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_meta import is_dense, same_bits
 from capture.native import native
 from capture.observe.operator_schema import OperatorTraits
 from capture.state.call import Call
 from capture.torch_private import capabilities, operators
 from capture.torch_private.warned import warned
+
+PROOFS = 2
+"""Of steps that differ in values alone."""
+ALIGNED = 64
+"""Bytes. By an address modulo these a kernel may go another way."""
+_address, _strided = torch.Tensor.data_ptr, torch.Tensor.as_strided
+"""As torch has them, whatever stands there while a body is watched."""
 
 
 @define(eq=False)
@@ -105,6 +113,10 @@ class Tape:
         self._roots: list[TapeMemory] = []
         self._by_storage: dict[int, tuple[weakref.ref[torch.UntypedStorage], TapeMemory]] = {}
         self._steps: list[TapeStep] = []
+        self._geometries: list[tuple[TapeMemory, Geometry]] = []
+        """Of each register, while the tape is written."""
+        self._proofs: dict[Any, list[bool]] = {}
+        """What became of steps that do the same on other memory, see ``_kind_of``."""
         self._locals: dict[int, int] = {}
         """Registers that only live during a replay, by number: their place among what the replay keeps."""
         self._views: tuple[Any, ...] = ()
@@ -169,6 +181,7 @@ class Tape:
         if number is None:
             number = root.registers[geometry] = len(self.registers)
             self.registers.append(_view_of(root, geometry))
+            self._geometries.append((root, geometry))
         return number
 
     def value(self, template: Any) -> Any:
@@ -189,6 +202,52 @@ class Tape:
 
     def prove_out(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
         """Run ``function`` with ``out=`` into the step's registers; True if it gave the bits of ``results``."""
+        return self._tried(self._gives_out, function, step, results)
+
+    def prove(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
+        """Run ``function`` like the operator; True if it gave the bits of ``results`` in as many tensors."""
+        return self._tried(self._gives, function, step, results)
+
+    def _tried(
+        self, gives: Callable[..., bool], function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]
+    ) -> bool:
+        """Layers of a model do the same many times over: what failed once, or held on ``PROOFS`` values, is not tried
+        again."""
+        kind = self._kind_of(function, step)
+        known = [] if kind is None else self._proofs.setdefault((gives.__name__, *kind), [])
+        if not all(known) or len(known) >= PROOFS:
+            return all(known)
+        known.append(gives(function, step, results))
+        return known[-1]
+
+    def _kind_of(self, function: Callable[..., Any], step: TapeStep) -> Any:
+        """Equal for steps of which a kernel cannot tell one from another but by values: the same function, numbers,
+        forms and alignment of tensors, and the same of them in one memory. None: it has other arguments."""
+        memories: dict[int, tuple[int, int]] = {}
+
+        def told(value: Any) -> Any:
+            if isinstance(value, Register):
+                root, one = self._geometries[value.number]
+                at = _address(self.registers[value.number]) % ALIGNED
+                memory, begin = memories.setdefault(id(root), (len(memories), one.offset))
+                return one.dtype, one.shape, one.stride, one.conj, at, memory, one.offset - begin
+            if isinstance(value, (list, tuple)):
+                return tuple(map(told, value))
+            if type(value) in PLAIN_TYPES:
+                return type(value), repr(value)
+            raise LookupError
+
+        outs = [Register(out[1]) for out in step.outs if out is not None]
+        try:
+            return (
+                function,
+                *map(told, (*step.args, *outs)),
+                *[(name, told(one)) for name, one in step.kwargs.items()],
+            )
+        except LookupError:
+            return None
+
+    def _gives_out(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
         outs = [self.registers[out[1]] for out in step.outs if out is not None]
         for out in outs:
             _fill(out)
@@ -204,8 +263,7 @@ class Tape:
         kept = not objected and sources == [(out.data_ptr(), out.shape, out.stride()) for out in outs]
         return kept and all(same_bits(out, result) for out, result in zip(outs, results, strict=True))
 
-    def prove(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
-        """Run ``function`` like the operator; True if it gave the bits of ``results`` in as many tensors."""
+    def _gives(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
         try:
             with torch.no_grad():
                 args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
@@ -232,6 +290,7 @@ class Tape:
         for root in self._roots:
             for geometry, number in root.registers.items():
                 self.registers[number] = _view_of(root, geometry)
+        self._geometries, self._proofs = [], {}
         self.copies_in, self.copies_out = copies_in, copies_out
         used = self._used()
         fresh = [out for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
@@ -532,7 +591,7 @@ def _view_of(root: TapeMemory, geometry: Geometry, *, is_current: bool = False) 
     if geometry.dtype == root.owner.dtype:
         with torch.no_grad():  # a view shares the owner's version counter, so writes through it are noticed
             physical = root.owner.conj() if root.owner.is_conj() else root.owner
-            view = physical.as_strided(geometry.shape, geometry.stride, geometry.offset)
+            view = _strided(physical, geometry.shape, geometry.stride, geometry.offset)
             return view.conj() if geometry.conj else view
     return _retyped(root.owner, geometry)
 
