@@ -27,8 +27,8 @@ A tolerance lets kernels round otherwise at another size, as matrix products do;
 mask as an argument keeps padding out of sums, and costs one operator for each.
 
 ## Known gaps
-What differs for some values alone is found when such values are compared: the first, second, fourth, eighth ... call
-of each size is.
+What differs for some values alone is found when such values are compared: the first, fourth, sixteenth ... call of
+each size is.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _what(refusal: BucketRefusal) -> str:
         "raises": f"a padded call raises where the body does not: {refusal.detail}",
         "writes": f"the body writes {path}, which is padded",
         "aliases": f"{path} lies in memory that the call was given",
-        "reads": "the body reads values on the host",
+        "reads": "the body reads values on the host, and changes something",
         "gradients": "results need gradients",
     }[refusal.kind]
 

@@ -60,6 +60,7 @@ class BucketComparison(Comparison):
     size: Size = field(kw_only=True)
     buckets: Buckets = field(kw_only=True)
     trims: list[LeafTrim | None] = field(factory=list, kw_only=True)
+    given: tuple[Any, ...] = field(kw_only=True)
     strides: list[tuple[int, ...]] = field(factory=list, kw_only=True)
     """Of the padded result's leaves; copies of them may have others."""
 
@@ -67,7 +68,8 @@ class BucketComparison(Comparison):
     def _replayed(self) -> Any:
         run = BodyRun()
         try:
-            result = replay(self.captured, self.node, self.tree, self.padded, self.padded_leaves, run)
+            where = self.captured, self.node, self.tree, self.padded, self.padded_leaves
+            result = self.given[0] if self.given else replay(*where, run)
             leaves = [leaf for _, leaf in pytree.result_leaves(result)]
             self.strides = [_strides(leaf) for leaf in leaves]
             return result
@@ -231,10 +233,8 @@ class PaddedCall:
         """A recording may stand for it, as far as can be told without a comparison."""
         self.proof = proof_of(self.tensors, entry)
         known = node.proofs.get(self.proof)
-        if isinstance(known, BucketRefusal):
+        if isinstance(known, BucketRefusal) and not node.reads:
             return known
-        if node.reads:
-            return self.refusal("reads")
         written = {one.path for plan in entry.plans() for one in plan.placeholders if one.mutated}
         padded = next((one.name for one in self.size.pads if one.name in written), None)
         if padded is not None:
@@ -242,7 +242,8 @@ class PaddedCall:
         if shares(self.tensors, self.call.leaves, [path for path, _ in self.call.paths()], node):
             return NOT_RECORDED
         effects = any(plan.effects or plan.generators for plan in entry.plans())
-        return PaddedNode(entry, node, tree, learned, not written and not effects)
+        is_pure = not written and not effects
+        return self.refusal("reads") if node.reads and not is_pure else PaddedNode(entry, node, tree, learned, is_pure)
 
 
 @frozen(eq=False)
@@ -256,6 +257,8 @@ class PaddedNode:
     """What it follows only since this call."""
     is_pure: bool
     """The body changes nothing."""
+    given: tuple[Any, ...] = ()
+    """The result of the padded replay, where it has run."""
 
 
 def compared(captured: Captured, padded: PaddedCall, found: PaddedNode) -> Proved:
@@ -263,7 +266,7 @@ def compared(captured: Captured, padded: PaddedCall, found: PaddedNode) -> Prove
     assert captured.annotation.buckets is not None
     comparison = BucketComparison(
         captured, found.entry, found.node, found.tree, padded.call, padded=padded.values,
-        padded_leaves=padded.leaves, size=padded.size, buckets=captured.annotation.buckets,
+        padded_leaves=padded.leaves, size=padded.size, buckets=captured.annotation.buckets, given=found.given,
     )  # fmt: skip
     try:
         return comparison.prove()

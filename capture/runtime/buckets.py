@@ -135,8 +135,8 @@ class Paths(Protocol):
 
 @define(eq=False)
 class Count:
-    """Calls of one size that were padded, and the one that is compared with the body again: each time twice as many
-    later, as values may come for which padding shows, such as numbers below 0 where a maximum is taken."""
+    """Calls of one size that were padded, and the one that is compared with the body again: each time four times as
+    many later, as values may come for which padding shows, such as numbers below 0 where a maximum is taken."""
 
     calls: int = 0
     due: int = 1
@@ -149,7 +149,7 @@ class Count:
     def compared(self) -> None:
         """It was, and nothing differed."""
         self.calls += 1
-        self.due = 2 * self.calls
+        self.due = 4 * self.calls
 
 
 @define(eq=False)

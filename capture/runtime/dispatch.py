@@ -976,6 +976,8 @@ def _padded(captured: Captured, values: Values, now: Here, size: Size) -> Any:
             _not_padded(captured, found)  # raises as often as it is asked where the annotation says so
         size.let_rest()
         return _dispatch(captured, values, now)
+    if found.node.reads:
+        return _read_padded(captured, padded, found, now)
     proof, count = found.node.proofs.get(padded.proof), size.counts.setdefault(padded.proof, Count())
     always = "always" in (captured.annotation.verify, _current_config().verify)
     if proof is None or count.is_due or always or found.learned:
@@ -1049,6 +1051,35 @@ def _compare(captured: Captured, padded: PaddedCall, found: PaddedNode, count: C
         padded.size.is_proven()
         count.compared()
     return proved.result
+
+
+def _read_padded(captured: Captured, padded: PaddedCall, found: PaddedNode, now: Here) -> Any:
+    """Where the body reads values on the host, only the replay tells which recording gives the result. The body changes
+    nothing, so it may run after that."""
+    entry, size, inner = found.entry, padded.size, BodyRun()
+    try:
+        followed = branches.replay(captured, found.node, found.tree, padded.values, padded.leaves, inner)
+    except Exception as error:
+        if inner.error is not error:
+            raise
+        return run_eagerly(captured, padded.call, "an operator raised")
+    if followed.node is None:
+        if followed.moved is not None or len(entry.branches) >= MOST_BRANCHES:
+            size.let_rest()
+            return _dispatch(captured, padded.call.values, now)
+        call, known = captured.call(padded.values, padded.leaves, entry), len(entry.nodes)
+        parts = captured, entry, call, found.tree, lambda: len(entry.nodes) > known
+        body_run.during(BodyRun(), bring_to_replay, parts)
+        return run_eagerly(captured, padded.call, "the host read a value for the first time")
+    proof, count = followed.node.proofs.get(padded.proof), size.counts.setdefault(padded.proof, Count())
+    if isinstance(proof, BucketRefusal):
+        size.let_rest()
+        return run_eagerly(captured, padded.call, "padding shows after what the host read")
+    if proof is None or count.is_due or _verifies(captured):
+        return _compare(captured, padded, evolve(found, node=followed.node, given=(followed.result,)), count)
+    entry.steadiness.replays += 1
+    count.calls += 1
+    return proof(followed.result)
 
 
 def _replay_padded(captured: Captured, padded: PaddedCall, found: PaddedNode, trim: Trim, outer: BodyRun) -> Any:

@@ -150,13 +150,57 @@ def test_a_matrix_product_within_a_tolerance() -> None:
         h(torch.randn(3, 2))
 
 
-def test_what_is_read_on_the_host() -> None:
+def test_branches_after_what_is_read_on_the_host() -> None:
     def body(x: Tensor) -> Tensor:
-        return x * 2 if bool(x.sum() > 0) else x - 1
+        return torch.relu(x) * 2 if bool(x.sum() > 0) else torch.tanh(x) - 1
+
+    f = capture(body, buckets={"x": {0: LADDER}})
+    signs = (1, 1, -1, -1, 1, -1, 1, 1, -1, -1, 1, -1)
+    for sign in signs * 2:
+        x = (torch.rand(3, 2) + 0.1) * sign
+        assert_same(f(x), body(x))
+    assert refused(f) == []
+    assert recordings(f).replays > 12
+
+
+def test_a_mask_that_is_looked_at_on_the_host() -> None:
+    def body(x: Tensor, mask: Tensor) -> Tensor:
+        return torch.relu(x) + 1 if bool(mask.all()) else torch.where(mask[:, None], torch.relu(x) + 1, -1.0)
+
+    rows = Dim(LADDER)
+    f = capture(body, buckets={"x": {0: rows}, "mask": {0: rows}})
+    for call in range(30):
+        n = (3, 5, 8)[call % 3]
+        x, mask = torch.randn(n, 2), torch.ones(n, dtype=torch.bool)
+        mask[0] = call % 2 == 0
+        assert_same(f(x, mask), body(x, mask))
+    assert refused(f) == []
+    assert recordings(f).replays > 15
+
+
+def test_branches_of_which_one_shows_padding() -> None:
+    def body(x: Tensor) -> Tensor:
+        return torch.relu(x) * 2 if bool(x[0, 0] > 0) else (x - x.mean(0)) * 2
+
+    f = capture(body, buckets={"x": {0: LADDER}})
+
+    def run() -> None:
+        for sign in (1, 1, -1, -1, 1, -1, 1, 1, -1, -1, 1, -1):
+            x = (torch.rand(3, 2) + 0.1) * sign
+            assert_same(f(x), body(x))
+
+    with pytest.warns(CaptureWarning, match="CG602.*'output' of a padded call differs"):
+        run()
+
+
+def test_what_reads_on_the_host_and_writes() -> None:
+    def body(x: Tensor, total: Tensor) -> Tensor:
+        total.add_(1)
+        return torch.relu(x) * 2 if bool(x.sum() > 0) else torch.tanh(x) - 1
 
     f = capture(body, buckets={"x": {0: LADDER}})
     with pytest.warns(CaptureWarning, match="CG602.*reads values on the host"):
-        run_beside(f, body, [((torch.rand(3, 2) + 0.1) * sign,) for sign in (1, 1, -1, 1, -1, -1, 1, -1)])
+        run_beside(f, body, [((torch.rand(3, 2) + 0.1) * sign, torch.zeros(1)) for sign in (1, 1, -1, 1, -1, -1)])
 
 
 def test_arguments_that_are_written_or_returned() -> None:
