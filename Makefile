@@ -23,7 +23,7 @@ help:
 	@echo 'make test TORCH=2.14.1  the same with another torch, in .venv-2.14.1; so does test-all'
 	@echo 'make test-all all tests, also those that are marked as slow; PART=1/3 runs a third of the slow ones alone'
 	@echo 'make test-native the tests of the C module and the guards, with an address-sanitizer build of it'
-	@echo 'make test-world programs of other libraries beside eager; ONLY="llama gcn" runs those alone'
+	@echo 'make test-world programs of other libraries beside eager, and the guides; ONLY="llama gcn" runs those alone'
 	@echo 'make docs     the site of docs/, into build/site; fails at a link that leads nowhere'
 	@echo 'make test-browser the HTML report in headless Chromium'
 	@echo 'make test-gpu the tests on a GPU, with the torch that is installed there'
@@ -94,6 +94,8 @@ $(WORLD_STAMP): $(STAMP) requirements-world.txt
 
 test-world: $(WORLD_STAMP)
 	PYTHONPATH="$(CURDIR)" $(WORLD)/bin/python -m tests.world.run --results tests/world/results.json $(ONLY)
+	CAPTURE_CACHE=0 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH="$(CURDIR)" $(WORLD)/bin/python -m pytest \
+	  tests/documentation/test_blocks.py -k guides
 
 # The site needs MkDocs, and of the library what works without torch, so it has an environment of its own.
 DOCS := .venv-docs

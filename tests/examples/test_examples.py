@@ -81,6 +81,12 @@ EXPECTED = {
         "noted: ['CG201']",
         "replays: 38 - eager calls: 0",
     ),
+    "13_serving_engine.py": (
+        "recorded before the first request: 6",
+        "the same tokens as eager: True",
+        "batch sizes: 31 - recordings: 6",
+        "later on, most steps replay: True",
+    ),
 }
 
 

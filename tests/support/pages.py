@@ -5,6 +5,7 @@ before a block may say more, in a comment that readers of the page do not see:
 
 ``<!-- not run: why -->``          nobody can run it here
 ``<!-- needs cuda -->``            runs where there is a GPU
+``<!-- needs peft, transformers -->``  runs where these modules are, as in ``make test-world``
 ``<!-- raises SomeError -->``      ends with that error, whose message counts as printed
 
 What a page takes for granted (``model``, ``loader``) is made by ``tests/documentation/setup/<page>.py``.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.util
 import io
 import re
 import warnings
@@ -24,10 +26,12 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from capture import CaptureWarning
+
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = ROOT / "tests" / "documentation" / "setup"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-_DIRECTIVE = re.compile(r"<!-- (not run: .+|needs cuda|raises \w+) -->")
+_DIRECTIVE = re.compile(r"<!-- (not run: .+|needs [\w, ]+|raises \w+) -->")
 
 
 @frozen(kw_only=True)
@@ -50,7 +54,13 @@ class Block:
     @property
     def is_run(self) -> bool:
         """Whether it runs on this machine."""
-        return self.is_code and (torch.cuda.is_available() or self.directive != "needs cuda")
+        needed = self.directive.removeprefix("needs ").split(", ") if self.directive.startswith("needs ") else []
+        there = (torch.cuda.is_available() if one == "cuda" else _is_installed(one) for one in needed)
+        return self.is_code and all(there)
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def blocks(page: Path) -> list[Block]:
@@ -82,7 +92,8 @@ def blocks(page: Path) -> list[Block]:
 def run(page: Path) -> Iterator[tuple[Block, str]]:
     """Run a page, block by block: each with what it printed, warnings and an expected error included."""
     scope: dict[str, Any] = {"__name__": "__main__"}
-    before = SETUP / f"{page.stem.replace('-', '_').lower()}.py"
+    name = "_".join((*page.parent.relative_to(ROOT).parts[1:], page.stem))
+    before = SETUP / f"{name.replace('-', '_').lower()}.py"
     if before.exists():
         exec(compile(before.read_text(encoding="utf-8"), str(before), "exec"), scope)  # noqa: S102 - a file of this folder
     for block in blocks(page):
@@ -95,8 +106,9 @@ def _printed(block: Block, page: Path, scope: dict[str, Any]) -> str:
     code = compile(tree, str(page), "exec")
     out = io.StringIO()
 
-    def show(message: Warning | str, *_: object, **__: object) -> None:
-        print(message, file=out)
+    def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+        if issubclass(category, CaptureWarning) or not block.directive.startswith("needs "):
+            print(message, file=out)  # what other libraries have to say is none of the page's business
 
     error = block.directive.removeprefix("raises ") if block.directive.startswith("raises ") else ""
     with contextlib.redirect_stdout(out), warnings.catch_warnings():
