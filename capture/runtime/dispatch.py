@@ -34,7 +34,6 @@ its results made part of the caller's graph, and autograd calls the backward pas
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -417,9 +416,9 @@ def _replayed(captured: Captured, entry: Entry, node: Node, values: Values, leav
 def _is_measured(captured: Captured, entry: Entry) -> bool:
     """Replays of this entry are to be compared with its body, which a call may run in its place. A device of its own
     works on while the host goes on, so there replays are measured where the host reads values alone."""
-    if not entry.payoff.is_open or entry.region is not None or captured.is_backward or entry.backend is None:
+    if not entry.payoff.is_open or captured.is_backward or entry.backend is None:
         return False
-    if entry.backend.has_own_memory and not entry.has_reads:
+    if entry.backend.has_own_memory and (entry.region is not None or not entry.has_reads):
         return False
     settings = _current_config()
     if not settings.drop_slow or settings.poison or _verifies(captured):
@@ -432,7 +431,10 @@ def _measure_body(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     on this one's would be made again."""
     begin = payoff.clock()
     result = run_eagerly(captured, bound, "to be compared with how long replays take", kind="measured")
-    entry.payoff.note_body(payoff.clock() - begin)
+    seconds = payoff.clock() - begin
+    if entry.region is not None:
+        entry.region.time_backward(result, bound.leaves, is_replay=False)
+    entry.payoff.note_body(seconds)
     _note_warm(captured, result, bound, tree)
     if entry.payoff.loss:
         _does_not_pay(captured, entry, tree)
@@ -441,18 +443,14 @@ def _measure_body(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
 
 def _does_not_pay(captured: Captured, entry: Entry, tree: Tree) -> None:
     """Its replays are slower than the body: calls run eagerly, and are looked at again rarely."""
-    found = entry.payoff
-    slow = SlowReplay(
-        replay=statistics.median(found.replays) * 1e6,
-        body=statistics.median(found.bodies) * 1e6,
-        where=captured.annotation.defined_at,
-    )
+    found, left = entry.payoff, entry.plain or entry  # of a forward pass, what stands for all calls again
+    slow = SlowReplay(replay=found.replay * 1e6, body=found.body * 1e6, where=captured.annotation.defined_at)
     captured.log.add("drop", "replays take longer than the body")
     captured.budget.spend("drops", found.loss * payoff.AFTER * 1e3, key=entry.key)
     _forget(captured, entry, tree)
-    entry.payoff = payoff.Payoff()
-    entry.plan = compile_plan(captured.annotation, captured.bare_facts(slow_replay=slow))
-    _enter(captured, entry, "eager")
+    left.payoff = payoff.Payoff()
+    left.plan = compile_plan(captured.annotation, captured.bare_facts(slow_replay=slow))
+    _enter(captured, left, "eager")
 
 
 def _fitting(captured: Captured, entry: Entry, tree: Tree, pattern: Pattern) -> Node | None:
@@ -613,7 +611,8 @@ def _plan(captured: Captured, entry: Entry, observed: planning.Observed) -> None
     captured.note_findings(entry.plan)
     captured.log.add("plan", "results need gradients: forward and backward are recorded apart")
     assert entry.backend is not None
-    region = Region(captured, entry.backend, observed.watched.call.leaves, call, observed.facts.gradients)
+    leaves, uses = observed.watched.call.leaves, observed.facts.gradients
+    region = Region(captured, entry.backend, leaves, call, uses, entry.payoff)
     region.look_for_higher_order(observed.watched.result)
     entry.plan = None
     entry.with_region(region)

@@ -50,6 +50,9 @@ class TrainingRegion(Protocol):
     def attach(self, result: Any, leaves: list[Any], node: Node) -> Any:
         """What C replayed of the forward pass as part of the caller's graph."""
 
+    def time_backward(self, result: Any, leaves: list[Any], *, is_replay: bool) -> None:
+        """Find out how long the backward pass of this call will take, and how long that of the last one took."""
+
     def entries(self) -> list[Entry]:
         """Those of all backward passes."""
 

@@ -2,7 +2,8 @@
 
 They are not where the body is short, or where a replay goes through Python. After ``AFTER`` replays ``SAMPLES`` calls
 run the body in their place, and medians are compared, so that one call that waited for something else decides nothing.
-A fast path serves so many replays, and is closed until the body was measured.
+A fast path serves so many replays, and is closed until the body was measured. Of forward and backward passes that are
+recorded apart the sums are compared.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from attrs import define, field
 
-AFTER = 32
+AFTER = 12
 """Replays before the body is measured."""
-SAMPLES = 7
+SAMPLES = 5
 _SHARE, _LEAST = 0.05, 5e-6  # a replay may take this much more than the body, or so many seconds
 
 clock = time.perf_counter
@@ -39,9 +41,12 @@ class Payoff:
 
     replays: deque[float] = field(factory=lambda: deque(maxlen=SAMPLES))
     bodies: list[float] = field(factory=list)
+    backward_replays: deque[float] = field(factory=lambda: deque(maxlen=SAMPLES))
+    backward_bodies: list[float] = field(factory=list)
     paths: list[tuple[TimedPath, int]] = field(factory=list)
     """Fast paths on trial, and how many replays each may serve."""
     _noted: int = 0
+    _is_given_up: bool = False
 
     @property
     def number(self) -> int:
@@ -51,7 +56,8 @@ class Payoff:
     @property
     def is_open(self) -> bool:
         """More is to be measured."""
-        return len(self.bodies) < SAMPLES
+        wanted = SAMPLES + bool(self.backward_replays)  # the last one's backward pass is to come
+        return len(self.bodies) < wanted and not self._is_given_up
 
     @property
     def wants_body(self) -> bool:
@@ -70,19 +76,46 @@ class Payoff:
             self.replays.append(seconds)
 
     def note_body(self, seconds: float) -> None:
-        """A run of the body did. With the last one the fast paths are open again."""
+        """A run of the body did."""
         self.bodies.append(seconds)
-        if self.is_open:
-            return
+        if not self.is_open:
+            self._open_paths()
+
+    def give_up(self) -> None:
+        """Nobody can tell."""
+        self._is_given_up = True
+        self._open_paths()
+
+    def _open_paths(self) -> None:
         for path, _ in self.paths:
             self.replays.extend(nanoseconds * 1e-9 for _, nanoseconds in path.times())
             path.left = -1
         self.paths.clear()
 
+    def note_backward(self, seconds: float | None, *, is_replay: bool) -> None:
+        """A backward pass took this long, by replay or of a run of the body; None: there was none."""
+        if seconds is not None and self.is_open:
+            (self.backward_replays if is_replay else self.backward_bodies).append(seconds)
+
+    @property
+    def replay(self) -> float:
+        """Seconds that a replay takes, with its backward pass."""
+        return statistics.median(self.replays) + _median_of(self.backward_replays)
+
+    @property
+    def body(self) -> float:
+        """Seconds that the body takes, with its backward pass."""
+        return statistics.median(self.bodies) + _median_of(self.backward_bodies)
+
     @property
     def loss(self) -> float:
         """Seconds that a replay takes longer than the body by more than is allowed; 0 where that is not known."""
-        if self.is_open or len(self.replays) < SAMPLES:
+        if self.is_open or self._is_given_up or len(self.replays) < SAMPLES:
             return 0.0
-        body, replay = statistics.median(self.bodies), statistics.median(self.replays)
-        return replay - body if replay > body + max(_SHARE * body, _LEAST) else 0.0
+        if self.backward_replays and len(self.backward_bodies) < SAMPLES // 2:
+            return 0.0
+        return self.replay - self.body if self.replay > self.body + max(_SHARE * self.body, _LEAST) else 0.0
+
+
+def _median_of(seconds: Sequence[float]) -> float:
+    return statistics.median(seconds) if seconds else 0.0

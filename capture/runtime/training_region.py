@@ -22,8 +22,10 @@ from attrs import define, evolve
 from typing_extensions import override
 
 from capture.autograd import accumulate_grad, higher_order
+from capture.autograd.backward_timer import BackwardTimer
 from capture.autograd.recomputation import drawing_from
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
+from capture.core.config import current as current_config
 from capture.core.facts import GradientObstacle, GradientOrder, GradientUse
 from capture.engines.base import Backend, Pool
 from capture.key.modes import inlined
@@ -37,6 +39,7 @@ from capture.rules.compile_plan import compile_plan
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import Shortcuts
+from capture.runtime.payoff import Payoff, clock
 from capture.state import snapshot
 from capture.state.call import Call
 from capture.state.source import Source
@@ -108,10 +111,14 @@ class Region:
     """Forward and backward of one entry."""
 
     def __init__(
-        self, captured: Captured, backend: Backend, leaves: Sequence[Leaf], calls: Calls, uses: Sequence[GradientUse]
-    ) -> None:
+        self, captured: Captured, backend: Backend, leaves: Sequence[Leaf], calls: Calls, uses: Sequence[GradientUse],
+        payoff: Payoff,
+    ) -> None:  # fmt: skip
         self._captured, self._backend, self._calls, self.uses = captured, backend, calls, uses
         self.obstacle: GradientObstacle | None = None
+        self.payoff = payoff
+        self._timer: tuple[BackwardTimer, bool] | None = None
+        """Of the last call, and whether that was replayed."""
         tensors = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
         self._wanted = tuple(index for index, leaf in tensors.items() if leaf.requires_grad)
         devices = {leaf.device for leaf in tensors.values()} | {torch.device("cpu")}
@@ -164,6 +171,24 @@ class Region:
         gradients of several orders would be made in another order than eager's: calls to come are eager."""
         self._note_obstacle("gradients of its gradients are asked for (create_graph=True)")
 
+    def is_measured(self) -> bool:
+        """It is not known yet whether replays pay, and the host's clock tells."""
+        return self.payoff.is_open and current_config().drop_slow and not self._backend.has_own_memory
+
+    def time_backward(self, result: Any, leaves: Sequence[Leaf], *, is_replay: bool) -> None:
+        """Find out how long the backward pass of this call will take, and how long that of the last one took."""
+        if self._timer is not None:
+            timer, was_replay = self._timer
+            self.payoff.note_backward(timer.stop(), is_replay=was_replay)
+            self._timer = None
+            if timer.is_blind:
+                self.payoff.give_up()
+        program = next((one for known in self._recorded.values() for one in known.values()), None)
+        if program is not None and self.payoff.is_open:
+            results = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
+            inputs = [*[leaves[index] for index in self._wanted], *program.now_parameters]
+            self._timer = BackwardTimer(results, inputs, clock), is_replay
+
     def make_call(self, **parts: Any) -> Call:
         """A call whose body is the forward pass."""
         return RegionCall(region=self, **parts)
@@ -205,6 +230,8 @@ class Region:
             _apply(frame, *wanted, anchor.tensor)
         else:
             _apply(frame, *wanted, *uses)
+        if is_replay and self.is_measured():
+            self.time_backward(pair.result, leaves, is_replay=True)
         return pair.result
 
     def look_at_order(self, parameters: Sequence[torch.Tensor]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from capture import capture, config, recordings
 from capture.runtime import payoff
@@ -121,3 +123,68 @@ def test_nothing_is_measured_where_slow_recordings_stay() -> None:
         for number in range(DECIDED):
             captured(torch.full((3,), float(number)))
     assert recordings(captured).measured_calls == 0
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(torch.relu(self.first(x)))
+        return result
+
+
+def gradients(model: Any, parameters: Sequence[Tensor], x: Tensor) -> list[Tensor]:
+    model(x).square().sum().backward()
+    return [made for one in parameters for made, one.grad in ((one.grad, None),) if made is not None]
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device works on while the host goes on")
+@pytest.mark.parametrize(("seconds", "stays"), [(1e-9, False), (1.0, True)])
+def test_forward_and_backward_passes_are_measured_together(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, *, stays: bool
+) -> None:
+    """Bodies take nothing, and their backward passes so long."""
+    body, backward = Payoff.note_body, Payoff.note_backward
+
+    def told(self: Payoff, measured: float | None, *, is_replay: bool) -> None:
+        backward(self, measured if is_replay or measured is None else seconds, is_replay=is_replay)
+
+    monkeypatch.setattr(Payoff, "note_body", lambda self, _: body(self, 0.0))
+    monkeypatch.setattr(Payoff, "note_backward", told)
+    monkeypatch.setattr(payoff, "_LEAST", 0.0)
+    model = Layers()
+    plain = copy.deepcopy(model)
+    captured, ours, theirs = capture(model), list(model.parameters()), list(plain.parameters())
+    with torch.enable_grad():
+        for number in range(DECIDED + 4):
+            x = torch.full((2, 4), float(number))
+            found, expected = gradients(captured, ours, x), gradients(plain, theirs, x)
+            assert all(map(torch.equal, found, expected))
+    told_of = recordings(captured)
+    assert told_of.measured_calls == SAMPLES + 1
+    assert bool(told_of.sizes) is stays
+    assert [one.code for one in told_of.findings if one.code == "CG902"] == ([] if stays else ["CG902"])
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device works on while the host goes on")
+def test_gradients_that_go_to_no_parameter_decide_nothing() -> None:
+    model = Layers()
+    captured, parameters = capture(model), list(model.parameters())
+    with torch.enable_grad():
+        for number in range(DECIDED + 4):
+            torch.autograd.grad(captured(torch.full((2, 4), float(number))).sum(), parameters)
+    assert recordings(captured).measured_calls == 0
+    assert recordings(captured).replays >= AFTER
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device works on while the host goes on")
+def test_forward_passes_alone_are_measured_alone() -> None:
+    model = Layers()
+    captured = capture(model)
+    with torch.enable_grad():
+        for number in range(DECIDED + 4):
+            captured(torch.full((2, 4), float(number)))
+    assert recordings(captured).measured_calls == SAMPLES

@@ -1,0 +1,47 @@
+"""How long autograd takes for the backward pass of one call that ran eagerly.
+
+Looked at from outside: from the first of its results that a gradient comes to, until the last of its inputs gets one.
+What autograd does in between for other parts of the graph counts, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+
+class BackwardTimer:
+    """Of one call. ``clock``: gives seconds."""
+
+    def __init__(
+        self, results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
+        self._begin: float | None = None
+        self._end: float | None = None
+        first = [one.grad_fn.register_prehook(self._note_begin) for one in results if one.grad_fn is not None]
+        last = [get_gradient_edge(one).node.register_prehook(self._note_end) for one in inputs if one.requires_grad]
+        self._handles: list[Any] = [*first, *last]
+
+    def _note_begin(self, _: Any) -> None:
+        if self._begin is None:
+            self._begin = self._clock()
+
+    def _note_end(self, _: Any) -> None:
+        if self._begin is not None:
+            self._end = self._clock()
+
+    @property
+    def is_blind(self) -> bool:
+        """A backward pass came by, and where it ended was not seen: ``torch.autograd.grad`` goes to no input."""
+        return self._begin is not None and self._end is None
+
+    def stop(self) -> float | None:
+        """Seconds, if a backward pass came by. Looks at none from now on."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        return None if self._begin is None or self._end is None else self._end - self._begin
