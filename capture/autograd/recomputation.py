@@ -9,8 +9,9 @@ The Python function that is run again was made by the run of the body that was r
 that run. What is kept is a copy of it in which each tensor is a ``Slot``, and each object that the body found an
 ``Owner``: those are arguments of the backward pass. For a call both are filled in.
 
-Draws: all blocks are run again in their order, from what the generator drew from as the first of them that draws
-began. So nothing else may draw in between.
+Draws: all blocks are run again in their order, from what the generator drew from as the first of them began. So that
+they draw what they drew, nothing else may draw in between. Where one draws more, or less, than it did, as another mode
+has it, the next one begins where it did, as eager sees to: a body that sets a generator is not recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from capture.state.source import Source
 from capture.torch_private import checkpoints
 from capture.torch_private.checkpoints import without_recomputing
 from capture.torch_private.devices import is_capturing_now
-from capture.torch_private.generators import advanced, can_advance, default_generator, default_generators, is_same_state
+from capture.torch_private.generators import advanced, can_advance, default_generators, is_same_state
 
 
 class Obstacle(Exception):
@@ -71,6 +72,8 @@ class Block:
     """``SavedTensor``s of the graph, those of blocks inside included. Some of them may be gone."""
     told: list[Any] = field(factory=list)
     """Metadata of each."""
+    begin_state: Any = None
+    """What the generator of the CPU drew from as it began."""
     draws: bool = False
     runs_once: bool = False
     """What it keeps of its first run is used up by the second."""
@@ -192,8 +195,6 @@ class Blocks:
         self.current: Block | None = None
         self.owners: list[Callable[[], Any]] = []
         self.obstacle: str = ""
-        self.first_state: torch.Tensor | None = None
-        """What the generator of the CPU drew from as the first block that draws began."""
         self._known = {id(one): one for _, one in before.entered}
         self._storages = {id(one) for one in before.storages}
         self._storages |= {
@@ -237,7 +238,7 @@ class Blocks:
                 self.obstacle = (
                     self.obstacle or "a checkpointed function that reaches what is written or replaced later"
                 )
-        found = Recomputation(self.found, self.owners, self._begin_state, self.first_state)
+        found = Recomputation(self.found, self.owners, self._begin_state, _generator_states()[0])
         self.obstacle = self.obstacle or found.obstacle
         if self.obstacle:
             found.is_of_one_run = True
@@ -251,14 +252,11 @@ class Blocks:
         moved = [not is_same_state(one, other) for one, other in zip(self._states, now, strict=False)]
         if any(moved[1:]):
             raise Obstacle("a checkpointed function that draws on an accelerator")
-        block.draws = moved[0]
-        if not block.draws:
-            return
-        if self.first_state is None:
-            self.first_state = self._states[0]
-        elif self._last_state is None or not is_same_state(self._last_state, self._states[0]):
-            raise Obstacle("checkpointed functions that draw, and draws between them")
-        self._last_state = now[0]
+        block.draws, block.begin_state = moved[0], self._states[0]
+        if block.draws:
+            if self._last_state is not None and not is_same_state(self._last_state, self._states[0]):
+                raise Obstacle("checkpointed functions that draw, and draws between them")
+            self._last_state = now[0]
 
     def _stand_in(self, value: Any, *, is_checked: bool = False) -> Any:
         """A slot for a tensor, an owner for what was there before the body ran."""
@@ -339,34 +337,41 @@ class Recomputation:
 
     blocks: Sequence[Block] = ()
     owners: Sequence[Callable[[], Any]] = ()
-    begin_state: torch.Tensor | None = None
-    """Where blocks draw: what the generator drew from as the body began, and as the first of these blocks did."""
-    first_state: torch.Tensor | None = None
+    begin_state: Any = None
+    """What the generator of the CPU drew from as the body began, and once it had run."""
+    end_state: Any = None
     is_of_one_run: bool = False
     """It has what the run made, and serves no other call."""
 
-    @property
-    def draws(self) -> bool:
-        """Blocks draw."""
-        return self.first_state is not None
+    @functools.cached_property
+    def follows_draws(self) -> bool:
+        """The body draws, so that what its blocks drew from is told by what the call began with."""
+        return bool(self.blocks) and not is_same_state(self.begin_state, self.end_state)
 
     @property
     def obstacle(self) -> str:
         """What stands in the way of drawing the same in other calls."""
-        if self.begin_state is None or self.first_state is None or can_advance(self.begin_state, self.first_state):
+        if all(can_advance(self.begin_state, block.begin_state) for block in self.blocks):
             return ""
-        return "a checkpointed function that draws, after draws of an unknown number"
+        return "a checkpointed function after draws of an unknown number"
 
     @property
     def runs_once(self) -> bool:
         """A second backward pass raises, even where the graph was kept."""
         return any(one.runs_once for one in self.blocks)
 
-    def state_of(self, begin: torch.Tensor | None) -> torch.Tensor | None:
-        """What the first block that draws drew from in a call that began with this; None: the call that was noted."""
-        if begin is None or self.first_state is None or self.begin_state is None:
-            return self.first_state
-        return advanced(begin, self.begin_state, self.first_state)
+    def states(self, begin: torch.Tensor | None, *, is_replay: bool) -> list[tuple[torch.Generator, torch.Tensor]]:
+        """What generators are to draw from as blocks run again: of a replay that just ended, and began with this where
+        the body draws; or of the run that was noted."""
+        known = default_generators()
+        states = [(one, one.get_state()) for one in (known if is_replay else known[1:])]
+        if not is_replay:
+            return [(known[0], self.blocks[0].begin_state), *states]
+        if begin is None:
+            return states
+        first = advanced(begin, self.begin_state, self.blocks[0].begin_state)
+        assert first is not None
+        return [(known[0], first), *states[1:]]
 
     def run(self, build: Callable[[Any], torch.Tensor], owners: Sequence[Any]) -> dict[Any, torch.Tensor]:
         """All that blocks save, by ``SavedTensor``. ``build``: gives the tensor that one stands for in the call."""
@@ -380,22 +385,24 @@ class Recomputation:
             is_opened = type(value) in _FUNCTIONS or checkpoints.keeps_results(value) or pytree.is_container(value)
             return NotImplemented if is_opened else value
 
-        found: dict[Any, torch.Tensor] = {}
+        generator, to_end = default_generators()[0], any(block.draws for block in self.blocks)
+        found, first = dict[Any, torch.Tensor](), generator.get_state()
         for block in self.blocks:
-            found.update(block.run_again(fill, to_end=self.draws))
+            begin = advanced(first, self.blocks[0].begin_state, block.begin_state)
+            if begin is not None and not is_same_state(begin, generator.get_state()):
+                generator.set_state(begin)
+            found.update(block.run_again(fill, to_end=to_end))
         return found
 
 
 @contextlib.contextmanager
-def drawing_from(state: torch.Tensor | None) -> Iterator[None]:
-    """In the block the CPU's default generator draws from there; afterwards as if nobody had drawn."""
-    if state is None:
-        yield
-        return
-    generator = default_generator(torch.device("cpu"))
-    known = generator.get_state()
-    generator.set_state(state)
+def drawing_from(states: Sequence[tuple[torch.Generator, torch.Tensor]]) -> Iterator[None]:
+    """In the block generators draw from there; afterwards as if nobody had drawn."""
+    known = [(one, one.get_state()) for one, _ in states]
     try:
+        for one, state in states:
+            one.set_state(state)
         yield
     finally:
-        generator.set_state(known)
+        for one, state in known:
+            one.set_state(state)

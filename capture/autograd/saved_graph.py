@@ -63,7 +63,7 @@ class ForwardOutputs(_ForwardOutputs):
     tuple, so that no recording hands it out."""
     is_replay: bool = False
     begin_state: torch.Tensor | None = None
-    """Of a replay whose backward pass draws again: what the generator of the CPU drew from as it began."""
+    """Of a replay whose backward pass may draw again: what the generator of the CPU drew from as it began."""
 
 
 def lies_apart(pair: ForwardOutputs) -> bool:

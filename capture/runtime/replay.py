@@ -49,8 +49,8 @@ class Commit:
         self.whole: list[Any] | None = None
         self.result: Any = None
         program = node.program
-        draws_again = program is not None and program.again.draws
-        self.begin_state = torch.default_generator.get_state() if draws_again else None
+        follows = program is not None and program.again.follows_draws
+        self.begin_state = torch.default_generator.get_state() if follows else None
 
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...], run: BodyRun | None) -> Any:
         """Have the recording run, and finish. ``run``: takes the place of the body's, where the call has one."""

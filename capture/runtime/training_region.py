@@ -213,7 +213,7 @@ class Region:
         frame = Frame(self, program, inner, kept, pair.attached)
         if program.again.blocks:
             frame.owners = [one() for one in program.again.owners]
-            frame.state = program.again.state_of(pair.begin_state)
+            frame.states = program.again.states(pair.begin_state, is_replay=is_replay)
         wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
         uses = [parameters[number] for number in program.used_parameters]
         if program.apart:
@@ -424,7 +424,7 @@ class Frame:
         "kept",
         "owners",
         "parameters",
-        "state",
+        "states",
         "stream",
         "was_run",
     )
@@ -445,8 +445,8 @@ class Frame:
         self.parameters: Sequence[torch.Tensor] = ()
         self.owners: Sequence[Any] = ()
         """Objects that blocks under checkpoints need."""
-        self.state: torch.Tensor | None = None
-        """What those draw from, if they do."""
+        self.states: Sequence[tuple[torch.Generator, torch.Tensor]] = ()
+        """What those draw from."""
         self.was_run = False
         self.stream: int | None = None
         """The one of the forward pass, on which autograd runs the backward pass, too; None: nobody asks."""
@@ -492,7 +492,7 @@ class Frame:
     ) -> Sequence[Any]:
         higher = self.higher()
         later = () if higher is None else higher.take()
-        with drawing_from(self.state):
+        with drawing_from(self.states):
             tensors = self._all(tensors)
             if not later:
                 return self._region.gradients(self._program, tensors, grads, buffers, at_home=at_home)
@@ -509,7 +509,7 @@ class Frame:
         with (
             acting_for(self._forward_thread) as is_there,
             _no_capture(at_home=is_there),
-            drawing_from(self.state),
+            drawing_from(self.states),
         ):
             return self._program.gradients_of_order(self._all(tensors), orders, **asked)
 

@@ -104,8 +104,8 @@ class Node:
     def see(self) -> None:
         """It is in its tree, complete."""
         if self.outputs is not None:
-            draws_again = self.program is not None and self.program.again.draws  # of the generator as it was before
-            used, runs, in_python = self.last_used, self.runs, self.written or self.reads or draws_again
+            follows = self.program is not None and self.program.again.follows_draws  # of the generator as it was before
+            used, runs, in_python = self.last_used, self.runs, self.written or self.reads or follows
             self.view = native.NodeView(
                 outputs=self.outputs, source=None if in_python else self.outputs.single,
                 several=None if in_python else self.outputs.several(), live=self.live, pattern=self.key[1],
