@@ -225,6 +225,11 @@ class Recording(Protocol):
     def was_stopped(self) -> bool:
         """One of the body's operators raised in the last replay; what came before it has happened. Told once."""
 
+    def answers(self, error: BaseException, leaves: Sequence[Any]) -> Any:
+        """After ``was_stopped`` in a call on these leaves: a watch under which the body, run with the call's own
+        arguments, comes to the operator that raised without running others, is given the error there, and goes on
+        eagerly. None: there is no way."""
+
     def release(self) -> None:
         """Drop the graph; its blocks may be reused."""
 

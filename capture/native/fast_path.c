@@ -307,7 +307,7 @@ static PyMethodDef methods[] = {
     X(modes) X(defaults_of) X(defaults) X(in_capture) X(check) X(guards) X(receiver) X(kind) \
     X(in_use) X(trees) X(backend) \
     X(constants) X(nodes) X(steps.miss) X(steps.ok) X(steps.function) X(steps.limit) X(steps.number) X(steps.entry) \
-    X(steps.counters) X(steps.marks) X(steps.replay) X(steps.ready) X(steps.attach) X(steps.tell)
+    X(steps.counters) X(steps.marks) X(steps.replay) X(steps.ready) X(steps.attach) X(steps.tell) X(steps.raised)
 
 static int path_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -377,19 +377,19 @@ static PyObject *path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         "modes", "miss", "ok", "function", "defaults_of", "defaults", "entry", "number", "limit", "in_capture", "check",
         "guards", "receiver", "kind", "in_use", "trees", "backend", "counters", "marks",
         "replay", "ready", "constants", "nodes", "alignments", "leading", "spans", "order", "shared", "least", "most", "verifies", "attach",
-        "tell", NULL};
+        "tell", "raised", NULL};
     FastPath given = {0};
     Steps *steps = &given.steps;
     PyObject *alignments, *leading, *spans, *order, *shared;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!OO!O!O!O!O!nnpOO", names, &given.modes, &steps->miss, &steps->ok,
+            args, kwargs, "$OOOOOOOOOOOOOOOO!OOOOOO!OO!O!O!O!O!nnpOOO", names, &given.modes, &steps->miss, &steps->ok,
             &steps->function, &given.defaults_of, &given.defaults, &steps->entry, &steps->number, &steps->limit,
             &given.in_capture, &given.check, &given.guards, &given.receiver,
             &given.kind, &given.in_use, &PyDict_Type, &given.trees, &given.backend, &steps->counters,
             &steps->marks, &steps->replay, &steps->ready, &PyTuple_Type, &given.constants, &given.nodes,
             &PyTuple_Type, &alignments,
             &PyTuple_Type, &leading, &PyTuple_Type, &spans, &PyTuple_Type, &order, &PyTuple_Type, &shared, &given.least, &given.most,
-            &steps->verifies, &steps->attach, &steps->tell))
+            &steps->verifies, &steps->attach, &steps->tell, &steps->raised))
         return NULL;
     Py_ssize_t opened = PyTuple_GET_SIZE(given.constants);
     if (given.nodes != Py_None && !are_nodes(given.nodes)) {

@@ -4,8 +4,7 @@
 
 #define TRIES 64
 
-/* The exception in flight, with its traceback: a new reference. */
-static PyObject *taken_error(void)
+PyObject *taken_error(void)
 {
 #if PY_VERSION_HEX >= 0x030C0000
     return PyErr_GetRaisedException();

@@ -85,6 +85,8 @@ void commit_end(Commit *commit);
 int commit_ran(Commit *commit, int ended);
 /* The exception that is set is put off: 1; 0: this is given up, and it stays. */
 int commit_puts_off(Commit *commit);
+/* The exception in flight, with its traceback: a new reference. */
+PyObject *taken_error(void);
 /* ``tell`` is called with what was put off, or the first is raised: 0, or -1 with an exception set. */
 int commit_told(const Commit *commit, PyObject *tell);
 /* What was put off goes to the commit around, or the first is raised: 0, or -1 with an exception set. */
@@ -135,6 +137,7 @@ typedef struct {
     PyObject *miss, *ok, *function, *limit, *number, *entry, *counters, *marks, *replay, *ready;
     PyObject *attach;        /* a function: the result as part of the caller's graph; or None */
     PyObject *tell;          /* a function: takes what was put off */
+    PyObject *raised;        /* a function: goes on where a replay in this process raised */
     int verifies;
     Py_ssize_t count, tensors;
 } Steps;

@@ -239,6 +239,22 @@ static PyObject *in_python(const Steps *self, PyObject *node, PyObject *tree, Py
     return result;
 }
 
+/* ``raised(node, tree, values, leaves, error)``, which gives the call's result or raises. */
+static PyObject *after_error(
+    const Steps *self, PyObject *node, PyObject *tree, PyObject *const *values, PyObject *leaves)
+{
+    PyObject *error = taken_error(), *tuple = PyTuple_New(self->count), *result = NULL;
+    for (Py_ssize_t i = 0; tuple != NULL && i < self->count; i++)
+        PyTuple_SET_ITEM(tuple, i, Py_NewRef(values[i]));
+    if (tuple != NULL && error != NULL) {
+        PyObject *args[] = {node, tree, tuple, leaves, error};
+        result = PyObject_Vectorcall(self->raised, args, 5, NULL);
+    }
+    Py_XDECREF(tuple);
+    Py_XDECREF(error);
+    return result;
+}
+
 /* Its guards hold: 1; they do not: 0; -1. Sets ``*leaves`` where it made the list. */
 static int state_holds(
     const Steps *self, PyObject *node, PyObject *const *tensors, const uint64_t *addresses, PyObject **leaves)
@@ -333,7 +349,9 @@ static PyObject *run(
     result = committed_replay(self, replay, leaves, node, view, tree, at, tensors, addresses);
     if (range != NULL)
         range_end(range, &result);
-    if (result != NULL && self->attach != Py_None) {
+    if (result == NULL && !is_launch(replay))
+        result = after_error(self, node, tree, values, leaves);
+    else if (result != NULL && self->attach != Py_None) {
         leaves = leaves == NULL ? list_of(tensors, self->tensors) : leaves;
         PyObject *args[] = {result, leaves, node};
         PyObject *attached = leaves == NULL ? NULL : PyObject_Vectorcall(self->attach, args, 3, NULL);

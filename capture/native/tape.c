@@ -43,6 +43,7 @@ typedef struct {
     Py_ssize_t acts;    /* steps before the first that does what its caller may see: writes, or draws */
     Py_ssize_t back;    /* the last steps, which bring to the caller's tensors what was written to copies of them */
     Py_ssize_t stopped; /* the step that raised in the last replay, or -1 */
+    PyObject *left;     /* what that one left beside its registers: locals, and tensors for owned ones; or NULL */
     Step *steps;
     Py_ssize_t owners;
     Owned *owned;
@@ -195,6 +196,26 @@ static int bring_back(const Tape *self, const Run *run, int failed)
     return ended && !failed ? 0 : -1;
 }
 
+/* What a replay that raised has made, for who goes on from there. An error of its own leaves nothing. */
+static void leave(Tape *self, PyObject *const *locals)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *made = PyTuple_New(self->locals), *owned = PyTuple_New(self->owners);
+    for (Py_ssize_t i = 0; made != NULL && i < self->locals; i++)
+        PyTuple_SET_ITEM(made, i, Py_NewRef(locals[i] == NULL ? Py_None : locals[i]));
+    for (Py_ssize_t i = 0; owned != NULL && i < self->owners; i++) {
+        Py_ssize_t at = self->owned[i].at;
+        PyTuple_SET_ITEM(owned, i, Py_NewRef(at < PyList_GET_SIZE(self->registers) ? PyList_GET_ITEM(self->registers, at) : Py_None));
+    }
+    if (made != NULL && owned != NULL)
+        Py_XSETREF(self->left, PyTuple_Pack(2, made, owned));
+    Py_XDECREF(made);
+    Py_XDECREF(owned);
+    PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
+}
+
 static int run_steps(Tape *self, PyObject *leaves)
 {
     PyObject **room = PyMem_Calloc(self->locals + self->most + 1, sizeof(PyObject *));
@@ -206,6 +227,7 @@ static int run_steps(Tape *self, PyObject *leaves)
     int failed = 0;
     Py_ssize_t i = 0, end = self->count - self->back;
     self->stopped = -1;
+    Py_CLEAR(self->left);
     for (; !failed && i < end; i++) {
         failed = run_step(&self->steps[i], &run) < 0;
         if (failed)
@@ -215,6 +237,8 @@ static int run_steps(Tape *self, PyObject *leaves)
     }
     if (self->back && (!failed || self->stopped >= self->acts))
         failed = bring_back(self, &run, failed) < 0;
+    if (self->stopped >= 0)
+        leave(self, room);
     for (Py_ssize_t i = 0; i < self->locals; i++)
         Py_XDECREF(room[i]);
     PyMem_Free(room);
@@ -403,6 +427,7 @@ static int tape_traverse(PyObject *object, visitproc visit, void *arg)
     const Tape *self = (Tape *)object;
     Py_VISIT(self->registers);
     Py_VISIT(self->grad);
+    Py_VISIT(self->left);
     for (Py_ssize_t i = 0; i < self->owners; i++) {
         Py_VISIT(self->owned[i].make);
         Py_VISIT(self->owned[i].places);
@@ -421,6 +446,7 @@ static int tape_traverse(PyObject *object, visitproc visit, void *arg)
 static int tape_clear(PyObject *object)
 {
     Tape *self = (Tape *)object;
+    Py_CLEAR(self->left);
     while (self->count) {
         Step step = self->steps[--self->count];
         forget_template(&step.arguments);
@@ -511,6 +537,7 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static PyMemberDef members[] = {
     {"stopped", T_PYSSIZET, offsetof(Tape, stopped), 0, "The step that raised in the last replay, or -1."},
+    {"left", T_OBJECT, offsetof(Tape, left), 0, "What that replay left beside its registers, or None."},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -206,6 +206,9 @@ class ObserveMode(HigherOrderMode):
             result = function(*args, **kwargs)
         except BaseException as error:
             self._raised = error
+            if isinstance(error, Exception) and not operator_schema.raises_on_shapes(function, args, kwargs):
+                # the body may catch it: then values decided what it does
+                self.quietly(self.note_sync)(f"{self._operator or 'an operator'}, which raised {type(error).__name__},")
             raise
         self._ran = (result,)
         return result

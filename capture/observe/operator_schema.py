@@ -337,3 +337,23 @@ def lacks_tensor(op: Operator, args: Sequence[Any]) -> bool:
         value is None and str(argument.type) == "Tensor"
         for argument, value in zip(op._schema.arguments, args, strict=False)
     )
+
+
+def raises_on_shapes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """An operator that raised does so without any values, too: for these shapes and types it always does."""
+    known: dict[int, torch.Tensor] = {}
+
+    def bare(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return known.setdefault(id(value), torch.empty_like(value, device="meta"))
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(bare, value))
+        return torch.device("meta") if isinstance(value, torch.device) else value
+
+    try:
+        function(*map(bare, args), **{name: bare(value) for name, value in kwargs.items()})
+    except NotImplementedError:  # it has no form without values
+        return False
+    except Exception:  # noqa: BLE001 - whatever it raises
+        return True
+    return False

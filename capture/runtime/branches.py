@@ -109,13 +109,14 @@ class _Walk(Commit):
                 if other is None:
                     self.stopped = Followed(reads=reads, moved=moved)
                     return
-                node, recording = other, _recording(other)
+                self.node = node = other
+                recording = _recording(node)
                 recording.keep(self.undo, leaves)
             if found.made:
                 recording.settle(number, found)
             self.read = found.value
             number += 1
-        self.node, self.is_last = node, True
+        self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
 
     @override
@@ -133,9 +134,13 @@ class _Walk(Commit):
         return result if place is None else put(result, place, self.read)
 
     @override
-    def was_stopped(self) -> bool:
-        """In the last segment: what was written by then stays."""
-        return self.is_last and super().was_stopped()
+    def give_up(self) -> None:
+        if not self.is_last:
+            self.undo.put_back()
+
+    @override
+    def resumed(self, error: BaseException, run: BodyRun | None) -> Any:
+        return Followed(node=self.node, result=super().resumed(error, run))
 
 
 def replay(

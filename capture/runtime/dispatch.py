@@ -89,7 +89,7 @@ from capture.runtime.budget import AT_LIMIT
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, RETRIES, Entry, Phase, drop_dead, drop_unused
 from capture.runtime.fast_path import Shortcuts
-from capture.runtime.replay import replay, tell
+from capture.runtime.replay import Commit, replay, tell
 from capture.runtime.training_region import Region, finish
 from capture.runtime.verdict import GO_ON, START_OVER, Outcome, Reply, Verdict, done
 from capture.state import body_run, snapshot
@@ -1142,6 +1142,11 @@ class _GoesOnTrimmed:
         """A replay came to its end, and this came in between."""
         tell(self.captured, errors)
 
+    def raised(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf], error: BaseException) -> Any:
+        """The caller's own sizes are not known here."""
+        del node, tree, values, leaves
+        raise error
+
     def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
         """The recording relies on state that is another now, so it says nothing of what the body does."""
         return MISS
@@ -1184,7 +1189,7 @@ class _GoesOn:
         try:
             stopped = branches.replay(captured, node, tree, values, leaves, run_now)
         except Exception as error:
-            if run_now.replayed or is_interrupt(error):
+            if run_now.replayed or run_now.error is error or is_interrupt(error):
                 raise
             return self.ready(entry, values, leaves)  # nothing has happened yet
         if stopped.node is None:
@@ -1198,6 +1203,13 @@ class _GoesOn:
     def tell(self, errors: list[BaseException]) -> None:
         """A replay came to its end, and this came in between."""
         tell(self.captured, errors)
+
+    def raised(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf], error: BaseException) -> Any:
+        """A replay ended in an error."""
+        commit = Commit(self.captured, node, tree, values, leaves)
+        if not commit.was_stopped():
+            raise error
+        return commit.resumed(error, None)
 
     def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
         """The recording that follows relies on state that is another now."""

@@ -55,6 +55,11 @@ class GoesOn(Protocol):
     def tell(self, errors: list[BaseException]) -> None:
         """A replay came to its end, and this came in between."""
 
+    def raised(
+        self, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], error: BaseException
+    ) -> Any:  # fmt: skip
+        """A replay ended in an error. Gives the result of a call that goes on."""
+
     def ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
         """The recording that follows relies on state that is another now."""
 
@@ -154,7 +159,7 @@ def _path(
         ready=goes_on.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in opened]), nodes=nodes,
         alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
-        attach=goes_on.attach, tell=goes_on.tell,
+        attach=goes_on.attach, tell=goes_on.tell, raised=goes_on.raised,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ the body may call other captured functions, which record in the same pool.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from capture.core.facts import Facts
 from capture.core.plan import CapturePlan
 from capture.engines.base import Recorded
 from capture.key import pytree
+from capture.key.code_names import MISSING
 from capture.key.tensor_meta import storage_of
 from capture.observe import run as _run
 from capture.observe.run import ObservedRun
@@ -30,6 +32,7 @@ from capture.runtime.record_outputs import own_values, plan_recorded
 from capture.runtime.verdict import Refuted, Reply, Verdict
 from capture.state import diff
 from capture.state.call import Call
+from capture.state.source import Source
 from capture.torch_private.surroundings import Surroundings
 from capture.tree.tree import Tree
 
@@ -189,11 +192,42 @@ def _theirs(call: Call, watched: ObservedRun) -> dict[int, Any]:
 
 
 def _settle_effects(call: Call, watched: ObservedRun) -> None:
-    """The body may have kept staged inputs on attributes: put the caller's tensors there."""
-    theirs = _theirs(call, watched)
+    """The body may have kept staged inputs on attributes: put the caller's tensors there. And it may have changed
+    objects that stand for the caller's, as those hold tensors: change these."""
+    theirs, roots = _theirs(call, watched), call.named_roots()
     for change in watched.changed:
-        if not change.container and id(change.after) in theirs:
-            change.source.set(theirs[id(change.after)])
+        place = _of_caller(change.source, roots)
+        if change.container:
+            if place is not change.source:
+                _put_members(place.get(), change.source.get(), theirs)
+        elif place is not change.source or id(change.after) in theirs:
+            place.remove() if change.after is MISSING else place.set(_with(theirs, change.after))
+
+
+def _of_caller(source: Source, roots: dict[str, Any]) -> Source:
+    """The same place below the caller's own arguments."""
+    *below, root = source.chain()
+    if root.kind != "root" or not below or root.path not in roots or roots[root.path] is root.holder:
+        return source
+    value = roots[root.path]
+    for step in below[:0:-1]:
+        value = step.among(value).get()
+    return below[0].among(value)
+
+
+def _put_members(container: Any, like: Any, theirs: dict[int, Any]) -> None:
+    if container is like or type(container) is not type(like):
+        return
+    if isinstance(container, list):
+        container[:] = [_with(theirs, one) for one in like]
+    elif isinstance(container, dict):
+        members = {key: _with(theirs, one) for key, one in like.items()}
+        container.clear()
+        container.update(members)
+    elif isinstance(container, (set, deque)):
+        others = list(like)
+        container.clear()
+        (container.update if isinstance(container, set) else container.extend)(others)
 
 
 def _settle_shapes(call: Call, recorded: Recorded) -> None:

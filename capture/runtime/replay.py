@@ -14,11 +14,15 @@ import torch
 
 from capture.core import config
 from capture.core.interrupts import is_interrupt
+from capture.key.modes import inlined
 from capture.key.signature import Leaf
 from capture.native import native
+from capture.observe.capture_lock import PATIENCE, capture_lock
+from capture.observe.run import ObservedRun, run_watched
 from capture.runtime import fault
 from capture.runtime.captured import Captured
 from capture.state.body_run import BodyRun
+from capture.state.call import Call
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
@@ -62,8 +66,8 @@ class Commit:
         except BaseException as error:
             if run is not None and self.has_result:
                 run.replay(self.result)
-            elif run is not None and self.was_stopped():
-                run.error = error  # a recorded operator raised it, as the body's own does
+            elif self.was_stopped():
+                return self.resumed(error, run)
             elif run is not None and not self.ran:
                 run.replayed = False
             raise
@@ -72,6 +76,23 @@ class Commit:
         elif run is not None:
             run.replayed = False
         return result
+
+    def resumed(self, error: BaseException, run: BodyRun | None) -> Any:
+        """An operator raised. The result, where the body goes on."""
+        assert self.node.recording is not None
+        watch = self.node.recording.answers(error, self.leaves)
+        if watch is None or not capture_lock.acquire(timeout=PATIENCE):
+            self.give_up()
+            if run is not None:
+                run.error = error  # as the body's own does
+            raise error
+        try:
+            return _resumed(self.captured, self.captured.call(self.values, self.leaves), watch, error, run)
+        finally:
+            capture_lock.release()
+
+    def give_up(self) -> None:
+        """The call ends here: with what its operators did so far."""
 
     def was_stopped(self) -> bool:
         """One of the body's operators raised."""
@@ -128,6 +149,21 @@ def replay(
     recording = node.recording
     assert recording is not None
     return Commit(captured, node, tree, values, leaves).run(recording.replay, (leaves,), run)
+
+
+def _resumed(captured: Captured, call: Call, watch: Any, error: BaseException, run: BodyRun | None) -> Any:
+    """The body does in Python what it did up to the operator that raised, and what it does then: mostly raise, too."""
+    if run is not None:
+        run.replayed = False  # it is the body's run from here on
+    watched: ObservedRun = inlined(run_watched, call, watch)
+    call.forget_run()
+    captured.log.counters.eager_calls += 1
+    captured.log.add("fallback", f"an operator raised {type(error).__name__} in a replay: the body went on from there")
+    if watched.error is not None:
+        if run is not None:
+            run.error = watched.error
+        raise watched.error
+    return watched.result
 
 
 def tell(captured: Captured, errors: Sequence[BaseException]) -> None:

@@ -17,9 +17,10 @@ from attrs import evolve
 from typing_extensions import override
 
 from capture.engines.base import Block, Geometry, Input, Recorded
+from capture.engines.cpu import answers
 from capture.engines.cpu.arena import Arena
 from capture.engines.cpu.segments import SegmentedTape
-from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep, python_form
+from capture.engines.cpu.tape import Leaf, Ran, Register, Tape, TapeMemory, TapeStep, python_form
 from capture.engines.staging import InputGroup, over, put_back, stage
 from capture.engines.undo import MOST_UNDO
 from capture.key.tensor_meta import span_bytes
@@ -281,6 +282,25 @@ class TapeRecorder(ObserveMode):
     @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator, then keep its results in the arena."""
+        ran, before = self._tape.ran, self._tape.num_ops
+        ran.append(Ran(op))
+        at = len(ran)
+        result = self._record(op, args, kwargs)
+        if self._tape.num_ops > before:
+            step = self._tape.last_step()
+            ran[at - 1] = Ran(op, step, self._form_of(step, result, args, kwargs))
+        return result
+
+    def _form_of(self, step: TapeStep, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if step.name == "constant":
+            return answers.form_of(result, [result], ())
+        flat = tensors_out(result)
+        if len(flat) != len(step.outs):  # other members than tensors
+            flat = list(result) if isinstance(result, (tuple, list)) else [result]
+        made = [tensor if out is not None else None for tensor, out in zip(flat, step.outs, strict=False)]
+        return answers.form_of(result, made, list(tensors_in(args, kwargs)))
+
+    def _record(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = traits(op)
         is_break, tensors = breaks(known, args, kwargs), list(tensors_in(args, kwargs))
         for tensor in tensors:
@@ -293,6 +313,8 @@ class TapeRecorder(ObserveMode):
         inputs = {id(tensor.untyped_storage()) for tensor in tensors}
         step = self._step(op, known, args, kwargs)
         result = self.operate(op, args, kwargs)
+        if known.collective:
+            self._tape.has_collectives = True
         if known.collective and known.namespace != "c10d":  # moved below, so it has to be there
             result = collectives.finished(op, known.namespace, result)
         outs = tensors_out(result)
@@ -304,6 +326,7 @@ class TapeRecorder(ObserveMode):
             self._fail(f"{known.name} gives tensors that share memory, which its schema does not say")
             return result
         acts = known.writes or known.norm is not None or known.opaque or known.collective or is_break
+        acts = acts or result is None  # it is there for what it raises
         if step is None or not (fresh or acts):
             if known.base.startswith("lift") and step is not None:
                 return self._constant(args[0])
@@ -335,6 +358,7 @@ class TapeRecorder(ObserveMode):
         if step is not None:
             step.acts = True
             self._tape.append(step)
+            self._tape.ran.append(Ran(name, step, text))
             self._end_segment(step, text)
 
     def _end_segment(self, step: TapeStep, told: str) -> None:

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from capture.engines.base import Block, BoundInput, Found, OwnedOutput, found
 from capture.engines.copy_out import OutputCopies
+from capture.engines.cpu.answers import Answers
 from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep
 from capture.engines.undo import Undo
 from capture.native import native
@@ -45,12 +46,16 @@ class SegmentedTape(Tape):
         super().__init__(arena)
         self.staged: Key = ()
         """How the inputs reach it."""
-        self._segments: list[Callable[[Sequence[Any]], None]] = []
+        self._segments: list[Any] = []
         self._breaks: list[TapeStep] = []
         self._meetings: list[Callable[[Sequence[Any]], Any]] = []
         """The operators of the breaks."""
         self._keys: list[Key] = []
         self._written = _Written()
+        self._begins: list[int] = []
+        """The first step of each segment."""
+        self._met: int | None = None
+        """The break whose operator raised."""
 
     # ------------------------------------------------------------------------------------------------------ recording
 
@@ -88,6 +93,7 @@ class SegmentedTape(Tape):
         steps = [*self.copies_in, *self._steps, *self.copies_out]
         ends = [at for at, step in enumerate(steps) if step.form == "break"]
         self._segments, self._meetings = [], [self._meeting(step) for step in self._breaks]
+        self._begins = [0, *[end + 1 for end in ends]]
         for end in (*ends, len(steps)):
             back = len(self.copies_out) if end == len(steps) else 0
             self._native = native.Tape(self.registers, tuple(calls[begin:end]), None, (), back=back)
@@ -107,12 +113,36 @@ class SegmentedTape(Tape):
 
     def segment(self, number: int) -> Callable[[Sequence[Any]], None]:
         """See ``SegmentedRecording``."""
-        return self._segments[number]
+        found: Callable[[Sequence[Any]], None] = self._segments[number]
+        return found
 
     def meet(self, number: int, leaves: Sequence[Any]) -> Found:
         """See ``SegmentedRecording``."""
+        self._met = number
         result = self._meetings[number](leaves)
+        self._met = None
         return found(self.reads[number], result)
+
+    @override
+    def was_stopped(self) -> bool:
+        if not self.reads:
+            return super().was_stopped()
+        if self._met is not None:
+            self._stopped, self._met = (self._begins[self._met + 1] - 1, (), ()), None
+            return True
+        return any(self._look_at(one, begin) for one, begin in zip(self._segments, self._begins, strict=False))
+
+    @override
+    def answers(self, error: BaseException, leaves: Sequence[Any]) -> Answers | None:
+        """See ``Recording``."""
+        is_last = not self.reads or (self._stopped is not None and self._stopped[0] >= self._begins[-1])
+        stop = self.stop(error)
+        if stop is None:
+            return None
+        if not is_last:  # what was written to copies of the caller's tensors; the last segment brought it back
+            with torch.no_grad():
+                native.Tape(self.registers, self._calls[len(self._calls) - len(self.copies_out) :])(leaves)
+        return Answers(stop)
 
     def _meeting(self, step: TapeStep) -> Callable[[Sequence[Any]], Any]:
         function, registers = step.function, self.registers
@@ -170,6 +200,7 @@ class SegmentedTape(Tape):
     def release(self) -> None:
         super().release()
         self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
+        self._begins = []
 
 
 def _in_segments(leaves: Sequence[Any]) -> None:

@@ -103,6 +103,32 @@ class TapeStep:
     """It writes, draws, or does what nobody knows: a caller sees that it ran."""
 
 
+@frozen(eq=False)
+class Ran:
+    """What the body did while it was recorded: an operator, or a read of the host's that none tells of."""
+
+    op: Any
+    """The operator; of a read the name."""
+    step: TapeStep | None = None
+    """What the tape does for it; None for views and the like."""
+    result: Any = None
+    """Its ``answers.form_of``; of a read what was told."""
+
+
+@frozen(eq=False)
+class Stop:
+    """Where a tape stopped."""
+
+    ran: Sequence[Ran]
+    """What the body did while it was recorded."""
+    step: TapeStep
+    """Raised."""
+    error: BaseException
+    registers: Sequence[Any]
+    fresh: dict[int, torch.Tensor | None]
+    """Registers whose memory is the call's own, or that were not written (None)."""
+
+
 class Tape:
     """Written by a recorder, then ``compile`` d once."""
 
@@ -117,6 +143,11 @@ class Tape:
         """Of each register, while the tape is written."""
         self._proofs: dict[Any, list[bool]] = {}
         """What became of steps that do the same on other memory, see ``_kind_of``."""
+        self.ran: list[Ran] = []
+        """In order."""
+        self.has_collectives = False
+        self._stopped: tuple[int, tuple[Any, ...], tuple[Any, ...]] | None = None
+        """Where the last replay was ended by an operator, with what was left in ``_locals`` and owned registers."""
         self._locals: dict[int, int] = {}
         """Registers that only live during a replay, by number: their place among what the replay keeps."""
         self._views: tuple[Any, ...] = ()
@@ -135,6 +166,10 @@ class Tape:
         self._grad: Any = None
         self._bound: list[tuple[BoundInput, TapeMemory]] = []
         self._owned: tuple[OwnedOutput, ...] = ()
+        self._owned_registers: tuple[int, ...] = ()
+        """Those that C fills anew in each replay."""
+        self._left_shared: dict[int, torch.Tensor | None] = {}
+        """Others that are filled anew, where a replay was stopped."""
         self._native: Any = None
         self.replay: Callable[[Sequence[Any]], None] = _released
 
@@ -199,6 +234,10 @@ class Tape:
         """Write a step down."""
         self._steps.append(step)
         self.num_ops += 1
+
+    def last_step(self) -> TapeStep:
+        """The one that was appended last."""
+        return self._steps[-1]
 
     def prove_out(self, function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]) -> bool:
         """Run ``function`` with ``out=`` into the step's registers; True if it gave the bits of ``results``."""
@@ -319,6 +358,7 @@ class Tape:
             (root.registers[one.geometries[0]], _maker(one.geometries[0]), one.places, one.number)
             for one, root in plain
         )
+        self._owned_registers = tuple([number for number, *_ in owned])
         acting = (number for number, step in enumerate(self._steps) if step.acts)
         self._native = native.Tape(
             self.registers, (*self._views, *self._calls), self._grad, owned,
@@ -343,9 +383,11 @@ class Tape:
                 native.committed(plain, (leaves,), bool)
 
             def finish(ended: bool) -> None:
-                for _, root in shared:
-                    for number in root.registers.values():
-                        self.registers[number] = None
+                numbers = [number for _, root in shared for number in root.registers.values()]
+                if not ended:
+                    self._left_shared = {number: self.registers[number] for number in numbers}
+                for number in numbers:
+                    self.registers[number] = None
                 if not ended:
                     return
                 with torch.no_grad():
@@ -422,10 +464,37 @@ class Tape:
 
     def was_stopped(self) -> bool:
         """An operator raised in the last replay."""
-        if self._native is None or self._native.stopped < 0:
+        return self._native is not None and self._look_at(self._native, 0)
+
+    def _look_at(self, replay: Any, begin: int) -> bool:
+        """This part of the tape, which begins at that step, was stopped."""
+        if replay.stopped < 0:
             return False
-        self._native.stopped = -1  # the next replay may be stopped before it begins
+        self._stopped = begin + replay.stopped, *(replay.left or ((), ()))
+        replay.stopped, replay.left = -1, None  # the next replay may be stopped before it begins
         return True
+
+    def answers(self, error: BaseException, leaves: Sequence[Any]) -> Any:
+        """See ``Recording``; a tape with breaks knows how."""
+        del error, leaves
+
+    def stop(self, error: BaseException) -> Stop | None:
+        """Where the last replay was stopped; None if that was before the body's first operator, or is not known."""
+        stopped, self._stopped = self._stopped, None
+        if stopped is None or self.has_collectives:
+            return None
+        at, locals_, owned = stopped
+        at, steps = at - len(self._views), [*self.copies_in, *self._steps]
+        if not len(self.copies_in) <= at < len(steps):
+            return None
+        dropped = [out[1] for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
+        used = self._used()
+        fresh: dict[int, torch.Tensor | None] = {number: None for number in dropped if number not in used}
+        fresh.update({number: locals_[place] for number, place in self._locals.items() if place < len(locals_)})
+        fresh.update(zip(self._owned_registers, owned, strict=False))
+        fresh.update(self._left_shared)
+        self._left_shared.clear()
+        return Stop(self.ran, steps[at], error, self.registers, fresh)
 
     def rebind(self, moves: Sequence[Move]) -> bool:
         """Look at other tensors of the same metadata under the same paths."""
@@ -503,6 +572,9 @@ class Tape:
         self.generators.clear()
         self._roots.clear()
         self._steps.clear()
+        self.ran.clear()
+        self._stopped = None
+        self._left_shared.clear()
         self._calls, self._owned = (), ()
         self._bound.clear()
         self.copies_in, self.copies_out = [], []

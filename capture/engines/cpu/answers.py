@@ -1,0 +1,151 @@
+"""The rest of a call whose replay an operator ended by raising.
+
+A replay runs no Python, so where one of its operators raises, what the body had done in Python by then is not there:
+attributes, containers, the places where it would catch the error. So the body runs, on the caller's own arguments,
+and up to that operator each of its operators is answered with what the tape made. Nothing runs twice: what the tape
+wrote stays written, draws were drawn. The operator that raised does so again; what follows, where the body goes on,
+is eager.
+
+Why what the tape left is enough: a tensor that the body can still reach as the operator raises was alive at that place
+while it was recorded, so that nothing was written over it by then. Others get what lies there now, and nobody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from typing_extensions import override
+
+from capture.core.interrupts import is_interrupt
+from capture.engines.base import Geometry
+from capture.engines.cpu.tape import Ran, Stop, TapeStep
+from capture.engines.staging import over
+from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.operator_schema import Operator, tensors_in, traits
+
+
+class Answers(ObserveMode):
+    """Runs a body up to where a tape stopped without running operators."""
+
+    notes_code = False
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__()
+        self._stop = stop
+        self._number = 0
+        self._goes_on = False
+        """The place was come to."""
+        self._unknown: list[torch.UntypedStorage] = []
+        """Of results that no step looked at, which the tape did not keep."""
+
+    @override
+    def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._goes_on:
+            if any(tensor.untyped_storage() is one for tensor in tensors_in(args, kwargs) for one in self._unknown):
+                self._end()
+            return self.operate(op, args, kwargs)
+        ran = self._found(op)
+        if ran is None or ran.step is None:
+            return self.operate(op, args, kwargs)
+        if ran.step is self._stop.step:
+            self._goes_on = True
+            if ran.step.acts or is_interrupt(self._stop.error):
+                self._end()  # it may have written a part
+            return self.operate(op, args, kwargs)
+        result = self._answered(ran.result, ran.step, list(tensors_in(args, kwargs)))
+        self._ran = (result,)
+        return result
+
+    @override
+    def end_at_read(self, name: str, text: str, told: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._goes_on:
+            return
+        ran = self._found(name)
+        if ran is None or ran.result != text:
+            self._end()
+
+    def _found(self, op: Any) -> Ran | None:
+        """What was done for it. Views are made as they come: saving a tensor for a backward pass makes some, or not."""
+        ran, at = self._stop.ran, self._number
+        while at < len(ran) and ran[at].op != op and ran[at].step is None and _is_view(ran[at].op):
+            at += 1
+        if at < len(ran) and ran[at].op == op:
+            self._number = at + 1
+            return ran[at]
+        if not _is_view(op):
+            self._end()
+        return None
+
+    def _end(self) -> None:
+        """The body did something else, or this is the place: it gets the error here."""
+        self._goes_on = True
+        self._raised = self._stop.error
+        raise self._stop.error
+
+    def _answered(self, form: Any, step: TapeStep, given: Sequence[torch.Tensor]) -> Any:
+        if isinstance(form, Made):
+            return self._made(step, form.number)
+        if isinstance(form, Given):
+            return given[form.number]
+        if isinstance(form, (tuple, list)):
+            return type(form)([self._answered(member, step, given) for member in form])
+        if form is UNKNOWN:
+            self._end()
+        return form
+
+    def _made(self, step: TapeStep, number: int) -> torch.Tensor:
+        out = step.outs[number]
+        assert out is not None
+        root, register = out
+        if register not in self._stop.fresh and root.storage is not None:
+            return over(root.storage.clone(), Geometry.of(self._stop.registers[register]))
+        fresh = self._stop.fresh.pop(register, None)  # a new tensor, for torch: nobody else has it
+        if fresh is not None:
+            return fresh
+        geometry = next(known for known, number in root.registers.items() if number == register)
+        made = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype, device="cpu")
+        self._unknown.append(made.untyped_storage())
+        return made
+
+
+def _is_view(op: Any) -> bool:
+    return not isinstance(op, str) and traits(op).view
+
+
+@frozen
+class Made:
+    """Stands for a tensor that an operator makes, by its place among what it gives."""
+
+    number: int
+
+
+@frozen
+class Given:
+    """Stands for a tensor that it was given, by its place among those."""
+
+    number: int
+
+
+class _Unknown:
+    """Stands for something else that lies in memory."""
+
+
+UNKNOWN = _Unknown()
+
+
+def form_of(result: Any, made: Sequence[torch.Tensor | None], given: Sequence[torch.Tensor]) -> Any:
+    """A result so that it can be given again. ``made``: what is new among its members."""
+    if isinstance(result, torch.Tensor):
+        for number, tensor in enumerate(made):
+            if tensor is result:
+                return Made(number)
+        for number, tensor in enumerate(given):
+            if tensor is result:
+                return Given(number)
+        return UNKNOWN
+    if isinstance(result, (tuple, list)):
+        return type(result)([form_of(member, made, given) for member in result])
+    return result
