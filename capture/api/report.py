@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from capture.api import warmup as _warmup
 from capture.api.decorator import all_states
+from capture.api.module_paths import module_paths
 from capture.core.version import VERSION
 from capture.guards.guard import text_of
 from capture.reporting import text
@@ -28,6 +29,8 @@ from capture.tree.node import Node
 
 _EVENTS = 300  # of one function in a report, the last ones
 _PLANS = 8  # of one function
+_LONGEST = 200  # operators of the longest path that are named
+_COUNTED = ("rebinds", "evictions", "kept_outputs", "misses", "verifications", "plans_loaded", "plans_stale")
 
 
 class Report(str):
@@ -97,21 +100,26 @@ def collect() -> RunData:
     made_with = {"torch-capture": VERSION, "torch": torch.__version__, "Python": platform.python_version()}
     if torch.accelerator.is_available():
         made_with["device"] = torch.get_device_module().get_device_name()
-    return RunData(made_with=made_with, functions=tuple(_function(one, begin) for one in states))
+    paths = module_paths([one.receiver for one in states])
+    return RunData(
+        made_with=made_with,
+        functions=tuple(_function(one, begin, path) for one, path in zip(states, paths, strict=True)),
+    )
 
 
-def _function(captured: Captured, begin: float) -> FunctionData:
+def _function(captured: Captured, begin: float, path: str) -> FunctionData:
     log, entries = captured.log, captured.entries()
     pool_bytes, graph_bytes = _warmup.memory_of([captured])
     replays = [length / 1e6 for _, length in captured.fast_paths.times()]
     place = captured.annotation.defined_at
     plans = [text.format_plan(entry.plan) for entry in entries if entry.plan is not None]
     events = list(log.events)[-_EVENTS:]
+    counted = {name.replace("_", " "): number for name in _COUNTED if (number := getattr(log.counters, name))}
     return FunctionData(
         function=captured.annotation.function, defined_at=f"{place.file}:{place.line}" if place is not None else "",
         instances=1, calls=log.counters.calls(), eager_ms=_median(log.eager_ms), eager_timed=len(log.eager_ms),
         replay_ms=_median(replays), replays_timed=len(replays), pool_bytes=pool_bytes,
-        graph_bytes=graph_bytes, recordings=tuple(_recordings(entries)),
+        graph_bytes=graph_bytes, counted=counted, paths=(path,) if path else (), recordings=tuple(_recordings(entries)),
         findings=by_cause([finding_data(one) for one in captured.findings.values()]), plans=tuple(plans[:_PLANS]),
         events=tuple(
             EventData(kind=one.kind, detail=one.detail, at=(one.at - begin) * 1e3, ms=one.ms, nbytes=one.nbytes)
@@ -133,11 +141,14 @@ def _recordings(entries: Sequence[Entry]) -> list[RecordingData]:
 def _recording(entry: Entry, node: Node) -> RecordingData:
     plan, parent, recording = entry.plan, node.parent, node.recording
     assert recording is not None
+    schedule, size = recording.schedule(), _warmup.size_of(entry, node)
     inputs = [(one.path, str(one.tensor), str(one.policy)) for one in plan.placeholders] if plan is not None else []
     return RecordingData(
         number=node.number, parent=parent.number if parent is not None and parent.recording is not None else 0,
         operators=plan.num_ops if plan is not None else 0, graph_bytes=recording.graph_bytes,
-        size=str(_warmup.size_of(entry, node)),
+        size=str(size), output_bytes=size.output_bytes, working_bytes=size.working_bytes,
+        widths=schedule.widths if schedule is not None else (),
+        longest=schedule.longest[:_LONGEST] if schedule is not None else (),
         guards=tuple(text_of(one) for one in node.guard.guards()) if node.guard is not None else (),
         breaks=tuple(node.reads), inputs=tuple(inputs),
     )  # fmt: skip

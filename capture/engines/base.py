@@ -14,6 +14,7 @@ import torch
 from attrs import define, frozen
 
 from capture.core.facts import Drift, SequenceChange
+from capture.core.schedule import Schedule
 from capture.engines.undo import Undo
 from capture.observe.described import DescribedRun
 from capture.observe.expectation import Expectation
@@ -221,6 +222,9 @@ class Recording(Protocol):
 
     def avoid(self, block: Block) -> bool:
         """Write nothing in this part of the pool from now on. False if the engine cannot tell, or has to."""
+
+    def schedule(self) -> Schedule | None:
+        """Which operators need the results of which others; None where the engine does not know, as on CUDA."""
 
     def was_stopped(self) -> bool:
         """One of the body's operators raised in the last replay; what came before it has happened. Told once."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from capture.reporting.run_data import KINDS, RunData, grouped
+from capture.reporting.run_data import KINDS, RunData, grouped, paths_text
 from capture.reporting.text import format_rule
 from capture.rules import rule_by_code
 
@@ -21,7 +21,7 @@ def html_page(run: RunData) -> str:
     data = {
         "kinds": KINDS,
         "made_with": dict(run.made_with),
-        "functions": [attrs.asdict(one) for one in functions],
+        "functions": [{**attrs.asdict(one), "label": paths_text(one.paths)} for one in functions],
         "rules": {code: format_rule(rule_by_code(code)) for code in codes},
     }
     # In a script element, only what would end it or begin a comment has to be written otherwise.

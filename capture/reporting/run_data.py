@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,9 @@ class FindingData:
     why: str
     fix: tuple[str, ...] = ()
     where: str = ""
+    file: str = ""
+    line: int = 0
+    """The same place, for a link; 0 where there is none."""
     count: int = 1
     """Paths and instances that it was found for."""
 
@@ -50,9 +54,15 @@ class RecordingData:
     graph_bytes: int
     size: str = ""
     """Its arguments, and what it takes of the pool and beside it."""
+    output_bytes: int = 0
+    working_bytes: int = 0
+    """Of the pool: for results, and at most while it runs."""
     guards: tuple[str, ...] = ()
     breaks: tuple[str, ...] = ()
-    """What the host reads between its segments."""
+    """What the host read between its segments: one segment more than breaks. This is its branch."""
+    widths: tuple[int, ...] = ()
+    longest: tuple[str, ...] = ()
+    """As in ``core.schedule``; empty where the engine does not know."""
     inputs: tuple[tuple[str, str, str], ...] = ()
     """Path, tensor and policy of each placeholder."""
 
@@ -86,6 +96,10 @@ class FunctionData:
     replays_timed: int
     pool_bytes: int
     graph_bytes: int
+    counted: Mapping[str, int] = attrs.field(factory=dict)
+    """What else was counted: rebinds, evictions and so on, those that are not 0."""
+    paths: tuple[str, ...] = ()
+    """Where the instances are in their model, as ``blocks.3``; none for functions, and for models themselves."""
     recordings: tuple[RecordingData, ...] = ()
     findings: tuple[FindingData, ...] = ()
     plans: tuple[str, ...] = ()
@@ -128,6 +142,7 @@ def finding_data(finding: Finding) -> FindingData:
     return FindingData(
         code=finding.code, name=finding.name, severity=str(finding.severity), what=finding.what, why=finding.why,
         fix=tuple(finding.fix), where=str(finding.where or ""),
+        file=finding.where.file if finding.where else "", line=finding.where.line if finding.where else 0,
     )  # fmt: skip
 
 
@@ -165,9 +180,36 @@ def _together(alike: Sequence[FunctionData]) -> FunctionData:
         replays_timed=sum(one.replays_timed for one in alike),
         pool_bytes=max(one.pool_bytes for one in alike),  # they share it
         graph_bytes=sum(one.graph_bytes for one in alike),
+        counted=_sums([one.counted for one in alike]),
+        paths=tuple(path for one in alike for path in one.paths),
         findings=by_cause([finding for one in alike for finding in one.findings]),
         events=tuple(sorted((event for one in alike for event in one.events), key=lambda event: event.at))[-300:],
     )
+
+
+def _sums(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0) for part in parts) for name in names}
+
+
+def paths_text(paths: Sequence[str]) -> str:
+    """``blocks.0-31`` for those from ``blocks.0`` to ``blocks.31``: paths that differ in their last number are one."""
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for path in dict.fromkeys(paths):
+        found = re.fullmatch(r"(.*?)(\d+)(\D*)", path)
+        before, number, after = found.groups() if found else (path, "", "")
+        numbers.setdefault((before, after), []).extend([int(number)] if number else [])
+    return ", ".join(f"{before}{_ranges(known)}{after}" for (before, after), known in numbers.items())
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _times(alike: Sequence[FunctionData]) -> tuple[list[float | None], list[float | None]]:
@@ -197,12 +239,12 @@ def _function(found: Mapping[str, Any]) -> FunctionData:
     parts = dict(found)
     parts["recordings"] = tuple(
         RecordingData(**{
-            **one, "guards": tuple(one["guards"]), "breaks": tuple(one["breaks"]),
+            **one, **{name: tuple(one[name]) for name in ("guards", "breaks", "widths", "longest")},
             "inputs": tuple((path, tensor, policy) for path, tensor, policy in one["inputs"]),
         })
         for one in found["recordings"]
     )  # fmt: skip
     parts["findings"] = tuple(FindingData(**{**one, "fix": tuple(one["fix"])}) for one in found["findings"])
     parts["events"] = tuple(EventData(**one) for one in found["events"])
-    parts["plans"] = tuple(found["plans"])
+    parts["plans"], parts["paths"] = tuple(found["plans"]), tuple(found["paths"])
     return FunctionData(**parts)

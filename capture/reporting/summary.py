@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.sizes import bytes_text
-from capture.reporting.run_data import KINDS, FunctionData, RunData, grouped
+from capture.reporting.run_data import KINDS, FunctionData, RunData, grouped, paths_text
 from capture.reporting.tables import Table
 
 _MOST_CAUSES = 3  # of one function
@@ -37,7 +37,8 @@ def run_tables(run: RunData) -> list[Table]:
 
 
 def _row(one: FunctionData) -> tuple[str, ...]:
-    name = one.function if one.instances == 1 else f"{one.function}, {one.instances} instances"
+    paths = f" ({paths_text(one.paths)})" if one.paths else ""
+    name = one.function + paths + ("" if one.instances == 1 else f", {one.instances} instances")
     memory = bytes_text(one.pool_bytes + one.graph_bytes)
     gain = "" if one.gain is None else f"{one.gain:.1f} x"
     return name, str(one.total), percent(one), gain, str(len(one.recordings) * one.instances), memory
@@ -60,6 +61,8 @@ def calls_text(one: FunctionData) -> str:
 def _remarks(one: FunctionData) -> Iterator[str]:
     if one.total:
         yield calls_text(one)
+    if one.counted:
+        yield ", ".join(f"{name}: {number}" for name, number in one.counted.items())
     if one.gain is not None:
         eager, replay = f"{one.eager_ms:.3f} ms an eager call", f"{one.replay_ms:.3f} ms a replay"
         yield f"host time: {eager} ({one.eager_timed} timed), {replay} ({one.replays_timed} timed)"

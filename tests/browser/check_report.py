@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from typing_extensions import override
 
 from capture import CaptureWarning, capture, config, report
 
@@ -29,6 +31,29 @@ def browse(page: Path, folder: Path, *more: str, ask: str = "") -> tuple[str, st
     command = [browser, *FLAGS, f"--user-data-dir={folder / 'profile'}", *more, f"{page.as_uri()}{ask}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    @capture(name="Block.forward")
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x)) + torch.tanh(x)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
 
 
 @pytest.fixture(scope="module")
@@ -50,29 +75,45 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fast(x)
     with config.patch(enabled=False):
         fast(x)
+    model = Model()
+    with torch.no_grad():
+        for _ in range(4):
+            model(torch.ones(2, 4))
     made = tmp_path_factory.mktemp("page") / "report.html"
     report(html=made)
     return made
 
 
 def titles(document: str) -> list[str]:
-    return re.findall(r"<h2>(.*?)<", document)
+    return re.findall(r"<h2>(.*?)(?:</h2>|<span)", document)
 
 
 def test_it_is_drawn_without_an_error(page: Path, tmp_path: Path) -> None:
     document, console = browse(page, tmp_path, "--dump-dom")
     assert console == ""
-    assert titles(document) == ["fast", "reads &lt;/script&gt;&lt;b&gt;values"]
+    assert titles(document) == ["fast", "reads &lt;/script&gt;&lt;b&gt;values", "Block.forward"]
     assert "38 replayed" in document
     assert "40 eager" in document
     assert "\u00d7 eager" in document
-    assert document.count("<svg") == 2
+    assert document.count("<svg") == 3 + 2  # events of each function; schedules of two recordings
+    assert ">blocks.0-3</span>" in document
+    assert "the longest path has 3 of 4 operators" in document  # linear, relu and tanh, add
+    assert re.search(r'href="vscode://file/[^"]*check_report.py:\d+"', document)
+
+
+READS = "reads &lt;/script&gt;&lt;b&gt;values"
 
 
 @pytest.mark.parametrize(
-    ("ask", "shown"), [("#search=CG201", ["reads &lt;/script&gt;&lt;b&gt;values"]), ("#least=replayed", ["fast"]),
-        ("#least=problem", ["reads &lt;/script&gt;&lt;b&gt;values"]), ("#search=nothing+like+it", [])],
-)  # fmt: skip
+    ("ask", "shown"),
+    [
+        ("#search=CG201", [READS]),
+        ("#least=replayed", ["fast", "Block.forward"]),
+        ("#search=blocks.0-3", ["Block.forward"]),
+        ("#least=problem", [READS]),
+        ("#search=nothing+like+it", []),
+    ],
+)
 def test_filters(page: Path, tmp_path: Path, ask: str, shown: list[str]) -> None:
     document, console = browse(page, tmp_path, "--dump-dom", ask=ask)
     assert console == ""

@@ -22,6 +22,7 @@ from capture.reporting.run_data import (
     dumps,
     grouped,
     loads,
+    paths_text,
 )
 from capture.reporting.summary import format_run, percent
 from capture.reporting.timeline import TimedReplay, chrome_trace
@@ -62,6 +63,28 @@ def test_equal_instances_are_one() -> None:
     assert (one.instances, one.total, one.graph_bytes, one.pool_bytes) == (32, 3200, 32 * 1024, 2048)
     assert one.gain == pytest.approx(12.4)
     assert len(grouped([function(), function(findings=(SYNC,)), function("other")])) == 3
+
+
+@pytest.mark.parametrize(
+    ("paths", "text"),
+    [
+        ([], ""),
+        (["head"], "head"),
+        ([f"blocks.{n}" for n in range(32)], "blocks.0-31"),
+        (["a.3.net", "a.1.net", "a.2.net", "a.7.net", "head"], "a.1-3,7.net, head"),
+        (["a.0.1", "a.0.2", "a.1.1"], "a.0.1-2, a.1.1"),
+        (["a.0", "a.0"], "a.0"),
+    ],
+)
+def test_paths_that_differ_in_a_number_are_one(paths: list[str], text: str) -> None:
+    assert paths_text(paths) == text
+
+
+def test_blocks_of_a_model_are_one_entry() -> None:
+    blocks = [function(paths=(f"blocks.{n}",), counted={"rebinds": 1}) for n in range(3)]
+    text = format_run(run_of(*blocks, function("alone")))
+    assert "Block.forward (blocks.0-2), 3 instances" in text
+    assert "  rebinds: 3" in text
 
 
 def test_text() -> None:

@@ -20,7 +20,7 @@ from capture.engines.base import Block, Geometry, Input, Recorded
 from capture.engines.cpu import answers
 from capture.engines.cpu.arena import Arena
 from capture.engines.cpu.segments import SegmentedTape
-from capture.engines.cpu.tape import Leaf, Ran, Register, Tape, TapeMemory, TapeStep, python_form
+from capture.engines.cpu.tape import Leaf, Ran, Register, Tape, TapeMemory, TapeStep, python_form, registers_in
 from capture.engines.staging import InputGroup, over, put_back, stage
 from capture.engines.undo import MOST_UNDO
 from capture.key.tensor_meta import span_bytes
@@ -338,6 +338,10 @@ class TapeRecorder(ObserveMode):
         moved = {id(out): self._move(out) for out in fresh}
         step.outs = [_source_of(moved.get(id(member))) for member in (outs if is_break else flat)]
         step.form, step.acts = "copy" if fresh else "call", bool(acts or known.draws)
+        written = [step.args[at] if isinstance(at, int) else step.kwargs.get(at) for at in known.writes]
+        step.writes = tuple(registers_in(written))
+        alone = known.opaque or known.collective or known.norm is not None or is_break
+        step.order = "barrier" if alone else "draws" if known.draws else ""
         plain = not is_break and step.function is operators.fast_operator(op)
         if fresh and len(fresh) == len(flat) and plain:
             self._prefer_out(known, step, fresh)

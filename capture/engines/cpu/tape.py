@@ -22,8 +22,10 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from capture.core.interrupts import is_interrupt
+from capture.core.schedule import Schedule
 from capture.engines.base import Block, BoundInput, Geometry, Move, OwnedOutput, Refusal, on_storage, views_of
 from capture.engines.cpu.arena import Arena
+from capture.engines.cpu.schedule import schedule
 from capture.engines.staging import over
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_meta import is_dense, same_bits
@@ -101,6 +103,10 @@ class TapeStep:
     """Of the operator."""
     acts: bool = False
     """It writes, draws, or does what nobody knows: a caller sees that it ran."""
+    writes: tuple[int, ...] = ()
+    """Registers among its arguments that it writes."""
+    order: Literal["", "draws", "barrier"] = ""
+    """Besides what it reads and writes: it follows others that draw, or is ordered with all."""
 
 
 @frozen(eq=False)
@@ -462,6 +468,14 @@ class Tape:
                 self.registers[number] = over(root.storage, geometry)
         return True
 
+    def schedule(self) -> Schedule:
+        """Which operators need the results of which others."""
+        memory_of = [0] * len(self.registers)
+        for place, root in enumerate(self._roots):
+            for number in root.registers.values():
+                memory_of[number] = place
+        return schedule(self._steps, memory_of, registers_in)
+
     def was_stopped(self) -> bool:
         """An operator raised in the last replay."""
         return self._native is not None and self._look_at(self._native, 0)
@@ -599,7 +613,7 @@ class Tape:
 
     def _used(self) -> set[int]:
         """Registers that something looks at once they are written."""
-        found = {number for step in self._steps for number in _registers((step.args, tuple(step.kwargs.values())))}
+        found = {number for step in self._steps for number in registers_in((step.args, tuple(step.kwargs.values())))}
         for root in self._roots:
             if root.kept or len(root.registers) > 1:
                 found.update(root.registers.values())
@@ -648,7 +662,8 @@ def _places(template: Any) -> Iterator[Register | Leaf]:
         yield template
 
 
-def _registers(template: Any) -> Iterator[int]:
+def registers_in(template: Any) -> Iterator[int]:
+    """Numbers of the registers in a template."""
     return (place.number for place in _places(template) if isinstance(place, Register))
 
 

@@ -289,6 +289,9 @@ class CudaRecording:
         """Where a graph writes is not known: anywhere in a pool that it shares, else in its own alone."""
         return not self._pool.shared and block.address not in self._kept
 
+    def schedule(self) -> None:
+        """Not known: no operator is watched while a graph is captured."""
+
     def was_stopped(self) -> bool:
         """A graph runs as a whole: what its kernels find wrong comes out elsewhere."""
         return False

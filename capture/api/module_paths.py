@@ -1,0 +1,50 @@
+"""Where modules are in the model that they belong to, for reports: ``blocks.3``."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+
+def module_paths(receivers: Sequence[Any]) -> list[str]:
+    """The path of each receiver that is a module inside of a larger one; an empty text for any other.
+
+    A module does not know what holds it, so all modules of the process are looked through. Where two models share a
+    module, the larger one names it. No code of the modules runs.
+    """
+    wanted = {id(one) for one in receivers if issubclass(type(one), nn.Module)}
+    if not wanted:
+        return [""] * len(receivers)
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    inside = {id(child) for module in modules for _, child in _children(module)}
+    found: dict[int, tuple[int, str]] = {}
+    for root in modules:
+        if id(root) in inside:
+            continue
+        paths = dict(_paths(root))
+        for number in wanted & paths.keys():
+            if number not in found or len(paths) > found[number][0]:
+                found[number] = len(paths), paths[number]
+    return [found.get(id(one), (0, ""))[1] for one in receivers]
+
+
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    members = vars(module).get("_modules")
+    for name, child in list(members.items()) if isinstance(members, dict) else ():
+        if child is not None:
+            yield str(name), child
+
+
+def _paths(root: nn.Module) -> Iterator[tuple[int, str]]:
+    """``id`` and path of the root and all below it, each once."""
+    seen, waiting = {id(root)}, [(root, "")]
+    while waiting:
+        module, path = waiting.pop()
+        yield id(module), path
+        for name, child in _children(module):
+            if id(child) not in seen:
+                seen.add(id(child))
+                waiting.append((child, f"{path}.{name}" if path else name))

@@ -1,0 +1,68 @@
+"""Which operators of a tape need the results of which others, as levels (``core.schedule``).
+
+An operator comes after the last one that wrote what it reads, and after all that read or wrote what it writes. Memory
+counts by what the body allocated, not by address: that two results lie in one place of the arena, one after the other,
+is the arena's choice and no need of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from attrs import define
+
+from capture.core.schedule import Schedule
+
+_GENERATORS = -1  # in the place of a memory: operators that draw follow each other
+
+
+@define
+class _Last:
+    """Numbers of the last operators that touched a memory; their levels decide."""
+
+    written: int | None = None
+    read: int | None = None
+    """Of those on the lowest level since it was written."""
+
+
+def schedule(steps: Sequence[Any], memory_of: Sequence[int], registers_of: Any) -> Schedule:
+    """``memory_of``: a number for the memory of each register; ``registers_of``: those in a template of arguments."""
+    levels: list[int] = []
+    before: list[int | None] = []
+    memories: dict[int, _Last] = {}
+    barrier: int | None = None
+    for number, step in enumerate(steps):
+        reads = {memory_of[one] for one in registers_of((step.args, tuple(step.kwargs.values())))}
+        writes = {memory_of[one] for one in (*step.writes, *(out[1] for out in step.outs if out is not None))}
+        if step.order == "draws":
+            writes.add(_GENERATORS)
+        followed = [barrier] if step.order != "barrier" else [*range(number)]
+        followed += [memories[one].written for one in reads | writes if one in memories]
+        followed += [memories[one].read for one in writes if one in memories]
+        last = max((one for one in followed if one is not None), key=levels.__getitem__, default=None)
+        before.append(last)
+        levels.append(0 if last is None else levels[last] + 1)
+        _note(memories, number, levels, reads - writes, writes)
+        if step.order == "barrier":
+            barrier = number
+    widths = [0] * (max(levels, default=-1) + 1)
+    for level in levels:
+        widths[level] += 1
+    at = max(range(len(levels)), key=levels.__getitem__, default=None)
+    longest: list[str] = []
+    while at is not None:
+        longest.append(steps[at].name or getattr(steps[at].function, "__name__", str(steps[at].function)))
+        at = before[at]
+    return Schedule(widths=tuple(widths), longest=tuple(reversed(longest)))
+
+
+def _note(
+    memories: dict[int, _Last], number: int, levels: Sequence[int], reads: Iterable[int], writes: Iterable[int]
+) -> None:
+    for one in writes:
+        memories[one] = _Last(written=number)
+    for one in reads:
+        found = memories.setdefault(one, _Last())
+        if found.read is None or levels[found.read] < levels[number]:
+            found.read = number
