@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from capture.api.inspect import save_plans as save_plans
     from capture.api.inspect import sizes_seen as sizes_seen
     from capture.api.inspect import warmup as warmup
+    from capture.api.memory_snapshot import memory_snapshot as memory_snapshot
     from capture.api.report import Report as Report
     from capture.api.report import report as report
     from capture.api.report import trace as trace
@@ -76,6 +77,7 @@ _HOME = {
     "ladder": "core.buckets",
     "load_plans": "api.inspect",
     "mark_step_begin": "tree.step",
+    "memory_snapshot": "api.memory_snapshot",
     "plans": "api.inspect",
     "recordings": "api.inspect",
     "register_container": "api.containers",
@@ -95,8 +97,8 @@ __all__ = [
     "AnnotationError", "BorrowedOutputError", "CaptureBug", "CaptureError", "CaptureOptions", "CapturePlan",
     "CaptureWarning", "Dim", "Event", "Explanation", "Finding", "LoadReport", "RecordingSize", "Recordings", "Report",
     "Severity", "UncapturableError", "WarmedCase", "Warmup", "WarmupReport", "capture", "config", "explain",
-    "ladder", "load_plans", "mark_step_begin", "plans", "recordings", "register_container", "release", "report",
-    "reset", "save_plans", "set_logs", "sizes_seen", "step", "trace", "warmup",
+    "ladder", "load_plans", "mark_step_begin", "memory_snapshot", "plans", "recordings", "register_container",
+    "release", "report", "reset", "save_plans", "set_logs", "sizes_seen", "step", "trace", "warmup",
 ]  # fmt: skip
 
 

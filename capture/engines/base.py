@@ -298,6 +298,9 @@ class Pool(Protocol):
     def reserved_bytes(self) -> int:
         """Bytes the pool has ever used at once."""
 
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Its memory as ``torch.cuda.memory._snapshot`` tells it, where that does not tell it by itself."""
+
     def tensor(self, block: Block, geometry: Geometry) -> torch.Tensor:
         """A fresh tensor, on a storage of its own, over a block."""
 

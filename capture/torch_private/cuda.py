@@ -53,6 +53,14 @@ def pool_segments(pool: PoolId) -> list[tuple[int, int]]:
     return [(segment["address"], segment["total_size"]) for segment in snapshot["segments"]]
 
 
+def memory_snapshot() -> dict[str, Any]:
+    """What torch's viewer of memory shows: segments, and the history if it is recorded. Without this name the segments
+    alone, by the public function."""
+    found: Any = getattr(torch.cuda.memory, "_snapshot", None)
+    made = {"segments": torch.cuda.memory_snapshot(), "device_traces": []} if found is None else found()
+    return dict(made)
+
+
 def expandable_segments() -> bool:
     """The allocator extends its segments in place. Where torch does not tell its settings, those of the environment."""
     told = getattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "")()

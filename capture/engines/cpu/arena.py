@@ -154,6 +154,28 @@ class Arena:
         """Sum of the segments' high-water marks."""
         return sum(segment.used for segment in self._segments)
 
+    def snapshot(self) -> list[dict[str, Any]]:
+        """The segments as ``torch.cuda.memory._snapshot`` tells those of a GPU."""
+        live = sorted(self.live_blocks(), key=lambda block: block.address)
+        found = []
+        for segment in self._segments:
+            blocks, end = [], segment.begin
+            for block in (one for one in live if segment.begin <= one.address < segment.end):
+                if block.address > end:
+                    blocks.append(_told(end, block.address - end, 0, "inactive"))
+                blocks.append(_told(block.address, _rounded(block.nbytes), block.nbytes, "active_allocated"))
+                end = block.address + _rounded(block.nbytes)
+            if end < segment.end:
+                blocks.append(_told(end, segment.end - end, 0, "inactive"))
+            taken = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
+            found.append({
+                "address": segment.begin, "total_size": segment.end - segment.begin, "stream": 0, "device": 0,
+                "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False, "frames": [],
+                "allocated_size": taken, "active_size": taken, "blocks": blocks,
+                "requested_size": sum(block["requested_size"] for block in blocks),
+            })  # fmt: skip
+        return found
+
     def overlay(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Another storage over the memory of a caller's."""
         memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
@@ -243,6 +265,10 @@ class Arena:
         """Blocks whose storages live."""
         found = [(block, reference()) for block, reference in self._taken.values()]
         return [(block, storage) for block, storage in found if storage is not None]
+
+
+def _told(address: Address, nbytes: int, requested: int, state: str) -> dict[str, Any]:
+    return {"address": address, "size": nbytes, "requested_size": requested, "state": state, "frames": []}
 
 
 def _rounded(nbytes: int) -> int:
