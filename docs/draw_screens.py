@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
@@ -81,7 +82,7 @@ def run_programs() -> list[object]:
 
     @capture(name="summary")
     def summary(x: Tensor) -> float:
-        return float(x.square().numpy().sum())
+        return float(np.from_dlpack(x.square()).sum())
 
     x, y = torch.randn(16, 8), torch.randn(16, 1)
     with warnings.catch_warnings():
