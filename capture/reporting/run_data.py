@@ -160,10 +160,10 @@ def by_cause(findings: Sequence[FindingData]) -> tuple[FindingData, ...]:
 def grouped(functions: Sequence[FunctionData]) -> tuple[FunctionData, ...]:
     """Instances of one method with the same findings and recordings are one entry: ``Block.forward``, 32 times.
 
-    Functions that were not called since they were decorated or reset are left out.
+    Functions that were neither called nor warmed up since they were decorated or reset are left out.
     """
     kept: dict[Any, list[FunctionData]] = {}
-    for one in (each for each in functions if each.total):
+    for one in (each for each in functions if each.total or each.recordings or each.findings):
         causes = tuple((finding.code, finding.where) for finding in by_cause(one.findings))
         sizes = tuple(sorted(recording.operators for recording in one.recordings))
         kept.setdefault((one.function, one.defined_at, causes, sizes), []).append(one)

@@ -50,39 +50,44 @@ def test_a_page_is_pasted(page: str, python: Path, tmp_path: Path) -> None:
 
 
 STEP = """
+import numpy as np
 import torch
 from torch import nn
 from capture import capture, recordings
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-optimizer = {optimizer}
+optimizer = torch.optim.Adam(model.parameters(), fused=True)
+weights = np.ones((4, 1), dtype=np.float32)
+as_tensor = torch.from_numpy(weights)
 
 
-@capture
-def step(x, y):
-    loss = (model(x) - y).square().mean()
+@capture({options})
+def step(x, y, weights):
+    loss = ((model(x) - y).square() * {weights}).mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-{report}    return {result}
+    return {result}
 
 
 for number in range(8):
-    out = step(torch.randn(4, 8), torch.randn(4, 1))
+    out = step(torch.randn(4, 8), torch.randn(4, 1), {argument})
 print(recordings(step).replays, "replays")
 """
-RIGHT = {"optimizer": "torch.optim.Adam(model.parameters(), fused=True)", "report": "", "result": "loss.detach()"}
+RIGHT = {"options": "", "weights": "weights", "result": "loss.detach()", "argument": "as_tensor"}
 
 
 @pytest.mark.parametrize(
     ("mistake", "code", "line", "fix"),
     [
-        ({"optimizer": "torch.optim.Adam(model.parameters())"}, "CG201", "optimizer.step()", "fused=True"),
-        ({"report": "    print('loss:', loss)\n"}, "CG204", "print('loss:', loss)", "print it after the call"),
-        ({"result": "loss"}, "CG501", "step", "loss.detach()"),
+        ({"result": "loss"}, "CG501", "step", "return loss.detach()"),
+        (
+            {"weights": "torch.from_numpy(weights)", "argument": "weights"},
+            "CG202", "torch.from_numpy(weights)", "pass torch.from_numpy(array) as an argument",
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_and_its_fix(
     mistake: dict[str, str], code: str, line: str, fix: str, python: Path, tmp_path: Path
 ) -> None:
@@ -96,6 +101,16 @@ def test_a_mistake_and_its_fix(
     assert page.stdout.startswith(f"{code} ")
     printed, warned = paste(python, tmp_path, STEP.format(**RIGHT))
     assert (printed.splitlines()[-1], warned) == ("5 replays", ""), (printed, warned)
+
+
+def test_an_option_of_torch_compile(python: Path, tmp_path: Path) -> None:
+    """An error where it is written, which says what to do instead."""
+    (tmp_path / "program.py").write_text(STEP.format(**{**RIGHT, "options": "mode='reduce-overhead'"}), "utf-8")
+    done = run(python, "program.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "capture.core.errors.AnnotationError: mode= is no option of capture: capture compiles nothing: leave it out"
+    )
 
 
 class Words(html.parser.HTMLParser):
