@@ -428,7 +428,7 @@ class Tape:
     def _add_views(self) -> None:
         """Views of outputs that have fresh memory in every call are made by the C module before the other steps."""
         views: list[Any] = []
-        read = {number for step in self._steps for number in _registers((step.args, tuple(step.kwargs.values())))}
+        read = {number for step in self._steps for number in registers_in((step.args, tuple(step.kwargs.values())))}
         written = {out[1] for step in self._steps if step.form == "out" for out in step.outs if out is not None}
         for one in self._owned:
             root = self._kept_root(one.block)
