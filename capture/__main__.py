@@ -121,29 +121,29 @@ def _bench(arguments: argparse.Namespace) -> int:
     from capture.api.bench import compare
 
     try:
-        found = compare(arguments.script, arguments.arguments)
+        comparison = compare(arguments.script, arguments.arguments)
     except RuntimeError as error:
         return _fail(str(error))
-    gain = found.eager_seconds / found.captured_seconds
-    eager, captured = found.eager_seconds, found.captured_seconds
+    gain = comparison.eager_seconds / comparison.captured_seconds
+    eager, captured = comparison.eager_seconds, comparison.captured_seconds
     print(f"{arguments.script}: {eager:.2f} s eagerly, {captured:.2f} s captured, {gain:.2f} x")
     print("imports, watched runs and recordings are in both; the table has what single calls gain\n")
-    _show(run_tables(found.run))
+    _show(run_tables(comparison.run))
     return 0
 
 
 def _cache(arguments: argparse.Namespace) -> int:
     folder = config.current().cache_dir
     files = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    total = sum(one.stat().st_size for one in files)
+    total = sum(file.stat().st_size for file in files)
     if arguments.action == "list":
-        for one in files:
-            print(f"{bytes_text(one.stat().st_size):>10}  {one.name}")
+        for file in files:
+            print(f"{bytes_text(file.stat().st_size):>10}  {file.name}")
         print(f"{len(files)} plans, {bytes_text(total)}, in {folder}")
         return 0
     try:
-        for one in files:
-            one.unlink(missing_ok=True)
+        for file in files:
+            file.unlink(missing_ok=True)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}")
     print(f"{len(files)} plans, {bytes_text(total)}, deleted from {folder}")

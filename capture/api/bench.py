@@ -33,13 +33,13 @@ def compare(script: Path, arguments: Sequence[str]) -> Comparison:
     """Run it both ways; what it prints goes to standard error. Raises ``RuntimeError`` where it does not end well."""
     eager_seconds, eager = _run(script, arguments, enabled=False)
     captured_seconds, captured = _run(script, arguments, enabled=True)
-    known = {(one.function, one.defined_at): one for one in grouped(eager.functions)}
+    eager_functions = {(function.function, function.defined_at): function for function in grouped(eager.functions)}
     functions = []
-    for one in grouped(captured.functions):
-        twin = known.get((one.function, one.defined_at))
+    for function in grouped(captured.functions):
+        twin = eager_functions.get((function.function, function.defined_at))
         if twin is not None and twin.eager_ms is not None:
-            one = attrs.evolve(one, eager_ms=twin.eager_ms, eager_timed=twin.eager_timed)
-        functions.append(one)
+            function = attrs.evolve(function, eager_ms=twin.eager_ms, eager_timed=twin.eager_timed)
+        functions.append(function)
     run = attrs.evolve(captured, functions=tuple(functions))
     return Comparison(eager_seconds=eager_seconds, captured_seconds=captured_seconds, run=run)
 

@@ -305,16 +305,16 @@ def sizes_seen(function: Any) -> dict[str, dict[int, int]]:
 
     Raises ``AnnotationError`` for what is not captured, or has no buckets.
     """
-    found: dict[str, dict[int, int]] = {}
+    by_name: dict[str, dict[int, int]] = {}
     states = captured_states(function)
     if any(captured.sizes is None for captured in states):
         raise AnnotationError(f"{states[0].annotation.function} has no buckets=")
     for captured in states:
         for name, counts in captured.sizes.seen().items() if captured.sizes is not None else ():
-            known = found.setdefault(name, {})
+            counts_of_sizes = by_name.setdefault(name, {})
             for size, count in counts.items():
-                known[size] = known.get(size, 0) + count
-    return {name: dict(sorted(counts.items())) for name, counts in found.items()}
+                counts_of_sizes[size] = counts_of_sizes.get(size, 0) + count
+    return {name: dict(sorted(counts.items())) for name, counts in by_name.items()}
 
 
 def reset(function: Any = None) -> None:

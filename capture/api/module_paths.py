@@ -20,15 +20,15 @@ def module_paths(receivers: Sequence[Any]) -> list[str]:
         return [""] * len(receivers)
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     inside = {id(child) for module in modules for _, child in _children(module)}
-    found: dict[int, tuple[int, str]] = {}
+    sizes_and_paths: dict[int, tuple[int, str]] = {}
     for root in modules:
         if id(root) in inside:
             continue
         paths = dict(_paths(root))
         for number in wanted & paths.keys():
-            if number not in found or len(paths) > found[number][0]:
-                found[number] = len(paths), paths[number]
-    return [found.get(id(one), (0, ""))[1] for one in receivers]
+            if number not in sizes_and_paths or len(paths) > sizes_and_paths[number][0]:
+                sizes_and_paths[number] = len(paths), paths[number]
+    return [sizes_and_paths.get(id(one), (0, ""))[1] for one in receivers]
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

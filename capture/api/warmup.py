@@ -247,16 +247,16 @@ def bound(function: str, cases: Iterable[Case], bind: Bind) -> list[tuple[Any, .
     Raises ``TypeError`` for a case of another form, or one whose arguments the function does not take: such a
     mistake is no reason to skip anything.
     """
-    found = []
+    values = []
     for number, case in enumerate(cases):
         args, kwargs = split_case(number, case)
         try:
-            found.append(bind(args, kwargs))
+            values.append(bind(args, kwargs))
         except TypeError as error:
             text = str(error).removeprefix("_values() ")
             hint = "; for a tuple and a dict as its two arguments write ((args), {})" if args and kwargs else ""
             raise TypeError(f"case {number} does not fit {function}: {text}{hint}") from None
-    return found
+    return values
 
 
 def split_case(number: int, case: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -325,8 +325,10 @@ class _Run:
         except CaptureBug:
             raise
         except UncapturableError as error:  # what fallback="error" makes of a finding
-            found, silent = error.findings, True
-            outcome = Outcome("skipped", found[0].what, found[0].code) if found else Outcome("skipped", str(error))
+            findings, silent = error.findings, True
+            outcome = (
+                Outcome("skipped", findings[0].what, findings[0].code) if findings else Outcome("skipped", str(error))
+            )
         except Exception as error:  # noqa: BLE001 - the body's own; the other cases go on, and it is said at the end
             outcome, silent = Outcome("skipped", f"{type(error).__name__}: {error}"), True
         ms = (time.perf_counter() - begin) * 1e3

@@ -194,10 +194,10 @@ def patch(**settings: Unpack[ConfigPatch]) -> Iterator[Config]:
 
     Raises ``AnnotationError`` for a name that is no setting.
     """
-    known = tuple(ConfigPatch.__annotations__)
+    names = tuple(ConfigPatch.__annotations__)
     for name in settings:
-        if name not in known:
-            raise AnnotationError(f"unknown setting {name!r}{suggestion(name, known)}; known: {', '.join(known)}")
+        if name not in names:
+            raise AnnotationError(f"unknown setting {name!r}{suggestion(name, names)}; known: {', '.join(names)}")
     before = _current.get()
     now = evolve(before, **settings)
     with using(before if now == before else now) as settings_now:  # the straight way compares objects

@@ -487,10 +487,10 @@ def diff_facts(
     first: Facts, second: Facts, lines: Sequence[CodeLocation | None] = ()
 ) -> tuple[tuple[Drift, ...], SequenceChange | None]:
     """Differences between two runs under one key that a recording would freeze. ``lines``: of the second run."""
-    for index, (one, other) in enumerate(zip(first.sequence, second.sequence, strict=False)):
-        if one != other:
+    for index, (first_operator, second_operator) in enumerate(zip(first.sequence, second.sequence, strict=False)):
+        if first_operator != second_operator:
             where = lines[index] if index < len(lines) else None
-            return (), SequenceChange(index=index, first=one, second=other, where=where)
+            return (), SequenceChange(index=index, first=first_operator, second=second_operator, where=where)
     if len(first.sequence) != len(second.sequence):
         index = min(len(first.sequence), len(second.sequence))
         longer = first.sequence if len(first.sequence) > index else second.sequence

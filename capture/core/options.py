@@ -113,13 +113,13 @@ def annotate(
     Raises ``AnnotationError`` for an unknown option, a value of the wrong type, an unknown choice, a number out
     of range, or a name in ``static=`` whose first part is no parameter.
     """
-    known = tuple(CaptureOptions.__annotations__)
+    names = tuple(CaptureOptions.__annotations__)
     for option in options:
-        if option not in known:
+        if option not in names:
             if option in _ELSEWHERE:
                 raise AnnotationError(f"{option}= is no option of capture: {_ELSEWHERE[option]}")
             raise AnnotationError(
-                f"unknown option {option!r} for capture{suggestion(option, known)}; known: {', '.join(known)}"
+                f"unknown option {option!r} for capture{suggestion(option, names)}; known: {', '.join(names)}"
             )
     for option, choices in _CHOICES.items():
         value = options.get(option, choices[0])

@@ -112,8 +112,8 @@ def loads(text: str) -> CapturePlan:
         raise PlanError(f"no plan: a JSON object is expected, found {type(data).__name__}")
     version = data.get("version")
     if type(version) is not int or version != VERSION:
-        found = f"schema version {version!r}" if "version" in data else "no schema version"
-        raise PlanError(f"not a plan of this library: found {found}, expected {VERSION}")
+        told = f"schema version {version!r}" if "version" in data else "no schema version"
+        raise PlanError(f"not a plan of this library: found {told}, expected {VERSION}")
     try:
         return _CONVERTER.structure(data, CapturePlan)
     except BaseValidationError as error:
@@ -143,17 +143,17 @@ _REMEMBERED = 4096  # parts of plans
 
 def _remembered(structure: Hook) -> Hook:
     """Plans of one function have most inputs in common, such as all parameters: they are made, and kept, once."""
-    known: dict[str, Any] = {}
+    by_text: dict[str, Any] = {}
 
     def hook(value: Any, kind: Any) -> Any:
         text = repr(value)
-        found = known.get(text)
-        if found is None:
-            found = structure(value, kind)
-            if len(known) >= _REMEMBERED:
-                known.clear()
-            known[text] = found
-        return found
+        structured = by_text.get(text)
+        if structured is None:
+            structured = structure(value, kind)
+            if len(by_text) >= _REMEMBERED:
+                by_text.clear()
+            by_text[text] = structured
+        return structured
 
     return hook
 

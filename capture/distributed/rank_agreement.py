@@ -99,17 +99,17 @@ class Exchange:
         if not executed:  # a run that only captured waited for nobody
             taking_part |= self.partners & asked.keys()
         self.partners = frozenset(taking_part)
-        found: dict[int, str] = {}
+        heard: dict[int, str] = {}
         until = time.monotonic() + PATIENCE
-        while len(found) < len(taking_part) and time.monotonic() < until:
-            for rank in taking_part - found.keys():
+        while len(heard) < len(taking_part) and time.monotonic() < until:
+            for rank in taking_part - heard.keys():
                 said = self.store.get(asked[rank]).decode() if self.store.check([asked[rank]]) else _PENDING
                 if said != _PENDING:
-                    found[rank] = said
-            if len(found) < len(taking_part):
+                    heard[rank] = said
+            if len(heard) < len(taking_part):
                 time.sleep(_LOOK)
         late = f"{_EAGER}no answer within {PATIENCE:g} seconds"
-        return found | dict.fromkeys(taking_part - found.keys(), late)
+        return heard | dict.fromkeys(taking_part - heard.keys(), late)
 
 
 @contextlib.contextmanager
@@ -141,13 +141,13 @@ def _begin(captured: RankedFunction, entry: RankedEntry) -> Exchange:
 def _occasion(captured: RankedFunction) -> tuple[Any, ...]:
     """The same in all ranks that are in this call. Keys may differ, as a body may name its rank."""
     function = f"{captured.annotation.function} {'backward' if captured.is_backward else ''}"
-    known = _turns.get(captured)
-    if known is None:
+    turn = _turns.get(captured)
+    if turn is None:
         _counts[function] = _counts.get(function, 0) + 1
-        known = _Turn(_counts[function])
+        turn = _Turn(_counts[function])
     sent = collectives_so_far()
-    _turns[captured] = known = _Turn(known.ordinal, sent, known.number + 1 if known.sent == sent else 1)
-    return function, known.ordinal, known.sent, known.number
+    _turns[captured] = turn = _Turn(turn.ordinal, sent, turn.number + 1 if turn.sent == sent else 1)
+    return function, turn.ordinal, turn.sent, turn.number
 
 
 def agreed(

@@ -106,11 +106,11 @@ def partitions(info: GraphInfo, never: Never | None) -> list[Partition]:
         part = tuple(group)
         why = tuple(dict.fromkeys(reason for node in part if (reason := reasons[node])))
         cut.append(Partition(part, why or ((NO_WORK,) if all(_is_view(node, info) for node in part) else ())))
-    found: list[Partition] = []
+    parts: list[Partition] = []
     for recorded, several in itertools.groupby(cut, lambda part: not part.reasons):
         together = list(several)
-        found += together if recorded else [joined(together)]
-    return found
+        parts += together if recorded else [joined(together)]
+    return parts
 
 
 def joined(several: Sequence[Partition]) -> Partition:
@@ -152,8 +152,8 @@ def _reason_inside(node: Node, info: GraphInfo) -> str | None:
         return None
     inner = GraphInfo.at(module, map_arg(node.args, info.values.get), info.device)
     reasons = [_reason(one, inner) for one in module.graph.nodes if one.op.startswith("call_")]
-    found = next((reason for reason in reasons if reason), None)
-    return None if found is None else f"in {node.target}: {found}"
+    obstacle = next((reason for reason in reasons if reason), None)
+    return None if obstacle is None else f"in {node.target}: {obstacle}"
 
 
 def _function_name(node: Node) -> str:
@@ -191,13 +191,13 @@ def _candidates(node: Node) -> tuple[OperatorTraits, ...]:
 
 
 def _reason_of_values(name: str, node: Node, info: GraphInfo) -> str | None:
-    known, found = info.arguments(node), _candidates(node)
-    shown = found[0].name if isinstance(node.target, _OVERLOAD) and found else name
-    if name in _READS or (found and all(one.reads_host for one in found)):
+    arguments, operators = info.arguments(node), _candidates(node)
+    shown = operators[0].name if isinstance(node.target, _OVERLOAD) and operators else name
+    if name in _READS or (operators and all(one.reads_host for one in operators)):
         return f"{shown} reads tensor values on the host"
-    if found and all(one.unsafe for one in found):
+    if operators and all(one.unsafe for one in operators):
         return f"{shown} is tagged as unsafe for graphs"
-    follows = found and all(shape_depends_on_data(one, *known) for one in found)
+    follows = operators and all(shape_depends_on_data(one, *arguments) for one in operators)
     if name in _INDEXES and any(info.is_mask(one) for one in _indices(node)):
         return f"the shape of what {shown} works on follows from the values of a mask"
     if follows or name in _SHAPES or (name == "where" and len(node.args) + len(node.kwargs) == 1):
@@ -240,14 +240,14 @@ def _device(device: torch.device) -> str:
 
 def _is_view(node: Node, info: GraphInfo) -> bool:
     """Runs nothing on a device, as far as is known without running it."""
-    name, found = _function_name(node), _candidates(node)
+    name, operators = _function_name(node), _candidates(node)
     if node.op == "call_module":
         return not node.users  # such as the checks of an exported module
     if isinstance(info.values.get(node), _NUMBERS):
         return True
     if name == "getitem":
         return not any(True for _ in _indices(node))
-    return name in _SIZES or (bool(found) and all(one.view or one.base.startswith("sym_") for one in found))
+    return name in _SIZES or (bool(operators) and all(one.view or one.base.startswith("sym_") for one in operators))
 
 
 def attribute(module: torch.nn.Module, path: object) -> Any:

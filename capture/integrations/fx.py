@@ -241,11 +241,11 @@ def _outer(gm: Graph, split: Graph, results: Sequence[Node]) -> torch.fx.Graph:
     graph, copies = torch.fx.Graph(), dict[Node, Node]()
     given: Any = graph.graph_copy(split.graph, copies)
     output = _output_of(gm)
-    known = dict(zip(results, given, strict=True))
+    outer_values = dict(zip(results, given, strict=True))
     for node in output.all_input_nodes:
         if node.op == "get_attr":
-            known[node] = graph.create_node("get_attr", str(node.target))
-    graph.output(map_arg(output.args[0], known.__getitem__))
+            outer_values[node] = graph.create_node("get_attr", str(node.target))
+    graph.output(map_arg(output.args[0], outer_values.__getitem__))
     graph.set_codegen(gm.graph._codegen)
     return graph
 

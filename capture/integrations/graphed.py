@@ -89,10 +89,12 @@ def make_graphed_callables(
     given = _given(callables, sample_args)
     with contextlib.ExitStack() as on_error:
         parts = []
-        for one in given:
-            if isinstance(one.target, torch.nn.Module):
-                on_error.callback(_put_forward_back, one.target, one.target.__dict__.get("forward"))
-            parts.append(_Part.of(one))
+        for given_callable in given:
+            if isinstance(given_callable.target, torch.nn.Module):
+                on_error.callback(
+                    _put_forward_back, given_callable.target, given_callable.target.__dict__.get("forward")
+                )
+            parts.append(_Part.of(given_callable))
         if current().enabled:
             _warm_up(parts, max(num_warmup_iters, 1), allow_unused_input)
         on_error.pop_all()
@@ -165,13 +167,13 @@ class _Part:
         """What needs gradients, by ``id``, with its name. What is neither an argument nor a parameter, as a closure's
         tensor, has none."""
         assert self.watched is not None
-        found: list[tuple[str, torch.Tensor]] = [
+        named: list[tuple[str, torch.Tensor]] = [
             (f"argument '{path}'", leaf) for path, leaf in self.watched.call.paths() if isinstance(leaf, torch.Tensor)
         ]
         if isinstance(self.made, torch.nn.Module):
-            found += [(f"parameter '{name}'", one) for name, one in self.made.named_parameters()]
-        found += [("", one) for owners in self.watched.before.tensors.values() for _, one in owners]
-        wanted = [(name, one) for name, one in found if one.requires_grad and not refuses(one)]
+            named += [(f"parameter '{name}'", one) for name, one in self.made.named_parameters()]
+        named += [("", one) for owners in self.watched.before.tensors.values() for _, one in owners]
+        wanted = [(name, one) for name, one in named if one.requires_grad and not refuses(one)]
         return {id(one): (name, one) for name, one in reversed(wanted)}
 
 
@@ -269,8 +271,8 @@ def _gradients(results: Sequence[Any], needed: dict[int, tuple[str, torch.Tensor
     if not ends or not wanted:
         return {}
     with hooks_off(wanted):
-        found = torch.autograd.grad(ends, wanted, [torch.ones_like(one) for one in ends], allow_unused=True)
-    return dict(zip(needed, found, strict=True))
+        gradients = torch.autograd.grad(ends, wanted, [torch.ones_like(one) for one in ends], allow_unused=True)
+    return dict(zip(needed, gradients, strict=True))
 
 
 def _put_forward_back(module: torch.nn.Module, forward: Any) -> None:
@@ -294,7 +296,7 @@ def _given(callables: Any, sample_args: Any) -> list[_Given]:
             f"{_NAME}: {len(callables)} callables and {number} in sample_args; give one tuple of arguments a callable, "
             "as in ((x,), (h,))"
         )
-    found = []
+    all_given = []
     for index, (target, args) in enumerate(zip(callables, sample_args, strict=True)):
         source = f"callables[{index}]"
         if not callable(target):
@@ -305,8 +307,8 @@ def _given(callables: Any, sample_args: Any) -> list[_Given]:
                 f"{_NAME}: {source} is callables[{same[0]}] again; name a module once, it may be called as often as "
                 "you like"
             )
-        found.append(_Given(f"{source} ({_title(target)})", target, _sample(f"sample_args[{index}]", args)))
-    return found
+        all_given.append(_Given(f"{source} ({_title(target)})", target, _sample(f"sample_args[{index}]", args)))
+    return all_given
 
 
 def _sample(source: str, args: Any) -> tuple[Any, ...]:

@@ -25,18 +25,18 @@ def _load() -> Any:
             f"Use the ordinary build of the same version ({sys.executable} is a free-threaded one)"
         )
     try:
-        found: Any = importlib.import_module("capture.native._native")
+        module: Any = importlib.import_module("capture.native._native")
     except ImportError as error:
         raise ImportError(
             "torch-capture is here without its C module: install a wheel, or have a C compiler (cc or gcc) and the "
             f"headers of Python build it with {_BUILD} (`-e .` in a checkout) [{error}]"
         ) from error
-    if getattr(found, "VERSION", 0) != _VERSION:
+    if getattr(module, "VERSION", 0) != _VERSION:
         raise ImportError(
             f"the C module of torch-capture was built from other sources: build it again with {_BUILD} "
             "(`-e .` in a checkout)"
         )
-    return found
+    return module
 
 
 native: Any = _load()

@@ -111,12 +111,12 @@ def _make(directory: Path) -> None:
     while not directory.exists():
         missing.append(directory)
         directory = directory.parent
-    for one in reversed(missing):
+    for folder in reversed(missing):
         try:
-            one.mkdir(mode=0o700)
+            folder.mkdir(mode=0o700)
         except FileExistsError:
             continue  # another process was faster
-        one.chmod(0o700)
+        folder.chmod(0o700)
 
 
 def _stay_within(directory: Path, name: str, size: int, limit: int) -> None:
@@ -130,10 +130,10 @@ def _stay_within(directory: Path, name: str, size: int, limit: int) -> None:
 
 def _delete_oldest(directory: Path, name: str, limit: int) -> int:
     """Bytes that are left in the directory."""
-    found = sorted(_plans_in(directory))
-    total = sum(size for _, size, _ in found)
+    plans = sorted(_plans_in(directory))
+    total = sum(size for _, size, _ in plans)
     wanted = total if total <= limit else int(limit * _SPARE)
-    for _, size, path in found:
+    for _, size, path in plans:
         if total <= wanted:
             break
         if path.name == name:
@@ -158,8 +158,8 @@ def _plans_in(directory: Path) -> Iterator[tuple[float, int, Path]]:
         if not temporary and not _NAME.fullmatch(entry.name):
             continue
         try:
-            found = entry.stat(follow_symlinks=False)
+            status = entry.stat(follow_symlinks=False)
         except OSError:
             continue  # gone meanwhile
-        if stat.S_ISREG(found.st_mode) and _is_ours(found) and (not temporary or now - found.st_mtime > _LEFT_OVER):
-            yield (0.0 if temporary else found.st_mtime), max(found.st_size, _BLOCK), Path(entry.path)
+        if stat.S_ISREG(status.st_mode) and _is_ours(status) and (not temporary or now - status.st_mtime > _LEFT_OVER):
+            yield (0.0 if temporary else status.st_mtime), max(status.st_size, _BLOCK), Path(entry.path)

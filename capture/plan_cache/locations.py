@@ -50,12 +50,12 @@ def _absolute(file: str, roots: Sequence[str]) -> str:
 
 
 def _remembering(rename: Rename) -> Rename:
-    known: dict[str, str] = {}
+    by_file: dict[str, str] = {}
 
     def renamed(file: str) -> str:
-        if file not in known:
-            known[file] = rename(file)
-        return known[file]
+        if file not in by_file:
+            by_file[file] = rename(file)
+        return by_file[file]
 
     return renamed
 

@@ -285,13 +285,13 @@ _digests: OrderedDict[Key, tuple[str, str | None]] = OrderedDict()
 def _digest_of_key(key: Key) -> tuple[str, str | None]:
     """Hash of the key's text, and the type of the accelerator in it, if any. Kept from ``load`` to ``save``, between
     which the body's first run may give a module its parameters."""
-    found = _digests.get(key)
-    if found is None:
-        found = _digests[key] = _new_digest(key)
+    kept = _digests.get(key)
+    if kept is None:
+        kept = _digests[key] = _new_digest(key)
         while len(_digests) > _DIGESTS:
             _digests.popitem(last=False)
     _digests.move_to_end(key)
-    return found
+    return kept
 
 
 def _new_digest(key: Key) -> tuple[str, str | None]:
@@ -313,8 +313,8 @@ def _text(value: Any, *, raw: bool = True) -> str:  # Any: whatever is hashable 
     if isinstance(value, type):
         return _name(value)
     if isinstance(value, tuple):
-        known = None if raw else _stand_in(value)
-        return known or f"({', '.join([_text(member, raw=raw) for member in value])})"
+        stand_in = None if raw else _stand_in(value)
+        return stand_in or f"({', '.join([_text(member, raw=raw) for member in value])})"
     if isinstance(value, Set):
         return f"{_name(kind)}{{{', '.join(sorted(map(_text, value)))}}}"
     if kind in PLAIN_TYPES:
@@ -338,13 +338,15 @@ def _stand_in(part: tuple[Any, ...]) -> str | None:
 
 def _identity_text(token: int, kind: type = object) -> str:
     """What an object compared by identity looks like from outside: its type, and more for functions and modules."""
-    found = next((reference() for reference, number in list(signature._tokens.values()) if number == token), None)
-    if not isinstance(found, kind) or found is None:
+    identified = next((reference() for reference, number in list(signature._tokens.values()) if number == token), None)
+    if not isinstance(identified, kind) or identified is None:
         return _name(kind)  # it is gone, or the number is an ``id``
-    if isinstance(found, torch.nn.Module):
-        members = [f"{path}: {_name(type(member))}" for path, member in found.named_modules()]
-        return " ".join(members + [f"{path}: {one.requires_grad}" for path, one in found.named_parameters()])
-    return _name(found) + (_code_text(getattr(found, "__wrapped__", found)) if inspect.isfunction(found) else "")
+    if isinstance(identified, torch.nn.Module):
+        members = [f"{path}: {_name(type(member))}" for path, member in identified.named_modules()]
+        return " ".join(members + [f"{path}: {one.requires_grad}" for path, one in identified.named_parameters()])
+    return _name(identified) + (
+        _code_text(getattr(identified, "__wrapped__", identified)) if inspect.isfunction(identified) else ""
+    )
 
 
 def _name(value: object) -> str:

@@ -150,11 +150,13 @@ def by_cause(findings: Sequence[FindingData]) -> tuple[FindingData, ...]:
     """Findings of one rule at one place are one, most severe first."""
     order = ("error", "eager", "copy", "note")
     kept: dict[tuple[str, str], FindingData] = {}
-    for one in findings:
-        key = one.code, one.where
-        known = kept.get(key)
-        kept[key] = one if known is None else attrs.evolve(known, count=known.count + one.count)
-    return tuple(sorted(kept.values(), key=lambda one: (order.index(one.severity), one.code, one.where)))
+    for finding in findings:
+        key = finding.code, finding.where
+        before = kept.get(key)
+        kept[key] = finding if before is None else attrs.evolve(before, count=before.count + finding.count)
+    return tuple(
+        sorted(kept.values(), key=lambda finding: (order.index(finding.severity), finding.code, finding.where))
+    )
 
 
 def grouped(functions: Sequence[FunctionData]) -> tuple[FunctionData, ...]:
@@ -227,27 +229,27 @@ def dumps(run: RunData) -> str:
 def loads(text: str) -> RunData:
     """Raises ``RunError`` for what ``dumps`` of this version does not write."""
     try:
-        found = json.loads(text)
-        if not isinstance(found, dict) or found.pop("schema", None) != SCHEMA:
+        parsed = json.loads(text)
+        if not isinstance(parsed, dict) or parsed.pop("schema", None) != SCHEMA:
             raise RunError(f"no report of a run, or of another version than {SCHEMA}")
         return RunData(
-            made_with=dict(found["made_with"]),
-            functions=tuple(_function(one) for one in found["functions"]),
+            made_with=dict(parsed["made_with"]),
+            functions=tuple(_function(one) for one in parsed["functions"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"no report of a run: {error}") from error
 
 
-def _function(found: Mapping[str, Any]) -> FunctionData:
-    parts = dict(found)
+def _function(parsed: Mapping[str, Any]) -> FunctionData:
+    parts = dict(parsed)
     parts["recordings"] = tuple(
         RecordingData(**{
             **one, **{name: tuple(one[name]) for name in ("guards", "breaks", "widths", "longest")},
             "inputs": tuple((path, tensor, policy) for path, tensor, policy in one["inputs"]),
         })
-        for one in found["recordings"]
+        for one in parsed["recordings"]
     )  # fmt: skip
-    parts["findings"] = tuple(FindingData(**{**one, "fix": tuple(one["fix"])}) for one in found["findings"])
-    parts["events"] = tuple(EventData(**one) for one in found["events"])
-    parts["plans"], parts["paths"] = tuple(found["plans"]), tuple(found["paths"])
+    parts["findings"] = tuple(FindingData(**{**one, "fix": tuple(one["fix"])}) for one in parsed["findings"])
+    parts["events"] = tuple(EventData(**one) for one in parsed["events"])
+    parts["plans"], parts["paths"] = tuple(parsed["plans"]), tuple(parsed["paths"])
     return FunctionData(**parts)

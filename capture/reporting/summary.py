@@ -26,12 +26,12 @@ def run_tables(run: RunData) -> list[Table]:
     if not functions:
         return [Table(title="no captured function was called")]
     head = ("function", "calls", "replayed", "gain", "recordings", "memory")
-    tables = [Table(head=head, rows=tuple(_row(one) for one in functions))]
-    for one in functions:
-        remarks = [f"  {line}" for line in _remarks(one)]
+    tables = [Table(head=head, rows=tuple(_row(function) for function in functions))]
+    for function in functions:
+        remarks = [f"  {line}" for line in _remarks(function)]
         if remarks:
-            tables.append(Table(title=one.function, notes=tuple(remarks)))
-    if any(one.gain is None and one.calls.get("replayed") for one in functions):
+            tables.append(Table(title=function.function, notes=tuple(remarks)))
+    if any(function.gain is None and function.calls.get("replayed") for function in functions):
         tables.append(Table(notes=(_NO_GAIN,)))
     return tables
 
@@ -58,20 +58,20 @@ def calls_text(one: FunctionData) -> str:
     return ", ".join(f"{one.calls[kind]} {kind}" for kind in KINDS if one.calls.get(kind))
 
 
-def _remarks(one: FunctionData) -> Iterator[str]:
-    if one.total:
-        yield calls_text(one)
-    if one.counted:
-        yield ", ".join(f"{name}: {number}" for name, number in one.counted.items())
-    if one.gain is not None:
-        eager, replay = f"{one.eager_ms:.3f} ms an eager call", f"{one.replay_ms:.3f} ms a replay"
-        yield f"host time: {eager} ({one.eager_timed} timed), {replay} ({one.replays_timed} timed)"
-    for recording in one.recordings[:_MOST_RECORDINGS]:
+def _remarks(function: FunctionData) -> Iterator[str]:
+    if function.total:
+        yield calls_text(function)
+    if function.counted:
+        yield ", ".join(f"{name}: {number}" for name, number in function.counted.items())
+    if function.gain is not None:
+        eager, replay = f"{function.eager_ms:.3f} ms an eager call", f"{function.replay_ms:.3f} ms a replay"
+        yield f"host time: {eager} ({function.eager_timed} timed), {replay} ({function.replays_timed} timed)"
+    for recording in function.recordings[:_MOST_RECORDINGS]:
         if recording.size:
             yield f"recording{recording.size}"
-    if len(one.recordings) > _MOST_RECORDINGS:
-        yield f"and {len(one.recordings) - _MOST_RECORDINGS} more recordings"
-    causes = [finding for finding in one.findings if finding.severity in ("eager", "error")]
+    if len(function.recordings) > _MOST_RECORDINGS:
+        yield f"and {len(function.recordings) - _MOST_RECORDINGS} more recordings"
+    causes = [finding for finding in function.findings if finding.severity in ("eager", "error")]
     for finding in causes[:_MOST_CAUSES]:
         times = f" ({finding.count} times)" if finding.count > 1 else ""
         yield f"{finding.code} {finding.name}: {finding.what}{times}"

@@ -45,11 +45,11 @@ def plan_tables(plan: CapturePlan) -> list[Table]:
         ("effects", effects),
         ("fingerprint", list(plan.fingerprint.items())),
     ]
-    found = [Table(title=head)]
-    found += [Table(title=title, rows=tuple(rows)) for title, rows in parts if rows]
+    tables = [Table(title=head)]
+    tables += [Table(title=title, rows=tuple(rows)) for title, rows in parts if rows]
     for finding in plan.findings:
-        found.append(Table(notes=(f"{finding.severity}: {finding.message(function=plan.function)}",)))
-    return found
+        tables.append(Table(notes=(f"{finding.severity}: {finding.message(function=plan.function)}",)))
+    return tables
 
 
 def format_short_plan(plan: CapturePlan) -> str:

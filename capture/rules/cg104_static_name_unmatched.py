@@ -39,13 +39,13 @@ from capture.rules.case import Case
 
 @rule("CG104", "static-name-unmatched", severity=Severity.NOTE, decides=False)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
-    known = case.facts.known_paths
+    paths = case.facts.known_paths
     for name in case.facts.unmatched_static:
         fix = [f"remove {name!r} from static=  (no cost)"]
-        if known:
-            fix.insert(0, f"name one of {names_text(known, most=6)}  (no cost; promises a fixed address)")
+        if paths:
+            fix.insert(0, f"name one of {names_text(paths, most=6)}  (no cost; promises a fixed address)")
         yield RULE.finding(
-            what=f"static={name!r} matches no tensor{suggestion(name, known)}, so it makes nothing static",
+            what=f"static={name!r} matches no tensor{suggestion(name, paths)}, so it makes nothing static",
             why="a name in static= is the path of a tensor in the call, or the first parts of one",
             fix=fix,
             where=case.annotation.defined_at,

@@ -42,14 +42,14 @@ from capture.rules.case import Case
 
 @rule("CG503", "gradient-order", severity=Severity.NOTE, decides=False)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
-    found = case.facts.gradient_order
-    if found is not None:
+    order = case.facts.gradient_order
+    if order is not None:
         yield RULE.finding(
-            what=f"{found.shared_with} in the same backward pass gives its parameters gradients, too",
+            what=f"{order.shared_with} in the same backward pass gives its parameters gradients, too",
             why='eager adds these up before it adds to .grad, which gradients="accumulate" cannot',
             fix=(
                 'gradients="autograd", which it is recorded with from now on  (1 to 3 us of host time a parameter)',
                 "one captured function around all uses  (no cost)",
             ),
-            where=found.where,
+            where=order.where,
         )

@@ -42,14 +42,14 @@ from capture.rules.case import Case
 
 @rule("CG702", "collective-not-recorded", severity=Severity.EAGER)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
-    for one in case.facts.collectives:
-        if one.obstacle is not None:
+    for collective in case.facts.collectives:
+        if collective.obstacle is not None:
             yield RULE.finding(
-                what=f"{op_text(one.op)} {one.obstacle}",
+                what=f"{op_text(collective.op)} {collective.obstacle}",
                 why="a replay would run other work than the ranks it works with",
                 fix=(
                     "wait for it inside the captured function  (no cost)",
                     "move it before or after the captured function  (splits the work in two)",
                 ),
-                where=one.where,
+                where=collective.where,
             )

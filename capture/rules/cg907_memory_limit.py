@@ -41,17 +41,17 @@ from capture.rules.case import Case
 
 @rule("CG907", "memory-limit", severity=Severity.EAGER)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
-    found = case.facts.too_large
-    if found is None:
+    forecast = case.facts.too_large
+    if forecast is None:
         return
-    needed, limit = bytes_text(found.nbytes), bytes_text(found.limit)
+    needed, limit = bytes_text(forecast.nbytes), bytes_text(forecast.limit)
     yield RULE.finding(
-        what=f"recordings on {found.device} would take {needed}, and may take {limit}",
+        what=f"recordings on {forecast.device} would take {needed}, and may take {limit}",
         why="a recording keeps the memory of its results and of what lies between them",
         fix=(
             "raise memory_limit, in bytes or as a share of the device  (less memory for all else)",
             "split the input into smaller ones  (a call each)",
         ),
-        where=found.where,
+        where=forecast.where,
         severity=Severity.ERROR if case.annotation.fallback == "error" else Severity.EAGER,
     )

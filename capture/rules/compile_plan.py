@@ -77,9 +77,9 @@ def _join(decisions: Iterable[Decision], required: Iterable[str]) -> dict[str, D
     joined: dict[str, Decision] = {}
     for decision in sorted(decisions, key=lambda each: (-each.value, each.code, each.reason)):
         joined.setdefault(decision.field, decision)
-    known = {*required, "outcome"}
+    fields = {*required, "outcome"}
     missing = [name for name in required if name not in joined]
-    unknown = [name for name in joined if name not in known]
+    unknown = [name for name in joined if name not in fields]
     if missing or unknown:
         raise CaptureBug(f"no rule decided on {missing}" if missing else f"a rule decided on unknown fields {unknown}")
     return joined

@@ -106,19 +106,19 @@ class _TensorValue:
             dense = dense.to_dense()
         return cls(str(info), tensor.requires_grad, info.stride, dense.clone())
 
-    def difference(self, other: _TensorValue) -> str | None:
+    def difference(self, replayed: _TensorValue) -> str | None:
         """In what the other one, captured, differs from this one, eager."""
-        if self.info != other.info:
-            return f"{other.info}, eager {self.info}"
-        if self.stride != other.stride:
-            return f"strides {other.stride}, eager {self.stride}"
-        if self.requires_grad != other.requires_grad:
-            return f"requires_grad={other.requires_grad}, eager {self.requires_grad}"
-        if _same_contents(self.contents, other.contents):
+        if self.info != replayed.info:
+            return f"{replayed.info}, eager {self.info}"
+        if self.stride != replayed.stride:
+            return f"strides {replayed.stride}, eager {self.stride}"
+        if self.requires_grad != replayed.requires_grad:
+            return f"requires_grad={replayed.requires_grad}, eager {self.requires_grad}"
+        if _same_contents(self.contents, replayed.contents):
             return None
         if self.contents.is_nested or (self.contents.is_floating_point() and self.contents.element_size() == 1):
             return "other numbers"  # no comparison of elements for these
-        ours, theirs = other.contents.reshape(-1), self.contents.reshape(-1)
+        ours, theirs = replayed.contents.reshape(-1), self.contents.reshape(-1)
         unequal = ((ours != theirs) & ~(ours.isnan() & theirs.isnan())).nonzero()
         if not unequal.numel():
             return "the bits of a zero's sign or of a NaN"

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from capture.core.config import ConfigPatch
 from tests.support.pages import PAGES, ROOT
 
 LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
+VARIABLE = re.compile(r"\bCAPTURE_[A-Z_]*[A-Z]\b")
 CHECKED = (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
 
 
@@ -39,6 +41,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     assert not broken, f"{name_of(page)} links to nothing: {broken}"
+
+
+def test_every_variable_that_is_named_exists() -> None:
+    """In pages, and in what the library says."""
+    known = {f"CAPTURE_{name.upper()}" for name in ConfigPatch.__annotations__}
+    known |= {"CAPTURE_LOGS", "CAPTURE_NAME", "CAPTURE_TEST_DEVICE", "CAPTURE_FAULTS", "CAPTURE_FUZZ_EXAMPLES"}
+    texts = [*CHECKED, *(ROOT / "capture").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
+    named = {(name_of(text), name) for text in texts for name in VARIABLE.findall(text.read_text(encoding="utf-8"))}
+    assert [where for where in sorted(named) if where[1] not in known] == []
 
 
 def drawn(script: str) -> Any:
