@@ -18,6 +18,7 @@ from attrs import evolve
 from capture.core.facts import LimitReached, Moved, Unbound
 from capture.core.plan import CapturePlan
 from capture.engines.base import Move, Recording, Refusal
+from capture.guards.guard import MOVED
 from capture.guards.recording_guard import ALIGNMENT, RecordingGuard
 from capture.guards.same_state import in_place_of
 from capture.key.pytree import PLAIN_TYPES
@@ -43,6 +44,8 @@ def state_moved(
 ) -> Reply:
     """How a call goes on whose recording found its state elsewhere. ``OBSERVE``: more than an address is another."""
     begin = time.perf_counter()
+    if node.check is _is_being_bound:  # whoever did that was stopped: it may read any of both
+        return Reply(Verdict.OBSERVE)
     found = _moves(node, leaves, node.guard.current())
     guard = None
     if found is None or not found[0]:
@@ -52,6 +55,7 @@ def state_moved(
         return Reply(Verdict.OBSERVE)
     moves, others = found
     outside = _outside(node, tree, moves)
+    node.check = _is_being_bound
     refusal, learned = _bind(captured, entry, node, values, leaves, tree, moves, others, outside=outside)
     if node.tree is None:  # the pool was given up meanwhile
         return START_OVER
@@ -60,10 +64,11 @@ def state_moved(
         given_up = _given_up(captured, entry, moves)
         return GO_ON if given_up is None else Reply(Verdict.EAGER, plan=given_up)
     if guard is not None:
-        node.guard, node.check, entry.places = guard, guard.check, guard.places
+        node.guard, entry.places = guard, guard.places
         record.latest_guards[captured] = weakref.ref(guard)
     _settle(node, moves, leaves)
     bound = _follow(node, leaves)
+    node.check = node.guard.check
     captured.log.counters.rebinds += 1
     captured.log.add("rebind", _text(moves), ms=(time.perf_counter() - begin) * 1e3)
     promised = [move for move in moves if move.path not in bound]
@@ -77,6 +82,11 @@ def state_moved(
     return GO_ON
 
 
+def _is_being_bound(_: Sequence[Any]) -> int:
+    """The check of a recording from the first change of where it reads to the last one."""
+    return MOVED
+
+
 def _follow(node: Node, leaves: Sequence[Any]) -> frozenset[str]:
     """Bound arguments that the engine has come to know are its business from now on. Gives the paths of all."""
     paths = frozenset(one.path for one in node.bound)
@@ -86,7 +96,6 @@ def _follow(node: Node, leaves: Sequence[Any]) -> frozenset[str]:
         node.bound = tuple(one for one in node.bound if one.path not in taken)
         if taken:
             node.guard.leave_out(taken, leaves)
-            node.check = node.guard.check
     return paths
 
 

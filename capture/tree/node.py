@@ -132,7 +132,10 @@ class Node:
 
     def is_in_the_way(self, block: Block) -> bool:
         """It may write where somebody uses memory."""
-        return block not in self.beside and self.recording is not None and not self.recording.avoid(block)
+        recording = self.recording
+        if block in self.beside or recording is None:
+            return False
+        return not native.committed(bool, (), lambda _: recording.avoid(block))  # whole, whoever is stopped in between
 
     def own(self, numbers: Iterable[int]) -> None:
         """From now on these groups of its outputs have fresh memory in every call."""

@@ -142,10 +142,12 @@ class OutputPlan:
         )
         self.single = self.sources[0] if self.single is not None else None
         groups_left, effects = self.others
-        for number in self.owned & set(self.gradients):
+        taken = sorted(self.owned & set(self.gradients))
+        new = [number for number in taken if number not in groups_left]  # else this was stopped below
+        self.others = (*groups_left, *new), (*effects, *[self.slots[number] for number in new])
+        for number in taken:
             del self.gradients[number]
-            groups_left, effects = (*groups_left, number), (*effects, self.slots[number])
-        self.others, self.fresh = (groups_left, effects), None
+        self.fresh = None
 
     def build_single(self) -> torch.Tensor:
         """Result of a replay of a plan with one fresh tensor and nothing else."""

@@ -45,17 +45,22 @@ class Pin:
 
 
 def pins_of(groups: Iterable[OutputGroup]) -> list[Pin]:
-    """Leave what was handed out of these groups to its holders, as far as there are any."""
+    """For what was handed out of these groups and is used. It is still the node's, too, until `leave`."""
     found = []
     for node, number in groups:
         outputs = _outputs_of(node)
         held = outputs.live[number]
         storage = held() if held is not None else None
-        outputs.lose(number)
         block = outputs.groups[number].block
         if storage is not None and storage.data_ptr() == block.address:  # its holder may have given it other memory
             found.append(Pin(block, hold(storage), weakref.ref(node), number))
     return found
+
+
+def leave(groups: Iterable[OutputGroup]) -> None:
+    """What was handed out of these groups is its holders' alone."""
+    for node, number in groups:
+        _outputs_of(node).lose(number)
 
 
 def invalidate(node: Node, number: int) -> bool:

@@ -185,9 +185,11 @@ class Tree:
         self._linger_no_more(self.lingering)
 
     def _pin(self, groups: Sequence[tuple[Node, int]]) -> None:
+        """Whoever is stopped in between leaves what is used pinned, a second time perhaps, and never unprotected."""
         found = _pins.pins_of(groups)
         if found:
             self.pins, self.pool_is_at = (*self._pins_in_use(), *found), None
+        _pins.leave(groups)
 
     def _pins_in_use(self) -> list[_pins.Pin]:
         return [pin for pin in self.pins if pin.is_used]
@@ -220,7 +222,7 @@ class Tree:
         groups = [node.outputs.groups[number] for number in new]
         if not groups:
             return
-        node.own(new)
+        native.committed(bool, (), lambda _: node.own(new))  # whole, whoever is stopped in between
         node.function.note_kept(node.key[0], [group.paths for group in groups])
         node.log.counters.kept_outputs += len(groups)
         paths = ", ".join(path for group in groups for path in group.paths)

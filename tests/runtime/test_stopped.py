@@ -22,7 +22,7 @@ from capture.core.interrupts import is_interrupt
 from capture.engines.cpu.tape import Tape
 from capture.native import native
 from capture.tree import thread_trees
-from tests.support.injection import BODIES, ERRORS, Stopped, points, stopped_program
+from tests.support.injection import BODIES, ERRORS, Stopped, points, points_in, stopped_program
 
 PARTS = len(BODIES)
 COUNT = int(os.environ.get("CAPTURE_FAULTS", "60")) // PARTS
@@ -54,6 +54,30 @@ def test_stopped_anywhere(part: int) -> None:
         if outcome.wrong:
             found.append((body, call, at, error.__name__, lines, by_signal, outcome.where, outcome.wrong))
     assert not found, "\n".join(map(str, found))
+
+
+_STEPS = {
+    "Tree._pin", "Tree._pins_in_use", "pins_of", "leave", "Tree._own", "Node.own", "Node.is_in_the_way",
+    "OutputPlan.own", "Tape.own", "Tape.avoid", "Tape.rebind", "Tape._point_at", "state_moved", "_settle",
+    "RecordingGuard.follow",
+}  # fmt: skip
+"""What changes a recording that is there, or whose memory is whose, in several steps."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("body", ["recurrent", "drawing", "keeping"])
+def test_stopped_while_a_recording_is_changed(body: str) -> None:
+    """At each line: the recording is what it was, or as it is to be, or is not used again."""
+    for _ in range(2):
+        found = {call: points_in(body, call, _STEPS) for call in (3, 4)}
+    assert any(found.values())
+    wrong = [
+        (call, at, outcome.where, outcome.wrong)
+        for call, points_here in found.items() for at in points_here
+        if (outcome := stopped_program(body, call, at, KeyboardInterrupt, lines=True)).wrong
+    ]  # fmt: skip
+    assert not wrong, wrong
 
 
 class Net(nn.Module):

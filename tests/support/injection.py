@@ -12,7 +12,7 @@ import gc
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -264,8 +264,9 @@ _prefixes: dict[tuple[str, int], list[Any]] = {}
 
 
 def stopped_program(
-    body: str, call: int, at: int, error: type[BaseException], *, lines: bool, by_signal: bool = False
-) -> Outcome:
+    body: str, call: int, at: int, error: type[BaseException], *, lines: bool, by_signal: bool = False,
+    kind: type[Stopping] | None = None,
+) -> Outcome:  # fmt: skip
     """Call a captured function, stop its ``call``th call at the ``at``th event, go on, and compare with eager."""
     forget_trees()
     outcome, world = Outcome(), World()
@@ -276,7 +277,7 @@ def stopped_program(
         used(body, f, world.x)
     allowed = _prefixes.get((body, call)) or prefixes(world, body)
     _prefixes[body, call] = allowed
-    stopping = Stopping(at, error, lines=lines, by_signal=by_signal)
+    stopping = (kind or Stopping)(at, error, lines=lines, by_signal=by_signal)
     result = None
     try:
         with stopping:
@@ -312,6 +313,21 @@ def stopped_program(
 def points(body: str, call: int, *, lines: bool) -> int:
     """How many events a call has."""
     return stopped_program(body, call, -1, Stopped, lines=lines).events
+
+
+def points_in(body: str, call: int, functions: Collection[str]) -> list[int]:
+    """The events of a call that are lines of these functions, by their qualified names."""
+    found: list[int] = []
+
+    class Listing(Stopping):
+        @override
+        def _count(self, frame: types.FrameType) -> None:
+            super()._count(frame)
+            if frame.f_code.co_qualname in functions:
+                found.append(self.count)
+
+    stopped_program(body, call, -1, Stopped, lines=True, kind=Listing)
+    return found
 
 
 ERRORS: tuple[type[BaseException], ...] = (Stopped, KeyboardInterrupt, MemoryError, RuntimeError, TypeError)

@@ -413,16 +413,16 @@ class Tape:
     def own(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
         """Every replay writes where its caller's tensors are made."""
         self._owned = tuple(outputs)
-        for one in outputs:
-            root = self._kept_root(one.block)
+        roots = [self._kept_root(one.block) for one in outputs]
+        for one, root in zip(outputs, roots, strict=True):
             root.is_owned = True
-            for number in root.registers.values():
-                self.registers[number] = None
             if one.geometries[0] not in root.registers:  # no step looks at the output itself
-                root.registers[one.geometries[0]] = len(self.registers)
                 self.registers.append(None)
+                root.registers[one.geometries[0]] = len(self.registers) - 1
         self._add_views()
         self.replay = self._make_replay()
+        for number in [number for root in roots for number in root.registers.values()]:
+            self.registers[number] = None  # last: the replay before needs them
         return None
 
     def _add_views(self) -> None:
@@ -463,9 +463,10 @@ class Tape:
             return False
         for root in there:
             assert root.storage is not None
-            root.storage, root.kind = torch.UntypedStorage(root.storage.nbytes(), device="cpu"), "beside"
+            storage = torch.UntypedStorage(root.storage.nbytes(), device="cpu")
             for geometry, number in root.registers.items():
-                self.registers[number] = over(root.storage, geometry)
+                self.registers[number] = over(storage, geometry)
+            root.storage, root.kind = storage, "beside"  # last: whoever is stopped before begins anew
         return True
 
     def schedule(self) -> Schedule:
@@ -521,13 +522,13 @@ class Tape:
     def _point_at(self, root: TapeMemory, tensor: torch.Tensor, *, once: bool = False) -> None:
         """Another tensor of the same metadata is the owner from now on, or in this call alone."""
         shift = int(tensor.storage_offset()) - root.offset
-        root.owner, root.offset = tensor, int(tensor.storage_offset())
         registers: dict[Geometry, int] = {}
+        root.owner = tensor
         for old, number in root.registers.items():
             geometry = evolve(old, offset=old.offset + shift)
             registers[geometry] = number
             self.registers[number] = _view_of(root, geometry, is_current=once)
-        root.registers = registers
+        root.registers, root.offset = registers, root.offset + shift  # last: whoever is stopped before begins anew
 
     def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
         """All. A tape keeps no hold of them between calls."""
