@@ -149,12 +149,12 @@ class Service:
 
     may_time_out = True
 
-    def __init__(self, kind: Callable[[int], nn.Module], depth: int, device: torch.device) -> None:
+    def __init__(self, kind: Callable[[int], nn.Module], depth: int, device: torch.device, eager: bool) -> None:
         self.module = kind(depth).to(device)
         self.device, self.shared, self.kind = device, Shared(), kind
         self.adapters = _adapters(device)  # its own: weights are loaded into them while nobody calls this service alone
         self.spare = [one.state_dict() for one in (kind(depth).to(device), kind(depth).to(device))]
-        self.f: Any = capture(self.module, name=f"{type(self.module).__name__.lower()}{depth}")
+        self.f: Any = _served(self.module, eager, name=f"{type(self.module).__name__.lower()}{depth}")
 
     def request(self, random: Random, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments; one in a hundred is wrong."""
@@ -228,9 +228,9 @@ class Training(Service):
 class Drawing(Service):
     """A function of a request's own generator and number."""
 
-    def __init__(self, number: int, device: torch.device) -> None:
+    def __init__(self, number: int, device: torch.device, eager: bool) -> None:
         self.device, self.shared = device, Shared()
-        self.f = capture(scaled, name=f"scaled{number}", max_recordings=12)  # three factors for each size
+        self.f = _served(scaled, eager, name=f"scaled{number}", max_recordings=12)  # three factors for each size
 
     @override
     def request(self, random: Random, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -255,8 +255,8 @@ class Drawing(Service):
 class Sessions(Service):
     """A state for each thread."""
 
-    def __init__(self, number: int, device: torch.device) -> None:
-        self.device, self.shared, self.number, self.f = device, Shared(), number, None
+    def __init__(self, number: int, device: torch.device, eager: bool) -> None:
+        self.device, self.shared, self.number, self.eager = device, Shared(), number, eager
         self._local = threading.local()
 
     def pair(self) -> tuple[Cell, Cell, Any]:
@@ -265,7 +265,7 @@ class Sessions(Service):
             ours, eager = Cell().to(self.device), Cell().to(self.device)
             eager.load_state_dict(ours.state_dict())
             ours.h = eager.h = torch.zeros(1, WIDTH, device=self.device)
-            self._local.pair = ours, eager, capture(ours, name=f"cell{self.number}")
+            self._local.pair = ours, eager, _served(ours, self.eager, name=f"cell{self.number}")
         found: tuple[Cell, Cell, Any] = self._local.pair
         return found
 
@@ -304,12 +304,16 @@ class Sessions(Service):
         pass
 
 
-def services(device: torch.device) -> list[Service]:
-    """Thirty."""
+def _served(function: Any, eager: bool, **options: Any) -> Any:
+    return function if eager else capture(function, **options)
+
+
+def services(device: torch.device, *, eager: bool = False) -> list[Service]:
+    """Thirty. ``eager``: none of them is captured."""
     torch.manual_seed(0)
-    found: list[Service] = [Service(Mlp, depth, device) for depth in range(1, 9)]
-    found += [Service(Attention, depth, device) for depth in range(1, 6)]
-    found += [Service(Lookup, depth, device) for depth in range(1, 5)]
-    found += [Training(kind, depth, device) for kind in (Mlp, Attention) for depth in range(1, 4)]
-    found += [Drawing(number, device) for number in range(3)]
-    return found + [Sessions(number, device) for number in range(4)]
+    found: list[Service] = [Service(Mlp, depth, device, eager) for depth in range(1, 9)]
+    found += [Service(Attention, depth, device, eager) for depth in range(1, 6)]
+    found += [Service(Lookup, depth, device, eager) for depth in range(1, 5)]
+    found += [Training(kind, depth, device, eager) for kind in (Mlp, Attention) for depth in range(1, 4)]
+    found += [Drawing(number, device, eager) for number in range(3)]
+    return found + [Sessions(number, device, eager) for number in range(4)]
