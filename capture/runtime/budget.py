@@ -9,8 +9,9 @@ times at once, later when the calls in between were worth it. What repeats by th
 
 ==================  ===============================================================================================
 ``most``            2 ``max_recordings`` + ``FRUITLESS`` efforts that led to no replay; half of them, once they took
-                    ``PATIENCE``
-one effort          a watched run, a recording that was dropped, a key that died with its object before it was replayed;
+                    ``PATIENCE``. Once half of it is spent, a key is looked at when it comes again
+one effort          a watched run, a recording that was dropped, a key that died with its object before it was replayed,
+                    a key that was not looked at yet;
                     a recording is ``RECORDING``, as a chain needs one at each place
 a replay            pays half the time of an eager call
 an eager call       pays ``SHARE`` of its time, at least ``LEAST``, after a function gave up: looking costs no more
@@ -178,7 +179,12 @@ class Budget:
         """An effort for this key may be made in this call. ``lasting``: its plan says that no run will change it."""
         self._pay()
         if not self.gave_up and not lasting:
-            return True
+            if self.debt < self.most / 2 or self._seen.get(hash(key), 0):
+                return True
+            self.debt += 1.0
+            self.gave_up = self.debt >= self.most
+            self._note(key)
+            return False
         self._note(key)
         if self._seen[hash(key)] < 2:
             return False

@@ -54,6 +54,9 @@ class FastPaths(Protocol):
     def times(self) -> list[tuple[int, int]]:
         """Begin and length, in nanoseconds, of the replays that were timed last."""
 
+    def forget(self, entry: int) -> None:
+        """The entry with this number has no recording any more."""
+
     def clear(self) -> None:
         """Forget all: entries were dropped."""
 

@@ -248,7 +248,7 @@ def _dispatch(captured: Captured, values: Values, now: Here) -> Any:
     except (Unkeyable, TypeError) as error:
         return _unkeyable(captured, values, str(error))
     captured.faults = 0
-    if entry.phase == "ready":
+    if entry.phase == "ready" and entry.nodes:
         measured = entry.payoff if _is_measured(captured, entry) else None
         if measured is None or not measured.wants_body:
             goes_on = _GoesOn(captured, entry)
@@ -682,6 +682,9 @@ def _no_new_key(captured: Captured, entry: Entry, bound: Call) -> Any:
 
 def _given_up(captured: Captured, entry: Entry, bound: Call) -> Any:
     """What was tried led to no replays: run eagerly, and say once what changes."""
+    if not captured.budget.gave_up:
+        why = "half of what may be tried led to no replay, and this key is new"
+        return run_eagerly(captured, bound, why, weight=0.0)
     if not captured.is_told:
         given_up = key_difference.given_up(captured, bound)
         captured.report(compile_plan(captured.annotation, captured.bare_facts(given_up=given_up)))

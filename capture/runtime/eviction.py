@@ -105,6 +105,8 @@ def evict(captured: Captured, node: Node, tree: Tree) -> None:
     for entry in captured.entries():
         if node in entry.nodes:
             entry.nodes.remove(node)
+            if not entry.nodes:
+                captured.fast_paths.forget(entry.number)
     captured.log.counters.evictions += 1
     captured.log.add("drop", f"not used for {native.runs() - node.last_used} replays: its place is another one's")
     tree.forget(node)

@@ -71,14 +71,15 @@ class Shortcuts:
         self._paths: Any = native.FastPaths(MISS)
         self.straight: Callable[..., Any] = self._paths
         """Takes a call's positional arguments before anything is known of them."""
-        self._by_shapes: dict[tuple[torch.Size, ...], list[Any]] = {}
+        self._by_shapes: dict[tuple[torch.Size, ...], list[tuple[int, Any]]] = {}
+        """With the number of the entry."""
         self._added = 0
 
     def call(self, values: tuple[Any, ...]) -> Any:
         """The result of a call with these bound values, if there is a path to it; else ``MISS``."""
         result = self._paths.bound(values)
         if result is MISS and self._added > MOST_PATHS:  # else all of them were tried just now
-            for path in self._by_shapes.get(_shapes(values), ()):
+            for _, path in self._by_shapes.get(_shapes(values), ()):
                 result = path.bound(values)
                 if result is not MISS:
                     self._paths.add(path)
@@ -108,13 +109,20 @@ class Shortcuts:
         self._paths.add(path)
         self._added += 1
         alike = self._by_shapes.setdefault(_shapes(values), [])
-        alike.insert(0, path)
+        alike.insert(0, (entry.number, path))
         del alike[_KEPT:]
 
     def times(self) -> list[tuple[int, int]]:
         """Begin and length of the replays that were timed last, in nanoseconds of ``time.perf_counter_ns``; one of 64
         is."""
-        return [one for paths in list(self._by_shapes.values()) for path in paths for one in path.times()]
+        return [one for paths in list(self._by_shapes.values()) for _, path in paths for one in path.times()]
+
+    def forget(self, entry: int) -> None:
+        """The entry with this number has no recording any more. C keeps the paths that it took last for a while."""
+        for shapes, paths in list(self._by_shapes.items()):
+            paths[:] = [one for one in paths if one[0] != entry]
+            if not paths:
+                self._by_shapes.pop(shapes, None)
 
     def clear(self) -> None:
         """Forget all: entries were dropped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capture import capture, config, mark_step_begin, recordings, report, warmup
+from capture import CaptureWarning, capture, config, mark_step_begin, recordings, report, warmup
+from capture.api.decorator import captured_state
 from capture.api.decorator import captured_states as all_of
 from capture.runtime.eviction import LEAST
 from capture.tree import thread_trees
@@ -113,6 +115,18 @@ def test_outputs_of_an_evicted_recording_keep_their_values() -> None:
     assert recordings(captured).evictions == 1
     assert torch.equal(kept, body(of(1)))
     assert array.tolist() == kept.tolist()
+
+
+def test_nothing_is_kept_of_shapes_that_were_displaced() -> None:
+    """Neither ways through calls like those."""
+    function = capture(lambda x: torch.relu(x) * 2, max_recordings=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for size in range(1, 16):
+            for _ in range(24):
+                function(torch.ones(size))
+    assert recordings(function).evictions > 5
+    assert len(captured_state(function).fast_paths._by_shapes) <= 4  # type: ignore[attr-defined]
 
 
 def test_what_follows_on_an_evicted_recording_goes_with_it() -> None:
