@@ -136,6 +136,7 @@ EAGER: dict[str, Callable[[Any, Tensor], Any]] = {
     "a hook inside": lambda m, x: _hooked(m(x)) * 2,
     "retain_grad inside": lambda m, x: _retained(m(x)) * 2,
     "a reentrant checkpoint": lambda m, x: checkpoint(m, x, use_reentrant=True),
+    "torch.func.grad inside": lambda m, x: m(x) * torch.func.grad(lambda row: (row**3).sum())(x.detach()).sum(),
 }
 
 

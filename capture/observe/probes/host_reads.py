@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd import graph
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import get_default_nowrap_functions
 
@@ -111,7 +112,18 @@ def graph_uses(note: Callable[[str], None], checkpoint: Callable[[], None]) -> I
             checkpoint() if is_checkpoint(hooks) else note("hooks on saved tensors, as a checkpoint does")
         enter(hooks)
 
-    with replaced(torch.Tensor, others), replaced(saved_tensors_hooks, {"__enter__": use_hooks}):
+    refuse = graph.disable_saved_tensors_hooks
+
+    def refuse_hooks(error_message: str) -> Any:
+        if threading.get_ident() == thread:
+            note("torch.func, or what else allows no hooks on saved tensors")
+        return refuse(error_message)
+
+    with (
+        replaced(torch.Tensor, others),
+        replaced(saved_tensors_hooks, {"__enter__": use_hooks}),
+        replaced(graph, {"disable_saved_tensors_hooks": refuse_hooks}),
+    ):
         yield
 
 
