@@ -16,7 +16,7 @@ from typing_extensions import override
 PlaceholderKind = Literal["argument", "implicit"]
 Owner = Literal["argument", "parameter", "buffer", "attribute", "closure", "global", "item", "constant", "unknown"]
 MutationEvidence = Literal["schema", "version", "norm"]
-EffectKind = Literal["tensor", "python", "container", "call"]
+EffectKind = Literal["tensor", "value", "count", "members", "python", "container", "call"]
 OutputKind = Literal["fresh", "input", "input-view", "static", "static-view", "python", "foreign"]
 
 
@@ -85,9 +85,10 @@ class PlaceholderInfo:
 class Effect:
     """What the body left in Python state: an attribute, item, cell or global that differs after the run.
 
-    ``kind``: ``tensor`` can be set again after a replay; ``python`` is a plain value and ``container`` a
-    list or dict whose members changed: both would stay frozen; ``call`` is a function that leaves something outside,
-    with its name as ``path``.
+    ``kind``: what a replay does again is a place that gets a ``tensor`` or a plain ``value``, a number to which the
+    body adds (``count``), and a list or dict whose members it knows (``members``). ``python`` is another value and
+    ``container`` other members: both would stay frozen. ``call`` is a function that leaves something outside, with its
+    name as ``path``.
     """
 
     path: str
@@ -95,6 +96,11 @@ class Effect:
     before: str
     after: str
     where: CodeLocation | None = None
+
+    @property
+    def told(self) -> tuple[str, EffectKind, str]:
+        """What it does; of a tensor, whichever one it is."""
+        return (self.path, self.kind, self.after if self.kind in ("value", "count", "members") else "")
 
 
 @frozen(kw_only=True)

@@ -15,11 +15,10 @@ from typing import Any
 from attrs import define, field, frozen
 
 from capture.key.code_names import globals_in
+from capture.key.name_uses import ASKING, is_computed, name_uses
 from capture.key.packages import is_library, package_of
 from capture.state.code_run import CodeRun
 
-_ASKING = frozenset({"getattr", "hasattr", "delattr", "setattr"})
-_WHOLE = frozenset({"vars", "__dict__", "attrgetter", "dir", "__getattribute__", "asdict", "astuple", "fields"})
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _SETTING = {dis.opmap[name] for name in ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME")}
@@ -52,7 +51,6 @@ _SPECIAL = frozenset(
     "__del__",
 }
 """What syntax and builtins look up in classes."""
-_BY_NAME = ("__getattr__", "__getattribute__", "__setattr__", "__delattr__")
 _ACCESSORS = frozenset({"Module.__getattr__", "Module.__setattr__", "Module.__delattr__"})
 """Of torch: they look into the tables of every module by the names that others mention."""
 
@@ -66,6 +64,8 @@ class Uses:
     """Names of globals and builtins."""
     stored: frozenset[str]
     """Names of globals that it sets."""
+    set: frozenset[str]
+    """All names that it sets."""
     asks: bool
     """It asks whether something is there, or takes a default."""
     is_computed: bool
@@ -82,13 +82,12 @@ def uses_of(code: types.CodeType) -> Uses:
     for one in code.co_consts:
         if type(one) is tuple:  # of keyword arguments, and tuples of names
             texts.update(part for part in one if type(part) is str and part.isidentifier())
-    asks = bool(mentioned & _ASKING)
-    computed = bool(mentioned & _WHOLE) or (asks and not _asks_for_constants(code))
-    if code.co_name in _BY_NAME:  # with names that others mention
-        computed = False
+    asks = bool(mentioned & ASKING)
     scope = globals_in(code) if code.co_flags & 1 else code.co_names  # a module's or a class's code looks up by name
     matches = _MATCH_CLASS in code.co_code[::2]
-    return Uses(frozenset(mentioned | texts), tuple(scope), _stored(code), asks, computed, matches)
+    return Uses(
+        frozenset(mentioned | texts), tuple(scope), _stored(code), name_uses(code).set, asks, is_computed(code), matches
+    )
 
 
 def _looked_up(code: types.CodeType) -> set[str]:
@@ -111,23 +110,6 @@ def _stored(code: types.CodeType) -> frozenset[str]:
     return frozenset(one.argval for one in dis.get_instructions(code) if one.opcode == _STORE_GLOBAL)
 
 
-def _asks_for_constants(code: types.CodeType) -> bool:
-    """Each ``getattr(x, "name")`` in it has a text for a name. What is not plain to see counts as computed."""
-    before: list[dis.Instruction] = []
-    wanted = 0
-    for one in dis.get_instructions(code):
-        if one.opname == "LOAD_GLOBAL" and one.argval in _ASKING:
-            wanted += 1
-        elif one.opname in ("CALL", "CALL_FUNCTION", "CALL_KW") and wanted:
-            count = one.arg or 0
-            tail = [each for each in before if each.opname not in ("PRECALL", "CACHE", "KW_NAMES")]
-            place = 1 if count == 2 else 2
-            found = count in (2, 3) and len(tail) >= place and type(tail[-place].argval) is str
-            wanted -= found and tail[-place].opname == "LOAD_CONST"
-        before = [*before[-4:], one]
-    return not wanted
-
-
 def place_of(code: types.CodeType) -> tuple[str, int]:
     """Where it is written. Code that Dynamo makes of it says the same."""
     return code.co_filename, code.co_firstlineno
@@ -143,6 +125,9 @@ class Names:
     """By ``id`` of globals: those, and the names that were looked up there."""
     stored: set[tuple[int, str]] = field(factory=set)
     """By ``id`` of a library's globals, names that its code sets while it runs, such as counters: its own business."""
+    set_only: set[str] = field(factory=set)
+    """Names that users' code sets and no code looks up. What they hold counts, too: a replay sets what the recording
+    run found changed, so it has to begin with the same."""
     codes: set[types.CodeType] = field(factory=set)
     places: set[tuple[str, int]] = field(factory=set)
     """Those of ``codes``."""
@@ -195,6 +180,9 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
             if not (package == "torch" and code.co_qualname in _ACCESSORS):
                 found.by_package.setdefault(owner, set()).update(uses.names)
             found.scopes.setdefault(id(scope), (scope, set()))[1].update(uses.scope)
+            if not owner:
+                found.set_only |= uses.set
+                found.scopes[id(scope)][1].update(uses.stored)
             if "globals" in uses.scope:
                 found.scopes[id(scope)][1].update(uses.names)
             if owner:
@@ -204,4 +192,6 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
                 found.is_computed = found.is_computed or uses.is_computed
                 if uses.asks:
                     found.asked.update(uses.names)
+    found.set_only.difference_update(*found.by_package.values())
+    found.by_package[""] |= found.set_only
     return found

@@ -34,7 +34,8 @@ from capture.key.pytree import PLAIN_TYPES, is_object
 from capture.native import native
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
-from capture.state.snapshot import Change
+from capture.state.effects import uses_of_names
+from capture.state.snapshot import Change, Members
 from capture.state.source import Source
 from capture.torch_private import capabilities
 
@@ -49,7 +50,7 @@ _STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", *_COMPILERS)
 """Whose objects count their steps in attributes, and have switches or guards of their own."""
 _NOT_OPENED = (
     torch.Tensor, torch.Generator, torch.Stream, torch.Event, torch.UntypedStorage, torch.device,
-    types.CodeType, types.FrameType, types.GeneratorType, types.BuiltinFunctionType, types.TracebackType,
+    types.CodeType, types.FrameType, types.GeneratorType, types.TracebackType,
 )  # fmt: skip
 _WITH_GUARDS = (torch.Tensor, torch.Generator)
 _OF_ALL_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__cached__"})
@@ -63,17 +64,36 @@ Key = tuple[int, Any]
 """``id`` of what keeps a value, and the name there."""
 
 
+@frozen
+class Counted:
+    """Stands for any number of this class, in a place that the body only adds to."""
+
+    kind: type
+
+
+@frozen
+class Replaced:
+    """Stands for what was where the body put a new object, as it always does. It counts where it was read."""
+
+    before: Any
+
+
 @define(eq=False)
 class Place:
     """A guard on names, and who keeps them: told weakly where that is possible. Never changed, as a ``Guard``."""
 
     guard: Guard
     keeper: Callable[[], Any]
+    counted: Collection[str] = ()
+    """Names that code only adds to: whatever their values were, nothing followed from them."""
 
     def tell_apart(self, named: NamedKey) -> list[str]:
         """Make names that have other values a part of the key. Gives the paths of those that were none before."""
         path = self.guard.source.path
-        others = [(name, f"{path}.{name}") for name, old, new in self.others() if part_of(old) != part_of(new)]
+        others = [
+            (name, f"{path}.{name}") for name, old, new in self.others()
+            if part_of(old) != part_of(new) and not (name in self.counted and type(new) is int)
+        ]  # fmt: skip
         return [full for name, full in others if named.tell_apart(self.keeper, name, full)]
 
     def others(self) -> list[tuple[str, Any, Any]]:
@@ -186,14 +206,16 @@ class ReadWalk:
     changed: dict[Key, Any]
     """Places that the body itself gave another value, with the one before: that has to be there again if it is a plain
     one, and of others one of its class."""
-    rebuilt: set[int]
-    """``id`` of containers whose members the body changed."""
+    rebuilt: Mapping[int, Members | None]
+    """Containers whose members the body changed, by ``id``, with those that it had, where these count."""
     tensors: Collection[int]
     """``id`` of tensors that have guards of their own."""
     is_static: bool = False
     """Functions that are reached count as if they had run."""
     compiled: list[types.FunctionType] = field(factory=list)
     """Functions that are compiled, or that compiled ones may call, and whose code is in no names yet."""
+    counted: Collection[str] = ()
+    """See ``Place``."""
     more_names: set[str] = field(factory=set)
     """What objects such as ``operator.attrgetter`` look up."""
     found: Read = field(factory=Read)
@@ -251,9 +273,19 @@ class ReadWalk:
             value = scope.get(name, MISSING)
             if (id(scope), name) in self.names.stored:
                 continue
-            if value is MISSING:
+            before = self.changed.get((id(scope), name), value)
+            if type(before) is Replaced and name in self.names.set_only:
+                continue
+            before = _before(before)
+            if before is MISSING:
                 absent.append(name)
-            elif (id(scope), name) not in self.changed and not self._has_own_guard(value):
+            elif type(before) is Counted:
+                read = functools.partial(_is_a, scope, name, before.kind)
+                self.found.guards.append(Guard("value", Source("call", read, None, f"{prefix}{name}"), True))
+            elif (id(scope), name) in self.changed:
+                if type(before) in PLAIN_TYPES:
+                    there.append((name, before))
+            elif not self._has_own_guard(value):
                 there.append((name, value))
                 if opens(name, value):
                     self._value(value, f"{prefix}{name}")
@@ -263,7 +295,7 @@ class ReadWalk:
 
     def _add(self, guard: Guard, keeper: Callable[[], Any]) -> None:
         self.found.guards.append(guard)
-        self.found.places.all.append(Place(guard, keeper))
+        self.found.places.all.append(Place(guard, keeper, self.counted))
 
     def _finish(self) -> None:
         found = self.found.guards
@@ -339,6 +371,11 @@ class ReadWalk:
         self._enter(value.__func__, path)
         self._enter(value.__self__, f"{path}.__self__")
 
+    def _builtin_method(self, value: types.BuiltinFunctionType, path: str) -> None:
+        """Such as ``runs.append``: what it works on."""
+        if not isinstance(value.__self__, types.ModuleType | None):
+            self._enter(value.__self__, f"{path}.__self__")
+
     def _partial(self, value: functools.partial[Any], path: str) -> None:
         for name in ("func", "args", "keywords"):
             self._enter(getattr(value, name), f"{path}.{name}")
@@ -385,7 +422,12 @@ class ReadWalk:
         """What has to be here again, which is gone into; or a class of which anything may be here."""
         if key in self.changed:
             value = self.changed[key]
+            if type(value) is Counted:
+                return None, value.kind
+            value = value.before if type(value) is Replaced else value
             return (value, None) if type(value) in PLAIN_TYPES else (None, type(value))
+        if id(value) in self.rebuilt and self.rebuilt[id(value)] is None:
+            return None, type(value)
         self._value(value, path)
         return (None, type(value)) if self._has_own_guard(value) else (value, None)
 
@@ -423,11 +465,19 @@ class ReadWalk:
         if is_captured:  # a captured instance, which its own ``__dict__`` would keep alive
             wanted -= {"forward"}
             self._captured(value, handle, path)
+        wanted -= self._always_set(id(value))
         names, kept, kinds = self._columns(id(value), own, wanted, path)
         keeper = _weak_or_none(value)
         holder = keeper if is_captured and keeper is not None else own
         expected = (wanted, names, kept, kinds)
         self._add(Guard("names", itself(holder, path), expected), keeper if keeper is not None else lambda: own)
+
+    def _always_set(self, keeper: int) -> frozenset[str]:
+        """Names there to which the body gives tensors, and which no code looks up."""
+        changed = self._changed_in.get(keeper, {})
+        return frozenset(
+            [name for name, before in changed.items() if type(before) is Replaced and name in self.names.set_only]
+        )
 
     def _columns(
         self, keeper: int, own: Mapping[str, Any], wanted: frozenset[str], path: str
@@ -437,7 +487,7 @@ class ReadWalk:
         is_changed = keeper in self._changed_in
         if is_changed:
             there |= {name: before for name, before in self._changed_in[keeper].items() if name in wanted}
-            there = {name: one for name, one in there.items() if one is not MISSING}
+            there = {name: one for name, one in there.items() if _before(one) is not MISSING}
         values, kinds, seen = list(there.values()), list[type | None](), self._seen
         for at, (name, one) in enumerate(there.items()):
             kind = type(one)
@@ -479,41 +529,47 @@ class ReadWalk:
                 else:
                     self._empty.append(table)
 
-    def _table(self, table: dict[Any, Any], path: str, *, is_tensors: bool = False) -> None:
-        """All members of a dict, in order. Of a module's tensors, those that its code can name have to be there."""
+    def _table(
+        self, table: dict[Any, Any], path: str, *, is_tensors: bool = False, before: Members | None = None
+    ) -> None:
+        """All members of a dict, in order. Of a module's tensors, those that its code can name have to be there.
+        ``before``: those that it had, if the body changed them."""
         expected: list[tuple[Any, type | None]] = []
-        items = list(dict.items(table))
+        items = list(dict.items(table)) if before is None else list(zip(before.keys, before.before, strict=True))
+        items = [(key, one) for key, one in items if _before(self.changed.get(_item(table, key))) is not MISSING]
         for key, one in items:
             place = f"{path}.{key}" if type(key) is str and not key.isdigit() else f"{path}[{_key_text(key)}]"
             is_unnamed = is_tensors and key not in self.names.by_package.get("", ())
             if is_unnamed and issubclass(type(one), torch.Tensor) and not self._has_own_guard(one):
                 expected.append((None, type(one)))
                 continue
-            expected.append(self._expected((id(table), key), one, place))
+            expected.append(self._expected(_item(table, key), one, place))
             if not is_tensors and type(key) is not str:
                 self._value(key, f"a key of {path}")
         keys = tuple([key for key, _ in items])
         values, kinds = tuple([value for value, _ in expected]), tuple([kind for _, kind in expected])
-        if not any(value is MISSING for value in values):  # else the body put it there: a change of the whole
-            self.found.guards.append(Guard("table", itself(table, path), (keys, values, kinds)))
+        self.found.guards.append(Guard("table", itself(table, path), (keys, values, kinds)))
         if type(table) is OrderedDict and len(keys) > 1:  # has an order beside that of the dict
             source = Source("root", table, OrderedDict, path)
-            self.found.guards.append(Guard("sequence", source, (tuple(table), (None,) * len(keys))))
+            order = tuple(table) if before is None and len(keys) == len(table) else keys
+            self.found.guards.append(Guard("sequence", source, (order, (None,) * len(keys))))
 
     def _dict(self, value: dict[Any, Any], path: str) -> None:
-        if id(value) in self.rebuilt:
+        before = self.rebuilt.get(id(value))
+        if id(value) in self.rebuilt and before is None:
             return
-        if value:
-            self._table(value, path)
+        if value or before is not None:
+            self._table(value, path, before=before)
         else:
             self._empty.append(value)
 
     def _sequence(self, value: Any, path: str) -> None:
-        if id(value) in self.rebuilt:
+        before = self.rebuilt.get(id(value))
+        if id(value) in self.rebuilt and before is None:
             return
         plain = next(one for one in _SEQUENCES if issubclass(type(value), one))
-        members = tuple(plain.__iter__(value))
-        expected = [self._expected((id(value), at), one, f"{path}[{at}]") for at, one in enumerate(members)]
+        members = tuple(plain.__iter__(value)) if before is None else before.before
+        expected = [self._expected(_item(value, at), one, f"{path}[{at}]") for at, one in enumerate(members)]
         kept, kinds = tuple([one for one, _ in expected]), tuple([kind for _, kind in expected])
         self.found.guards.append(Guard("sequence", Source("root", value, plain, path), (kept, kinds)))
 
@@ -524,6 +580,9 @@ class ReadWalk:
             weak = issubclass(type(value), (types.FunctionType, torch.nn.Module))
             guard = Guard("object", source, Referent.of(value)) if weak else Guard("value", source, value)
             self.found.guards.append(guard)
+        elif type(self.changed.get(key)) is Counted:
+            read = functools.partial(_holds_a, source, kind)
+            self.found.guards.append(Guard("value", Source("call", read, None, source.path), True))
 
     # ----------------------------------------------------------------------------------------- functions and the like
 
@@ -551,10 +610,11 @@ class ReadWalk:
     def _attributes_of_function(self, value: types.FunctionType) -> None:
         """What is kept on a function itself. One that is captured would be kept alive by its ``__dict__``."""
         wanted, own = self.names.of_packages(()), value.__dict__
-        names, kept, kinds = self._columns(id(value), own, wanted - {_HANDLE, _COMPILED}, value.__qualname__)
+        wanted -= {_HANDLE, _COMPILED, *self._always_set(id(value))}
+        names, kept, kinds = self._columns(id(value), own, wanted, value.__qualname__)
         holder: Any = weakref.ref(value) if _HANDLE in own else own
         source = itself(holder, value.__qualname__)
-        self._add(Guard("names", source, (wanted - {_HANDLE, _COMPILED}, names, kept, kinds)), weakref.ref(value))
+        self._add(Guard("names", source, (wanted, names, kept, kinds)), weakref.ref(value))
 
     def _has_run_compiled(self, value: types.FunctionType) -> bool:
         """What ``torch.compile`` made of it ran, or may have run inside of such a part. What ``torch.compiler.disable``
@@ -607,6 +667,7 @@ class ReadWalk:
         if self.names.matches:
             self.more_names.update(one for one in kind.__dict__.get("__match_args__", ()) if type(one) is str)
         self._classes.append(kind)
+        wanted -= self._always_set(id(kind))
         names, kept, kinds = self._columns(id(kind), kind.__dict__, wanted, kind.__qualname__)
         self._add(Guard("names", itself(kind, kind.__qualname__), (wanted, names, kept, kinds)), lambda: kind)
         self._attributes_of_metaclass(kind)
@@ -717,6 +778,7 @@ _OPENED: tuple[tuple[Any, Callable[[ReadWalk, Any, str], None]], ...] = (
     ((tuple, frozenset), ReadWalk._each),
     (_SEQUENCES, ReadWalk._sequence),
     (types.MethodType, ReadWalk._method),
+    (types.BuiltinFunctionType, ReadWalk._builtin_method),
     (functools.partial, ReadWalk._partial),
     (bytearray, ReadWalk._array),
     (functools._lru_cache_wrapper, ReadWalk._cache),
@@ -730,6 +792,18 @@ _OPENED: tuple[tuple[Any, Callable[[ReadWalk, Any, str], None]], ...] = (
     (array.array, ReadWalk._buffer),
     (weakref.ProxyTypes, ReadWalk._proxy),
 )
+
+
+def _holds_a(source: Source, kind: type) -> bool:
+    return type(source.get()) is kind
+
+
+def _before(value: Any) -> Any:
+    return value.before if type(value) is Replaced else value
+
+
+def _is_a(scope: dict[str, Any], name: str, kind: type) -> bool:
+    return type(scope.get(name)) is kind
 
 
 def _is_unset(slot: types.MemberDescriptorType, value: Any) -> bool:
@@ -833,14 +907,16 @@ def read_by(
     return found
 
 
-def _read_by(run: CodeRun, call: Call, changed: tuple[dict[Key, Any], set[int]], tensors: Collection[int]) -> Read:
+def _read_by(
+    run: CodeRun, call: Call, changed: tuple[dict[Key, Any], dict[int, Members | None]], tensors: Collection[int]
+) -> Read:
     """Code in compiled parts does not run as it is written: once one is found, all functions that are reached count."""
     known, is_static, more, body = run, False, set[str](), call.function
     if isinstance(body, types.FunctionType):  # of a graph module's piece it is a function of ours, which is not noted
         run.add_function(body)
     while True:
-        names = names_of(known, more)
-        walk = ReadWalk(names, *changed, tensors, is_static=is_static)
+        names, uses = names_of(known, more), uses_of_names(known)
+        walk = ReadWalk(names, *changed, tensors, is_static=is_static, counted=uses.only_counted())
         walk.begin(call.function, starts_of(call), [scope for scope, _ in names.scopes.values()])
         if not walk.compiled and walk.more_names <= more:
             walk.found.own = frozenset(walk.found.tensors.intersection(tensors))
@@ -874,13 +950,20 @@ def starts_of(call: Call) -> list[tuple[Any, str]]:
     return named + [(kind, kind.__qualname__) for kind in dict.fromkeys(map(type, opened))]
 
 
-def changed_places(changed: Iterable[Change], rebuilt: Sequence[tuple[Source, Any]]) -> tuple[dict[Key, Any], set[int]]:
+def changed_places(
+    changed: Iterable[Change], rebuilt: Sequence[tuple[Source, Any]]
+) -> tuple[dict[Key, Any], dict[int, Members | None]]:
     """The places that a body gave other values, and containers whose members it changed."""
     places: dict[Key, Any] = {}
-    containers: set[int] = set()
+    containers: dict[int, Members | None] = {}
     for change in changed:
         if change.container:
-            containers.add(id(change.source.get()))
+            is_guarded = change.members is not None and not change.members.is_free
+            containers[id(change.source.get())] = change.members if is_guarded else None
+        elif change.amount is not None:
+            places[_key_of(change.source)] = Counted(type(change.before))
+        elif type(change.after) not in PLAIN_TYPES and change.after is not MISSING:
+            places[_key_of(change.source)] = Replaced(change.before)
         else:
             places[_key_of(change.source)] = change.before
     return places | {_key_of(source): before for source, before in rebuilt}, containers
@@ -888,4 +971,11 @@ def changed_places(changed: Iterable[Change], rebuilt: Sequence[tuple[Source, An
 
 def _key_of(source: Source) -> Key:
     holder = source.holder
+    if source.kind == "item":
+        return _item(holder, source.name)
     return id(holder.__dict__) if type(holder) is types.ModuleType else id(holder), source.name
+
+
+def _item(container: Any, key: Any) -> Key:
+    """A container of a class of its own may have an attribute with the same name."""
+    return id(container), (_item, key) if type(container).__dictoffset__ else key

@@ -18,6 +18,7 @@ from attrs import frozen
 from typing_extensions import override
 
 from capture.key import objects, pytree
+from capture.key.name_uses import name_uses
 from capture.key.numpy_arrays import FROZEN, content, is_array_type
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Unkeyable, identity_token, key_of
@@ -80,6 +81,7 @@ def chains(code: types.CodeType) -> tuple[Chain, ...]:
     """All chains in ``code`` and the code nested in it, rooted at globals, closure cells and parameters."""
     parameters = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
     found: dict[Chain, None] = {}
+    uses = name_uses(code)
     instructions = list(dis.get_instructions(code))
     index = 0
     while index < len(instructions):
@@ -91,7 +93,8 @@ def chains(code: types.CodeType) -> tuple[Chain, ...]:
         while index < len(instructions) and instructions[index].opname in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.append(str(instructions[index].argval))
             index += 1
-        found[Chain(root[0], root[1], tuple(attributes))] = None
+        if not uses.is_only_updated(attributes[-1] if attributes else root[1]):
+            found[Chain(root[0], root[1], tuple(attributes))] = None
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             for chain in chains(constant):

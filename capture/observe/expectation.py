@@ -58,7 +58,7 @@ def expected(watched: ObservedRun, described: DescribedRun) -> Expectation | Non
         and all(one.mutation is None or one.mutation.evidence == "schema" for one in facts.placeholders)
         and all(one.owners and not one.also for one in described.implicit)
         and all(leaf.kind in ("fresh", "input", "input-view", "python") for leaf in leaves)
-        and all(effect.kind == "tensor" for effect in facts.effects)
+        and all(effect.kind in ("tensor", "value", "count", "members") for effect in facts.effects)
         and capabilities.HAS_METADATA_GUARD
     )
     if not plain:
@@ -128,7 +128,7 @@ def confirm(
         return "the outputs are others"
     if (other := other_result(wanted.facts.outputs, found, watched.call)) is not None:
         return other
-    if [(one.path, one.kind) for one in effect_facts] != [(one.path, one.kind) for one in wanted.facts.effects]:
+    if [one.told for one in effect_facts] != [one.told for one in wanted.facts.effects]:
         return "other state is changed"
     if any(leaf.kind not in ("fresh", "input", "input-view", "python") for one in effects for leaf in one.leaves):
         return "state is set to a tensor from elsewhere"

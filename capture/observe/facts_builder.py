@@ -6,6 +6,7 @@ The second half of observation. Nothing here runs user code; objects are only co
 from __future__ import annotations
 
 import gc
+import hashlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from capture.core.facts import (
     CodeLocation,
     Collective,
     Effect,
+    EffectKind,
     Escape,
     Facts,
     HostWork,
@@ -38,6 +40,7 @@ from capture.observe.trace import External, Produced, RunTrace
 from capture.observe.unattributed_memory import UnattributedMemory
 from capture.state.call import is_opaque
 from capture.state.namespaces import counts
+from capture.state.snapshot import Change
 from capture.state.source import Source
 from capture.torch_private.capabilities import is_zero_tensor
 from capture.torch_private.devices import captures_kernels
@@ -46,6 +49,7 @@ _OWNERS: dict[str, Owner] = {
     "parameter": "parameter", "buffer": "buffer", "attribute": "attribute", "closure": "closure", "global": "global",
     "item": "item", "root": "argument",
 }  # fmt: skip
+_SHOWN = 60  # characters of a value
 _LETTING_GO = 0.2  # seconds that threads which communicate may hold what they have sent
 
 
@@ -165,7 +169,8 @@ class Classifier:
                 self._arguments.setdefault(id(leaf.untyped_storage()), []).append((position, leaf))
         self._implicit: dict[int, str] = {}
         self._replaced = {change.source.path for change in watched.changed}
-        left = [watched.result, *(change.after for change in watched.changed if not change.container)]
+        changed = [one for one in watched.changed if not one.container or one.members is not None]
+        left = [watched.result, *[one.after for one in changed]]
         if watched.watch.trace.has_checkpoints:  # to look at what their graphs saved would run them again
             left = []
         tensors = [leaf for value in left for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)]
@@ -255,29 +260,70 @@ class Classifier:
 
 
 def effects_of(watched: ObservedRun, classify: Classifier) -> tuple[list[KeptEffect], list[Effect]]:
-    """What the run left in Python state: places with tensors, and facts of all."""
+    """What the run left in Python state: what a replay leaves there, too, and facts of all."""
     kept: list[KeptEffect] = []
     facts: list[Effect] = []
-    for change in watched.changed:
+    for change in [*watched.changed, *_made_again(watched)]:
         path = change.source.path
-        leaves = tuple(classify.leaf(p, v) for p, v in pytree.leaves(change.after, path))
-        plain = all(leaf.kind != "python" or type(leaf.value) in PLAIN_TYPES for leaf in leaves)
-        tensors = any(isinstance(leaf.value, torch.Tensor) for leaf in leaves)
+        leaves = () if change.amount is not None else tuple(
+            classify.leaf(p, v) for p, v in pytree.leaves(change.after, path)
+        )  # fmt: skip
         line = written_lines.line_that_wrote(watched.ran, change)
-        if change.container:
-            told = {"before": str(change.before), "after": str(change.after)}
-            facts.append(Effect(path=path, kind="container", **told, where=line))
-        elif tensors and plain and not any(leaf.kind == "foreign" for leaf in leaves):
+        kind = _kind_of_effect(change, leaves)
+        before, after = _told(change, leaves)
+        if kind in ("tensor", "value", "count", "members"):
             kept.append(KeptEffect(change, leaves))
+        if kind == "tensor":
             produced = [watched.watch.trace.produced.get(id(leaf.value.untyped_storage()))
                         for leaf in leaves if leaf.kind == "fresh"]  # fmt: skip
-            where = next((one.where for one in produced if one is not None), None)
-            before, after = _short(change.before), _short(change.after)
-            facts.append(Effect(path=path, kind="tensor", before=before, after=after, where=where))
-        else:
-            before, after = _short(change.before), _short(change.after)
-            facts.append(Effect(path=path, kind="python", before=before, after=after, where=line))
+            line = next((one.where for one in produced if one is not None), None)
+        facts.append(Effect(path=path, kind=kind, before=before, after=after, where=line))
     return kept, facts
+
+
+def _made_again(watched: ObservedRun) -> list[Change]:
+    """Places where the body put a container equal to the one before: by the next call it may not be."""
+    return [
+        Change(source, value, now)
+        for source, value in watched.rebuilt()
+        if type(now := source.get()) in (list, dict, tuple) and all(_is_plain(one) for _, one in pytree.leaves(now))
+    ]
+
+
+def _kind_of_effect(change: Change, leaves: Sequence[KeptLeaf]) -> EffectKind:
+    if change.amount is not None:
+        return "count"
+    plain = all(leaf.kind != "python" or _is_plain(leaf.value) for leaf in leaves)
+    known = plain and not any(leaf.kind == "foreign" for leaf in leaves)
+    if change.container:
+        return "members" if known and change.members is not None else "container"
+    if not known:
+        return "python"
+    return "tensor" if any(isinstance(leaf.value, torch.Tensor) for leaf in leaves) else "value"
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in PLAIN_TYPES or value is MISSING
+
+
+def _told(change: Change, leaves: Sequence[KeptLeaf]) -> tuple[str, str]:
+    """Before and after, in words. What has to be the same in each run is told in full."""
+    members = change.members
+    if change.amount is not None:
+        return "a number", f"{change.amount:+d}"
+    if change.container and members is None:
+        return str(change.before), str(change.after)
+    plain = [leaf.value for leaf in leaves if leaf.kind == "python" and _is_plain(leaf.value)]
+    values = ", ".join([_short(value) for value in plain])
+    if any(len(repr(value)) > _SHOWN for value in plain):
+        values += f" #{hashlib.sha1(repr(plain).encode()).hexdigest()[:16]}"
+    if members is None:
+        shown = values if leaves and len(plain) == len(leaves) else _short(change.after)
+        return _short(change.before), shown
+    if members.is_free:
+        return "members", f"+{len(members.new)} members {values}".rstrip()
+    recipe = ",".join(map(str, members.recipe))
+    return f"{len(members.before)} members", f"{len(members.recipe)} members ({recipe}) {values}".rstrip()
 
 
 def _put_on_results(outputs: Sequence[KeptLeaf]) -> list[Effect]:
@@ -295,7 +341,7 @@ def _short(value: Any) -> str:
         text = repr(value)
     else:
         text = f"{type(value).__name__} object"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def _placeholders(

@@ -29,7 +29,7 @@ from capture.observe.probes.host_reads import (
 )
 from capture.observe.probes.metadata_reads import stand_ins, unkeyed_reads
 from capture.observe.trace import RunTrace
-from capture.state import body_run, diff, snapshot
+from capture.state import body_run, diff, effects, snapshot
 from capture.state.call import Call
 from capture.state.code_run import CodeRun, code_run
 from capture.state.snapshot import Change, Snapshot
@@ -201,8 +201,9 @@ def _compare(watched: ObservedRun) -> None:
     if watched.error is None:
         watched.watch.end()
     _count_writes(watched)
-    watched.changed = diff.changes(watched.before)
     ran = watched.ran if watched.watch.notes_code else None
+    code = ran if ran is not None else watched.call.code
+    watched.changed = effects.classified(watched.before, diff.changes(watched.before), code)
     if ran is not None:
         watched.left = written_lines.left_by_calls(ran)
     for path, name in _given_other_memory(watched.before):

@@ -1,9 +1,9 @@
 """The body changes Python state.
 
 ## What it does
-Finds plain values that differ after the run, such as a counter on `self`, and lists or dicts whose members changed.
-Tensors in members that a dict got by name are no such change: a replay adds them. Finds calls, too, that leave what
-nobody compares, such as text in a file.
+Finds values that differ after the run and that no replay can put there: objects that the body makes, containers whose
+members nobody knows. Finds calls, too, that leave what nobody compares, such as text in a file. Plain values, counters,
+and members of lists, dicts and sets are no such change: a replay does them again (CG402).
 
 ## Why it matters
 A replay does not run the Python code. The state would stay as the recording left it, and so would everything the body
@@ -14,7 +14,7 @@ derives from it.
 class Model(torch.nn.Module):
     @capture
     def forward(self, x):
-        self.num_calls += 1
+        self.last = Stats(x.shape)
         return x * 2
 ```
 
@@ -22,7 +22,7 @@ class Model(torch.nn.Module):
 ```python
 class Model(torch.nn.Module):
     def forward(self, x):
-        self.num_calls += 1
+        self.last = Stats(x.shape)
         return self.body(x)
 
     @capture
@@ -49,7 +49,7 @@ from capture.rules.case import Case
 @rule("CG204", "python-state-changed", severity=Severity.EAGER)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for effect in case.facts.effects:
-        if effect.kind == "tensor":
+        if effect.kind in ("tensor", "value", "count", "members"):
             continue
         if effect.kind == "call":
             yield RULE.finding(

@@ -1,11 +1,12 @@
-"""The body stores a tensor where it can be found again.
+"""The body stores something where it can be found again.
 
 ## What it does
-Reports attributes, items and globals that hold another tensor after the run than before.
+Reports attributes, items and globals that hold another tensor or plain value after the run than before, numbers that
+the body only adds to, and lists, dicts and sets whose members it changed.
 
 ## Why it matters
 A replay does not run the assignment. It is done again after each replay, so that the name holds the new tensor as in
-eager code.
+eager code, and a counter counts. A plain value follows from what the body read, which is compared before each replay.
 
 ## Example
 ```python
@@ -44,10 +45,11 @@ from capture.rules.case import Case
 @rule("CG402", "tensor-effect", severity=Severity.NOTE, decides=False)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for effect in case.facts.effects:
-        if effect.kind == "tensor":
+        if effect.kind in ("tensor", "value", "count", "members"):
+            verb = "is set" if effect.kind in ("tensor", "value") else "is changed"
             yield RULE.finding(
-                what=f"{effect.path!r} is set after every replay: {effect.before} -> {effect.after}",
-                why="a replay does not run the assignment, so it is done again with the new tensor",
+                what=f"{effect.path!r} {verb} after every replay: {effect.before} -> {effect.after}",
+                why="a replay does not run the assignment, so it is done again",
                 where=effect.where,
                 path=effect.path,
             )

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve, frozen
 
 from capture.core import config
-from capture.core.facts import Facts, Unkeyed
+from capture.core.facts import Effect, EffectKind, Facts, Unkeyed
 from capture.core.findings import BRANCHING, Severity
 from capture.core.plan import CapturePlan
 from capture.distributed import rank_agreement
@@ -222,6 +222,9 @@ def replace(captured: Captured, entry: Entry, refuted: Refuted) -> Phase:
     if facts.gradients and plan.outcome == "record":  # recorded without a watched run; that is needed after all
         entry.facts = None
         return forget_stored(entry)
+    if entry.facts is not None and entry.differing_runs >= RETRIES and plan.outcome == "record":
+        facts = evolve(facts, effects=_unsteady(entry.facts, facts))
+        plan = compile_plan(captured.annotation, facts)
     entry.facts, entry.plan, entry.plan_is_new, entry.expected = facts, plan, True, None
     if refuted.is_branch:
         entry.steadiness.note_stop(next(iter(facts.reads[-1:]), "[]"), is_new=True)
@@ -232,6 +235,17 @@ def replace(captured: Captured, entry: Entry, refuted: Refuted) -> Phase:
         return "warm" if plan.outcome == "record" else "cold"
     save(captured, entry)
     return "eager"
+
+
+def _unsteady(before: Facts, now: Facts) -> tuple[Effect, ...]:
+    """The effects, of which those that only one of two runs had are none that a replay can do again."""
+    kind: dict[EffectKind, EffectKind] = {"value": "python", "count": "python", "members": "container"}
+    known, told = ({one.told for one in facts.effects} for facts in (before, now))
+    gone = [one for one in before.effects if one.told not in told and one.kind in kind]
+    return tuple(
+        one if one.told in known and one not in gone else evolve(one, kind=kind.get(one.kind, one.kind))
+        for one in (*now.effects, *[one for one in gone if all(one.path != other.path for other in now.effects)])
+    )
 
 
 def forget_stored(entry: Entry) -> Phase:

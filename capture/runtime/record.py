@@ -32,6 +32,7 @@ from capture.runtime.verdict import Reply, Verdict, done
 from capture.state import body_run
 from capture.state.call import Call
 from capture.tree.node import Node, Pattern
+from capture.tree.output_structure import Begun
 from capture.tree.outputs import OutputPlan
 from capture.tree.tree import Tree
 
@@ -180,10 +181,13 @@ def _result(
     assert outputs is not None
     assert described is not None
     if not recorded.executed and not undo:
-        return _first_replay(captured, entry, node, tree, call, uncounted)
+        begun = outputs.done_by([one.change for one in described.effects], call.named_roots)
+        return _first_replay(captured, entry, node, tree, call, uncounted, begun)
     result = None
     if recorded.executed:
-        result = call.whole(outputs.finish(outputs.adopt(own_values(outputs, call, described)), call.named_roots))
+        values = outputs.adopt(own_values(outputs, call, described))
+        done = outputs.done_by([one.change for one in described.effects], call.named_roots)
+        result = call.whole(outputs.finish(values, call.named_roots, begun=done))
     _put_in(entry, tree, node)
     return result
 
@@ -235,7 +239,7 @@ def _as_planned(expected: CapturePlan | None, found: CapturePlan) -> bool:
         return (
             [(one.path, one.kind, one.mutated, one.policy) for one in plan.placeholders],
             [one.told for one in plan.outputs],
-            [(one.path, one.kind) for one in plan.effects],
+            [one.told for one in plan.effects],
             plan.sequence_digest,
         )
 
@@ -243,10 +247,10 @@ def _as_planned(expected: CapturePlan | None, found: CapturePlan) -> bool:
 
 
 def _first_replay(
-    captured: Captured, entry: Entry, node: Node, tree: Tree, call: Call, uncounted: Sequence[int]
+    captured: Captured, entry: Entry, node: Node, tree: Tree, call: Call, uncounted: Sequence[int], begun: Begun
 ) -> Any:
     """What makes a call happen that was only captured so far, and all that has to follow then. ``uncounted``: see
-    `count_writes`."""
+    `count_writes`; ``begun``: see `EffectSlot.apply`."""
     recording, outputs = node.recording, node.outputs
     assert recording is not None
     assert outputs is not None
@@ -262,7 +266,7 @@ def _first_replay(
         if not again:
             count_writes(uncounted, call.leaves)
         built = outputs.build(
-            tree.pool, call.leaves, node.statics.__getitem__, call.named_roots, values=values, again=again
+            tree.pool, call.leaves, node.statics.__getitem__, call.named_roots, values=values, again=again, begun=begun
         )
         _put_in(entry, tree, node)
         return call.whole(built)

@@ -30,7 +30,7 @@ from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.gradient_offload import OffloadedGradients
 from capture.runtime.record_outputs import own_values, plan_recorded
 from capture.runtime.verdict import Refuted, Reply, Verdict
-from capture.state import diff
+from capture.state import diff, effects
 from capture.state.call import Call
 from capture.state.source import Source
 from capture.torch_private.surroundings import Surroundings
@@ -72,7 +72,7 @@ class Attempt:
 
     def _settle(self, watched: ObservedRun, *, stands: bool) -> None:
         recorded = Recorded(watched, None, None)
-        watched.changed = diff.changes(watched.before)
+        watched.changed = effects.classified(watched.before, diff.changes(watched.before), watched.ran)
         if not stands:
             if self.tree.backend.executes_recording_runs:
                 _run.undo(watched)
@@ -98,7 +98,8 @@ def refused(
     outputs = plan_recorded(captured, entry, recorded, tree.pool)
     values = outputs.adopt(own_values(outputs, call, recorded.described), copied=True)
     _settle_shapes(call, recorded)
-    result = call.whole(outputs.finish(values, call.named_roots))
+    done = outputs.done_by([one.change for one in recorded.described.effects], call.named_roots)
+    result = call.whole(outputs.finish(values, call.named_roots, begun=done))
     tree.keep_used()
     if undo:
         undo_run(recorded)
@@ -170,7 +171,9 @@ def after_fault(watched: ObservedRun, tree: Tree, *, has_ended: bool) -> tuple[b
     if watched.values is not watched.call.values:
         tree.retire()
         with contextlib.suppress(Exception):  # what went wrong may be the comparison
-            watched.changed = watched.changed or diff.changes(watched.before)
+            watched.changed = watched.changed or effects.classified(
+                watched.before, diff.changes(watched.before), watched.ran
+            )
         _settle_effects(watched.call, watched)
     if not has_ended or watched.error is not None:
         return False, None
@@ -200,6 +203,9 @@ def _settle_effects(call: Call, watched: ObservedRun) -> None:
         if change.container:
             if place is not change.source:
                 _put_members(place.get(), change.source.get(), theirs)
+            elif change.members is not None and any(id(one) in theirs for one in change.after):
+                keys, values = effects.members_of(change.members.container)
+                effects.put_members(change.members.container, [theirs.get(id(one), one) for one in values], keys)
         elif place is not change.source or id(change.after) in theirs:
             place.remove() if change.after is MISSING else place.set(_with(theirs, change.after))
 

@@ -32,6 +32,7 @@ class Commit:
 
     __slots__ = (
         "begin_state",
+        "begun",
         "captured",
         "has_counted",
         "has_result",
@@ -51,6 +52,7 @@ class Commit:
         self.in_place = bool(tree.lingering) and node is tree.awaited and tree.in_place
         self.ran = self.has_counted = self.has_result = self.has_stopped = False
         self.whole: list[Any] | None = None
+        self.begun: list[Any] = []
         self.result: Any = None
         program = node.program
         follows = program is not None and program.again.follows_draws
@@ -135,7 +137,7 @@ class Commit:
         roots = lambda: self.captured.call(self.values, self.leaves).named_roots()  # noqa: E731
         result = outputs.build(
             self.tree.pool, self.leaves, node.statics.__getitem__, roots, in_place=self.in_place, values=self.whole,
-            again=again,
+            again=again, begun=self.begun,
         )  # fmt: skip
         if node.program is not None:
             result.program, result.is_replay, result.begin_state = node.program, True, self.begin_state

@@ -59,7 +59,7 @@ class State:
             for _, tensor, contents in self.tensors:
                 tensor.untyped_storage().copy_(contents, False)
         for slot, value in self.sources:
-            slot.at(named).set(value)
+            slot.put_back(named, value)
         for position, (generator, state) in enumerate(self.generators):
             if left is None or torch.equal(generator.get_state(), left.generators[position][1]):
                 generator.set_state(state)
@@ -80,7 +80,7 @@ def _state(entry: Entry, nodes: Sequence[Node], call: Call, named: Callable[[], 
             seen.add(id(storage))
             found.tensors.append((path, tensor, storage.clone()))
     slots = {slot.path: slot for node in nodes if node.outputs is not None for slot in node.outputs.effects}
-    found.sources = [(slot, slot.at(named).get()) for slot in slots.values()]
+    found.sources = [(slot, slot.saved(named)) for slot in slots.values()]
     drawn = {id(generator): generator for node in nodes for generator in _drawn(entry, node, call)}
     found.generators = [(generator, generator.get_state()) for generator in drawn.values()]
     return found
@@ -259,7 +259,7 @@ class Comparison:
             captured.log.add("verify", "equal")
             self.node.verified = True
             for slot, value in left.sources:  # the result may be what an effect kept
-                slot.at(self.call.named_roots).set(value)
+                slot.put_back(self.call.named_roots, value)
             return Verified(given[0])
         native.committed(bool, (), lambda _: before.put_back(self.call.named_roots, after))
         _, again = put_back_after(lambda: self.taken(run_body(captured, self.call)), after, self.call)

@@ -16,6 +16,7 @@ from capture.key.objects import Visit
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Binder, Leaf
 from capture.state import body_run, snapshot
+from capture.state.code_run import CodeRun
 from capture.state.source import Source
 
 
@@ -38,6 +39,8 @@ class Call:
     """The ``ObservedRun`` that it is in, or was in last."""
     put_out: Callable[[], None] | None = None
     """Gives the caller's tensors what that run wrote so far, where it writes copies of them. May be called again."""
+    code: CodeRun | None = None
+    """What the body ran in earlier calls, for runs in which nobody notes it."""
     undo: Any = None
     """What that run has changed outside of the pool, as it was, where it was to capture and had to execute a part."""
 

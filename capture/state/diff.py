@@ -104,6 +104,18 @@ def _filled(before: Snapshot) -> dict[int, Any]:
     return found
 
 
+def content_before(before: Snapshot, container: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
+    """Keys or positions, and members, of a container that was there. None if a walk did not look at all of them."""
+    for source, one, members in before.members:
+        if one is container:
+            if isinstance(container, (set, frozenset, deque)):
+                return members, list(members)
+            paths = member_paths(source, container, members)
+            known = all(path in before.sources for path in paths)
+            return (members, [before.sources[path][1] for path in paths]) if known else None
+    return None
+
+
 def member_paths(source: Source, container: Any, members: tuple[Any, ...]) -> list[str]:
     """Paths of a container's members, by their keys."""
     if isinstance(container, dict):

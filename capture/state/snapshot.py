@@ -34,6 +34,7 @@ _SOURCES_LIMIT = 200_000  # of one snapshot; a walk this long takes about 0.3 s
 _MEMBERS_LIMIT = 10_000  # of one container
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TENSORS = frozenset(TENSOR_TYPES)
+_HELD_BY_METHODS = (list, dict, set, deque)
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
 _OPENED = (queue.Queue, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 """Of the standard library, though its objects are closed otherwise: users keep things in them."""
@@ -78,6 +79,22 @@ class Snapshot:
         return any(type(source.holder) is not torch.nn.Module for source, _ in self.owners(storage))
 
 
+@frozen(eq=False)
+class Members:
+    """What became of a container's members."""
+
+    container: Any
+    keys: tuple[Any, ...]
+    """Those that it had, of a dict."""
+    before: tuple[Any, ...]
+    keys_now: tuple[Any, ...] | None
+    recipe: tuple[int, ...]
+    """The members that it has now: positions among those before, or, from -1 down, among the ``new`` ones."""
+    new: list[Any]
+    is_free: bool = False
+    """Whatever it held before, the new ones were put at its end, and nothing else follows from what it holds."""
+
+
 @frozen
 class Change:
     """A source whose value differs. ``container`` means the members of a list, dict or set changed."""
@@ -86,6 +103,10 @@ class Change:
     before: Any
     after: Any
     container: bool = False
+    amount: int | None = None
+    """This was added to a number, and nothing else follows from that."""
+    members: Members | None = None
+    """Of a container, where that is known; the new ones are ``after``, too."""
 
 
 def roots(function: Any, receiver: Any, arguments: dict[str, Any]) -> list[Source]:
@@ -205,6 +226,8 @@ def _members(found: Snapshot, source: Source, value: Any) -> list[Found]:
         return [(Source("attribute", value, name[1:], f"{source.path}{name}", source), one) for name, one in held]
     if type(value) in weakref.ProxyTypes:
         return _root(source, native.referent(value))
+    if type(value) is types.BuiltinFunctionType and isinstance(value.__self__, _HELD_BY_METHODS):
+        return _root(source, value.__self__)
     if isinstance(value, (torch.Tensor, *CLOSED)):
         if (content := content_of(value)) is not None:
             found.states.append((source, value, content))

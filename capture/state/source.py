@@ -45,6 +45,8 @@ class Source:
                 return self.holder.cell_contents
             if self.kind == "call":
                 return self.holder()
+            if self.kind == "slot":
+                return self.name.__get__(self.holder)
             if self.kind == "weak":
                 return self.holder().__dict__.get(self.name, MISSING)
             if self.kind == "context":

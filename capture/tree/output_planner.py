@@ -14,7 +14,7 @@ from capture.engines.base import Block, Geometry, Pool
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.state.source import Source
 from capture.tree.liveness import Again, SharedStorage
-from capture.tree.output_structure import EffectSlot, Slot, Structures, effect_slot, filler
+from capture.tree.output_structure import EffectSlot, Slot, Structures, filler, slot_of_change
 from capture.tree.outputs import Alias, OutputGroup, OutputPlan
 
 
@@ -55,7 +55,10 @@ def plan_outputs(
             aliases.append((position, _alias(leaf, base)))
     structures = Structures(iter(range(len(leaves))), own)
     skeleton = structures.skeleton(result)
-    slots = tuple(effect_slot(one.change.source, structures.skeleton(one.change.after)) for one in effects)
+    slots = tuple(
+        slot_of_change(one.change, None if one.change.amount is not None else structures.skeleton(one.change.after))
+        for one in effects
+    )
     made = tuple(
         OutputGroup(block, tuple(p), tuple(g), tuple(leaves[one].path for one in p)) for block, p, g in groups.values()
     )
@@ -63,7 +66,7 @@ def plan_outputs(
     inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
     values = [leaf.value for leaf in leaves]
     shared_storages = tuple(_source(pool, one, again.get(id(values[one.positions[0]]), "no")) for one in made)
-    alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not inference
+    alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not (inference or effects)
     gradients, taken, others = _gradients(made, effects, slots)
     shared = _shared_gradients(made, effects, len(outputs), gradients)
     every = [*gradients.values(), *(one for several in shared.values() for one in several)]

@@ -10,11 +10,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from capture.key import objects, pytree
+from capture.key.code_names import MISSING
 from capture.key.numpy_arrays import is_array_type
 from capture.key.objects import Visit
+from capture.state import effects
+from capture.state.snapshot import Change
 from capture.state.source import Source
 
 _CHANGED_IN_PLACE = (set, bytearray, deque, array.array)
@@ -59,14 +62,21 @@ class Again:
         self.number, self.is_weak = number, is_weak
 
 
+DONE = object()
+Begun = list[tuple["EffectSlot", Any]]
+
+
 @frozen(eq=False)
 class EffectSlot:
-    """Where an effect goes: ``steps`` below the object ``root`` of each call, or below what ``anchor`` gives."""
+    """Where an effect goes: ``steps`` below the object ``root`` of each call, or below what ``anchor`` gives. The value
+    there is replaced, unless an ``amount`` is added to it, or members of a container are put there by a ``recipe``."""
 
     skeleton: Any
     root: str | None
     steps: tuple[Source, ...]
     anchor: Callable[[], Any] | None = None
+    amount: int | None = None
+    members: MembersMade | None = None
 
     @property
     def path(self) -> str:
@@ -80,6 +90,76 @@ class EffectSlot:
         for source in above:
             holder = source.among(holder).get()
         return last.among(holder)
+
+    def saved(self, named_values: Callable[[], dict[str, Any]]) -> Any:
+        """What is there now, so that it can be put back."""
+        value = self.at(named_values).get()
+        return value if self.members is None else effects.members_of(value)
+
+    def put_back(self, named_values: Callable[[], dict[str, Any]], saved: Any) -> None:
+        """As it was then."""
+        place = self.at(named_values)
+        if self.members is not None:
+            keys, values = saved
+            effects.put_members(place.get(), values, keys)
+        elif saved is MISSING:
+            place.remove()
+        else:
+            place.set(saved)
+
+    def apply(self, named_values: Callable[[], dict[str, Any]], value: Any, begun: Begun) -> None:
+        """Do it again. ``begun``: what was there before, of each effect of this call that was begun, as it may be
+        stopped in the middle; or ``DONE``, where the body itself has done it, and only its tensors may be others."""
+        if self.amount is None and self.members is None:
+            self.put_back(named_values, value)
+            return
+        known = next((saved for slot, saved in begun if slot is self), None)
+        if known is not DONE:
+            self._go_on(named_values, value, known, begun)
+        elif self.members is not None:
+            container = self.at(named_values).get()
+            keys, values = effects.members_of(container)
+            effects.put_members(container, self.members.finished(values, value), keys)
+
+    def is_done(self, change: Change, named_values: Callable[[], dict[str, Any]]) -> bool:
+        """The body wrote this to the caller's own objects, not to others that were given in their place."""
+        place = self.at(named_values)
+        return place.get() is change.members.container if change.members else place.holder is change.source.holder
+
+    def _go_on(self, named_values: Callable[[], dict[str, Any]], value: Any, known: Any, begun: Begun) -> None:
+        place = self.at(named_values)
+        held = place.get()
+        grows = self.members is not None and self.members.is_free and getattr(held, "maxlen", None) is None
+        if known is None:
+            known = len(held) if grows else self.saved(named_values)
+            begun.append((self, known))
+        if self.amount is not None:
+            place.set(known + self.amount)
+        elif grows:  # whatever it holds by now, it is not gone through
+            effects.put_at_end(held, known, value)
+        elif self.members is not None:
+            effects.put_members(held, self.members.made(known[1], value), self.members.keys)
+
+
+@frozen(eq=False)
+class MembersMade:
+    """How a container's members come from those before and the new ones: see ``state.snapshot.Members``."""
+
+    keys: tuple[Any, ...] | None
+    recipe: tuple[int, ...]
+    is_free: bool
+
+    def made(self, before: Sequence[Any], new: Sequence[Any]) -> list[Any]:
+        """The members in the end."""
+        if self.is_free:
+            return [*before, *new]
+        return [before[at] if at >= 0 else new[-1 - at] for at in self.recipe]
+
+    def finished(self, now: Sequence[Any], new: Sequence[Any]) -> list[Any]:
+        """The members that the body left, with these in the places of the new ones."""
+        if self.is_free:
+            return [*now[: len(now) - len(new)], *new]
+        return [one if at >= 0 else new[-1 - at] for one, at in zip(now, self.recipe, strict=True)]
 
 
 class OwnContainer:
@@ -98,6 +178,13 @@ class OwnContainer:
         return self._slot.at(named_values).get()
 
 
+def slot_of_change(change: Change, skeleton: Any) -> EffectSlot:
+    """Where and how a change is made again."""
+    members = change.members
+    made = None if members is None else MembersMade(members.keys_now, members.recipe, members.is_free)
+    return evolve(effect_slot(change.source, skeleton), amount=change.amount, members=made)
+
+
 def effect_slot(source: Source, skeleton: Any) -> EffectSlot:
     """The way to a place begins at the receiver or an argument, by name, as those belong to the caller. Where a step of
     it leads elsewhere than to the very object that was met there, as from a module to a hook, the way begins at that
@@ -108,6 +195,8 @@ def effect_slot(source: Source, skeleton: Any) -> EffectSlot:
         if not _leads_on(chain[number - 1], chain[number]):
             begin = number
     first, below = chain[begin], tuple(step.among(None) for step in chain[begin + 1 :])
+    if begin == 0 and first.kind == "root" and not below and first.path != "function":
+        return EffectSlot(skeleton, first.path, (first.among(None),))
     if begin == 0 and first.kind == "root" and below and first.path != "function":
         return EffectSlot(skeleton, first.path, below)
     if first.kind == "root" and below:

@@ -18,6 +18,7 @@ from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, OwnedOutput, Pool, Recording, on_storage
 from capture.key import pytree
 from capture.native import native
+from capture.state.snapshot import Change
 from capture.torch_private import capabilities
 from capture.torch_private.tensor_reads import counts_holders
 from capture.tree.liveness import (
@@ -28,7 +29,7 @@ from capture.tree.liveness import (
     is_sole_holder,
     only_gradients,
 )
-from capture.tree.output_structure import EffectSlot, fill
+from capture.tree.output_structure import DONE, Begun, EffectSlot, fill
 
 
 @frozen(eq=False)
@@ -246,10 +247,12 @@ class OutputPlan:
         in_place: bool = False,
         values: list[Any] | None = None,
         again: bool = False,
+        begun: Begun | None = None,
     ) -> Any:
         """Result of a replay: builds every leaf, sets effects, and starts watching what is handed out. ``in_place``:
         the gradients of the last replay are still in place, nobody else has them, and this one wrote them. ``values``:
-        the list that keeps what is built; ``again``: by an attempt that was stopped."""
+        the list that keeps what is built; ``again``: by an attempt that was stopped; ``begun``: see
+        ``EffectSlot.apply``."""
         values = values if values is not None else [None] * self.count
         groups, effects = self.others if in_place else (self.numbers, self.effects)
         if again:
@@ -268,7 +271,7 @@ class OutputPlan:
             values[position] = value
         for position, first in self.repeats:
             values[position] = values[first]
-        return self.finish(values, named_values, effects)
+        return self.finish(values, named_values, effects, begun)
 
     def _build_fresh(self, pool: Pool, values: list[Any], groups: tuple[int, ...]) -> None:
         known = None if self.preserving else self.tensors
@@ -308,13 +311,20 @@ class OutputPlan:
         values: Sequence[Any],
         named_values: Callable[[], dict[str, Any]],
         effects: Sequence[EffectSlot] | None = None,
+        begun: Begun | None = None,
     ) -> Any:
         """Put leaves into the result's structure and set effects: all, if none are given."""
         made: dict[int, Any] = {}
+        begun = [] if begun is None else begun
         result = self.fills(values) if self.fills is not None else fill(self.skeleton, values, named_values, made)
         for effect in self.effects if effects is None else effects:
-            effect.at(named_values).set(fill(effect.skeleton, values, named_values, made))
+            effect.apply(named_values, fill(effect.skeleton, values, named_values, made), begun)
         return result
+
+    def done_by(self, changes: Sequence[Change], named_values: Callable[[], dict[str, Any]]) -> Begun:
+        """Effects that the run which made these changes has left where they belong."""
+        pairs = zip(self.effects, changes, strict=True)
+        return [(slot, DONE) for slot, change in pairs if slot.is_done(change, named_values)]
 
     def own_values(
         self, kept: Sequence[Any], leaves: Sequence[Any], statics: Callable[[str], torch.Tensor]

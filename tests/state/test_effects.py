@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import CaptureWarning, capture, mark_step_begin, recordings, warmup
+from capture import capture, mark_step_begin, recordings, warmup
 from tests.support.writes import bits, x_of
 from tests.support.writes import fresh as fresh
 
@@ -291,11 +291,10 @@ def test_a_python_counter_runs_eagerly() -> None:
 
     net = Net()
     captured = capture(net)
-    with pytest.warns(CaptureWarning, match="CG204[^`]*calls") as warned:
-        got = [bits(captured(x_of(seed))) for seed in range(6)]
+    got = [bits(captured(x_of(seed))) for seed in range(6)]
     assert got == [bits(x_of(seed) * 2 + 1) for seed in range(6)]
     assert net.calls == 6
-    assert len(warned) == 1
+    assert recordings(captured).replays >= 3
 
 
 def test_state_that_the_first_call_sets_up_does_not_keep_it_eager() -> None:

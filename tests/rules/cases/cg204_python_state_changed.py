@@ -9,7 +9,7 @@ from tests.support.samples import case, where
 FIRES: list[Case] = [
     case(
         effects=(
-            Effect(path="self.num_calls", kind="python", before="1", after="2", where=where()),
+            Effect(path="self.last", kind="python", before="Stats object", after="Stats object", where=where()),
             Effect(path="self.seen", kind="container", before="list of 1", after="list of 2"),
         )
     )

@@ -1,0 +1,290 @@
+"""What code does with the values that it gets by names: which of them it only counts up, or only adds to.
+
+``self.calls += 1`` reads ``calls``, but nothing other than ``calls`` follows from that; ``self.log.append(x)`` does not
+depend on what is in the log. The instructions are followed with a stack of what each value is. Where they lead further
+than can be seen, as at a jump or an instruction that is not known here, what is on the stack counts as read.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from attrs import define, field, frozen
+
+ADDING = frozenset({"append", "extend"})
+"""Methods of lists and deques after which their members are those before and others. They give nothing back."""
+_UPDATING = ("+", "+=", "-", "-=")
+_NAMED = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+_STORED = ("STORE_GLOBAL", "STORE_NAME", "STORE_DEREF")
+_WITHOUT_EFFECT = frozenset({"RESUME", "NOP", "PRECALL", "CACHE", "EXTENDED_ARG", "COPY_FREE_VARS", "MAKE_CELL",
+                             "NOT_TAKEN", "KW_NAMES"})  # fmt: skip
+_BY_TEXT = frozenset({"getattr", "hasattr", "delattr", "attrgetter", "methodcaller"})
+"""Code that mentions one of these may read what it has as texts."""
+ASKING = frozenset({"getattr", "hasattr", "delattr", "setattr"})
+_WHOLE = frozenset({"vars", "__dict__", "attrgetter", "dir", "__getattribute__", "asdict", "astuple", "fields"})
+_BY_NAME = ("__getattr__", "__getattribute__", "__setattr__", "__delattr__")
+
+
+@functools.lru_cache(maxsize=16384)
+def is_computed(code: types.CodeType) -> bool:
+    """It looks up names that are no constants, or all there are; not what runs with names that others mention."""
+    mentioned = set(code.co_names)
+    computed = not mentioned.isdisjoint(_WHOLE) or (not mentioned.isdisjoint(ASKING) and not _asks_for_constants(code))
+    return computed and code.co_name not in _BY_NAME
+
+
+def _asks_for_constants(code: types.CodeType) -> bool:
+    """Each ``getattr(x, "name")`` in it has a text for a name. What is not plain to see counts as computed."""
+    before: list[dis.Instruction] = []
+    wanted = 0
+    for one in dis.get_instructions(code):
+        if one.opname == "LOAD_GLOBAL" and one.argval in ASKING:
+            wanted += 1
+        elif one.opname in ("CALL", "CALL_FUNCTION", "CALL_KW") and wanted:
+            count = one.arg or 0
+            tail = [each for each in before if each.opname not in ("PRECALL", "CACHE", "KW_NAMES")]
+            place = 1 if count == 2 else 2
+            found = count in (2, 3) and len(tail) >= place and type(tail[-place].argval) is str
+            wanted -= found and tail[-place].opname == "LOAD_CONST"
+        before = [*before[-4:], one]
+    return not wanted
+
+
+@define(eq=False)
+class _Value:
+    """Something on the stack: a ``local``, ``constant``, ``name``, ``attribute`` or ``item`` of its ``base``, a
+    ``sum`` with it, or anything else. ``uses``: what was done with it."""
+
+    kind: str
+    name: Any = None
+    base: _Value | None = None
+    uses: list[str] = field(factory=list)
+
+    def is_like(self, other: _Value | None) -> bool:
+        """The same expression."""
+        if self is other:
+            return True
+        if other is None or (self.kind, type(self.name)) != (other.kind, type(other.name)) or self.name != other.name:
+            return False
+        if self.kind == "attribute":
+            return self.base is not None and self.base.is_like(other.base)
+        return self.kind in ("local", "name")
+
+
+@frozen
+class NameUses:
+    """Names by what is done with them. One may be in several of these."""
+
+    read: frozenset[str]
+    """Something may follow from their values."""
+    counted: frozenset[str]
+    """A number is added to them."""
+    grown: frozenset[str]
+    """Members are added at the end of what they name."""
+    items_read: frozenset[tuple[str, Any]]
+    """Names with constant keys: something may follow from what is kept there by that key."""
+    items_counted: frozenset[tuple[str, Any]]
+    set: frozenset[str]
+    """They are given values."""
+
+    def is_only_updated(self, name: str) -> bool:
+        """It, or an item of it, is counted up, or members are added to it, and nothing follows from that here. What is
+        read of its other items is found while the body is watched."""
+        if name in self.read:
+            return False
+        counted = {key for one, key in self.items_counted if one == name}
+        read = {key for one, key in self.items_read if one == name}
+        return not counted & read if counted else not read and (name in self.counted or name in self.grown)
+
+
+@functools.lru_cache(maxsize=16384)
+def name_uses(code: types.CodeType) -> NameUses:
+    """Of one code object; what is in it are code objects of their own."""
+    walk = _Walk()
+    for one in dis.get_instructions(code):
+        walk.step(one)
+    walk.escape()
+    texts = _texts(code.co_consts) if not _BY_TEXT.isdisjoint(code.co_names) else ()
+    return walk.found(texts)
+
+
+def _texts(constants: Iterable[Any]) -> Iterator[str]:
+    for one in constants:
+        if type(one) is str:
+            yield from one.split(".")
+        elif type(one) is tuple:
+            yield from _texts(one)
+
+
+@define(eq=False)
+class _Walk:
+    """The instructions of one code object, one after the other."""
+
+    stack: list[_Value] = field(factory=list)
+    loaded: list[_Value] = field(factory=list)
+    versions: dict[str, int] = field(factory=dict)
+    """How often a local variable was set."""
+    set: builtins.set[str] = field(factory=builtins.set)
+
+    def step(self, one: dis.Instruction) -> None:
+        """Go on by one."""
+        name = one.opname
+        if name in _WITHOUT_EFFECT:
+            return
+        if one.is_jump_target:
+            self.escape()
+        if name in _NAMED:
+            if "NULL" in one.argrepr:
+                self.stack.append(_Value("other"))
+            self._load(_Value("name", one.argval))
+        elif name in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            self.stack.append(_Value("constant", one.argval))
+        elif name.startswith("LOAD_FAST"):
+            for each in one.argval if isinstance(one.argval, tuple) else (one.argval,):
+                self.stack.append(_Value("local", (each, self.versions.get(each, 0))))
+        elif name in ("LOAD_ATTR", "LOAD_METHOD"):
+            self._attribute(one)
+        elif name == "BINARY_SUBSCR" or (name == "BINARY_OP" and one.argrepr == "[]"):
+            self._item()
+        elif name == "BINARY_OP":
+            self._sum(one.argrepr)
+        elif name in ("COPY", "SWAP") and 0 < (one.arg or 0) <= len(self.stack):
+            self._move(name, one.arg or 0)
+        elif name.startswith("STORE"):
+            self._store(one)
+        else:
+            self._apply(name, one.arg or 0)
+
+    def escape(self) -> None:
+        """Nobody knows what becomes of what is on the stack."""
+        for value in self.stack:
+            self._read(value)
+        self.stack.clear()
+
+    def found(self, texts: Iterable[str]) -> NameUses:
+        """All that was loaded, by what became of it."""
+        named = [one for one in self.loaded if one.kind != "item"]
+        items = [(one, (one.base.name, one.name)) for one in self.loaded if one.kind == "item" and one.base is not None]
+        return NameUses(
+            read=frozenset(one.name for one in named if not one.uses or "read" in one.uses) | frozenset(texts),
+            counted=frozenset(one.name for one in named if "counted" in one.uses),
+            grown=frozenset(one.name for one in named if "grown" in one.uses),
+            items_read=frozenset(key for one, key in items if "counted" not in one.uses or "read" in one.uses),
+            items_counted=frozenset(key for one, key in items if "counted" in one.uses),
+            set=frozenset(self.set),
+        )
+
+    def _pop(self) -> _Value:
+        return self.stack.pop() if self.stack else _Value("other")
+
+    def _use(self, value: _Value | None, how: str) -> None:
+        if value is not None:
+            value.uses.append(how)
+
+    def _read(self, value: _Value) -> None:
+        """Something may follow from it."""
+        value.uses.append("read")
+        if value.kind == "sum":
+            self._use(value.base, "read")
+
+    def _load(self, value: _Value) -> None:
+        self.loaded.append(value)
+        self.stack.append(value)
+
+    def _move(self, name: str, depth: int) -> None:
+        if name == "COPY":
+            self.stack.append(self.stack[-depth])
+        else:
+            self.stack[-1], self.stack[-depth] = self.stack[-depth], self.stack[-1]
+
+    def _apply(self, name: str, count: int) -> None:
+        """What takes some values from the top and puts one there."""
+        taken = {"BUILD_MAP": 2 * count, "CALL": count + 2, "CALL_KW": count + 3, "BINARY_SLICE": 3}.get(name)
+        if name in ("BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_STRING"):
+            taken = count
+        elif name in ("COMPARE_OP", "IS_OP", "CONTAINS_OP"):
+            taken = 2
+        elif name.startswith("UNARY_") or name == "POP_TOP":
+            taken = 1
+        if taken is None and name != "PUSH_NULL":
+            self.escape()
+            return
+        for _ in range(taken or 0):
+            self._read(self._pop())
+        if name != "POP_TOP":
+            self.stack.append(_Value("other"))
+
+    def _attribute(self, one: dis.Instruction) -> None:
+        base = self._pop()
+        is_method = one.opname == "LOAD_METHOD" or "NULL|self" in one.argrepr
+        if one.argval in ADDING and base.kind in ("name", "attribute"):  # whoever gets the method can only add
+            self._use(base, "grown")
+            self.stack += [_Value("other")] * (2 if is_method else 1)
+            return
+        self._read(base)
+        self._load(_Value("attribute", one.argval, base))
+        if is_method:
+            self.stack.append(_Value("other"))
+
+    def _item(self) -> None:
+        key, container = self._pop(), self._pop()
+        if key.kind == "constant" and container.kind in ("name", "attribute"):
+            self._use(container, "item")
+            self._load(_Value("item", key.name, container))
+            return
+        self._read(key)
+        self._read(container)
+        self.stack.append(_Value("other"))
+
+    def _sum(self, operator: str) -> None:
+        right, left = self._pop(), self._pop()
+        self._read(right)
+        if operator in _UPDATING:
+            self.stack.append(_Value("sum", operator, left))
+            return
+        self._read(left)
+        self.stack.append(_Value("other"))
+
+    def _store(self, one: dis.Instruction) -> None:
+        if one.opname in _STORED:
+            self._put(_Value("name", one.argval), self._pop())
+        elif one.opname == "STORE_ATTR":
+            holder, value = self._pop(), self._pop()
+            self._put(_Value("attribute", one.argval, holder), value)
+            self._read(holder)
+        elif one.opname == "STORE_SUBSCR":
+            key, container, value = self._pop(), self._pop(), self._pop()
+            self._put_item(container, key, value)
+        else:
+            for each in one.argval if isinstance(one.argval, tuple) else (one.argval,):
+                self.versions[each] = self.versions.get(each, 0) + 1
+            if one.opname == "STORE_FAST":
+                self._read(self._pop())
+            else:
+                self.escape()
+
+    def _put(self, place: _Value, value: _Value) -> None:
+        self.set.add(place.name)
+        before = value.base if value.kind == "sum" else None
+        if before is None or not before.is_like(place):
+            self._read(value)
+            return
+        before.uses.append("counted")
+        if value.name == "+=":
+            before.uses.append("grown")  # a list that is added to stays the same one
+
+    def _put_item(self, container: _Value, key: _Value, value: _Value) -> None:
+        is_constant = key.kind == "constant"
+        self._use(container, "item" if is_constant else "read")
+        before = value.base if value.kind == "sum" else None
+        same = before is not None and before.kind == "item" and is_constant and type(before.name) is type(key.name)
+        if before is not None and same and before.name == key.name and container.is_like(before.base):
+            before.uses.append("counted")
+            return
+        self._read(value)
+        self._read(key)

@@ -1,0 +1,233 @@
+"""What a body left in Python state, as something that a replay can do again.
+
+A place that was given another value is given one like it. A number that the body only adds to is added to, whatever it
+is by then; a list that it only adds to gets members at its end. Of any other container the members that it had are
+guarded, so those that it has in the end are known, too.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from attrs import define, evolve, field
+
+from capture.key.name_uses import ADDING, is_computed, name_uses
+from capture.key.packages import is_library, package_of
+from capture.key.pytree import PLAIN_TYPES
+from capture.state.code_run import CodeRun
+from capture.state.diff import content_before, place_key
+from capture.state.snapshot import Change, Members, Snapshot
+from capture.state.source import Source
+
+_ORDERED = (list, deque)
+
+
+@define(eq=False)
+class UsesOfNames:
+    """What all code of a run did with the values that it got by names, by the package of the code, where that is a
+    library; users' code has an empty name."""
+
+    read: dict[str, set[Any]] = field(factory=dict)
+    """Names, and names with a constant key, that something follows from."""
+    counted: set[Any] = field(factory=set)
+    grown: set[str] = field(factory=set)
+    is_computed: bool = False
+    """Users' code looks up names that are no constants."""
+
+    def is_read(self, name: Any, packages: Iterable[str]) -> bool:
+        """By code that may look it up in what is of these packages."""
+        return any(name in self.read.get(one, ()) for one in {"", *packages})
+
+    def only_counted(self) -> frozenset[str]:
+        """Names that users' code adds to and does nothing else with."""
+        return frozenset(self.counted - self.read.get("", set())) if not self.is_computed else frozenset()
+
+    def has_items_read(self, name: str) -> bool:
+        """Something follows from a member of what has this name."""
+        return any(type(one) is tuple and one[0] == name for reads in self.read.values() for one in reads)
+
+
+def uses_of_names(ran: CodeRun) -> UsesOfNames:
+    """Of all code that ran."""
+    found = UsesOfNames()
+    for code, scopes in ran.codes.items():
+        uses = name_uses(code)
+        found.counted |= uses.counted | uses.items_counted
+        found.grown |= uses.grown
+        for scope in scopes:
+            package = package_of(scope.get("__name__"))
+            owner = package if is_library(package) else ""
+            found.read.setdefault(owner, set()).update(uses.read, uses.items_read)
+            found.is_computed = found.is_computed or (not owner and is_computed(code))
+    return found
+
+
+def classified(before: Snapshot, changes: Sequence[Change], ran: CodeRun | None) -> list[Change]:
+    """The changes, each with how a replay does it again. ``ran``: the code of the run, as far as it is known."""
+    counting = any(type(one.before) is int and type(one.after) is int for one in changes)
+    if not counting and not any(one.container for one in changes):
+        return list(changes)
+    uses = uses_of_names(ran) if ran is not None else UsesOfNames(is_computed=True)
+    found, covered = [], set[int]()
+    for change in changes:
+        if change.container and (members := _members(before, change, uses)) is not None:
+            covered.add(id(members.container))
+            change = evolve(change, members=members, after=members.new)
+        found.append(change)
+    found = [one for one in found if one.container or id(one.source.holder) not in covered]
+    return _once([_counted(before, one, uses) for one in found])
+
+
+def _once(changes: Sequence[Change]) -> list[Change]:
+    """A number that code gets at in two ways is added to once."""
+    found, seen = [], set()
+    for one in changes:
+        key = place_key(one.source)
+        if one.amount is None or key not in seen:
+            found.append(one)
+        seen.add(key)
+    return found
+
+
+def _counted(before: Snapshot, change: Change, uses: UsesOfNames) -> Change:
+    """A number that the body added to, and nothing else follows from."""
+    numbers = type(change.before) is int and type(change.after) is int
+    if numbers and not uses.is_computed and _is_only_counted(before, change.source, uses):
+        return evolve(change, amount=change.after - change.before)
+    return change
+
+
+def _is_only_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
+    name, holder = source.name, source.holder
+    packages: list[str] = []
+    if source.kind == "closure":
+        name = source.path.rpartition(":")[2].rpartition(".")[2]
+    elif source.kind == "global":
+        packages = [package_of(holder.get("__name__"))]
+    elif source.kind in ("attribute", "slot"):
+        kind = holder if isinstance(holder, type) else type(holder)
+        packages = [package_of(one.__module__) for one in kind.__mro__]
+    elif source.kind != "item" or id(holder) not in before.namespaces:  # a thread's are attributes to code
+        return source.kind == "item" and type(name) in PLAIN_TYPES and _is_item_counted(before, source, uses)
+    return name in uses.counted and not uses.is_read(name, packages)
+
+
+def _is_item_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
+    names, key, is_list = _names_holding(before, source.holder), source.name, isinstance(source.holder, list)
+    return bool(names) and all(
+        (name, key) in uses.counted
+        and not uses.is_read(name, ())
+        and not uses.is_read((name, key), ())
+        and not (is_list and uses.has_items_read(name))
+        for name in names
+    )
+
+
+def _names_holding(before: Snapshot, value: Any) -> list[str]:
+    """Names that the value is kept by; empty where it is kept in other ways, too."""
+    found: dict[str, None] = {}
+    for source in _places_of(before, value):
+        if source.kind == "root" and source.parent is not None and _adds(source.parent.get()):
+            continue  # whoever has the method can only add
+        if source.kind == "root":
+            return []
+        name = source.path.rpartition(":")[2].rpartition(".")[2] if source.kind == "closure" else source.name
+        if type(name) is not str or source.kind not in ("attribute", "global", "closure"):
+            return []
+        found[name] = None
+    return list(found)
+
+
+def _adds(method: Any) -> bool:
+    return type(method) is types.BuiltinFunctionType and method.__name__ in ADDING
+
+
+def _places_of(before: Snapshot, value: Any) -> Iterator[Source]:
+    yield from [source for source, one in before.sources.values() if one is value]
+    for space in before.namespaces.values():
+        for name, one in zip(space.names, space.values, strict=True):
+            if one is value:
+                yield space.place(name)
+
+
+def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | None:
+    """How the members of a container came about. None: as nobody knows."""
+    container = change.source.get()
+    known = content_before(before, container)
+    if known is None:
+        return None
+    keys, old = known
+    is_dict = isinstance(container, dict)
+    now = list(dict.values(container)) if is_dict else list(container)
+    places = {id(one): at for at, one in enumerate(old) if type(one) not in PLAIN_TYPES}
+    recipe: list[int] = []
+    new: list[Any] = []
+    for one in now:
+        at = places.get(id(one))
+        recipe.append(-1 - len(new) if at is None else at)
+        if at is None:
+            new.append(one)
+    made = Members(container, keys, tuple(old), tuple(dict.keys(container)) if is_dict else None, tuple(recipe), new)
+    if type(container) in _ORDERED and not uses.is_computed and (added := _added(container, old)):
+        names = _names_holding(before, container)
+        if names and all(
+            one in uses.grown and not uses.is_read(one, ()) and not uses.has_items_read(one) for one in names
+        ):
+            return evolve(made, new=added, is_free=True)
+    return made
+
+
+def _added(container: Any, old: Sequence[Any]) -> list[Any]:
+    """What was put at the end of it, if nothing else happened. Of one that drops members at its begin, only what is
+    told from those."""
+    now, count = list(container), len(old)
+    if getattr(container, "maxlen", None) is None:
+        same = len(now) > count and all(a is b for a, b in zip(now, old, strict=False))
+        return now[count:] if same else []
+    known = {id(one) for one in old}
+    added = 0
+    while added < len(now) and id(now[-1 - added]) not in known and type(now[-1 - added]) not in PLAIN_TYPES:
+        added += 1
+    wanted = [*old, *now[len(now) - added :]][-container.maxlen :]
+    same = len(wanted) == len(now) and all(a is b for a, b in zip(now, wanted, strict=True))
+    return now[len(now) - added :] if same else []
+
+
+def put_members(container: Any, values: Sequence[Any], keys: Sequence[Any] | None = None) -> None:
+    """Give a container these members, by what its Python class has: users' classes may do more."""
+    if isinstance(container, dict):
+        assert keys is not None
+        items = list(zip(keys, values, strict=True))
+        base: Any = next(one for one in type(container).__mro__ if one.__module__ in ("builtins", "collections"))
+        if list(dict.keys(container)) != list(keys)[: len(container)]:
+            base.clear(container)
+        for key, value in items:
+            base.__setitem__(container, key, value)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), values)
+    elif isinstance(container, deque):
+        deque.clear(container)
+        deque.extend(container, values)
+    elif isinstance(container, set):
+        set.clear(container)
+        set.update(container, values)
+
+
+def put_at_end(container: Any, count: int, values: Sequence[Any]) -> None:
+    """Give a list or deque these members after the first ones, as many as counted."""
+    if isinstance(container, list):
+        list.__setitem__(container, slice(count, None), values)
+        return
+    while len(container) > count:
+        deque.pop(container)
+    deque.extend(container, values)
+
+
+def members_of(container: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
+    """Keys, of a dict, and values."""
+    if isinstance(container, dict):
+        return tuple(dict.keys(container)), tuple(dict.values(container))
+    return None, tuple(container)
