@@ -38,15 +38,14 @@ from capture.state.effects import uses_of_names
 from capture.state.snapshot import Change, Members
 from capture.state.source import Source
 from capture.torch_private import capabilities
+from capture.torch_private.dynamo import COMPILERS
 
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and not to be changed
 CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "socket", "re", "typing", "abc",
                      "concurrent", "multiprocessing", "asyncio", "capture", "importlib", "warnings",
                      "inspect", "contextlib"})  # fmt: skip
 """Packages whose objects are not opened: machinery that has no part in what a body computes, or our own."""
-_COMPILERS = ("torch._dynamo", "torch._inductor")
-"""Whose classes count what was compiled."""
-_STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", *_COMPILERS)
+_STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", *COMPILERS)
 """Whose objects count their steps in attributes, and have switches or guards of their own."""
 _NOT_OPENED = (
     torch.Tensor, torch.Generator, torch.Stream, torch.Event, torch.UntypedStorage, torch.device,
@@ -656,7 +655,7 @@ class ReadWalk:
         module: Any = kind.__module__
         if kind.__flags__ & (_HEAP | _IMMUTABLE) != _HEAP or package_of(module) in CLOSED:
             return
-        if type(module) is str and module.startswith(_COMPILERS):
+        if type(module) is str and module.startswith(COMPILERS):
             return
         for one in kind.__mro__[1:-1]:
             self._enter(one, one.__qualname__)

@@ -18,15 +18,11 @@ from capture.key.packages import is_library, package_of
 from capture.native import native
 from capture.state import c_calls
 from capture.torch_private import warned
+from capture.torch_private.dynamo import COMPILE, RUN_COMPILED
 
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE = range(5)  # as in ``native/code_watch.c``
 _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
 """Folders of ours whose functions call users' code: what is called there counts as before."""
-_COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx", "torch._inductor.async_compile")
-"""Modules whose functions compile: Dynamo forward passes, Inductor backward passes, too, as late as these run first."""
-_RUNS_COMPILED = ("torch._dynamo.", "torch._inductor.", "torch._functorch._aot_autograd.")
-"""These, and Triton, look after what they read of their own, which may be another object in every call: counters, the
-allocator that Inductor gives to Triton. What they call counts as before: the pieces that were compiled, and hooks."""
 _kinds: dict[str | None, int] = {}
 _MOST_KINDS = 100_000
 
@@ -37,9 +33,9 @@ def _sort(name: str | None) -> int:
     if package == "capture":
         folder = str(name).split(".")[1:2]
         return _BETWEEN if not folder or folder[0] in _CALLS_BODIES else _OURS
-    if package == "importlib" or name in _COMPILERS:  # what they run, they run once
+    if package == "importlib" or name in COMPILE:  # what they run, they run once
         return _ASIDE
-    if package == "triton" or (package == "torch" and str(name).startswith(_RUNS_COMPILED)):
+    if package == "triton" or (package == "torch" and str(name).startswith(RUN_COMPILED)):
         return _BETWEEN
     return _AS_ITS_CALLER if package and is_library(package) else _NOTED  # generated code is of no module
 
