@@ -224,7 +224,9 @@ class Blocks:
             self._note_draws(block)
             state = checkpoints.state_of(block.function)
             memo: dict[int, Any] = {id(state): (state, None)}
-            block.args = [copied(one, functools.partial(self._stand_in, is_checked=True), memo) for one in block.args]
+            checked = functools.partial(self._stand_in, is_checked=True)  # what lies in containers is not looked at
+            stand_in = [checked if isinstance(one, torch.Tensor) else self._stand_in for one in block.args]
+            block.args = [copied(one, leaf, memo) for one, leaf in zip(block.args, stand_in, strict=True)]
             block.function = copied(block.function, self._stand_in, memo)
             checkpoints.keep_no_state(block.function)
         except Obstacle as error:

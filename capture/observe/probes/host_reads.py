@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import get_default_nowrap_functions
 
 from capture.torch_private import devices
-from capture.torch_private.checkpoints import is_checkpoint
+from capture.torch_private.checkpoints import is_asking, is_checkpoint
 from capture.torch_private.monkeypatch import is_asked_by_users, replaced
 
 _NAMES = ("__dlpack__", "apply_", "map_", "map2_")
@@ -99,7 +99,7 @@ def graph_uses(note: Callable[[str], None], checkpoint: Callable[[], None]) -> I
     grad_fn: Any = torch.Tensor.grad_fn
 
     def read_grad_fn(tensor: torch.Tensor) -> Any:
-        if threading.get_ident() == thread:
+        if threading.get_ident() == thread and not is_asking():
             note("grad_fn")
         return grad_fn.__get__(tensor)
 
