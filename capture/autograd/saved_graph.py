@@ -65,6 +65,12 @@ class ForwardOutputs(_ForwardOutputs):
     begin_state: torch.Tensor | None = None
     """Of a replay whose backward pass may draw again: what the generator of the CPU drew from as it began."""
 
+    def with_result(self, result: Any) -> ForwardOutputs:
+        """The same around another result, without other tensors."""
+        made = self._replace(result=result)
+        made.program, made.is_replay, made.begin_state = self.program, self.is_replay, self.begin_state
+        return made
+
 
 def lies_apart(pair: ForwardOutputs) -> bool:
     """Nothing that the user gets shares memory with what the backward pass needs: no write of the user's could spoil
@@ -287,6 +293,9 @@ class SavedGraph:
     """The same, ``detach``ed where it was saved as a view."""
     deposits: bool | None = None
     """Whether nobody but ``.grad`` gets the gradients of ``now_parameters``, once that was asked."""
+    branch: tuple[str, ...] | None = ()
+    """What the host read in the body, at the breaks of the recording; None where there are such reads and no recording:
+    no other run is known to have done the same."""
     checked: tuple[bool, ...] = ()
     """Of the tensors it needs, those that autograd checks for writes."""
     again: Recomputation = field(factory=Recomputation)
@@ -299,7 +308,7 @@ class SavedGraph:
     def form(self) -> tuple[Any, ...]:
         """Programs of the same form take the same tensors in the same order. Asked for once the body has run."""
         return (self.num_saved, self.given, len(self.held), self.wanted, self.used_parameters, len(self.outputs),
-                len(self.again.owners))  # fmt: skip
+                len(self.again.owners), self.branch)  # fmt: skip
 
     def follow(self, statics: dict[str, torch.Tensor]) -> None:
         """From now on a replay's Python state has these tensors, by path."""

@@ -439,6 +439,7 @@ def _unmatched(watched: ObservedRun) -> list[str]:
 def outputs_info(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> tuple[OutputInfo, ...]:
     """All leaves of the result. A value that is read anew in every call is not told."""
     place = returned_at(watched.watch.trace.reads)
+    place = None if place is None else watched.call.place_in_result(place)
     return tuple(
         OutputInfo(path=leaf.path, kind="python", value="read in every call")
         if leaf.path == place

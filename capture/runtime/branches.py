@@ -23,6 +23,7 @@ import torch
 from attrs import evolve, frozen
 from typing_extensions import override
 
+from capture.autograd.saved_graph import ForwardOutputs
 from capture.core.facts import Facts
 from capture.engines.base import SegmentedRecording
 from capture.engines.registry import backend_for
@@ -43,7 +44,8 @@ Reads = tuple[str, ...]
 def may_follow(captured: Captured, entry: Entry) -> bool:
     """Recordings for this entry may have breaks."""
     backend = entry.backend
-    return backend is not None and backend.breaks_at_reads and entry.region is None and not captured.is_backward
+    is_whole = entry.region is None and not captured.is_backward
+    return backend is not None and backend.breaks_at_reads and (is_whole or backend.executes_recording_runs)
 
 
 def followed(captured: Captured, entry: Entry, facts: Facts) -> Facts:
@@ -56,11 +58,11 @@ def explained(facts: Facts, *, follows: bool | None = None) -> Facts:
     if not facts.host_syncs:
         return facts
     devices = [one for one in facts.devices if not one.startswith(("cpu", "meta"))] or ["cpu"]
-    if follows is None:
-        backend = backend_for(torch.device(devices[0]))
-        follows = backend is not None and backend.breaks_at_reads
+    backend = backend_for(torch.device(devices[0]))
+    follows = backend is not None and backend.breaks_at_reads if follows is None else follows
     compared = all(one.is_compared and devices[0].startswith(one.device) for one in facts.host_syncs)
-    if compared and follows and not facts.gradients and not facts.collectives:
+    may_be_apart = backend is not None and backend.executes_recording_runs and not facts.gradient_obstacles
+    if compared and follows and not facts.collectives and (may_be_apart or not facts.gradients):
         return facts
     syncs = {(one.where, one.data_dependent_shape): evolve(one, is_compared=False) for one in facts.host_syncs[::-1]}
     return evolve(facts, host_syncs=tuple(syncs.values())[::-1], reads=())
@@ -86,6 +88,8 @@ class _Walk(Commit):
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
         super().__init__(captured, node, tree, values, leaves)
         self.undo, self.is_last, self.read = Undo(), False, None
+        if node.program is not None:  # that of another branch may ask for it
+            self.begin_state = torch.default_generator.get_state()
         self.stopped: Followed | None = None
 
     def walk(self) -> None:
@@ -131,7 +135,11 @@ class _Walk(Commit):
     @override
     def _built(self) -> Any:
         result, place = super()._built(), returned_at(self.node.reads)
-        return result if place is None else put(result, place, self.read)
+        if place is None:
+            return result
+        if type(result) is ForwardOutputs:
+            return result.with_result(put(result.result, place, self.read))
+        return put(result, place, self.read)
 
     @override
     def give_up(self) -> None:

@@ -78,6 +78,10 @@ class RegionCall(Call):
         self.region.settle(node, self.program)
 
     @override
+    def place_in_result(self, place: str) -> str:
+        return place.replace("output", "output.result", 1)
+
+    @override
     def whole(self, result: ForwardOutputs) -> ForwardOutputs:
         result.program = self.program
         return result
@@ -143,6 +147,8 @@ class Region:
         saver = GraphSaver(call, values, before, self._wanted)
         saver.program.owner = self
         pair = saver.run(values, self._empty)
+        if watch is not None and watch.trace.reads:
+            saver.program.branch = None
         if saver.obstacle:
             self._note_obstacle(f"the body uses {saver.obstacle}")
         return pair
@@ -199,7 +205,7 @@ class Region:
 
     def settle(self, node: Node, program: SavedGraph) -> None:
         """A recording was made of the run that gave the program."""
-        node.program = program
+        node.program, program.branch = program, node.reads
         pool = self._pool()
         self._recorded.setdefault(pool, {})[program.form] = program
         self._forms.add(program.form)
@@ -258,7 +264,7 @@ class Region:
     ) -> Sequence[Any]:  # fmt: skip
         """The backward pass of one call. ``at_home``: in the thread of the forward pass, or while that waits for it.
         ``buffers``: of the parameters, to which their gradients are added; None: all are given back as they are."""
-        if self._retired or program.again.is_of_one_run:
+        if self._retired or program.again.is_of_one_run or program.branch is None:
             return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
         key = program.form, buffers is not None
         backward = self._backwards.get(key)

@@ -55,6 +55,10 @@ class Call:
     def settle(self, node: Any) -> None:
         """A recording was made of this call's last run."""
 
+    def place_in_result(self, place: str) -> str:
+        """Where ``run`` gives what lies at this place of the body's own result: ``output.1``."""
+        return place
+
     def whole(self, result: Any) -> Any:
         """What that run gave, put together anew, with all that belongs to it."""
         return result

@@ -44,7 +44,7 @@ _GRAD_FN: Any = torch._C.TensorBase.grad_fn  # not as a watch has it for bodies
 
 
 def is_asking() -> bool:
-    """The caller's caller is the code of checkpoints itself: before torch 2.12 it looks whether it is to keep inputs."""
+    """The caller's caller is the code of checkpoints: before torch 2.12 it looks whether it is to keep inputs."""
     module = _module()
     return module is not None and sys._getframe(2).f_globals is module.__dict__
 
