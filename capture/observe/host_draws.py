@@ -25,6 +25,7 @@ from capture.torch_private.generators import host_random_state, numpy_random
 Place = tuple[str, str, Any, Any]
 """What it is, the name that code may have for it, the object, and where it stood."""
 _UNKNOWN = object()
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes; from Python 3.12 on those of ``itertools`` have both
 _PRINTED = (itertools.count, itertools.repeat)
 _NAMES = ("random", "np", "numpy", "shuffle", "choice", "randint", "uniform", "sample", "gauss", "randrange")
 
@@ -93,8 +94,8 @@ def _is_one(value: Any) -> bool:
         return False
     if issubclass(kind, random.Random) or _numpys(value) is not None:
         return True
-    if kind.__flags__ & (1 << 9) and not issubclass(kind, types.GeneratorType):  # a class of users': it has attributes
-        return False
+    if kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not issubclass(kind, types.GeneratorType):
+        return False  # a class of users': it has attributes
     return hasattr(kind, "__next__") and kind not in weakref.ProxyTypes  # they stand for whatever there is
 
 

@@ -9,6 +9,7 @@ import itertools
 import queue
 import random
 import types
+import warnings
 import weakref
 from collections import deque
 from typing import Any
@@ -56,15 +57,25 @@ def _special(value: Any, seen: dict[int, int]) -> Any:
         return value.getvalue()
     if isinstance(value, types.GeneratorType):
         return value.gi_frame and value.gi_frame.f_locals.get("n")
-    if isinstance(value, (itertools.cycle, itertools.repeat)) or kind.__name__.endswith("_iterator"):
-        return digest(next(copy.copy(value)), seen)
-    if kind is itertools.count:
+    if isinstance(value, itertools.cycle) or kind.__name__.endswith("_iterator"):
+        return digest(_next_of(value), seen)
+    if kind in (itertools.count, itertools.repeat):
         return repr(value)
     if kind is contextvars.ContextVar:
         return digest(value.get(), seen)
     if isinstance(value, functools._lru_cache_wrapper):
         return value.cache_info().misses, value.cache_info().currsize  # how often it was asked is no state
     return NotImplemented
+
+
+def _next_of(value: Any) -> Any:
+    """What an iterator gives next. From Python 3.14 on those of ``itertools`` cannot be copied: it is taken."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return next(copy.copy(value))
+        except TypeError:
+            return next(value)
 
 
 def _members(value: Any, seen: dict[int, int]) -> Any:
