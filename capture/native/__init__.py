@@ -10,9 +10,11 @@ import importlib
 import sys
 from typing import Any, TypeVar
 
+from capture.native.dict_watchers import trust
+
 MISS: Any = object()
 """What a fast path gives for a call that it is not made for: the general way has to be taken."""
-_VERSION = 30
+_VERSION = 31
 MOST_VALUES = 512  # of one call that a fast path takes (``native.h``)
 MOST_PATHS = 32  # of one function that C looks at in turn (``fast_paths.c``)
 _BUILD = "`pip install --no-build-isolation --force-reinstall --no-deps torch-capture`"
@@ -40,6 +42,8 @@ def _load() -> Any:
 
 
 native: Any = _load()
+DICT_WATCHERS = trust(native) if sys.version_info >= (3, 13) else (False, False)
+"""See `dict_watchers.trust`. Up to Python 3.12 dicts have versions of their own."""
 Kind = TypeVar("Kind", bound=type)
 
 

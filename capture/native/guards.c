@@ -1,8 +1,8 @@
 /* Guards: what Python state a recording, or the key of a call, relies on: each guard is one condition on one object.
 
    Python hands over ``Guard`` records once (``guards/guard.py``). Here they are looked at before every replay, at some
-   15 ns each. Two things keep that low: up to Python 3.12 a dict that nobody wrote to since has the same version, and is
-   not looked into again; and of keys the hash is known. A guard keeps its expected object alive, or a weak reference to
+   15 ns each. Two things keep that low: a dict that nobody wrote to since has the same version, and is not looked into
+   again (``dict_versions.c``); and of keys the hash is known. A guard keeps its expected object alive, or a weak reference to
    it, as the record does. The tests hold an evaluator in Python that has to give the same verdicts. */
 #include "native.h"
 
@@ -30,7 +30,7 @@ typedef enum {
 } Kind;
 
 typedef struct {
-    PyDictObject *own;  /* the dict that the guard is about, kept by ``holder``, where its version tells all; else NULL */
+    Version *own;       /* of the dict that the guard is about, kept by ``holder``, where that tells all; else NULL */
     uint64_t version;   /* of that dict when the guard was found to hold; 0: none */
     PyObject *type;     /* of what a weak ``expected`` refers to; else NULL */
     Reach reach;
@@ -95,31 +95,22 @@ static PyObject *dict_behind(PyObject *holder)
     return NULL;
 }
 
-/* The dict of which a version tells all that the guard asks for, as long as Python keeps such: a number that no two
-   states of any dict share. Else NULL. */
-static PyDictObject *versioned(const Guard *guard)
+/* The version of the dict that tells all that the guard asks for, to be given back; else NULL. */
+static Version *versioned(const Guard *guard)
 {
-#if PY_VERSION_HEX < 0x030D0000
+    PyObject *own = NULL;
     if (guard->kind == HAS_NAMES)
-        return PyWeakref_Check(guard->holder) ? NULL : (PyDictObject *)dict_behind(guard->holder);
-    if (guard->kind == IS_SEQUENCE) /* the order of an ``OrderedDict`` is no matter of the dict in it */
-        return NULL;
-    if ((guard->reach == AT_ITEM || guard->reach == AT_ITSELF) &&
-        (guard->kind == IS_TABLE ? PyDict_Check(guard->holder) : is_dict(guard->holder)))
-        return (PyDictObject *)guard->holder;
-#endif
-    (void)guard;
-    return NULL;
+        own = PyWeakref_Check(guard->holder) ? NULL : dict_behind(guard->holder);
+    else if (guard->kind == IS_TABLE)
+        own = PyDict_Check(guard->holder) ? guard->holder : NULL;
+    else if (guard->kind != IS_SEQUENCE && (guard->reach == AT_ITEM || guard->reach == AT_ITSELF))
+        own = is_dict(guard->holder) ? guard->holder : NULL; /* an ``OrderedDict`` has an order beside that of the dict */
+    return own == NULL ? NULL : version_of_dict(own);
 }
 
 static uint64_t version_of(const Guard *guard)
 {
-#if PY_VERSION_HEX < 0x030D0000
-    return guard->own == NULL ? 0 : guard->own->ma_version_tag;
-#else
-    (void)guard;
-    return 0;
-#endif
+    return guard->own == NULL ? 0 : NUMBER_OF(guard->own);
 }
 
 /* What is in a container, a new reference; NULL, with an exception or without one. */
@@ -291,6 +282,28 @@ static int is_member(PyObject *found, PyObject *value, PyObject *kind)
     return kind == Py_None ? same_value(found, value) : (PyObject *)Py_TYPE(found) == kind;
 }
 
+/* The same in one pass, where the dict has its members in the order in which they were found: 1, -1; 0: it may not. */
+static int has_names_in_order(const Guard *guard, PyObject *own)
+{
+    PyObject *names = PyTuple_GET_ITEM(guard->expected, 0), *there = PyTuple_GET_ITEM(guard->expected, 1);
+    PyObject *values = PyTuple_GET_ITEM(guard->expected, 2), *kinds = PyTuple_GET_ITEM(guard->expected, 3);
+    PyObject *key, *value;
+    Py_ssize_t found = 0, count = PyTuple_GET_SIZE(there), at = 0;
+    while (PyDict_Next(own, &at, &key, &value)) {
+        int fits;
+        if (found < count && key == PyTuple_GET_ITEM(there, found)) {
+            fits = is_member(value, PyTuple_GET_ITEM(values, found), PyTuple_GET_ITEM(kinds, found));
+            found++;
+        } else {
+            int inside = PyUnicode_CheckExact(key) ? PySet_Contains(names, key) : 0;
+            fits = inside < 0 ? -1 : !inside;
+        }
+        if (fits <= 0)
+            return fits;
+    }
+    return found == count;
+}
+
 /* Of some names, a dict has some with what is expected, and none of the others: 1, 0, -1. */
 static int has_names(const Guard *guard)
 {
@@ -298,8 +311,9 @@ static int has_names(const Guard *guard)
     PyObject *values = PyTuple_GET_ITEM(guard->expected, 2), *kinds = PyTuple_GET_ITEM(guard->expected, 3);
     PyObject *own = dict_behind(guard->holder), *key, *value;
     Py_ssize_t count = 0, at = 0;
-    if (own == NULL)
-        return 0;
+    int in_order = own == NULL ? 0 : has_names_in_order(guard, own);
+    if (own == NULL || in_order)
+        return in_order;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(there); i++) {
         PyObject *found = seen_through(PyDict_GetItemWithError(own, PyTuple_GET_ITEM(there, i)));
         if (found == NULL)
@@ -575,6 +589,7 @@ static int guards_clear(PyObject *object)
         Py_DECREF(guard.key);
         Py_DECREF(guard.expected);
         Py_XDECREF(guard.type);
+        version_done(guard.own);
     }
     return 0;
 }
@@ -844,6 +859,7 @@ static PyObject *guards_beside(PyObject *object, PyObject *args)
     for (Py_ssize_t i = 0; other != NULL && i < self->first; i++) {
         Guard *guard = &other->guards[other->count++];
         *guard = self->guards[i];
+        guard->own = versioned(guard);
         Py_INCREF(guard->holder);
         Py_INCREF(guard->key);
         Py_INCREF(guard->expected);
@@ -875,6 +891,7 @@ static PyObject *guards_expect(PyObject *object, PyObject *args)
     self->guards[at] = now;
     Py_DECREF(was.expected);
     Py_XDECREF(was.type);
+    version_done(was.own);
     Py_RETURN_NONE;
 }
 

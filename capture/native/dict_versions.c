@@ -1,0 +1,182 @@
+/* Versions of dicts: a number that no two states of any dict share, so that a dict that nobody wrote to since has the same.
+
+   Up to Python 3.12 each dict keeps one. From 3.13 on Python tells a watcher of each change to the dicts that it asked
+   for, and the number is kept here, for as long as somebody needs it. Watchers are few, eight in a process, and others
+   use some: where none is left, or where Python does not tell every change, there are no versions, and what is in a dict
+   is compared. 3.13.0 does not tell changes of a ``__dict__`` whose values lie in its object. So it is tried out at import
+   (``dict_watchers.py``) what is told, of such dicts and of all others. What is told has not happened yet, but nobody looks
+   in between: no Python code runs there. */
+#include "native.h"
+
+#if PY_VERSION_HEX < 0x030D0000
+
+Version *version_of_dict(PyObject *dict)
+{
+    return (Version *)dict;
+}
+
+void version_done(Version *version)
+{
+    (void)version;
+}
+
+int add_dict_versions(PyObject *module)
+{
+    (void)module;
+    return 0;
+}
+
+#else
+
+static int watcher = -1, tells_plain, tells_split;
+static uint64_t latest = 1;
+/* A hash table by address of the dict: open, with places that are never empty again until it grows. */
+static Version **table;
+static size_t room, filled;
+static Version gone;
+
+static size_t place_of(PyObject *dict)
+{
+    size_t at = (((size_t)dict >> 4) * 0x9E3779B97F4A7C15ull) & (room - 1);
+    while (table[at] != NULL && (table[at] == &gone || table[at]->dict != dict))
+        at = (at + 1) & (room - 1);
+    return at;
+}
+
+/* 0, -1: without memory. */
+static int grow(void)
+{
+    size_t old = room, kept = 0;
+    Version **before = table;
+    for (size_t i = 0; i < old; i++)
+        kept += before[i] != NULL && before[i] != &gone;
+    size_t wanted = 256;
+    while (wanted < kept * 4)
+        wanted *= 2;
+    Version **grown = PyMem_Calloc(wanted, sizeof(*grown));
+    if (grown == NULL)
+        return -1;
+    table = grown;
+    room = wanted;
+    filled = kept;
+    for (size_t i = 0; i < old; i++)
+        if (before[i] != NULL && before[i] != &gone)
+            table[place_of(before[i]->dict)] = before[i];
+    PyMem_Free(before);
+    return 0;
+}
+
+static void forget(Version *version)
+{
+    table[place_of(version->dict)] = &gone;
+    version->dict = NULL;
+    version->number = 0;
+}
+
+/* Called right before each change. */
+static int note(PyDict_WatchEvent event, PyObject *dict, PyObject *Py_UNUSED(key), PyObject *Py_UNUSED(value))
+{
+    Version *found = room ? table[place_of(dict)] : NULL;
+    if (found != NULL && event == PyDict_EVENT_DEALLOCATED)
+        forget(found);
+    else if (found != NULL)
+        found->number = ++latest;
+    return 0;
+}
+
+static int is_split(PyObject *dict)
+{
+    return ((PyDictObject *)dict)->ma_values != NULL;
+}
+
+/* The version of a dict, to be given back; NULL where it has none, without an exception. */
+Version *version_of_dict(PyObject *dict)
+{
+    if (watcher < 0 || !PyDict_Check(dict) || !(is_split(dict) ? tells_split : tells_plain))
+        return NULL;
+    if (filled * 2 >= room && grow() < 0)
+        return NULL;
+    size_t at = place_of(dict);
+    if (table[at] != NULL) {
+        table[at]->users++;
+        return table[at];
+    }
+    Version *made = PyMem_Malloc(sizeof(*made));
+    if (made == NULL || PyDict_Watch(watcher, dict) < 0) {
+        PyErr_Clear();
+        PyMem_Free(made);
+        return NULL;
+    }
+    *made = (Version){.number = ++latest, .dict = dict, .users = 1};
+    table[at] = made;
+    filled++;
+    return made;
+}
+
+void version_done(Version *version)
+{
+    if (version == NULL || --version->users)
+        return;
+    if (version->dict != NULL) {
+        if (PyDict_Unwatch(watcher, version->dict) < 0)
+            PyErr_Clear();
+        forget(version);
+    }
+    PyMem_Free(version);
+}
+
+/* The dict, or that of a class, is watched while a function changes it: whether that was told. */
+static PyObject *is_told(PyObject *module, PyObject *args)
+{
+    PyObject *holder, *change;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &holder, &change))
+        return NULL;
+    PyObject *dict = PyType_Check(holder) ? ((PyTypeObject *)holder)->tp_dict : holder;
+    int plain = tells_plain, split = tells_split;
+    tells_plain = tells_split = 1;
+    Version *version = version_of_dict(dict);
+    tells_plain = plain;
+    tells_split = split;
+    if (version == NULL)
+        Py_RETURN_FALSE;
+    uint64_t number = version->number;
+    PyObject *done = PyObject_CallNoArgs(change);
+    int told = version->number != number;
+    version_done(version);
+    if (done == NULL)
+        return NULL;
+    Py_DECREF(done);
+    return PyBool_FromLong(told);
+}
+
+static PyObject *has_values_apart(PyObject *module, PyObject *dict)
+{
+    (void)module;
+    return PyBool_FromLong(PyDict_Check(dict) && is_split(dict));
+}
+
+static PyObject *trust(PyObject *module, PyObject *args)
+{
+    (void)module;
+    if (!PyArg_ParseTuple(args, "pp", &tells_plain, &tells_split))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"dict_change_is_told", is_told, METH_VARARGS, "Whether Python tells what a function does to a dict, or a class."},
+    {"is_split_dict", has_values_apart, METH_O, "The values lie apart from the keys, in an object."},
+    {"trust_dict_watchers", trust, METH_VARARGS, "All changes are told of dicts, and of those with values in an object."},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_dict_versions(PyObject *module)
+{
+    watcher = PyDict_AddWatcher(note);
+    if (watcher < 0)
+        PyErr_Clear(); /* all are taken */
+    return PyModule_AddFunctions(module, functions);
+}
+
+#endif

@@ -1,0 +1,77 @@
+"""Which changes of dicts Python tells its watchers of, tried out at import.
+
+From Python 3.13 on guards know by a watcher that a dict was not written since (``dict_versions.c``). One change that is
+not told would be a guard that holds wrongly; so each way to store is tried, of each kind of dict, and often enough that
+the interpreter takes its fast ways. Where one is not told, dicts of that kind are compared member by member.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_OFTEN = 64  # after some 10 runs an instruction is specialized
+_MANY = 40  # attributes; from 30 on they lie in a dict as any other
+
+
+def _store(holder: Any, value: Any) -> None:
+    holder.a = value
+
+
+def _store_elsewhere(holder: Any, value: Any) -> None:
+    """The same instruction for another kind of dict."""
+    holder.a = value
+
+
+def _store_in_class(holder: Any, value: Any) -> None:
+    holder.a = value
+
+
+def _stores(holder: Any, own: dict[str, Any], store: Callable[[Any, Any], None]) -> Iterator[Callable[[], object]]:
+    yield from (functools.partial(store, holder, number) for number in range(_OFTEN))
+    yield functools.partial(object.__setattr__, holder, "a", -1)
+    yield functools.partial(delattr, holder, "a")
+    yield functools.partial(setattr, holder, "a", -2)
+    yield from _changes(own)
+    yield functools.partial(store, holder, -3)
+
+
+def _changes(own: dict[str, Any]) -> Iterator[Callable[[], object]]:
+    yield functools.partial(own.__setitem__, "a", -4)
+    yield functools.partial(own.update, a=-5)
+    yield functools.partial(own.__ior__, {"a": -6})
+    yield functools.partial(own.pop, "a")
+    yield functools.partial(own.setdefault, "a", -7)
+    yield functools.partial(own.popitem)
+    yield functools.partial(own.__setitem__, "a", -8)
+    yield functools.partial(own.__delitem__, "a")
+    yield functools.partial(own.__setitem__, "a", -9)
+    yield functools.partial(own.clear)
+
+
+def _of_class(kind: type) -> Iterator[Callable[[], object]]:
+    yield from (functools.partial(_store_in_class, kind, number) for number in range(_OFTEN))
+    yield functools.partial(type.__setattr__, kind, "a", -1)
+    yield functools.partial(delattr, kind, "a")
+
+
+def trust(native: Any) -> tuple[bool, bool]:
+    """Try all, and have guards rely on what is told. Gives whether that is so for dicts, and for those whose values lie
+    in an object."""
+    told: Callable[[Any, Callable[[], object]], bool] = native.dict_change_is_told
+    plain: dict[str, Any] = {}
+    kind, holders = type("Kind", (), {}), type("Holder", (), {})  # new ones: objects of a used class lie otherwise
+    alone: Any = holders()
+    alone.a = 0
+    with_many: Any = type("Many", (), {})()
+    vars(with_many).update({f"a{number}": number for number in range(_MANY)})
+    is_plain = (
+        all(told(plain, change) for change in _changes(plain))
+        and all(told(vars(with_many), one) for one in _stores(with_many, vars(with_many), _store_elsewhere))
+        and all(told(kind, change) for change in _of_class(kind))
+    )
+    is_split = native.is_split_dict(vars(alone)) and is_plain
+    is_split = is_split and all(told(vars(alone), change) for change in _stores(alone, vars(alone), _store))
+    native.trust_dict_watchers(is_plain, is_split)
+    return is_plain, is_split

@@ -1,0 +1,181 @@
+"""Guards know by a dict's version that nobody wrote to it: each way to write has to give it another one."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from capture.guards.guard import CHANGED, OK, Guard, itself
+from capture.native import DICT_WATCHERS, dict_watchers, native
+
+
+class Holder:
+    """Keeps a few attributes."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.a: Any = 0
+        for number in range(count):
+            setattr(self, f"b{number}", number)
+
+
+def store(holder: Any, value: Any) -> None:
+    holder.a = value
+
+
+def names_of(own: Any, holder: Any = None) -> Any:
+    """A guard on ``a`` and on an absent name."""
+    there = ("a",) if "a" in own else ()
+    expected = (frozenset({"a", "absent"}), there, tuple(own[name] for name in there), (None,) * len(there))
+    return native.Guards((Guard("names", itself(own if holder is None else holder, "own"), expected),))
+
+
+def changes(holder: Any, own: dict[str, Any]) -> list[Callable[[], object]]:
+    return [
+        functools.partial(store, holder, 1),
+        functools.partial(object.__setattr__, holder, "a", 2),
+        functools.partial(setattr, holder, "absent", 3),
+        functools.partial(delattr, holder, "a"),
+        functools.partial(own.__setitem__, "a", 4),
+        functools.partial(own.update, a=5),
+        functools.partial(own.pop, "a"),
+        functools.partial(own.clear),
+        functools.partial(own.__ior__, {"a": 6}),
+        functools.partial(own.setdefault, "absent", 7),
+    ]
+
+
+@pytest.mark.parametrize("at", range(10))
+@pytest.mark.parametrize("count", [1, 20, 60], ids=["alone", "several", "many"])
+def test_each_change_of_an_object_is_noticed(count: int, at: int) -> None:
+    holder = Holder(count)
+    own, before = vars(holder), dict(vars(holder))
+    guards = names_of(own)
+    for _ in range(3):
+        assert guards(()) == OK
+        changes(holder, own)[at]()
+        assert guards(()) == CHANGED
+        own.clear()
+        own.update(before)
+    assert guards(()) == OK
+
+
+@pytest.mark.parametrize("count", [1, 60], ids=["alone", "many"])
+def test_a_store_that_the_interpreter_has_a_fast_way_for_is_noticed(count: int) -> None:
+    holder = Holder(count)
+    guards = names_of(vars(holder))
+    for number in range(1, 200):
+        assert guards(()) == OK
+        store(holder, number)
+        assert guards(()) == CHANGED
+        store(holder, 0)
+
+
+def test_changes_of_a_class_are_noticed() -> None:
+    kind: Any = type("Kind", (), {"a": 0})
+    guards = names_of(vars(kind), kind)
+    for number in range(1, 100):
+        assert guards(()) == OK
+        store(kind, number)
+        assert guards(()) == CHANGED
+        kind.a = 0
+    kind.absent = 1
+    assert guards(()) == CHANGED
+    del kind.absent
+    assert guards(()) == OK
+    del kind.a
+    assert guards(()) == CHANGED
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_tables_and_lengths_are_noticed(kind: type[dict[str, int]]) -> None:
+    table = kind(a=1, b=2)
+    guards = native.Guards((
+        Guard("table", itself(table, "table"), (("a", "b"), (1, 2), (None, None))),
+        Guard("length", itself(table, "table"), 2),
+    ))  # fmt: skip
+    assert guards(()) == OK
+    table["c"] = 3
+    assert guards(()) == CHANGED
+    del table["c"]
+    assert guards(()) == OK
+    table["a"] = 2
+    assert guards(()) == CHANGED
+
+
+def test_guards_that_share_a_dict_go_one_by_one() -> None:
+    own = {"a": 1}
+    several = [names_of(own) for _ in range(5)]
+    several[1] = several[0].beside((), None)
+    while several:
+        assert [one(()) for one in several] == [OK] * len(several)
+        own["a"] = 2
+        assert [one(()) for one in several] == [CHANGED] * len(several)
+        own["a"] = 1
+        several.pop()
+
+
+def test_other_dicts_at_the_places_of_dead_ones() -> None:
+    kept = []
+    for number in range(2000):
+        own = {"a": number}
+        guards = names_of(own)
+        assert guards(()) == OK
+        own["a"] = -1
+        assert guards(()) == CHANGED
+        if number % 7 == 0:
+            own["a"] = number
+            kept.append(guards)
+        del own, guards
+    gc.collect()
+    assert all(one(()) == OK for one in kept)
+
+
+def test_what_is_tried_at_import_is_told_again() -> None:
+    """Up to Python 3.12 dicts have versions of their own, and nothing is tried."""
+    if sys.version_info >= (3, 13):
+        assert dict_watchers.trust(native) == DICT_WATCHERS
+    else:
+        assert DICT_WATCHERS == (False, False)
+        assert not hasattr(native, "trust_dict_watchers")
+
+
+class _Deaf:
+    """A C module in a Python that does not tell of some changes."""
+
+    def __init__(self, missed: Callable[[Any], bool], *, splits: bool = True) -> None:
+        self.missed, self.splits = missed, splits
+        self.trusted: tuple[bool, bool] | None = None
+
+    def dict_change_is_told(self, holder: Any, change: Callable[[], object]) -> bool:
+        change()
+        return not self.missed(holder)
+
+    def is_split_dict(self, own: dict[str, Any]) -> bool:
+        return self.splits
+
+    def trust_dict_watchers(self, plain: bool, split: bool) -> None:
+        self.trusted = plain, split
+
+
+@pytest.mark.parametrize(
+    ("missed", "trusted"),
+    [
+        (lambda _: False, (True, True)),
+        (lambda holder: isinstance(holder, dict) and len(holder) < 9, (False, False)),
+        (lambda holder: isinstance(holder, type), (False, False)),
+        (lambda _: True, (False, False)),
+    ],
+    ids=["nothing", "small dicts", "classes", "all"],
+)
+def test_what_is_not_told_is_not_trusted(missed: Callable[[Any], bool], trusted: tuple[bool, bool]) -> None:
+    for splits in (True, False):
+        deaf = _Deaf(missed, splits=splits)
+        expected = (trusted[0], trusted[1] and splits)
+        assert dict_watchers.trust(deaf) == expected
+        assert deaf.trusted == expected
