@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from capture.api.inspect import save_plans as save_plans
     from capture.api.inspect import sizes_seen as sizes_seen
     from capture.api.inspect import warmup as warmup
+    from capture.api.island import island as island
     from capture.api.memory_snapshot import memory_snapshot as memory_snapshot
     from capture.api.report import Report as Report
     from capture.api.report import report as report
@@ -74,6 +75,7 @@ _HOME = {
     "WarmupReport": "api.warmup",
     "capture": "api.decorator",
     "explain": "api.inspect",
+    "island": "api.island",
     "ladder": "core.buckets",
     "load_plans": "api.inspect",
     "mark_step_begin": "tree.step",
@@ -97,7 +99,7 @@ __all__ = [
     "AnnotationError", "BorrowedOutputError", "CaptureBug", "CaptureError", "CaptureOptions", "CapturePlan",
     "CaptureWarning", "Dim", "Event", "Explanation", "Finding", "LoadReport", "RecordingSize", "Recordings", "Report",
     "Severity", "UncapturableError", "WarmedCase", "Warmup", "WarmupReport", "capture", "config", "explain",
-    "ladder", "load_plans", "mark_step_begin", "memory_snapshot", "plans", "recordings", "register_container",
+    "island", "ladder", "load_plans", "mark_step_begin", "memory_snapshot", "plans", "recordings", "register_container",
     "release", "report", "reset", "save_plans", "set_logs", "sizes_seen", "step", "trace", "warmup",
 ]  # fmt: skip
 

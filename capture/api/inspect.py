@@ -58,6 +58,12 @@ class Explanation(Tabular):
         """All remarks, most severe first."""
         return self.plan.findings
 
+    def segments(self) -> str:
+        """The segments that a replay would run, and what lies between them, a line each: values that are read, with
+        one wait each, and islands, with the milliseconds that they took in this run. Empty where there is one segment,
+        or the call would be eager."""
+        return text.format_segments(self.plan, self.facts.breaks).rstrip()
+
     def findings_at_least(self, severity: Severity | Literal["note", "copy", "eager", "error"]) -> tuple[Finding, ...]:
         """Remarks of this severity and above."""
         least = Severity[severity.upper()] if isinstance(severity, str) else severity
@@ -66,12 +72,13 @@ class Explanation(Tabular):
     @override
     def tables(self) -> list[Table]:
         """The plan's, and the guards."""
-        guards = text.format_guards(self.guards)
-        return [*text.plan_tables(self.plan), *([Table(notes=(guards.rstrip(),))] if guards else [])]
+        more = [text.format_segments(self.plan, self.facts.breaks), text.format_guards(self.guards)]
+        return [*text.plan_tables(self.plan), *[Table(notes=(one.rstrip(),)) for one in more if one]]
 
     @override
     def __str__(self) -> str:
-        return text.format_plan(self.plan) + text.format_guards(self.guards)
+        segments = text.format_segments(self.plan, self.facts.breaks)
+        return text.format_plan(self.plan) + segments + text.format_guards(self.guards)
 
 
 @frozen(kw_only=True)

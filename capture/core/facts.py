@@ -153,6 +153,29 @@ class HostWork:
 
 
 @frozen(kw_only=True)
+class Island:
+    """A function that runs eagerly in every replay, between two segments. ``obstacle``: why it cannot, after its name;
+    ``fix``: what helps, by a word (``rules.cg208_island``)."""
+
+    name: str
+    where: CodeLocation | None = None
+    obstacle: str | None = None
+    fix: str = ""
+
+
+@frozen(kw_only=True)
+class Break:
+    """What lies between two segments. ``kind``: ``value`` that the host reads, ``size`` that follows from values, or
+    ``island``, which took ``ms``; ``operators``: those that run in the segment before it."""
+
+    kind: Literal["value", "size", "island"]
+    what: str
+    operators: int
+    where: CodeLocation | None = None
+    ms: float | None = None
+
+
+@frozen(kw_only=True)
 class Unkeyed:
     """What the body took from a tensor that is no part of the key, and that no call is checked for."""
 
@@ -435,6 +458,9 @@ class Facts:
     host_syncs: tuple[HostSync, ...] = ()
     reads: tuple[str, ...] = ()
     """What those that are compared gave, in the order of the run: it tells one branch of the body from another."""
+    islands: tuple[Island, ...] = ()
+    breaks: tuple[Break, ...] = ()
+    """Where a recording is cut, in the order of the run."""
     unsteady_reads: str | None = None
     """Why the branches of this body are not recorded any more."""
     host_work: tuple[HostWork, ...] = ()

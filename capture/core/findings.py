@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from capture.core.facts import CodeLocation
 
-SETTLING = frozenset({"CG204", "CG205", "CG206", "CG401"})
+SETTLING = frozenset({"CG204", "CG205", "CG206", "CG208", "CG401"})
 """Codes of what a first call may do once, to set up state, and a second one may not."""
 
 

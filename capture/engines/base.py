@@ -154,6 +154,27 @@ class OwnedOutput:
     """Its place."""
 
 
+@define(eq=False)
+class IslandCall:
+    """A function that runs at a break, and what it gets in this call."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grad: bool
+    """The grad mode that the body called it in."""
+    lent: Sequence[tuple[Block, torch.UntypedStorage]] = ()
+    """Memory of the pool among it. A storage that outlives the function was kept."""
+    beside: Sequence[torch.Tensor] = ()
+    """The caller's tensors that segments write: the function may write them, too."""
+    generators: Sequence[torch.Generator] = ()
+    """What it may draw from."""
+
+    def forget(self) -> None:
+        """It has run."""
+        self.args, self.kwargs, self.lent = (), {}, ()
+
+
 @frozen(eq=False)
 class Found:
     """What the host found at a break, in one call."""
@@ -249,6 +270,9 @@ class SegmentedRecording(Recording, Protocol):
 
     def meet(self, number: int, leaves: Sequence[Any]) -> Found:
         """Do at a break what the host did there."""
+
+    def island(self, number: int, leaves: Sequence[Any]) -> IslandCall | None:
+        """What runs at a break in the place of ``meet``; None where the host reads."""
 
     def settle(self, number: int, found: Found) -> None:
         """It is this recording that goes on from there, with what was ``made``."""
@@ -353,6 +377,8 @@ class Backend(Protocol):
     """``Recording.rebind`` takes any tensor, one that lies in the pool as well."""
     breaks_at_reads: bool
     """It records bodies in which the host reads values."""
+    runs_islands: bool
+    """And those that call functions which run eagerly in every replay."""
     owns_in_place: bool
     """``Recording.own`` has outputs written where their callers have them, and no more in the pool."""
 

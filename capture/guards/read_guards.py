@@ -95,6 +95,10 @@ class Place:
         ]  # fmt: skip
         return [full for name, full in others if named.tell_apart(self.keeper, name, full)]
 
+    def own(self) -> Any:
+        """The dict that keeps the names."""
+        return _own_dict(self.keeper())
+
     def others(self) -> list[tuple[str, Any, Any]]:
         """Names that have other values now, with those then and now."""
         own = _own_dict(self.keeper())
@@ -947,6 +951,35 @@ def starts_of(call: Call) -> list[tuple[Any, str]]:
         if not isinstance(leaf, torch.Tensor) and id(referent(leaf)) not in others:
             named.append((leaf, path))
     return named + [(kind, kind.__qualname__) for kind in dict.fromkeys(map(type, opened))]
+
+
+def path_read(read: Read, changes: Iterable[Change]) -> str | None:
+    """The path of one of these changes that guards are about: code may have read what was there before."""
+    for change in changes:
+        if any(_is_about(guard, change) for guard in read.guards):
+            return change.source.path
+    return None
+
+
+def _is_about(guard: Guard, change: Change) -> bool:
+    place = change.source.get() if change.container else change.source.holder
+    ids = {id(place), id(place if change.container else _dict_of(place))} - {id(None)}
+    holder, name = guard.source.holder, change.source.name
+    if guard.kind == "empty":
+        return any(id(one) in ids for one in holder)
+    if guard.kind in _OF_MANY or id(holder) not in ids:
+        return False
+    if change.container or guard.kind in ("table", "sequence"):
+        return True
+    if guard.kind == "length":
+        return change.before is MISSING or change.after is MISSING
+    if guard.kind in ("members", "names"):
+        there = [one[0] for one in guard.expected[1]] if guard.kind == "members" else guard.expected[1]
+        return name in guard.expected[0] or name in there
+    return bool(guard.source.name == name)
+
+
+_OF_MANY = ("functions", "bases", "classes")
 
 
 def changed_places(

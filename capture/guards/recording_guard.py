@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence, Set, Sized
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 
 from capture.engines.base import Geometry
 from capture.guards.guard import MOVED, OK, OVERLAPS, Guard, pieces_of
-from capture.guards.read_guards import Places, Read, read_by, starts_of
+from capture.guards.read_guards import Places, Read, path_read, read_by, starts_of
 from capture.key.code_names import MISSING
-from capture.key.pytree import TENSOR_TYPES
+from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_meta import merged, range_of, span_bytes
 from capture.native import native
 from capture.observe.described import DescribedRun, ImplicitInput
@@ -237,7 +237,11 @@ def make_recording_guard(
     starts = tuple([id(one) for one, _ in starts_of(call)])
     guard = RecordingGuard(ran=frozenset(ran.codes), starts=starts, written=written)
     guard.watch([(position, span_bytes(leaves[position])) for position in copied], paths)
-    if like is not None and not replaced and _is_the_same(like, guard, implicit, static_arguments, leaves):
+    if (
+        like is not None
+        and not (replaced or watched.by_islands)
+        and _is_the_same(like, guard, implicit, static_arguments, leaves)
+    ):
         return like.copy(guard.copied)
     seen: set[str] = set()
     for one in implicit:
@@ -260,6 +264,8 @@ def make_recording_guard(
     if read is None or watched.changed or rebuilt or not read.still_holds(ran, call, tensors):
         read = read_by(ran, call, watched.changed, rebuilt, tensors)
     guard.structure += read.guards
+    if (path := path_read(read, watched.by_islands)) is not None:  # no replay: the next watched run says why
+        guard.structure.append(Guard("value", Source("call", bool, None, path), True))
     guard.places, guard.opened = read.places, read.opened
     guard.is_its_own = guard.is_its_own or bool(watched.changed)
     guard.settle(leaves)
@@ -282,6 +288,37 @@ def own_tensors(described: DescribedRun, leaves: Sequence[Any]) -> set[int]:
     """``id`` of what has guards of its own: implicit inputs, and arguments."""
     implicit = [*described.implicit, *described.guarded]
     return {id(tensor) for one in implicit for _, tensor in (*one.owners, *one.also)} | {id(leaf) for leaf in leaves}
+
+
+@frozen(eq=False)
+class StateChange:
+    """A place that held what a guard expects, and holds something else now."""
+
+    place: Source
+    before: Any
+    after: Any
+
+    def put(self, value: Any) -> None:
+        """Have this value there."""
+        self.place.remove() if value is MISSING else self.place.set(value)
+
+
+def changes_of_state(guard: RecordingGuard) -> list[StateChange]:
+    """What differs from what the guard expects, as far as it tells what was there before."""
+    found = []
+    for place in guard.places.all:
+        own = place.own()
+        for name, before, after in place.others() if own is not None else ():
+            weak = type(before) is weakref.ref
+            value = before() if weak else before
+            if value is after or (type(before) is dict and getattr(after, "__dict__", None) is before):
+                continue  # an object is told by a reference, or by what it holds
+            if weak or type(value) in PLAIN_TYPES or value is MISSING or place.guard.kind == "members":
+                found.append(StateChange(Source("item", own, name, place.guard.source.path, None), value, after))
+    for owner in guard.owners:
+        places = [(one, one.get()) for one in owner.sources]
+        found += [StateChange(one, owner.tensor, now) for one, now in places if now is not owner.tensor]
+    return found
 
 
 def _is_the_same(

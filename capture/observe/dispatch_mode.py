@@ -11,15 +11,28 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
+from attrs import define, evolve, field
 from typing_extensions import override
 
 from capture.core import slow_calls
-from capture.core.facts import CodeLocation, Draw, GradientUse, HostSync, HostWork, Mutation, MutationEvidence, Unkeyed
+from capture.core.facts import (
+    CodeLocation,
+    Draw,
+    GradientUse,
+    HostSync,
+    HostWork,
+    Island,
+    Mutation,
+    MutationEvidence,
+    Unkeyed,
+)
+from capture.key.modes import ambient
+from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_meta import is_in_order, is_part_of_one, memory_of, nbytes_of, storage_of
-from capture.observe import host_values, operator_schema, returned_value, source_location
+from capture.observe import host_values, islands, operator_schema, returned_value, source_location
 from capture.observe.higher_order import HigherOrderMode
 from capture.observe.operator_schema import (
     TENSORS,
@@ -40,7 +53,7 @@ from capture.observe.probes.metadata_reads import COUNTING
 from capture.observe.released_gradients import ReleasedGradients, keep
 from capture.observe.trace import External, Produced, Reshaped, scalars_of
 from capture.state.snapshot import Snapshot
-from capture.torch_private.capabilities import autocast_inside, generator_id, unseen
+from capture.torch_private.capabilities import autocast_inside, generator_id, unseen, without_modes
 from capture.torch_private.devices import captures_kernels
 from capture.torch_private.generators import default_generator, default_generators, was_drawn
 from capture.torch_private.operators import is_higher_order, resolving_conjugates
@@ -50,6 +63,28 @@ _NOTHING = contextlib.nullcontext()
 _LEAST_ADDRESS = 1 << 16
 _RESIZING = "UntypedStorage.resize_"
 _SEEDING = "seeding a generator, or setting its state,"
+
+
+class AtIslands(Protocol):
+    """Tells what happens in Python around an island."""
+
+    def begin(self) -> str | None:
+        """What the body has changed so far, if anything."""
+
+    def end(self) -> None:
+        """What differs from then on is of the body again."""
+
+
+@define(eq=False)
+class IslandBegin:
+    """What is known of an island that is about to run."""
+
+    name: str
+    where: CodeLocation | None
+    obstacle: str | None = None
+    fix: str = ""
+    versions: dict[int, int | str] = field(factory=dict)
+    """Of memory that the body used so far, by ``id`` of the storage."""
 
 
 class ObserveMode(HigherOrderMode):
@@ -90,6 +125,11 @@ class ObserveMode(HigherOrderMode):
         self._ran: tuple[Any] | None = None
         self._arrays = host_values.Arrays()
         self._is_reading = False
+        self.is_aside = False
+        """An island runs, which is no part of what is watched."""
+        self.at_islands: AtIslands | None = None
+        self._modes: Any = None
+        """Those in force when the run began."""
         self.autocast: dict[str, bool] = {}
         """Device types for which autocast is on in the body; inside the mode torch answers no."""
 
@@ -112,6 +152,7 @@ class ObserveMode(HigherOrderMode):
         for generator in (*default_generators(), *generators):
             self._drawn[generator_id(generator)] = (generator, generator.get_state())
         self._began, self._has_others = time.monotonic(), threading.active_count() > 1
+        self._modes = ambient()
 
     def end(self) -> None:
         """The run is over. A generator that stands elsewhere than its draws left it was seeded or set by the body."""
@@ -222,6 +263,8 @@ class ObserveMode(HigherOrderMode):
         """The same where code of the body comes by: it is not to see what goes wrong in a note."""
 
         def noted(*args: Any) -> None:
+            if self.is_aside:
+                return
             try:
                 note(*args)
             except Exception as error:
@@ -337,6 +380,7 @@ class ObserveMode(HigherOrderMode):
             self.note_unsafe(f"{known.name} with an out= of another shape")
         if breaks(known, args, kwargs):
             trace.reads.append(self.told(known, result))
+            trace.note_break("value" if known.reads_host else "size", known.base, self._line())
         trace.plain = plain and not is_complex  # False stays where an operator raised: no sequence tells of that one
         if states is not None:
             self._see_draws(known, states, kwargs)
@@ -422,7 +466,7 @@ class ObserveMode(HigherOrderMode):
         self, name: str, tensor: torch.Tensor, read: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Code reads values in a way that no operator tells of. Gives what it read."""
-        if self._is_reading or self.fault is not None or self.looks_away:
+        if self._is_reading or self.is_aside or self.fault is not None or self.looks_away:
             return read(tensor, *args, **kwargs)
         told = host_values.told_by(name, tensor)
         self._is_reading = told is not None  # what it is made of is read with it
@@ -448,12 +492,107 @@ class ObserveMode(HigherOrderMode):
         self._see_input(tensor, storage, traits(torch.ops.aten.item.default))
         text = read_text(told(tensor, *args, **kwargs))
         trace.reads.append(text)
+        trace.note_break("value", name, self._line())
         trace.sequence.append(f"host.{name}")
         trace.scalars.append(tuple(map(repr, (*args, *kwargs.items()))))
         trace.lines.append(self._line())
         if name in host_values.ARRAYS:
             self._arrays.add(tensor, result)
         self.end_at_read(f"host.{name}", text, told, (tensor, *args), kwargs)
+
+    def island(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The body calls a function that is to run eagerly in every replay. Gives its result."""
+        if self.is_aside or self.fault is not None or self.looks_away:
+            return islands.call(function, args, kwargs)
+        before = IslandBegin(islands.name_of(function), source_location.user_location())
+        with unseen():
+            self.quietly(self.begin_island)(before, args, kwargs)
+        self.is_aside = True
+        try:
+            with without_modes():
+                drawn = [generator for generator, _ in self._drawn.values()]
+                outcome, result = islands.perform(function, args, kwargs, generators=drawn)
+        finally:
+            self.is_aside = False
+        found = [result]
+        with unseen():
+            self.quietly(self._end_island)(before, outcome, args, kwargs, found)
+        if outcome.error is not None:
+            raise outcome.error
+        return found[0]
+
+    def begin_island(self, begin: IslandBegin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An island is about to run: what stands in the way of a recording, as far as that is known before it."""
+        try:
+            islands.check_arguments((args, kwargs), self.is_of_every_call)
+        except islands.UnsuitedError as unsuited:
+            begin.obstacle = str(unsuited)
+            begin.fix = "detach" if "gradients" in begin.obstacle else "inside"
+        if self.at_islands is not None:
+            changed = self.at_islands.begin()
+            if changed is not None and begin.obstacle is None:
+                begin.obstacle = f"is called after the body changed {changed}, and would see it as it was"
+                begin.fix = "order"
+        if begin.obstacle is None and ambient().values[1:] != self._modes.values[1:]:
+            begin.obstacle = "is called under other modes than the captured function"
+        for key, external in self.trace.externals.items():
+            begin.versions[key] = islands.version_of(external.tensor)
+            if self.keep_undo and external.mutation is None:
+                self.trace.undo.append((external.tensor, external.storage.clone()))
+
+    def is_of_every_call(self, value: Any) -> bool:
+        """The object is the one that each call with this key has in its place, as it is reached from the receiver, from
+        globals and the like: a guard sees to that where code names it. Arguments may be others in each call."""
+        for source, one in list(self.before.sources.values()):
+            if one is value:
+                root = [*source.chain()][-1]
+                return root.kind != "root" or root.path in ("self", "function")
+        return False
+
+    def _end_island(
+        self, begin: IslandBegin, outcome: islands.Outcome, args: tuple[Any, ...], kwargs: dict[str, Any],
+        found: list[Any],
+    ) -> None:  # fmt: skip
+        """It is over. ``found``: its result, in the place of which the body may get another."""
+        trace, known = self.trace, traits(torch.ops.aten.item.default)
+        self._at, trace.plain = begin.where, False
+        if self.at_islands is not None:
+            self.at_islands.end()
+        for generator, state in outcome.generators:
+            self._drawn[generator_id(generator)] = (generator, state)
+        obstacle = begin.obstacle or outcome.unsuited
+        if outcome.error is not None:
+            obstacle = obstacle or f"raises {type(outcome.error).__name__}, which the body catches"
+        fix = begin.fix if begin.obstacle else "clone" if "keeps" in (obstacle or "") else ""
+        trace.islands.append(Island(name=begin.name, where=begin.where, obstacle=obstacle, fix=fix))
+        tensors = list(islands.tensors_of((args, kwargs)))
+        for tensor in tensors if obstacle is None else ():
+            self._see_input(tensor, tensor.untyped_storage(), known)
+        for key, external in trace.externals.items():
+            wrote = key in begin.versions and islands.version_of(external.tensor) != begin.versions[key]
+            wrote = wrote or any(storage_of(tensors[number]) is external.storage for number, _ in outcome.written)
+            if wrote and external.mutation is None:
+                external.mutation = Mutation(evidence="version", op=f"{begin.name}()", where=begin.where)
+        for tensor in outcome.made or islands.tensors_of(found[0]) if outcome.unsuited else outcome.made:
+            self.note_made(tensor)
+        trace.reads.append(read_text(outcome.told))
+        trace.note_break("island", begin.name, begin.where, outcome.ms)
+        trace.sequence.append(f"island.{begin.name}")
+        trace.scalars.append(tuple(repr(one) for one in (*args, *kwargs.values()) if type(one) in PLAIN_TYPES))
+        trace.lines.append(begin.where)
+        self.end_at_island(begin, obstacle, outcome, args, kwargs, found)
+
+    def note_shared_state(self, paths: list[str]) -> None:
+        """Places that an island changed, and the body, too: which of both did what is not known."""
+        if paths and self.trace.islands:
+            told = f"changes {paths[0]}, which the body changes, too"
+            self.trace.islands = [evolve(one, obstacle=told, fix="order") for one in self.trace.islands]
+
+    def end_at_island(
+        self, begin: IslandBegin, obstacle: str | None, outcome: islands.Outcome, args: tuple[Any, ...],
+        kwargs: dict[str, Any], found: list[Any],
+    ) -> None:  # fmt: skip
+        """A recorder, whose segment ends there, replaces this."""
 
     def end_at_read(
         self, name: str, text: str, told: host_values.Told, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 
 from capture.core import forks
 from capture.core.facts import Effect, HostWork
+from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
-from capture.observe import host_draws, written_lines
+from capture.observe import host_draws, islands, written_lines
 from capture.observe.aoti_packages import packages
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.probes.device_constants import constants_on_host
@@ -28,12 +29,13 @@ from capture.observe.probes.host_reads import (
     no_autocast_cache,
 )
 from capture.observe.probes.metadata_reads import stand_ins, unkeyed_reads
+from capture.observe.probes.printing import printing
 from capture.observe.trace import RunTrace
 from capture.state import body_run, diff, effects, snapshot
 from capture.state.call import Call
 from capture.state.code_run import CodeRun, code_run
-from capture.state.snapshot import Change, Snapshot
-from capture.state.source import Found
+from capture.state.snapshot import Change, Snapshot, content_of
+from capture.state.source import Found, Source
 from capture.torch_private.capabilities import generator_id
 from capture.torch_private.distributed import buckets_to_arrange, handles_watched
 from capture.torch_private.dynamo import graphs_compiled, hide_from_compiler
@@ -73,6 +75,8 @@ class ObservedRun:
     """What functions in C left behind, such as text in a file."""
     once: str = ""
     """What the run did that other runs do not, with the host."""
+    by_islands: list[Change] = field(factory=list)
+    """What islands changed in Python state, with the values that they left."""
 
     def gradient_uses(self) -> tuple[list[torch.Tensor], list[Change], Snapshot, set[int]]:
         """What tells which gradients the body depends on: tensors whose ``grad`` it read, changes, the state before,
@@ -99,6 +103,14 @@ class ObservedRun:
 
 
 _active: list[ObserveMode] = []
+
+
+def run_island(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function that is an island of the body under way in this thread, if one is watched."""
+    watch = _active[-1] if _active else None
+    if watch is None or watch.thread != threading.get_ident():
+        return islands.call(function, args, kwargs)
+    return watch.island(function, args, kwargs)
 
 
 def active_watch() -> ObserveMode | None:
@@ -166,6 +178,8 @@ def _run_watched(
             resized = quietly(watch.note_resized)
             note, exported = quietly(watch.note_sync), quietly(watch.note_export)
             around.enter_context(host_reads(note, watch.read_on_host, exported, resized))
+            around.enter_context(printing(watch.thread, run_island))
+            watch.at_islands = _AtIslands(watched)
             form = quietly(watch.note_form)
             around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs))
             around.enter_context(graph_uses(quietly(watch.note_hook), quietly(watch.note_checkpoint)))
@@ -186,6 +200,7 @@ def _run_watched(
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
         watched.error = error
     finally:
+        watch.at_islands = None
         if watch in _active:
             _active.remove(watch)
         surroundings.put_back(watched.error)
@@ -196,6 +211,61 @@ def _run_watched(
     return watched
 
 
+@define(eq=False)
+class _AtIslands:
+    """Tells what the body did in Python before an island, and what the island did."""
+
+    watched: ObservedRun
+    known: list[Change] = field(factory=list)
+
+    def begin(self) -> str | None:
+        """What the body has changed so far: the island of a replay would see it as it was."""
+        watched = self.watched
+        drawn = host_draws.drawn(watched.positions, watched.host_random, None, watched.before)
+        self.known = diff.changes(watched.before)
+        found = [one.source.path for one in self.known if not _is_left(one, watched.by_islands)]
+        return next(iter([*found, *[op for op, _ in drawn]]), None)
+
+    def end(self) -> None:
+        """The island is over: what differs from before it is its own business."""
+        watched = self.watched
+        now = [one for one in diff.changes(watched.before) if not _is_left(one, self.known)]
+        watched.by_islands += [_as_left(one) for one in now]
+        watched.host_random = host_random_state()
+        watched.positions = host_draws.positions(watched.before)
+
+
+def _as_left(change: Change) -> Change:
+    """With the members that a container has now, as it may get others."""
+    if not change.container:
+        return change
+    return evolve(change, after=_content(change.source))
+
+
+def _content(source: Source) -> Any:
+    value = source.get()
+    content = content_of(value)
+    return tuple(value) if content is None and hasattr(value, "__iter__") else content
+
+
+def _is_left(change: Change, known: list[Change]) -> bool:
+    """The place holds what one of these left there."""
+    key = diff.place_key(change.source)
+    for one in known:
+        if diff.place_key(one.source) != key or one.container != change.container:
+            continue
+        now = _content(change.source) if change.container and isinstance(one.after, tuple) else change.after
+        if now is one.after or (type(now) is type(one.after) and _same(now, one.after)):
+            return True
+    return False
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+    return type(one) in PLAIN_TYPES and bool(one == other)
+
+
 def _compare(watched: ObservedRun) -> None:
     """What the run left behind."""
     if watched.error is None:
@@ -203,7 +273,10 @@ def _compare(watched: ObservedRun) -> None:
     _count_writes(watched)
     ran = watched.ran if watched.watch.notes_code else None
     code = ran if ran is not None else watched.call.code
-    watched.changed = effects.classified(watched.before, diff.changes(watched.before), code)
+    changed = [one for one in diff.changes(watched.before) if not _is_left(one, watched.by_islands)]
+    places = {diff.place_key(one.source) for one in watched.by_islands}
+    watched.watch.note_shared_state([one.source.path for one in changed if diff.place_key(one.source) in places])
+    watched.changed = effects.classified(watched.before, changed, code)
     if ran is not None:
         watched.left = written_lines.left_by_calls(ran)
     for path, name in _given_other_memory(watched.before):
@@ -281,7 +354,9 @@ def undo(watched: ObservedRun) -> None:
                 storage.resize_(contents.nbytes())
             storage.copy_(contents, False)
     empty_scratch(watched)
-    diff.restore(watched.before, watched.changed)
+    diff.restore(
+        watched.before, watched.changed or diff.changes(watched.before) if watched.by_islands else watched.changed
+    )
     for generator, state in watched.states:
         if not watched.watch.is_drawn_by_others(generator):
             generator.set_state(state)

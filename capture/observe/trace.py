@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from attrs import define, field
 
 from capture.core.facts import (
+    Break,
     CodeLocation,
     Collective,
     Draw,
@@ -17,6 +18,7 @@ from capture.core.facts import (
     HostSync,
     HostWork,
     Inlined,
+    Island,
     Mutation,
     PackageRunner,
     TensorInfo,
@@ -114,6 +116,8 @@ class RunTrace:
     syncs: dict[tuple[str, int, bool, str | None], HostSync] = field(factory=dict)
     reads: list[str] = field(factory=list)
     """See ``Facts``."""
+    islands: list[Island] = field(factory=list)
+    breaks: list[Break] = field(factory=list)
     work: list[HostWork] = field(factory=list)
     cpu_work: dict[int, tuple[str, CodeLocation | None]] = field(factory=dict)
     """Operators on the caller's CPU tensors, one a line, by its ``id``."""
@@ -147,6 +151,13 @@ class RunTrace:
     undo: list[tuple[torch.Tensor, torch.UntypedStorage]] = field(factory=list)
     reshaped: list[Reshaped] = field(factory=list)
     """Tensors whose metadata was changed in place: storage, offset, sizes and strides they had."""
+
+    def note_break(
+        self, kind: Literal["value", "size", "island"], what: str, where: CodeLocation | None, ms: float | None = None
+    ) -> None:
+        """The segment ends here."""
+        before = sum(one.operators for one in self.breaks)
+        self.breaks.append(Break(kind=kind, what=what, operators=self.num_ops - before, where=where, ms=ms))
 
     def note_memory(self, storage: Any) -> None:
         """An operator of the body made it. What has no storage of its own is not counted."""

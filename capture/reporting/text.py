@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capture.core.facts import OutputInfo
+from capture.core.facts import Break, OutputInfo
 from capture.core.plan import CapturePlan
 from capture.reporting.tables import Table
 from capture.rules import Rule
@@ -23,6 +23,30 @@ def format_guards(guards: Sequence[str]) -> str:
     more = [f"  and {left} more: see `guards` of the explanation"] if left > 0 else []
     lines = [f"guards looked at before every replay: {len(guards)}", *[f"  {one}" for one in guards[:_MOST_GUARDS]]]
     return "\n".join([*lines, *more, ""])
+
+
+_BETWEEN = {
+    "value": "  value   {what} is read in every replay, which waits for it",
+    "size": "  size    {what} tells how much follows in every replay, which waits for it",
+    "island": "  island  {what}() in every replay",
+}
+
+
+def format_segments(plan: CapturePlan, breaks: Sequence[Break]) -> str:
+    """Segments and what lies between them, a line each, with a newline at the end; empty for a single segment."""
+    if not breaks or plan.outcome != "record":
+        return ""
+    last = plan.num_ops - sum(one.operators for one in breaks)
+    lines = [f"segments of a replay: {len(breaks) + 1}"]
+    for one in breaks:
+        took = "" if one.ms is None else f", {one.ms:.3f} ms here"
+        where = "" if one.where is None else f"  ({one.where})"
+        lines += [_segment(one.operators), _BETWEEN[one.kind].format(what=one.what) + took + where]
+    return "\n".join([*lines, _segment(last), ""])
+
+
+def _segment(operators: int) -> str:
+    return f"  {operators} operator{'s' if operators != 1 else ''}"
 
 
 def format_plan(plan: CapturePlan) -> str:

@@ -20,21 +20,26 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from typing_extensions import override
 
 from capture.autograd.saved_graph import ForwardOutputs
 from capture.core.facts import Facts
-from capture.engines.base import SegmentedRecording
+from capture.core.interrupts import is_interrupt
+from capture.engines.base import Found, IslandCall, SegmentedRecording
 from capture.engines.registry import backend_for
 from capture.engines.undo import Undo
+from capture.guards.recording_guard import changes_of_state
 from capture.key.signature import Leaf
 from capture.native import native
+from capture.observe.islands import Outcome, answer, perform, settle
+from capture.observe.operator_schema import read_text
 from capture.observe.returned_value import put, returned_at
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.replay import Commit
 from capture.state.body_run import BodyRun
+from capture.tree.liveness import hold
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
@@ -50,22 +55,42 @@ def may_follow(captured: Captured, entry: Entry) -> bool:
 
 def followed(captured: Captured, entry: Entry, facts: Facts) -> Facts:
     """Facts of a run with the branch it took; with none, where its reads are not followed."""
-    return explained(facts, follows=may_follow(captured, entry))
+    is_whole = entry.region is None and not captured.is_backward
+    return explained(facts, follows=may_follow(captured, entry), is_whole=is_whole)
 
 
-def explained(facts: Facts, *, follows: bool | None = None) -> Facts:
-    """The same for a run that is only explained. ``follows``: the engine does."""
-    if not facts.host_syncs:
+def explained(facts: Facts, *, follows: bool | None = None, is_whole: bool = True) -> Facts:
+    """The same for a run that is only explained. ``follows``: the engine does. ``is_whole``: it is no forward or
+    backward pass alone."""
+    if not facts.host_syncs and not facts.islands:
         return facts
     devices = [one for one in facts.devices if not one.startswith(("cpu", "meta"))] or ["cpu"]
     backend = backend_for(torch.device(devices[0]))
     follows = backend is not None and backend.breaks_at_reads if follows is None else follows
+    facts = _with_islands(facts, devices[0], is_whole=is_whole)
     compared = all(one.is_compared and devices[0].startswith(one.device) for one in facts.host_syncs)
     may_be_apart = backend is not None and backend.executes_recording_runs and not facts.gradient_obstacles
     if compared and follows and not facts.collectives and (may_be_apart or not facts.gradients):
         return facts
     syncs = {(one.where, one.data_dependent_shape): evolve(one, is_compared=False) for one in facts.host_syncs[::-1]}
     return evolve(facts, host_syncs=tuple(syncs.values())[::-1], reads=())
+
+
+def _with_islands(facts: Facts, device: str, *, is_whole: bool) -> Facts:
+    """With what stands in the way of all islands of this run."""
+    backend = backend_for(torch.device(device)) if facts.islands else None
+    obstacle = None
+    if facts.gradients or not is_whole:
+        obstacle = "is called where results need gradients"
+    elif facts.collectives:
+        obstacle = "is called in a function that communicates"
+    if backend is not None and not backend.runs_islands:
+        obstacle = f"is called in a function on {device}, where no recording is cut for islands yet"
+    if obstacle is None:
+        return facts
+    fix = "gradients" if "gradients" in obstacle else ""
+    told = [one if one.obstacle else evolve(one, obstacle=obstacle, fix=fix) for one in facts.islands]
+    return evolve(facts, islands=tuple(told))
 
 
 @frozen(eq=False)
@@ -78,12 +103,20 @@ class Followed:
     """What was read, where no recording goes on; nothing has happened then."""
     moved: Node | None = None
     """This one would, but its state is elsewhere, or is another."""
+    ran: list[Outcome] = field(factory=list)
+    """Islands that ran, which are to be answered where the body runs after all."""
+    is_odd: bool = False
+    """After an island none can go on."""
+    is_lost: bool = False
+    """The last of them changed what the body may have read before it, and nothing tells what that was."""
+    interrupt: BaseException | None = None
+    """Came after an island had run: it is to be raised once the call is complete."""
 
 
 class _Walk(Commit):
     """One replay, segment by segment."""
 
-    __slots__ = ("is_last", "read", "stopped", "undo")
+    __slots__ = ("is_last", "is_lost", "islands", "read", "stopped", "undo")
 
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
         super().__init__(captured, node, tree, values, leaves)
@@ -91,9 +124,23 @@ class _Walk(Commit):
         if node.program is not None:  # that of another branch may ask for it
             self.begin_state = torch.default_generator.get_state()
         self.stopped: Followed | None = None
+        self.islands: list[Outcome] = []
+        self.is_lost = False
 
     def walk(self) -> None:
-        """Run segments up to the last one, or to where no recording goes on."""
+        """Run segments up to the last one, or to where no recording goes on. Once an island has run, the call is to be
+        completed, whatever comes: what it did cannot be undone."""
+        try:
+            self._walk_without_grad()
+        except BaseException as error:
+            if not self.islands or self.is_last or self.was_stopped():
+                raise
+            self.stopped = self._odd(error if is_interrupt(error) or not isinstance(error, Exception) else None)
+
+    def _odd(self, interrupt: BaseException | None = None) -> Followed:
+        return Followed(ran=self.islands, is_odd=True, is_lost=self.is_lost, interrupt=interrupt)
+
+    def _walk_without_grad(self) -> None:
         if torch.is_grad_enabled():
             with torch.no_grad():
                 self._walk()
@@ -106,12 +153,16 @@ class _Walk(Commit):
         recording.keep(self.undo, leaves)
         while number < len(node.reads):  # what is returned is read last
             recording.segment(number)(leaves)
-            found = recording.meet(number, leaves)
+            island = recording.island(number, leaves)
+            found = recording.meet(number, leaves) if island is None else self._run_island(island, node)
+            if found is None:
+                self.stopped = self._odd()
+                return
             if found.told != node.reads[number]:
                 reads = (*node.reads[:number], found.told)
                 moved, other = _other(node, self.tree, reads, leaves)
                 if other is None:
-                    self.stopped = Followed(reads=reads, moved=moved)
+                    self.stopped = Followed(reads=reads, moved=moved, ran=self.islands)
                     return
                 self.node = node = other
                 recording = _recording(node)
@@ -123,11 +174,38 @@ class _Walk(Commit):
         self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
 
+    def _run_island(self, call: IslandCall, node: Node) -> Found | None:
+        """None: what it did no recording holds. What it keeps of the pool is nobody else's from now on, and what the
+        body may have read before it, and it changed, is put back until the body has come to it."""
+        tree, lent = self.tree, [(block, hold(storage)) for block, storage in call.lent]
+        before, tree.recording = tree.recording, True  # nothing that is collected meanwhile changes the tree
+        try:
+            with torch.set_grad_enabled(call.grad):
+                outcome, _ = perform(call.function, call.args, call.kwargs, call.beside, call.generators)
+                del _
+        finally:
+            tree.recording = before
+        call.forget()
+        has_changed = bool(node.check(self.leaves))
+        if has_changed:
+            changes = () if node.guard is None else tuple(changes_of_state(node.guard))
+            for change in changes:
+                change.put(change.before)
+            outcome = evolve(outcome, state=changes)
+            self.is_lost = bool(node.check(self.leaves))
+        self.islands.append(outcome)
+        kept = [(block, held) for block, held in lent if held() is not None]
+        if kept:
+            tree.pin(kept)
+        if kept or has_changed or outcome.error is not None or outcome.unsuited is not None:
+            return None
+        return Found(read_text(outcome.told), outcome.made)
+
     @override
     def finish(self, ended: bool) -> Any:
         """A call that came to its last segment has happened; else all is put back."""
         if ended and self.is_last:
-            return Followed(node=self.node, result=super().finish(ended))
+            return Followed(node=self.node, result=super().finish(ended), ran=self.islands)
         if not self.was_stopped():
             self.undo.put_back()
         return self.stopped
@@ -148,7 +226,11 @@ class _Walk(Commit):
 
     @override
     def resumed(self, error: BaseException, run: BodyRun | None) -> Any:
-        return Followed(node=self.node, result=super().resumed(error, run))
+        answer(self, self.islands)
+        try:
+            return Followed(node=self.node, result=super().resumed(error, run))
+        finally:
+            settle(self)
 
 
 def replay(

@@ -49,6 +49,7 @@ from capture.core.facts import (
     GradientObstacle,
     GradientUse,
     Inlined,
+    Island,
     LimitReached,
     MemoryForecast,
     SlowReplay,
@@ -65,7 +66,7 @@ from capture.key.modes import Ambient, Here, ambient, foreign, here, inlined
 from capture.key.pytree import result_leaves
 from capture.key.signature import Leaf, Leaves, Unkeyable, deaths, forget_module_structure
 from capture.native import MISS
-from capture.observe import run, source_location
+from capture.observe import islands, run, source_location
 from capture.observe.capture_lock import locked
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import (
@@ -175,6 +176,13 @@ def _guarded(captured: Captured, values: Values, step: Callable[..., Any], *rest
     """The one place where errors of this library are told from those of the body, which come out as they are, and from
     those that options ask for."""
     run = BodyRun(begun=payoff.clock())
+    try:
+        return _told_apart(captured, values, run, step, *rest)
+    finally:
+        islands.settle(run)
+
+
+def _told_apart(captured: Captured, values: Values, run: BodyRun, step: Callable[..., Any], *rest: Any) -> Any:
     try:
         return body_run.during(run, step, (captured, values, *rest))
     except Exception as error:
@@ -847,19 +855,50 @@ def _came_to(
     if stopped.node is not None:
         entry.steadiness.replays += 1
         return done(stopped.result)
+    if stopped.ran:
+        islands.answer(body_run.current(), stopped.ran)
+    if stopped.is_odd:
+        return _after_island(captured, entry, stopped, captured.call(values, leaves, entry), tree)
     if stopped.moved is not None:
         return _state_moved(captured, entry, stopped.moved, values, leaves, tree)
-    return _unread(captured, entry, node, stopped.reads, captured.call(values, leaves, entry), tree)
+    bound = captured.call(values, leaves, entry)
+    return _unread(captured, entry, node, stopped.reads, bound, tree, again=not stopped.ran)
 
 
-def _unread(captured: Captured, entry: Entry, node: Node, reads: branches.Reads, bound: Call, tree: Tree) -> Reply:
-    """The host read a value after which no recording goes on from here."""
-    for other in _siblings_after(reads, node, tree):
+def _after_island(captured: Captured, entry: Entry, stopped: branches.Followed, bound: Call, tree: Tree) -> Reply:
+    """An island ran that no recording can go on from: the body goes on, with what it gave."""
+    captured.log.counters.misses += 1
+    captured.log.add("miss", f"after {islands.name_of(stopped.ran[-1].function)}() no recording can go on")
+    entry.steadiness.note_stop("[]", is_new=False)
+    if stopped.is_lost:
+        _tell_lost_state(captured, islands.name_of(stopped.ran[-1].function))
+    if entry.steadiness.is_lost:
+        reply = _lose_reads(captured, entry, tree)
+        if stopped.interrupt is None:
+            return reply
+    result = run_eagerly(captured, bound, "after an island no recording can go on")
+    if stopped.interrupt is not None:
+        raise stopped.interrupt
+    return done(result)
+
+
+def _tell_lost_state(captured: Captured, name: str) -> None:
+    """No eager call can be made of this one: what the body had read by then is another thing now."""
+    obstacle = "changed, for the first time, what the body reads before it: this one call may differ from eager"
+    told = Island(name=name, where=captured.annotation.defined_at, obstacle=obstacle, fix="order")
+    captured.report(compile_plan(captured.annotation, captured.bare_facts(islands=(told,))))
+
+
+def _unread(
+    captured: Captured, entry: Entry, node: Node, reads: branches.Reads, bound: Call, tree: Tree, *, again: bool = True
+) -> Reply:  # fmt: skip
+    """The host read a value after which no recording goes on from here. ``again``: others may begin anew."""
+    for other in _siblings_after(reads, node, tree) if again else ():
         state = other.check(bound.leaves)
         if state and state != OVERLAPS:
             return _state_moved(captured, entry, other, bound.values, bound.leaves, tree)
-        again = bound.values, bound.leaves, body_run.current()
-        found = None if state else branches.replay(captured, other, tree, *again)
+        given = bound.values, bound.leaves, body_run.current()
+        found = None if state else branches.replay(captured, other, tree, *given)
         if found is not None and found.node is not None:
             return done(found.result)
     captured.log.counters.misses += 1
@@ -1236,8 +1275,11 @@ def bring_to_replay(
         call = captured.call(call.values, call.leaves, entry)
         phase = load(captured, entry, call.leaves) if entry.phase == "cold" else entry.phase
         if phase == "cold":
-            if observe_undone(captured, entry, call).collectives:
+            facts = observe_undone(captured, entry, call)
+            if facts.collectives:
                 return Outcome("skipped", _ONE_RUN)
+            if facts.islands and not with_gradients:
+                return Outcome("skipped", "an island runs once a call")
         elif phase == "eager":
             return stays_eager(captured, entry)
         else:

@@ -11,7 +11,7 @@ from attrs import define, evolve, field, frozen
 from capture.core.facts import Facts, GradientObstacle, GradientUse, diff_facts
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Refusal
-from capture.guards.read_guards import Places, Read, read_by
+from capture.guards.read_guards import Places, Read, path_read, read_by
 from capture.guards.recording_guard import own_tensors
 from capture.key.signature import Key, names_the_dead
 from capture.native import seen
@@ -224,13 +224,14 @@ class Entry:
         drifts, change = diff_facts(self.facts, facts, lines)
         return evolve(facts, drifts=drifts, sequence_change=change, runs=self.facts.runs + 1)
 
-    def note_reads(self, watched: ObservedRun, described: DescribedRun) -> tuple[str, str] | None:
-        """A watched run ran code, which read Python state. Gives what of that cannot be guarded, and its path."""
+    def note_reads(self, watched: ObservedRun, described: DescribedRun) -> tuple[tuple[str, str] | None, str | None]:
+        """A watched run ran code, which read Python state. Gives what of that cannot be guarded, and its path; and the
+        path of what it may have read and an island changed."""
         self.ran.note(watched.ran)
         call, rebuilt = watched.call, watched.rebuilt()
         found = read_by(self.ran, call, watched.changed, rebuilt, own_tensors(described, call.leaves))
         self.places, self.read = found.places, None if watched.changed or rebuilt else found
-        return found.obstacle
+        return found.obstacle, path_read(found, watched.by_islands)
 
     @property
     def is_proven(self) -> bool:

@@ -171,9 +171,12 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
         captured.log.add("plan", f"{watched.once}, which is done once: watched again")
         entry.settling += 1
         return entry.phase
-    obstacle = locked(  # else some of what it reads may be another thread's stand-ins
+    obstacle, changed = locked(  # else some of what it reads may be another thread's stand-ins
         entry.note_reads, watched, observed.described
     )
+    if changed is not None:
+        told = f"changes {changed}, which the body reads"
+        facts = evolve(facts, islands=tuple(evolve(one, obstacle=told, fix="order") for one in facts.islands))
     if obstacle is not None:
         name, path = obstacle
         facts = evolve(facts, unkeyed=(*facts.unkeyed, Unkeyed(name=name, kind="answer", paths=(path,), where=None)))

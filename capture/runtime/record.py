@@ -212,6 +212,7 @@ def _facts_and_plan(
     if not recorded.executed and entry.facts is not None:
         facts = evolve(facts, draws=entry.facts.draws)  # generators do not move while capturing
     unfollowed = any(not one.is_compared for one in facts.host_syncs)
+    unfollowed = unfollowed or any(one.obstacle for one in facts.islands)
     known = unfollowed or facts.host_work or facts.subclasses or any(o.kind == "foreign" for o in facts.outputs)
     other = _only_captured(entry.plan, facts, recorded) if entry.plan is not None else None
     if (recorded.failure is not None and not known) or other is not None:

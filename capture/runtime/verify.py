@@ -18,6 +18,7 @@ from capture.core import config
 from capture.key import pytree, tensor_meta
 from capture.key.modes import inlined
 from capture.native import native
+from capture.observe import islands
 from capture.runtime import branches
 from capture.runtime.branches import Followed
 from capture.runtime.captured import Captured
@@ -213,6 +214,8 @@ class Comparison:
     has_run: bool = False
     at: Sequence[Node] | None = None
     """The recordings that may run in this call."""
+    ran: Sequence[islands.Outcome] = ()
+    """Islands that ran in the replay."""
 
     def taken(self, result: Any = None) -> tuple[State, Results]:
         """Everything as it is after this result."""
@@ -232,8 +235,17 @@ class Comparison:
         found = branches.replay(*where, None)
         if found.node is None:
             raise _Stopped(found)
-        self.node = found.node
+        self.node, self.ran = found.node, found.ran
         return found.result
+
+    def _body(self) -> Any:
+        """The body, with islands that ran in the replay answered."""
+        if self.ran:
+            islands.answer(self, list(self.ran))
+        try:
+            return run_body(self.captured, self.call)
+        finally:
+            islands.settle(self)
 
     def run(self) -> Verified:
         """Replay, put back, run the body, compare."""
@@ -248,7 +260,7 @@ class Comparison:
             left, ours = put_back_after(replayed, before, self.call)
         except _Stopped as stopped:
             return Verified(stopped=stopped.found, has_result=False)
-        self.eager = run_body(captured, self.call)
+        self.eager = self._body()
         self.has_run = True
         after, theirs = self.taken(self.eager)
         if not after.drew_like(left):
@@ -262,7 +274,7 @@ class Comparison:
                 slot.put_back(self.call.named_roots, value)
             return Verified(given[0])
         native.committed(bool, (), lambda _: before.put_back(self.call.named_roots, after))
-        _, again = put_back_after(lambda: self.taken(run_body(captured, self.call)), after, self.call)
+        _, again = put_back_after(lambda: self.taken(self._body()), after, self.call)
         wrong = _first_wrong(different, ours, theirs, again)
         if wrong is None and after.generators and threading.active_count() > 1:
             # another thread may have drawn before one run's draws and after the other's, as many numbers each time

@@ -23,6 +23,8 @@ from capture.torch_private.dynamo import COMPILE, RUN_COMPILED
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE = range(5)  # as in ``native/code_watch.c``
 _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
 """Folders of ours whose functions call users' code: what is called there counts as before."""
+_ISLANDS = "capture.observe.islands"
+"""Runs functions that are no part of what is recorded: what they read is their own business."""
 _kinds: dict[str | None, int] = {}
 _MOST_KINDS = 100_000
 
@@ -30,6 +32,8 @@ _MOST_KINDS = 100_000
 def _sort(name: str | None) -> int:
     """Of all code of a module, by its name; None: it has none, or no text."""
     package = package_of(name)
+    if name == _ISLANDS:
+        return _ASIDE
     if package == "capture":
         folder = str(name).split(".")[1:2]
         return _BETWEEN if not folder or folder[0] in _CALLS_BODIES else _OURS

@@ -211,6 +211,13 @@ unseen: Callable[[], contextlib.AbstractContextManager[Any]] = getattr(
 """Operators in the block are seen by no dispatch mode."""
 
 
+def without_modes() -> contextlib.AbstractContextManager[Any]:
+    """No dispatch mode is in force in the block. Without torch's name for that, none sees an operator there."""
+    leave_out = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
+    found: contextlib.AbstractContextManager[Any] = unseen() if leave_out is None else leave_out()
+    return found
+
+
 def only_default_device_modes() -> bool:
     """True if every active torch-function mode is ``torch.device`` used as a context or a default device."""
     from torch.utils._device import DeviceContext

@@ -191,6 +191,10 @@ class Tree:
             self.pins, self.pool_is_at = (*self._pins_in_use(), *found), None
         _pins.leave(groups)
 
+    def pin(self, kept: Sequence[tuple[Block, StorageWatch]]) -> None:
+        """Somebody keeps memory of the pool that is no output."""
+        self.pins, self.pool_is_at = (*self._pins_in_use(), *[_pins.Pin(*one) for one in kept]), None
+
     def _pins_in_use(self) -> list[_pins.Pin]:
         return [pin for pin in self.pins if pin.is_used]
 

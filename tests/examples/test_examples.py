@@ -87,6 +87,11 @@ EXPECTED = {
         "batch sizes: 31 - recordings: 6",
         "later on, most steps replay: True",
     ),
+    "14_islands.py": (
+        "equal to eager: True - noted alike: True",
+        "replays: 18 - eager calls: 0",
+        "segments of a replay: 2",
+    ),
 }
 
 

@@ -45,12 +45,6 @@ def reads_tolist(x: Tensor) -> Tensor:
     return result
 
 
-def reads_print(x: Tensor) -> Tensor:
-    y = torch.relu(x)
-    print(y)  # here
-    return y + 1
-
-
 def reads_format(x: Tensor) -> Tensor:
     name = f"{x.sum()}"  # here
     return x + len(name)

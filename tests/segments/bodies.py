@@ -213,6 +213,14 @@ def dead_before(x: Tensor) -> Tensor:
 
 
 @plain
+def used_in_one_branch(x: Tensor) -> Tensor:
+    """A recording in which nothing looks at ``z`` may be gone on from by one that does."""
+    y = x * 2
+    z = torch.rand_like(y)
+    return y * z if y[0, 0] > 0 else y + 1
+
+
+@plain
 def structure_by_branch(x: Tensor) -> Any:
     y = x * 2
     if y.sum() > 0:

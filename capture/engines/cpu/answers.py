@@ -12,7 +12,7 @@ while it was recorded, so that nothing was written over it by then. Others get w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ from capture.core.interrupts import is_interrupt
 from capture.engines.base import Geometry
 from capture.engines.cpu.tape import Ran, Stop, TapeStep
 from capture.engines.staging import over
+from capture.observe import islands
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.operator_schema import Operator, tensors_in, traits
+from capture.torch_private.capabilities import unseen
 
 
 class Answers(ObserveMode):
@@ -67,6 +69,18 @@ class Answers(ObserveMode):
         if ran is None or ran.result != text:
             self._end()
 
+    @override
+    def island(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._goes_on or self.is_aside:
+            return super().island(function, args, kwargs)
+        ran, outcome = self._found(f"island.{islands.name_of(function)}"), islands.taken(function)
+        if ran is None or ran.step is None or outcome is None:
+            raise self._ended()
+        tensors = list(islands.tensors_of((args, kwargs)))
+        with unseen():
+            made = {id(one): self._made(ran.step, number) for number, one in enumerate(outcome.made)}
+            return outcome.among(tensors, made)
+
     def _found(self, op: Any) -> Ran | None:
         """What was done for it. Views are made as they come: saving a tensor for a backward pass makes some, or not."""
         ran, at = self._stop.ran, self._number
@@ -81,9 +95,12 @@ class Answers(ObserveMode):
 
     def _end(self) -> None:
         """The body did something else, or this is the place: it gets the error here."""
+        raise self._ended()
+
+    def _ended(self) -> BaseException:
         self._goes_on = True
         self._raised = self._stop.error
-        raise self._stop.error
+        return self._stop.error
 
     def _answered(self, form: Any, step: TapeStep, given: Sequence[torch.Tensor]) -> Any:
         if isinstance(form, Made):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,13 +24,15 @@ from capture.engines.cpu.segments import SegmentedTape
 from capture.engines.cpu.tape import Leaf, Ran, Register, Tape, TapeMemory, TapeStep, python_form, registers_in
 from capture.engines.staging import InputGroup, over, put_back, stage
 from capture.engines.undo import MOST_UNDO
+from capture.key import pytree
 from capture.key.tensor_meta import span_bytes
 from capture.observe import collectives
 from capture.observe.described import KeptLeaf
-from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.dispatch_mode import IslandBegin, ObserveMode
 from capture.observe.expectation import Expectation
 from capture.observe.facts_builder import describe
 from capture.observe.host_values import Told
+from capture.observe.islands import Outcome, tensors_of
 from capture.observe.operator_schema import (
     Operator,
     OperatorTraits,
@@ -57,6 +60,7 @@ class CpuBackend:
     rebinds_to_pool = True
     owns_in_place = True
     breaks_at_reads = True
+    runs_islands = True
     rebinds_tensors = True
 
     def memory_bytes(self) -> int:
@@ -230,6 +234,8 @@ class TapeRecorder(ObserveMode):
         self._pool_copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         """By ``id`` of a storage that the body gave memory: that memory, and the block in which replays have it."""
         self.failure: str | None = None
+        self._has_islands = False
+        """They may draw from any generator, and no operator tells."""
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block a result lies in."""
@@ -365,12 +371,64 @@ class TapeRecorder(ObserveMode):
             self._tape.ran.append(Ran(name, step, text))
             self._end_segment(step, text)
 
+    @override
+    def end_at_island(
+        self, begin: IslandBegin, obstacle: str | None, outcome: Outcome, args: tuple[Any, ...],
+        kwargs: dict[str, Any], found: list[Any],
+    ) -> None:  # fmt: skip
+        tensors = list(tensors_of((args, kwargs)))
+        if obstacle is not None or not self._may_break:
+            self._fail(f"{begin.name}() {obstacle or 'is called where no recording may be cut'}")
+        for tensor in (*tensors, *outcome.made):
+            if not _is_plain(tensor):
+                self._fail(f"{begin.name}() has to do with a tensor that is not on the CPU")
+        for tensor in tensors if self.failure is None else ():
+            if self._tape.root_of(tensor) is None and not self._adopt(tensor, is_constant=False):
+                self._fail(f"{begin.name}() gets memory that nobody is known to own")
+        if self.failure is not None:
+            return
+        grad = torch.is_grad_enabled()
+        try:
+            given = [self._island_template(value) for value in (args, kwargs)]
+        except LookupError as error:
+            self._fail(f"{begin.name}(): {error}")
+            return
+        self._has_islands = True
+        moved = {id(one): self._move(one) for one in outcome.made}
+        for one in outcome.made:
+            moved[id(one)][0].copy_(one)
+            self.note_made(moved[id(one)][0])
+        outs = [_source_of(moved[id(one)]) for one in outcome.made]
+        name = f"{begin.name} {id(outcome.function):x} {grad}"
+        step = TapeStep(outcome.function, given[0], given[1], "break", outs, name=name, acts=True)
+        self._tape.append(step)
+        self._tape.ran.append(Ran(self.trace.sequence[-1], step))
+        self._end_segment(step, self.trace.reads[-1])
+        self._tape.note_island(grad=grad)
+        found[0] = outcome.among(tensors, {key: visible for key, (visible, _, _) in moved.items()})
+
+    def _island_template(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            number = self._tape.register(value)
+            if number is None:
+                raise LookupError("a lazily conjugated or negated tensor")
+            return Register(number)
+        if type(value) is dict:
+            return {key: self._island_template(one) for key, one in value.items()}
+        if pytree.is_namedtuple(type(value)):
+            return type(value)(*[self._island_template(one) for one in value])
+        if type(value) in (tuple, list):
+            return type(value)([self._island_template(one) for one in value])
+        return value if type(value) in pytree.PLAIN_TYPES else weakref.ref(value)
+
     def _end_segment(self, step: TapeStep, told: str) -> None:
         trace = self.trace
         wrote = [key for key, one in trace.externals.items() if one.mutation is not None or key in trace.lent]
         names = {name for name, _, _ in trace.draws}
         drew = [
-            generator for key, (generator, _) in self._drawn.items() if self.generators.get(key, "default") in names
+            generator
+            for key, (generator, _) in self._drawn.items()
+            if self._has_islands or self.generators.get(key, "default") in names
         ]
         self._tape.end_segment(step, told, wrote, drew)
 

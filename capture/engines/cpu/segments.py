@@ -8,6 +8,7 @@ the same with the same memory.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 from attrs import define
 from typing_extensions import override
 
-from capture.engines.base import Block, BoundInput, Found, OwnedOutput, found
+from capture.engines.base import Block, BoundInput, Found, Geometry, IslandCall, OwnedOutput, found
 from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.answers import Answers
-from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep
+from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep, registers_in
 from capture.engines.undo import Undo
+from capture.key import pytree
 from capture.native import native
 from capture.torch_private.capabilities import generator_id
 
@@ -56,6 +58,10 @@ class SegmentedTape(Tape):
         """The first step of each segment."""
         self._met: int | None = None
         """The break whose operator raised."""
+        self._islands: dict[int, bool] = {}
+        """Numbers of breaks that are islands, with the grad mode that they are called in."""
+        self._places: dict[int, tuple[TapeMemory, Geometry]] = {}
+        """Of registers, by number."""
 
     # ------------------------------------------------------------------------------------------------------ recording
 
@@ -69,6 +75,10 @@ class SegmentedTape(Tape):
         roots = [one for one in found if one.kind == "static" or one.is_managed]
         self._written = _Written(roots, tuple(drew))
 
+    def note_island(self, *, grad: bool) -> None:
+        """The last break is an island."""
+        self._islands[len(self._breaks) - 1] = grad
+
     def undo_bytes(self) -> int:
         """What every replay has to keep of the caller's memory."""
         return sum(one.nbytes() for one in self._written.storages())
@@ -76,6 +86,10 @@ class SegmentedTape(Tape):
     @override
     def compile(self, copies_in: list[TapeStep], copies_out: list[TapeStep]) -> None:
         super().compile(copies_in, copies_out)
+        if self._islands:
+            self._places = {
+                number: (root, geometry) for root in self._roots for geometry, number in root.registers.items()
+            }
         if self.reads:
             places = {number: (_told_root(root), geometry)
                       for root in self._roots for geometry, number in root.registers.items()}  # fmt: skip
@@ -84,6 +98,13 @@ class SegmentedTape(Tape):
     @override
     def _is_local(self, root: TapeMemory, number: int) -> bool:
         return not self.reads and super()._is_local(root, number)  # results outlive a segment
+
+    @override
+    def _used(self) -> set[int]:
+        """Another recording of the body, which goes on from a break of this one, may look at all that was made then."""
+        ends = [at for at, step in enumerate(self._steps) if step.form == "break"]
+        before = self._steps[: ends[-1] + 1] if ends else []
+        return super()._used() | {out[1] for step in before for out in step.outs if out is not None}
 
     @override
     def _make_replay(self) -> Callable[[Sequence[Any]], None]:
@@ -107,9 +128,13 @@ class SegmentedTape(Tape):
         """See ``SegmentedRecording``."""
         if not self._written.roots and not self._written.generators:
             return
-        drew = {generator_id(one): one for one in self._written.generators}
+        undo.keep(self._written.storages(), self._generators(leaves))
+
+    def _generators(self, leaves: Sequence[Any]) -> list[torch.Generator]:
+        """Those that segments draw from, up to the last break, in this call."""
         given = {generator_id(known): leaves[at] for at, known in self.generators.items()}
-        undo.keep(self._written.storages(), [given.get(key, one) for key, one in drew.items()])
+        drew = {generator_id(one): one for one in self._written.generators}
+        return [given.get(key, one) for key, one in drew.items()]
 
     def segment(self, number: int) -> Callable[[Sequence[Any]], None]:
         """See ``SegmentedRecording``."""
@@ -143,6 +168,34 @@ class SegmentedTape(Tape):
             with torch.no_grad():
                 native.Tape(self.registers, self._calls[len(self._calls) - len(self.copies_out) :])(leaves)
         return Answers(stop)
+
+    def island(self, number: int, leaves: Sequence[Any]) -> IslandCall | None:
+        """See ``SegmentedRecording``."""
+        grad = self._islands.get(number)
+        if grad is None:
+            return None
+        step = self._breaks[number]
+        assert callable(step.function)
+        by_root: dict[int, list[int]] = {}
+        for at in dict.fromkeys(registers_in((step.args, step.kwargs))):
+            by_root.setdefault(self._places[at][0].number, []).append(at)
+        tensors: dict[int, torch.Tensor] = {}
+        lent = []
+        for numbers in by_root.values():
+            root = self._places[numbers[0]][0]
+            if root.kind == "static":  # the caller's own
+                tensors.update((at, self.registers[at]) for at in numbers)
+            elif root.kind == "block":
+                assert root.storage is not None
+                block = Block(root.storage.data_ptr(), root.storage.nbytes())
+                views = self.arena.views(block, [self._places[at][1] for at in numbers])
+                tensors.update(zip(numbers, views, strict=True))
+                lent.append((block, views[0].untyped_storage()))
+            else:
+                tensors.update((at, self.registers[at].clone()) for at in numbers)
+        owners = [one.owner for one in self._written.roots if one.owner is not None]
+        args, kwargs = _with_tensors(step.args, tensors), _with_tensors(step.kwargs, tensors)
+        return IslandCall(step.function, args, kwargs, grad, lent, owners, self._generators(leaves))
 
     def _meeting(self, step: TapeStep) -> Callable[[Sequence[Any]], Any]:
         function, registers = step.function, self.registers
@@ -201,6 +254,22 @@ class SegmentedTape(Tape):
         super().release()
         self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
         self._begins = []
+        self._islands, self._places = {}, {}
+
+
+def _with_tensors(template: Any, tensors: dict[int, torch.Tensor]) -> Any:
+    """What an island gets."""
+    if isinstance(template, Register):
+        return tensors[template.number]
+    if isinstance(template, weakref.ref):
+        return template()
+    if type(template) is dict:
+        return {key: _with_tensors(one, tensors) for key, one in template.items()}
+    if pytree.is_namedtuple(type(template)):
+        return type(template)(*[_with_tensors(one, tensors) for one in template])
+    if isinstance(template, (tuple, list)):
+        return type(template)([_with_tensors(one, tensors) for one in template])
+    return template
 
 
 def _in_segments(leaves: Sequence[Any]) -> None:
@@ -229,6 +298,8 @@ def _told(template: Any, places: dict[int, Key]) -> Any:
         return places[template.number]
     if isinstance(template, (list, tuple)):
         return [_told(member, places) for member in template]
+    if type(template) is dict:
+        return [(key, _told(member, places)) for key, member in template.items()]
     if isinstance(template, (Leaf, str, type(None), bool, int, float, complex)):
         return type(template), repr(template)
     if isinstance(template, torch.Generator):

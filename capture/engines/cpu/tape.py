@@ -659,6 +659,8 @@ def _places(template: Any) -> Iterator[Register | Leaf]:
     if isinstance(template, (list, tuple)):
         for member in template:
             yield from _places(member)
+    elif type(template) is dict:
+        yield from _places(tuple(template.values()))
     elif isinstance(template, (Register, Leaf)):
         yield template
 

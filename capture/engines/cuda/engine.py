@@ -49,6 +49,7 @@ class CudaBackend:
     rebinds_to_pool = False
     owns_in_place = False
     breaks_at_reads = True
+    runs_islands = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -24,7 +24,7 @@ from capture.engines.cuda.segment_run import SegmentRun, seen_by
 from capture.key.tensor_meta import nbytes_of
 from capture.observe import source_location
 from capture.observe.collectives import obstacle, registers_segments
-from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.dispatch_mode import IslandBegin, ObserveMode
 from capture.observe.gradient_uses import refuses
 from capture.observe.operator_schema import (
     Operator,
@@ -97,6 +97,10 @@ class GraphRecorder(ObserveMode):
         if follows:
             return
         raise RefusedError(f"{op} waits for the device{_at()}")
+
+    @override
+    def begin_island(self, begin: IslandBegin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        raise RefusedError(f"{begin.name}() runs eagerly in every replay{_at()}")
 
     @override
     def note_export(self, tensor: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from capture.engines.base import BoundInput, Found, Move, Refusal, found
+from capture.engines.base import BoundInput, Found, IslandCall, Move, Refusal, found
 from capture.engines.cuda.replay import CudaRecording, Step
 from capture.engines.cuda.segment_run import SegmentRun, Told, copy_in_late, keep
 from capture.engines.cuda.streams import order_draws
@@ -97,6 +97,11 @@ class SegmentedGraphs(CudaRecording):
         del leaves
         result = self._breaks[number].operate()
         return found(self._breaks[number].told, result)
+
+    def island(self, number: int, leaves: Sequence[Any]) -> IslandCall | None:
+        """See ``SegmentedRecording``. There are none."""
+        del number, leaves
+        return None
 
     def settle(self, number: int, found: Found) -> None:
         """See ``SegmentedRecording``."""

@@ -1,0 +1,347 @@
+"""Islands: functions that run eagerly in every replay, between two segments.
+
+``perform`` runs one and gives its ``Outcome``: all that it left where a replay, or the body, goes on. An island cannot
+be undone: it may have printed. So where a call stops between two segments and its body is run after all, from its begin
+and on what was put back, the islands that ran are **answered**: the body gets what they gave, and finds the memory that
+they wrote, and the generators that they drew from, as they left them. ``answer`` says so for the call that is under way
+in this thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from attrs import evolve, frozen
+
+from capture.key import pytree
+from capture.key.modes import inlined
+from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
+from capture.key.tensor_meta import digest
+from capture.torch_private import capabilities
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_DEEPEST = 30  # levels of containers
+
+
+class UnsuitedError(Exception):
+    """What an island gets or gives is none of what a recording can hold. The text reads after its name."""
+
+
+class Given:
+    """Stands for a tensor among an island's arguments, by its number, or for a view of one: dtype, offset in the
+    storage, shape and strides. No attrs class, since those are containers to be opened."""
+
+    __slots__ = ("number", "view")
+
+    def __init__(self, number: int, view: tuple[torch.dtype, int, tuple[int, ...], tuple[int, ...]] | None) -> None:
+        self.number, self.view = number, view
+
+    def among(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensor."""
+        tensor = tensors[self.number]
+        if self.view is None:
+            return tensor
+        dtype, offset, shape, stride = self.view
+        with torch.no_grad():
+            base = tensor if tensor.dtype == dtype else tensor.view(dtype)
+            return base.as_strided(shape, stride, offset)
+
+
+class Change(Protocol):
+    """A place in Python state that holds another value than before."""
+
+    @property
+    def before(self) -> Any:
+        """What it held."""
+
+    @property
+    def after(self) -> Any:
+        """What it holds."""
+
+    def put(self, value: Any) -> None:
+        """Have this value there."""
+
+
+@frozen(eq=False)
+class Outcome:
+    """What one run of an island left."""
+
+    function: Callable[..., Any]
+    result: Any
+    """``Given`` stands in it for what is an argument."""
+    told: str
+    """What the host learns of it: equal texts mean the same containers, plain values, kinds and places of tensors."""
+    made: tuple[torch.Tensor, ...] = ()
+    """Tensors in the result that it made, in order."""
+    error: BaseException | None = None
+    unsuited: str | None = None
+    """Why no recording can hold the result."""
+    written: tuple[tuple[int, torch.Tensor], ...] = ()
+    """Arguments, by number, that it wrote, with what they hold then."""
+    beside: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    """The same of other tensors that it was to be looked at for."""
+    generators: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
+    """Those that it drew from, with their states then."""
+    state: tuple[Change, ...] = ()
+    """What it changed in Python state that the body may have read before it."""
+    ms: float = 0.0
+    """How long it took."""
+
+    def among(self, tensors: Sequence[torch.Tensor], made: Mapping[int, torch.Tensor] = MappingProxyType({})) -> Any:
+        """The result, for arguments with these tensors. ``made``: others, by ``id`` of those that it made."""
+        return pytree.rebuild(
+            self.result, lambda one: one.among(tensors) if type(one) is Given else made.get(id(one), one)
+        )
+
+    def again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Leave all as it was left, without running."""
+        tensors = list(tensors_of((args, kwargs)))
+        with torch.no_grad():
+            for number, contents in self.written:
+                tensors[number].copy_(contents)
+            for tensor, contents in self.beside:
+                tensor.copy_(contents)
+        for generator, state in self.generators:
+            generator.set_state(state)
+        for change in self.state:
+            change.put(change.after)
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+class _Left(threading.local):
+    def __init__(self) -> None:
+        self.owner: Any = None
+        self.outcomes: list[Outcome] = []
+
+
+_left = _Left()
+
+
+def answer(owner: Any, outcomes: list[Outcome]) -> None:
+    """These ran in this call, in this order: they are answered, until ``settle`` for the same owner. What was answered
+    is taken from the list, so that nothing of it is kept alive."""
+    _left.owner, _left.outcomes = owner, outcomes
+
+
+def settle(owner: Any) -> None:
+    """The call is over."""
+    if _left.owner is owner:
+        _left.owner, _left.outcomes = None, []
+
+
+def taken(function: Callable[..., Any]) -> Outcome | None:
+    """What the function gave, if it is the next to be answered. A body that goes another way runs its own."""
+    if not _left.outcomes:
+        return None
+    if _left.outcomes[0].function is function:
+        return _left.outcomes.pop(0)
+    _left.outcomes.clear()
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+
+
+def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An island outside of any watched run."""
+    outcome = taken(function)
+    if outcome is None:
+        return function(*args, **kwargs)
+    outcome.again(args, kwargs)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.among(list(tensors_of((args, kwargs))))
+
+
+def perform(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+    beside: Sequence[torch.Tensor] = (), generators: Sequence[torch.Generator] = (),
+) -> tuple[Outcome, Any]:  # fmt: skip
+    """Run it, or answer it. Gives what the body gets, too, where it raised nothing. ``beside``: other tensors that it
+    may write; ``generators``: those it may draw from."""
+    answered = taken(function)
+    if answered is not None:
+        answered.again(args, kwargs)
+        return answered, answered.among(list(tensors_of((args, kwargs))))
+    tensors = list(tensors_of((args, kwargs)))
+    versions = [version_of(one) for one in (*tensors, *beside)]
+    states = [one.get_state() for one in generators]
+    result, begin = None, time.perf_counter()
+    try:
+        result = inlined(functools.partial(function, *args, **kwargs))
+    except BaseException as error:  # noqa: BLE001 - the body's own, raised again where it stands
+        found = Outcome(function, None, f"raised {type(error).__name__}", error=error)
+    else:
+        holders = _holders(result)
+        found = _outcome(function, result, holders, tensors)
+    ms = (time.perf_counter() - begin) * 1e3
+    now = [(one, one.detach()) for one in (*tensors, *beside)]
+    written = [(at, one.clone()) for at, (tensor, one) in enumerate(now) if version_of(tensor) != versions[at]]
+    drawn = [(one, one.get_state()) for one in generators]
+    count = len(tensors)
+    return evolve(
+        found,
+        ms=ms,
+        written=tuple((at, contents) for at, contents in written if at < count),
+        beside=tuple((beside[at - count], contents) for at, contents in written if at >= count),
+        generators=tuple(one for one, state in zip(drawn, states, strict=True) if not torch.equal(one[1], state)),
+    ), result
+
+
+def version_of(tensor: torch.Tensor) -> int | str:
+    """Another one once it was written. Tensors of inference mode do not count: those are told by what they hold."""
+    return digest(tensor) if tensor.is_inference() else tensor._version
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """How messages name it."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors among arguments, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) in (tuple, list) or pytree.is_namedtuple(type(value)):
+        for member in value:
+            yield from tensors_of(member)
+    elif type(value) is dict:
+        for member in value.values():
+            yield from tensors_of(member)
+
+
+def check_arguments(value: Any, is_same: Callable[[Any], bool], depth: int = 0) -> None:
+    """Raises ``UnsuitedError`` for what a recording cannot hold. ``is_same``: whether an object is so in every call."""
+    if isinstance(value, torch.Tensor):
+        _check_tensor(value)
+        if value.requires_grad and not value.is_leaf:
+            raise UnsuitedError("gets a tensor that needs gradients: pass it with .detach()")
+    elif type(value) in (tuple, list, dict) or pytree.is_namedtuple(type(value)):
+        for member in value.values() if type(value) is dict else value:
+            check_arguments(member, is_same, _deeper(depth))
+    elif type(value) not in PLAIN_TYPES and not (is_object(type(value)) and is_same(value)):
+        raise UnsuitedError(f"gets an object of type {type(value).__qualname__}")
+
+
+def _check_tensor(value: torch.Tensor) -> None:
+    if type(value) not in TENSOR_TYPES or value.layout is not torch.strided or value.is_nested or value.is_quantized:
+        raise UnsuitedError("gets or gives a tensor of another kind than a plain one")
+    if value.is_neg() or value.is_conj():
+        raise UnsuitedError("gets or gives a lazily conjugated or negated tensor")
+
+
+def is_object(kind: type) -> bool:
+    """Objects of this class can be told from others without being kept alive."""
+    return bool(kind.__weakrefoffset__) and not issubclass(kind, (torch.Tensor, type))
+
+
+def _deeper(depth: int) -> int:
+    if depth > _DEEPEST:
+        raise UnsuitedError("gets or gives containers that are nested too deeply")
+    return depth + 1
+
+
+def _outcome(
+    function: Callable[..., Any], result: Any, holders: list[tuple[int, int]], given: Sequence[torch.Tensor]
+) -> Outcome:
+    made: list[torch.Tensor] = []
+    try:
+        told = _told(result, given, made)
+        template = pytree.rebuild(result, lambda leaf: _template(leaf, given)) if given else result
+    except UnsuitedError as unsuited:
+        return Outcome(function, result, "", unsuited=str(unsuited))
+    fresh, leaves = {id(one) for one in made}, list(tensors_of(result))
+    alone = _ALONE[isinstance(result, torch.Tensor)]
+    held = [id(leaf) in fresh and any(map(operator.gt, by, alone)) for leaf, by in zip(leaves, holders, strict=True)]
+    kept = any(held)
+    return Outcome(function, template, told, tuple(made), unsuited="keeps a tensor that it gives" if kept else None)
+
+
+def _told(value: Any, given: Sequence[torch.Tensor], made: list[torch.Tensor], depth: int = 0) -> str:
+    if isinstance(value, torch.Tensor):
+        return _told_tensor(value, given, made)
+    kind = type(value)
+    if kind in (tuple, list) or pytree.is_namedtuple(kind):
+        return f"{kind.__qualname__}[{', '.join(_told(one, given, made, _deeper(depth)) for one in value)}]"
+    if kind is dict:
+        members = (f"{key!r}: {_told(one, given, made, _deeper(depth))}" for key, one in value.items())
+        if any(type(key) not in PLAIN_TYPES for key in value):
+            raise UnsuitedError("gives a dict whose keys are no plain values")
+        return f"{{{', '.join(members)}}}"
+    if kind in PLAIN_TYPES:
+        return f"{kind.__name__} {value!r}"
+    raise UnsuitedError(f"gives an object of type {kind.__qualname__}")
+
+
+def _told_tensor(value: torch.Tensor, given: Sequence[torch.Tensor], made: list[torch.Tensor]) -> str:
+    _check_tensor(value)
+    template = _template(value, given)
+    if type(template) is Given:
+        return f"argument {template.number} {template.view or ''}"
+    if value.requires_grad:
+        raise UnsuitedError("gives a tensor that needs gradients: return it with .detach()")
+    storage = value.untyped_storage()._cdata
+    if any(one.untyped_storage()._cdata == storage for one in made):
+        raise UnsuitedError("gives tensors that share memory")
+    made.append(value)
+    return f"{value.dtype}{list(value.shape)}{list(value.stride())} {value.device.type}"
+
+
+def _template(value: Any, given: Sequence[torch.Tensor]) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    for number, one in enumerate(given):
+        if one is value:
+            return Given(number, None)
+    for number, one in enumerate(given):
+        if one.untyped_storage()._cdata == value.untyped_storage()._cdata and value.numel():
+            geometry = value.dtype, int(value.storage_offset()), tuple(value.shape), tuple(value.stride())
+            return Given(number, geometry)
+    return value
+
+
+def _holders(result: Any) -> list[tuple[int, int]]:
+    """Of each tensor in a result: who has it in Python, and in C++, its memory included. A view has the tensor that it
+    is a view of, which counts as held where others have that, too."""
+    leaves, found = list(tensors_of(result)), []
+    for at in range(len(leaves)):
+        count = sys.getrefcount(leaves[at]) - sum(one is leaves[at] for one in leaves)
+        uses = capabilities.use_count(leaves[at]) + capabilities.storage_use_count(leaves[at].untyped_storage())
+        if leaves[at]._is_view():
+            base: Any = leaves[at]._base
+            uses += -1 if sys.getrefcount(base) <= _ALONE_BASE and capabilities.use_count(base) <= _BASE_USES else 0
+            del base
+        found.append((count, uses))
+    return found
+
+
+def _probe_base() -> tuple[int, int]:
+    view = torch.zeros(2, device="cpu")[:1]
+    base: Any = view._base
+    return sys.getrefcount(base), capabilities.use_count(base)
+
+
+_ALONE_BASE, _BASE_USES = _probe_base()
+
+
+def _probe(make: Callable[[], Any]) -> tuple[int, int]:
+    result = make()
+    (found,) = _holders(result)
+    return found
+
+
+_ALONE = {
+    True: _probe(lambda: torch.zeros(1, device="cpu")),
+    False: _probe(lambda: [torch.zeros(1, device="cpu")]),
+}
+"""Of a tensor that nobody else has: that is the result, or is in it."""
