@@ -469,7 +469,7 @@ class ObserveMode(HigherOrderMode):
         if self._is_reading or self.is_aside or self.fault is not None or self.looks_away:
             return read(tensor, *args, **kwargs)
         told = host_values.told_by(name, tensor)
-        self._is_reading = told is not None  # what it is made of is read with it
+        self._is_reading = True  # what it is made of is read with it
         self.quietly(self._note_reading)(name, tensor if told is not None else None)
         try:
             with _NOTHING if told is None else unseen():

@@ -17,7 +17,7 @@ from capture.core import forks
 from capture.core.facts import Effect, HostWork
 from capture.key.pytree import PLAIN_TYPES
 from capture.native import native
-from capture.observe import host_draws, islands, written_lines
+from capture.observe import host_draws, islands, source_location, written_lines
 from capture.observe.aoti_packages import packages
 from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.probes.device_constants import constants_on_host
@@ -192,7 +192,7 @@ def _run_watched(
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
             if watch.notes_code:
-                watched.ran = around.enter_context(code_run())
+                watched.ran = around.enter_context(code_run(source_location.user_location))
             watched.has_begun = True
             watched.result = call.run(values)
             watched.is_over = True

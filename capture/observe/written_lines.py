@@ -56,7 +56,8 @@ def _line_setting(code: types.CodeType, name: str) -> int:
 def left_by_calls(ran: CodeRun) -> list[Effect]:
     """What functions in C left behind, by the user's line where that is one."""
     found: dict[str, Effect] = {}
-    for what, code, line in ran.calls:
-        where = source_location.of_line(code, line) if source_location.is_users(code.co_filename) else None
+    for (what, place), code, line in ran.calls:
+        own = source_location.of_line(code, line) if source_location.is_users(code.co_filename) else None
+        where = place if place is not None else own
         found.setdefault(what, Effect(path=what, kind="call", before="", after="", where=where))
     return list(found.values())

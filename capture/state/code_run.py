@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from attrs import define, field
@@ -49,8 +49,9 @@ class CodeRun:
     """Code that ran, with the globals that it ran in."""
 
     codes: dict[types.CodeType, list[dict[str, Any]]] = field(factory=dict)
-    calls: list[tuple[str, types.CodeType, int]] = field(factory=list)
-    """What functions in C left behind, with the code and the line that called them first."""
+    calls: list[tuple[tuple[str, Any], types.CodeType, int]] = field(factory=list)
+    """What functions in C left behind and the place that was told of it, with the code and the line that called them
+    first."""
     is_complete: bool = True
     """False where something kept us from seeing all of it."""
 
@@ -76,13 +77,19 @@ class CodeRun:
 
 
 @contextlib.contextmanager
-def code_run() -> Iterator[CodeRun]:
-    """The code that this thread runs in the block, once the block is over."""
+def code_run(place: Callable[[], Any] = lambda: None) -> Iterator[CodeRun]:
+    """The code that this thread runs in the block, once the block is over. ``place``: called where a function in C
+    leaves something behind, to tell the line."""
+
+    def leaves(function: Any) -> tuple[str, Any] | None:
+        what = c_calls.leaves(function)
+        return None if what is None else (what, place())
+
     if len(_kinds) > _MOST_KINDS:
         _kinds.clear()
     collected = [getattr(one, "__code__", None) for one in gc.callbacks]  # the collector comes when it comes
     apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
-    found, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart, c_calls.leaves)
+    found, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart, leaves)
     watch.begin()
     try:
         yield found

@@ -7,6 +7,7 @@ A mistake is a function that runs one program and gives what was captured (``rec
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import random
 from collections.abc import Callable, Iterable
@@ -77,7 +78,7 @@ def step_with(make: Callable[[Iterable[Tensor]], torch.optim.Optimizer], *, outs
             optimizer.zero_grad()
         return loss.detach()
 
-    for _ in range(8):
+    for _ in range(24):  # a count that an optimizer reads is a whole number, which may come again for longer
         train_step(torch.randn(4, 8), torch.randn(4, 4))
         if outside:
             optimizer.step()
@@ -258,6 +259,15 @@ def printed_tensor() -> Any:
     return calls(f)
 
 
+@mistake(lambda: stepping(lambda loss: loss.detach()))
+def printed_loss() -> Any:
+    def end(loss: Tensor) -> Tensor:
+        print("loss:", loss)
+        return loss.detach()
+
+    return stepping(end)
+
+
 @mistake(doubled)
 def formatted_tensor() -> Any:
     @capture
@@ -271,7 +281,7 @@ def formatted_tensor() -> Any:
 @mistake(doubled)
 def logged_tensor() -> Any:
     log = logging.getLogger("tests.messages")
-    log.addHandler(logging.NullHandler())
+    log.handlers, log.propagate = [logging.StreamHandler(io.StringIO())], False
 
     @capture
     def f(x: Tensor) -> Tensor:
