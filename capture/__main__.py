@@ -28,20 +28,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="capture", description="What capture decides, and why.")
+    description = "Look at rules, plans and reports of torch-capture, and measure programs."
+    parser = argparse.ArgumentParser(prog="capture", description=description)
     parser.add_argument("--version", action="version", version=f"torch-capture {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("rules", help="all rules, one a line").set_defaults(run=_rules)
     rule = commands.add_parser("rule", help="the page of one rule")
     rule.add_argument("code", metavar="CODE", help="a code or a name, as CG101 or host-sync")
     rule.set_defaults(run=_rule)
-    plan = commands.add_parser("plan", help="a saved plan, to be read")
+    plan = commands.add_parser("plan", help="show a saved plan")
     plan.add_argument("file", type=Path, metavar="FILE")
     plan.add_argument("--all", action="store_true", help="all inputs, outputs, effects and findings")
     plan.set_defaults(run=_plan)
-    report = commands.add_parser("report", help="what a run came to, as written by capture.report(json=...)")
+    report = commands.add_parser("report", help="show a report that capture.report(json=...) wrote")
     report.add_argument("file", type=Path, metavar="RUN.json")
-    report.add_argument("--html", type=Path, metavar="FILE", help="write it as a page, too")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write it as an HTML page, too")
     report.set_defaults(run=_report)
     bench = commands.add_parser("bench", help="run a program eagerly and captured, and tell the gain")
     bench.add_argument("script", type=Path, metavar="SCRIPT")
@@ -50,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     cache = commands.add_parser("cache", help="plans kept on disk")
     cache.add_argument("action", choices=["list", "clear"])
     cache.set_defaults(run=_cache)
-    environment = commands.add_parser("env", help="versions and what is read of torch on this machine, for bug reports")
+    environment = commands.add_parser(
+        "env", help="versions, driver, settings and torch's private names, for bug reports"
+    )
     environment.set_defaults(run=_env)
     return parser
 

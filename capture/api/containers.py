@@ -1,4 +1,4 @@
-"""Containers of users' own, opened as they say."""
+"""Registration of container classes, with the functions that open and rebuild their objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What captured functions came to: lines for a terminal, an HTML page, JSON, a trace."""
+"""Reports on captured functions: text for a terminal, an HTML page, JSON, and a trace."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Report(str):
 
 
 def report(html: str | os.PathLike[str] | None = None, json: str | os.PathLike[str] | None = None) -> Report:
-    """What all captured functions came to: how many calls replayed, the gain, memory, and why not the rest.
+    """A report on all captured functions: how many calls were replayed, the gain, memory, and why others were not.
 
     The gain is host time: the median of the last eager calls that were timed, over that of replays. An
     eager call is timed where it happens: where a call cannot be recorded, or under ``config.patch(enabled=False)``. Of
@@ -94,7 +94,7 @@ def trace(path: str | os.PathLike[str]) -> int:
 
 
 def collect() -> RunData:
-    """As data."""
+    """The data of a report, of all captured functions that are alive."""
     states = all_states()
     begin = min((event.at - event.ms / 1e3 for one in states for event in one.log.events), default=0.0)
     made_with = {"torch-capture": VERSION, "torch": torch.__version__, "Python": platform.python_version()}

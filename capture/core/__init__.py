@@ -1,4 +1,4 @@
-"""Plain data and plain words: options, facts, findings, the plan, errors, settings, events.
+"""Data that all stages share: options, facts, findings, the plan, errors, settings, events.
 
 In: what users write (``options``) and what other stages tell (facts, counts). Out: frozen values that every stage may
 hold, print, compare and keep on disk. ``facts`` is what a watched run showed, ``findings`` what a rule says of it,

@@ -4,7 +4,7 @@ CaptureError(Exception)
   AnnotationError(TypeError)         a wrong option, raised at decoration
   UncapturableError(RuntimeError)    ``fallback="error"`` or ``rng="forbid"``; carries ``findings``
   BorrowedOutputError(RuntimeError)  a borrowed output was used after its step
-  CaptureBug(RuntimeError)           our own invariant broke; ask for a report
+  CaptureBug(RuntimeError)           a fault of this library; please report it
 CaptureWarning(UserWarning)          a call runs eagerly, said once
 """
 

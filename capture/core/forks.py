@@ -1,8 +1,8 @@
-"""What a child of a fork does before anything else runs in it.
+"""What has to be reset in a child process after ``fork``, before anything else runs there.
 
-A child has one thread, the one that forked. What other threads were in the middle of nobody ends there: locks they held
-stay locked, stand-ins they put on torch's classes stay on. Each module that keeps such things says here how to drop
-them. Nothing is done before the fork that would wait for anybody.
+A child has only the thread that forked. What the parent's other threads had begun is never finished in the child: locks
+that they held stay locked, and replacements that they put on torch's classes stay in place. Each module that keeps such
+state registers here how to reset it. Nothing waits before the fork.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether an exception came from outside, and has to come out as it is: what a signal's handler raises, anywhere."""
+"""Tells exceptions that a signal handler raised from others. They reach the caller unchanged, wherever they come up."""
 
 from __future__ import annotations
 

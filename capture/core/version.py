@@ -1,4 +1,4 @@
-"""The version, where neither torch nor the public names are needed to tell it."""
+"""The version number, in a module that loads neither torch nor the public names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Text of findings, plans, rules and tables, for messages, ``explain`` and the command line.
+"""Findings, plans, rules and reports as text, tables, HTML and JSON.
 
-In: values of ``core`` and ``rules``. Out: text. Invariant: no torch, and no output: whoever prints, warns or logs takes
-the text from here, so that a message reads the same in all places.
+In: values of ``core`` and ``rules``. Out: text. Invariant: no torch, and nothing is printed here. Other stages print,
+warn or log the text that they get from here, so that a message reads the same everywhere.
 """

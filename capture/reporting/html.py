@@ -1,4 +1,4 @@
-"""What a run came to as one HTML file: no network, no other file. A reader filters in the page."""
+"""A report as one HTML file, which needs neither the network nor other files. Its filters are in the page."""
 
 from __future__ import annotations
 

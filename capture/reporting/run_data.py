@@ -1,4 +1,4 @@
-"""What a run of captured functions came to: counts of calls, times, recordings, findings. Plain data, as JSON.
+"""The data of a report on captured functions: counts of calls, times, recordings, findings. It is kept as JSON.
 
 ``capture.report(json="run.json")`` writes it, and ``python -m capture report run.json`` reads it on any machine.
 """

@@ -1,4 +1,4 @@
-"""What a run came to, in a few lines for a terminal."""
+"""A report as a few lines of text, for a terminal."""
 
 from __future__ import annotations
 

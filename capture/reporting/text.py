@@ -1,6 +1,6 @@
 """Findings, plans and rules as text.
 
-Stage: the end of the line; whoever prints, warns or logs takes the text from here. No torch, no output.
+Messages, ``explain`` and the command line take their text from here. No torch; nothing is printed.
 """
 
 from __future__ import annotations

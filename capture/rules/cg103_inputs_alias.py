@@ -29,7 +29,7 @@ step(torch.zeros(1, dtype=torch.long), table)
 ```
 
 ## Fix safety
-Passing a clone is safe if the body is not meant to see its own writes through the other name.
+Passing a clone is safe unless the body relies on seeing its own writes through the other name.
 
 ## Known gaps
 Two tensors of one storage count as overlapping even where their elements interleave without touching.

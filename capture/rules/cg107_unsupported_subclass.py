@@ -1,4 +1,4 @@
-"""A tensor is no plain strided tensor.
+"""A tensor is not a plain strided tensor.
 
 ## What it does
 Finds tensor subclasses that cannot be opened and sparse, quantized or nested tensors among the inputs and results, and

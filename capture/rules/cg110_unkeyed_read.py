@@ -1,4 +1,4 @@
-"""The body asks a tensor for what the next call may answer otherwise.
+"""The body reads a property of a tensor that is not part of the key.
 
 ## What it does
 Finds code that asks an argument in Python for its place in its storage, how often it was written, what it is a view

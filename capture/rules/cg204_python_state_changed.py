@@ -34,7 +34,7 @@ class Model(torch.nn.Module):
 Moving the statement out of the body keeps its effect. A counter kept in a tensor is part of the recording.
 
 ## Known gaps
-State that a library keeps in its own modules is not compared, nor what other packages keep in memory of C.
+State that a library keeps in its own modules is not compared, nor what other packages keep in memory of their C code.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Notes, when a tensor that a recording reads in place moves first, that parameter
 
 ## Why it matters
 A recording follows a tensor that moves by a change of its graph's parameters, through the package ``cuda-bindings``.
-Without it the function is recorded again at the new address, some hundred times the cost, and a tensor that goes on
-moving is copied in every call. Values are the same.
+Without it the function is recorded again at the new address, which costs some hundred times as much, and a tensor that
+goes on moving is copied in every call. Values are the same.
 
 ## Example
 ```python

@@ -1,4 +1,4 @@
-"""Python objects that a body can reach: where values are kept, what they were, what became of them.
+"""Python objects that a body can reach: where they keep values, and how a run changed these.
 
 In: the roots of a call: receiver, arguments, closure cells, globals that the code names. Out: a ``Snapshot`` of all
 sources below them (``snapshot``), the differences after a run and how they are undone (``diff``), which attributes a

@@ -1,9 +1,9 @@
 """Memory of the pool that stays as it is because somebody still uses it.
 
-Nobody's memory moves: NumPy, DLPack and C code may have its address. An output that is still used when its step is over
-is **pinned**: it keeps its block until its storage dies. A recording that writes there may not run meanwhile
-(``Recording.avoid``); where the pin is its own output, that output is **owned** from then on: fresh memory in every
-call, so that it is in nobody's way again.
+The memory of a live output is never moved, as NumPy, DLPack or C code may have its address. An output that is still
+used when its step is over is **pinned**: it keeps its block until its storage dies. A recording that writes there may
+not run meanwhile (``Recording.avoid``); where the pin is its own output, that output is **owned** from then on: fresh
+memory in every call, so that it stands in the way of no recording again.
 """
 
 from __future__ import annotations

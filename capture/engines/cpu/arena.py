@@ -1,7 +1,7 @@
 """The CPU engine's pool. Anonymous memory with best-fit allocation, checkpoint and restore.
 
-A recording writes to fixed addresses, so the memory of its outputs and intermediate results must be handed out by
-somebody who remembers: torch's own allocator would give it to others. The arena hands out blocks while a body is
+A recording writes to fixed addresses. So the memory of its outputs and intermediate results must not be given to
+others, as torch's own allocator would do once a tensor is freed. The arena hands out blocks while a body is
 recorded and knows which are taken; ``restore`` makes exactly the blocks of live outputs taken, so that the next
 recording may use all the rest.
 
