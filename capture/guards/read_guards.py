@@ -28,6 +28,7 @@ from capture.guards.guard import OK, Guard, Referent, itself
 from capture.guards.names_used import OF_ALL_CLASSES, Names, names_of, place_of
 from capture.key import numpy_arrays
 from capture.key.code_names import MISSING, NamedKey, part_of, same_value
+from capture.key.input_places import InputPlace, may_be_input
 from capture.key.objects import referent
 from capture.key.packages import is_library, package_of
 from capture.key.pytree import PLAIN_TYPES, is_object
@@ -135,6 +136,8 @@ class Places:
     """Guards on names, and who keeps them."""
 
     all: list[Place] = field(factory=list)
+    objects: list[tuple[InputPlace, Any]] = field(factory=list)
+    """Where objects are kept that might be inputs, and those objects: another one in each call makes them such."""
     _guards: Callable[[Sequence[Any]], int] | None = None
 
     def tell_apart(self, named: NamedKey) -> list[str]:
@@ -290,6 +293,7 @@ class ReadWalk:
                     there.append((name, before))
             elif not self._has_own_guard(value):
                 there.append((name, value))
+                self._note_object(value, f"{prefix}{name}", scope, name)
                 if opens(name, value):
                     self._value(value, f"{prefix}{name}")
         if absent or there:
@@ -421,6 +425,12 @@ class ReadWalk:
         else:
             self._empty.append(own)
 
+    def _note_object(self, value: Any, path: str, keeper: Any, name: Any, *, is_attribute: bool = False) -> None:
+        """Unless the body itself puts it there."""
+        if may_be_input(value):
+            get = (_weak_or_none(keeper) if is_attribute else None) or (lambda: keeper)
+            self.found.places.objects.append((InputPlace(path, get, name, is_attribute), value))
+
     def _expected(self, key: Key, value: Any, path: str) -> tuple[Any, type | None]:
         """What has to be here again, which is gone into; or a class of which anything may be here."""
         if key in self.changed:
@@ -469,7 +479,10 @@ class ReadWalk:
             wanted -= {"forward"}
             self._captured(value, handle, path)
         wanted -= self._always_set(id(value))
-        names, kept, kinds = self._columns(id(value), own, wanted, path)
+        names, kept, kinds = self._columns(id(value), own, wanted, path, value if value is not own else None)
+        if value is own:  # of a thread
+            for name, one in zip(names, kept, strict=True):
+                self._note_object(one, f"{path}.{name}", own, name)
         keeper = _weak_or_none(value)
         holder = keeper if is_captured and keeper is not None else own
         expected = (wanted, names, kept, kinds)
@@ -483,7 +496,7 @@ class ReadWalk:
         )
 
     def _columns(
-        self, keeper: int, own: Mapping[str, Any], wanted: frozenset[str], path: str
+        self, keeper: int, own: Mapping[str, Any], wanted: frozenset[str], path: str, holder: Any = None
     ) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[type | None, ...]]:
         """Names that are there, their values, and classes, where they count instead."""
         there = {name: one for name, one in own.items() if name in wanted}
@@ -494,6 +507,8 @@ class ReadWalk:
         values, kinds, seen = list(there.values()), list[type | None](), self._seen
         for at, (name, one) in enumerate(there.items()):
             kind = type(one)
+            if holder is not None and kind not in PLAIN_TYPES and (keeper, name) not in self.changed:
+                self._note_object(one, f"{path}.{name}" if path else name, holder, name, is_attribute=True)
             if not is_changed and (kind in PLAIN_TYPES or (id(one) in seen and not issubclass(kind, _WITH_GUARDS))):
                 kinds.append(None)  # the common case of the one below
                 continue
@@ -547,6 +562,8 @@ class ReadWalk:
                 expected.append((None, type(one)))
                 continue
             expected.append(self._expected(_item(table, key), one, place))
+            if not is_tensors and _item(table, key) not in self.changed:
+                self._note_object(one, place, table, key)
             if not is_tensors and type(key) is not str:
                 self._value(key, f"a key of {path}")
         keys = tuple([key for key, _ in items])
@@ -574,11 +591,16 @@ class ReadWalk:
         members = tuple(plain.__iter__(value)) if before is None else before.before
         expected = [self._expected(_item(value, at), one, f"{path}[{at}]") for at, one in enumerate(members)]
         kept, kinds = tuple([one for one, _ in expected]), tuple([kind for _, kind in expected])
+        if before is None and plain is list:
+            for at, one in enumerate(members):
+                self._note_object(one, f"{path}[{at}]", value, at)
         self.found.guards.append(Guard("sequence", Source("root", value, plain, path), (kept, kinds)))
 
     def _one(self, key: Key, held: Any, source: Source) -> None:
         """A place of its own."""
         value, kind = self._expected(key, held, source.path)
+        if key not in self.changed and source.kind in ("closure", "context"):
+            self._note_object(held, source.path, source.holder, None)
         if kind is None:
             weak = issubclass(type(value), (types.FunctionType, torch.nn.Module))
             guard = Guard("object", source, Referent.of(value)) if weak else Guard("value", source, value)
@@ -671,7 +693,7 @@ class ReadWalk:
             self.more_names.update(one for one in kind.__dict__.get("__match_args__", ()) if type(one) is str)
         self._classes.append(kind)
         wanted -= self._always_set(id(kind))
-        names, kept, kinds = self._columns(id(kind), kind.__dict__, wanted, kind.__qualname__)
+        names, kept, kinds = self._columns(id(kind), kind.__dict__, wanted, kind.__qualname__, kind)
         self._add(Guard("names", itself(kind, kind.__qualname__), (wanted, names, kept, kinds)), lambda: kind)
         self._attributes_of_metaclass(kind)
 
@@ -899,7 +921,10 @@ def read_by(
     """What code that ran in this call can have read. ``changed``, ``rebuilt``: what the body gave other values.
     ``tensors``: see ``ReadWalk``."""
     try:
-        found = _read_by(run, call, changed_places(changed, rebuilt), tensors)
+        places, containers = changed_places(changed, rebuilt)
+        for one in call.binder.places:  # arguments, in effect: another object in each call
+            places.setdefault(one.key(), one.read())
+        found = _read_by(run, call, (places, containers), tensors)
     except Exception as error:  # noqa: BLE001 - a strange class of a user's, or a mistake of ours: never the caller's
         found = Read(obstacle=(f"state that cannot be followed ({type(error).__name__}: {error})", "self"))
     if found.obstacle is None and not run.is_complete:

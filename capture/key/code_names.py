@@ -10,7 +10,7 @@ import dis
 import functools
 import types
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import torch
@@ -238,6 +238,8 @@ class NamedSource:
     name: str = ""
     root: NamedSource | None = None
     attributes: tuple[str, ...] = ()
+    keeper: Callable[[], Any] | None = None
+    """Gives what keeps it, where that is known to be no ``holder``."""
 
 
 class NamedKey:
@@ -308,9 +310,34 @@ class NamedKey:
             return own.get(name, MISSING)
 
         holder = known if type(known) is dict else keeper if isinstance(keeper, weakref.ref) else None
-        self._fixed.append(NamedSource(read, holder, name))
+        self._fixed.append(NamedSource(read, holder, name, keeper=keeper))
         self._names[0].append(path)
         return True
+
+    def leave_out(self, keeper: Any, name: Any, receiver: Any) -> None:
+        """What is kept there by the name, and chains that lead through it, are in another part of the key."""
+        held = getattr(keeper, "__dict__", keeper)
+
+        def leads_through(value: Any, attributes: Sequence[str]) -> bool:
+            for one in attributes:
+                if value is keeper and one == name:
+                    return True
+                value = attribute(value, one)
+            return value is keeper and type(keeper) in (dict, list)  # compared by its members, if it is small
+
+        def is_there(source: NamedSource) -> bool:
+            first = source if source.root is None else source.root
+            holder = first.keeper() if first.keeper is not None else first.holder
+            holder = holder() if isinstance(holder, weakref.ref) else holder
+            kept = (holder is keeper or holder is held) and (first.name == name or name is None)
+            return kept or leads_through(first.read(), source.attributes)
+
+        pairs = zip(self._fixed, self._names[0], strict=True)
+        fixed = [both for both in pairs if not is_there(both[0])]
+        both_of_receiver = zip(self._of_receiver, self._names[1], strict=True)
+        of_receiver = [both for both in both_of_receiver if not leads_through(receiver, both[1].split(".")[1:])]
+        self._fixed, self._of_receiver = [one for one, _ in fixed], [one for one, _ in of_receiver]
+        self._names = [one for _, one in fixed], [one for _, one in of_receiver]
 
     def add(self, chain: Chain, function: types.FunctionType, receiver: Any, receiver_name: str | None) -> None:
         """Follow one chain that the function names."""

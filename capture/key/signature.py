@@ -50,6 +50,8 @@ class Binder:
     by_position: Callable[[tuple[Any, ...]], int | None] | None = None
     """Where the function sees in which form it is called: how many values bound ones were given by position; None
     where some were given by name."""
+    places: tuple[Any, ...] = ()
+    """Those in Python state whose values come after the parameters': see ``input_places``."""
 
 
 _FORM = "form of the call"

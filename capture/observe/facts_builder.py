@@ -40,7 +40,7 @@ from capture.observe.trace import External, Produced, RunTrace
 from capture.observe.unattributed_memory import UnattributedMemory
 from capture.state.call import is_opaque
 from capture.state.namespaces import counts
-from capture.state.snapshot import Change
+from capture.state.snapshot import Change, place_key
 from capture.state.source import Source
 from capture.torch_private.capabilities import is_zero_tensor
 from capture.torch_private.devices import captures_kernels
@@ -119,7 +119,7 @@ def _held_twice(watched: ObservedRun) -> list[OpaqueLeaf]:
     given = {id(value): path for path, value in watched.call.containers()}
     found = []
     for source, value in watched.before.sources.values():
-        path = given.get(id(value))
+        path = given.get(id(value)) if place_key(source) not in watched.before.inputs else None
         root = [*source.chain()][-1] if path is not None else None
         if root is None or path is None or (root.kind == "root" and root.path not in ("self", "function")):
             continue

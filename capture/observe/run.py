@@ -154,7 +154,7 @@ def _run_watched(
     call: Call, watch: ObserveMode, values: tuple[Any, ...] | None, surroundings: Surroundings
 ) -> ObservedRun:
     values = call.values if values is None else values
-    before = watch.before = snapshot.snapshot(call.roots(values))
+    before = watch.before = snapshot.snapshot(call.roots(values), {one.key() for one in call.binder.places})
     arguments = call.paths(values)
     watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
     watch.generators.update({key: source.path for key, source in before.generators.items()})
@@ -250,9 +250,9 @@ def _content(source: Source) -> Any:
 
 def _is_left(change: Change, known: list[Change]) -> bool:
     """The place holds what one of these left there."""
-    key = diff.place_key(change.source)
+    key = snapshot.place_key(change.source)
     for one in known:
-        if diff.place_key(one.source) != key or one.container != change.container:
+        if snapshot.place_key(one.source) != key or one.container != change.container:
             continue
         now = _content(change.source) if change.container and isinstance(one.after, tuple) else change.after
         if now is one.after or (type(now) is type(one.after) and _same(now, one.after)):
@@ -274,8 +274,8 @@ def _compare(watched: ObservedRun) -> None:
     ran = watched.ran if watched.watch.notes_code else None
     code = ran if ran is not None else watched.call.code
     changed = [one for one in diff.changes(watched.before) if not _is_left(one, watched.by_islands)]
-    places = {diff.place_key(one.source) for one in watched.by_islands}
-    watched.watch.note_shared_state([one.source.path for one in changed if diff.place_key(one.source) in places])
+    places = {snapshot.place_key(one.source) for one in watched.by_islands}
+    watched.watch.note_shared_state([one.source.path for one in changed if snapshot.place_key(one.source) in places])
     watched.changed = effects.classified(watched.before, changed, code)
     if ran is not None:
         watched.left = written_lines.left_by_calls(ran)

@@ -23,12 +23,14 @@ from capture.core.findings import SETTLING, Finding, Severity, by_cause
 from capture.core.options import Annotation
 from capture.core.plan import CapturePlan
 from capture.key.code_names import NamedKey, part_of
+from capture.key.input_places import InputPlace, with_places
 from capture.key.modes import Here
 from capture.key.signature import Binder, Key, Leaf, Leaves, key_of, make_binder, module_key, sees_form, signature_of
 from capture.observe import source_location
 from capture.runtime.buckets import Sizes
 from capture.runtime.budget import Budget, most_efforts
 from capture.runtime.entry import Entry, Family
+from capture.runtime.replacements import Replacements
 from capture.state.call import Call
 from capture.state.optimizers import Optimizers
 
@@ -112,6 +114,7 @@ class Captured:
     """Warnings given, at most ``MOST_WARNINGS``."""
     is_told: bool = field(default=False, init=False)
     """The user was warned of something that keeps calls eager."""
+    replacements: Replacements = field(factory=Replacements, init=False)
     optimizers: Optimizers = field(factory=Optimizers, init=False)
     sizes: Sizes | None = field(default=None, init=False)
     """Of its calls, where the annotation has buckets."""
@@ -153,10 +156,24 @@ class Captured:
         """The values of all parameters. Raises ``TypeError``, worded less well than the function's own."""
         if self._is_function and self._defaults is not self.function.__defaults__:  # replaced after decoration
             self._defaults = self.function.__defaults__
-            self.binder = make_binder(
+            made = make_binder(
                 signature_of(self.function, method=self.receiver is not None), formed=sees_form(self.function)
             )
+            self.binder = with_places(made, self.binder.places)
         return self.binder.values(*args, **kwargs)
+
+    def take_inputs(self, places: Sequence[InputPlace]) -> None:
+        """What is kept in these places is read in every call from now on, as an argument is."""
+        known = {one.key() for one in self.binder.places}
+        places = [one for one in places if one.key() not in known]
+        for place in places:
+            self.named.leave_out(place.keeper(), place.name, self.receiver)
+        self.binder = with_places(self.binder, places)
+
+    def completed(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values of a call that was bound before there were as many places."""
+        places, missing = self.binder.places, len(self.binder.names) - len(values)
+        return (*values, *[one.read() for one in places[len(places) - missing :]]) if missing else values
 
     @property
     def stateless(self) -> bool:
@@ -231,7 +248,7 @@ class Captured:
         self.hopeless = None
         if self.sizes is not None:
             self.sizes.forget()
-        self.optimizers = Optimizers()
+        self.optimizers, self.replacements = Optimizers(), Replacements()
         self.log = Log(self.annotation.function)
         self.budget, self.is_told, self.warnings = self._new_budget(), False, 0
 

@@ -321,7 +321,7 @@ def _go_on(
     assert reply.verdict is Verdict.START_OVER
     now = here()
     assert now is not None  # as at the beginning of the call
-    return _dispatch(captured, values, now)
+    return _dispatch(captured, captured.completed(values), now)
 
 
 def _enter(captured: Captured, entry: Entry, phase: Phase) -> None:
@@ -770,6 +770,8 @@ def _settle(captured: Captured, entry: Entry, reply: Reply) -> None:
 
 def _state_moved(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
     """The recording that follows found its Python state elsewhere, or changed."""
+    if _finds_inputs(captured, entry, node.guard.places):
+        return START_OVER
     reply = rebind.state_moved(captured, entry, node, values, leaves, tree)
     if captured.sizes is not None:
         captured.sizes.clear()
@@ -953,11 +955,34 @@ def _differs(captured: Captured, entry: Entry, tree: Tree, path: str, *, is_wron
 def _tells_apart(captured: Captured, entry: Entry, known: Places) -> bool:
     """What the body can have read has other values than those that are known: they are part of the key from now on,
     and all that was recorded is dropped, as no call has one of the keys so far any more."""
+    if _finds_inputs(captured, entry, known):
+        return True
     told = locked(known.tell_apart, captured.named) if known.all else []  # else another thread's stand-ins may be seen
     if not told:
         return False
     captured.log.add("drop", f"{told[0]} is another value, and tells calls apart from now on")
     captured.budget.spend("drops", 0.0, changed=told[0])
+    if entry.backend is not None:
+        _forget(captured, entry, tree_for(entry.backend))
+    captured.retire()
+    return True
+
+
+def _finds_inputs(captured: Captured, entry: Entry, known: Places) -> bool:
+    """Objects that are others in call after call are inputs from now on, and all that was recorded is dropped."""
+    if captured.is_backward or captured.sizes is not None:
+        return False
+    counters, replacements = captured.log.counters, captured.replacements
+    number = counters.body_runs + counters.replays
+    replacements.note(known.objects, number)
+    if not entry.was_watched:
+        replacements.note_new_key(number)
+    found = replacements.inputs()
+    if not found:
+        return False
+    captured.take_inputs(found)
+    paths = ", ".join([one.path for one in found])
+    captured.log.add("drop", f"{paths}: another object in each call, an input from now on")
     if entry.backend is not None:
         _forget(captured, entry, tree_for(entry.backend))
     captured.retire()

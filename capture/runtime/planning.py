@@ -177,6 +177,7 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
     if changed is not None:
         told = f"changes {changed}, which the body reads"
         facts = evolve(facts, islands=tuple(evolve(one, obstacle=told, fix="order") for one in facts.islands))
+    captured.replacements.latest = entry.places.objects
     if obstacle is not None:
         name, path = obstacle
         facts = evolve(facts, unkeyed=(*facts.unkeyed, Unkeyed(name=name, kind="answer", paths=(path,), where=None)))

@@ -21,6 +21,7 @@ from capture.state.snapshot import (
     function_sources,
     keys_of_hooks,
     module_sources,
+    place_key,
 )
 from capture.state.source import Source, are_as_they_were
 
@@ -55,12 +56,6 @@ def _by_name(before: Snapshot) -> list[Change]:
     places = [(one, *rest) for space in before.namespaces.values() for one, *rest in space.changes()]
     known = {place_key(one) for one, _ in before.sources.values()} if places else set()
     return [Change(one, old, new) for one, old, new in places if place_key(one) not in known]
-
-
-def place_key(source: Source) -> tuple[int, Any]:
-    """Two places with equal ones are the same."""
-    holder = source.holder
-    return id(holder.__dict__) if type(holder) is types.ModuleType else id(holder), source.name
 
 
 def _of_tensors(before: Snapshot) -> list[Change]:

@@ -18,8 +18,8 @@ from capture.key.name_uses import ADDING, is_computed, name_uses
 from capture.key.packages import is_library, package_of
 from capture.key.pytree import PLAIN_TYPES
 from capture.state.code_run import CodeRun
-from capture.state.diff import content_before, place_key
-from capture.state.snapshot import Change, Members, Snapshot
+from capture.state.diff import content_before
+from capture.state.snapshot import Change, Members, Snapshot, place_key
 from capture.state.source import Source
 
 _ORDERED = (list, deque)

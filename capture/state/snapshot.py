@@ -14,7 +14,7 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -66,6 +66,8 @@ class Snapshot:
     """Modules, and the keys of their tables of hooks: see ``keys_of_hooks``."""
     flags: list[tuple[Source, torch.Tensor, bool]] = field(factory=list)
     """Tensors that are there, and whether they require gradients."""
+    inputs: Set[tuple[int, Any]] = frozenset()
+    """Places whose values are found elsewhere: as arguments."""
     rebuilt: set[str] = field(factory=set)
     """Paths where the body put an equal container, or value, once ``changes`` has looked."""
 
@@ -153,13 +155,14 @@ def _module_globals(function: types.FunctionType, name: str, parent: Source | No
     ]
 
 
-def snapshot(starts: list[Source]) -> Snapshot:
-    """Walk breadth first from ``starts``; objects are entered once, under the first path found.
+def snapshot(starts: list[Source], inputs: Set[tuple[int, Any]] = frozenset()) -> Snapshot:
+    """Walk breadth first from ``starts``; objects are entered once, under the first path found. ``inputs``: places, as
+    ``place_key`` tells them, whose values are among the starts.
 
     What ``fully_shard`` keeps, reached by its hooks, comes last and owns nothing: a body that is stopped half way
     leaves it in the middle of a step, but its lists of tensors are others at every step.
     """
-    found = Snapshot()
+    found = Snapshot(inputs=inputs)
     entered: set[int] = set()
     aside: list[Found] = []
     _walk(found, entered, [(source, source.get()) for source in starts], aside)
@@ -190,6 +193,8 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
             aside.append(one)
             continue
         sources.setdefault(source.path, one)  # a root may have the name that a variable has
+        if found.inputs and source.kind != "root" and place_key(source) in found.inputs:
+            continue
         if kind in _TENSORS:
             if value.layout is torch.strided and aside is not None:
                 storage = value.untyped_storage()
@@ -212,6 +217,12 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
             todo.extend(_by_name(found, source, value))
             if is_wrapper(kind):
                 todo.extend(_gradient(source, value))
+
+
+def place_key(source: Source) -> tuple[int, Any]:
+    """Two places with equal ones are the same."""
+    holder = source.holder
+    return id(holder.__dict__) if type(holder) is types.ModuleType else id(holder), source.name
 
 
 def _is_sharding(kind: type) -> bool:

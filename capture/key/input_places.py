@@ -1,0 +1,136 @@
+"""Places in Python state that are inputs of every call: a context that is set before each step, a batch on an object.
+
+What is kept there is another object in each call, so it is taken as an argument is: opened, its tensors copied or
+bound, its plain values part of the key. A body that is given other tensors than the caller's finds those there.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+
+from capture.key import objects, pytree
+from capture.key.code_names import MISSING
+from capture.key.signature import Binder
+
+_CONTAINERS = (tuple, list, dict, OrderedDict, defaultdict)
+_MOST_LEAVES = 256
+"""In one object. Each is looked at in every call."""
+
+
+@frozen(eq=False)
+class InputPlace:
+    """``name`` in what ``keeper`` gives: None, once that is gone. A cell and a context variable have no names."""
+
+    path: str
+    keeper: Callable[[], Any]
+    name: Any
+    is_attribute: bool = False
+
+    @property
+    def parameter(self) -> str:
+        """What its value is called among those of a call."""
+        return f"<{self.path}>"
+
+    def key(self) -> tuple[int, Any]:
+        """Two places with equal ones are the same."""
+        return id(self.keeper()), self.name
+
+    def read(self) -> Any:
+        """What is there now."""
+        keeper = self.keeper()
+        try:
+            if type(keeper) is types.CellType:
+                return keeper.cell_contents
+            if type(keeper) is contextvars.ContextVar:
+                return keeper.get(MISSING)
+            if self.is_attribute:
+                return keeper.__dict__[self.name]
+            return keeper[self.name]
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+            return MISSING
+
+    def write(self, value: Any) -> None:
+        """Put something there, or nothing."""
+        keeper = self.keeper()
+        if type(keeper) is types.CellType:
+            keeper.cell_contents = value
+        elif type(keeper) is contextvars.ContextVar:
+            keeper.set(value)
+        elif isinstance(keeper, type):
+            type.__setattr__(keeper, self.name, value)
+        elif self.is_attribute:
+            keeper.__dict__[self.name] = value
+        else:
+            keeper[self.name] = value
+
+
+def may_be_input(value: Any) -> bool:
+    """An object that can be opened as an argument is."""
+    kind = type(value)
+    if kind in pytree.PLAIN_TYPES or issubclass(kind, (torch.Tensor, type, types.FunctionType)):
+        return False
+    return kind in _CONTAINERS or pytree.is_namedtuple(kind) or pytree.has_fields(kind) or objects.is_plain(kind)
+
+
+def is_input(value: Any) -> bool:
+    """It holds tensors, or plain values alone, and no more than can be looked at in every call. One that holds tensors
+    is opened from now on."""
+    count = pytree.count_tensors(value)
+    objects.may_open(value)
+    if count > _MOST_LEAVES or not pytree.is_container(value):
+        return False
+    leaves = [leaf for _, leaf in itertools.islice(pytree.leaves(value), _MOST_LEAVES + 1)]
+    return len(leaves) <= _MOST_LEAVES and (count > 0 or all(type(one) in pytree.PLAIN_TYPES for one in leaves))
+
+
+def with_places(binder: Binder, places: Sequence[InputPlace]) -> Binder:
+    """Binds a call together with what is in these places."""
+    if not places:
+        return binder
+    bound = _Bound(binder, tuple(places))
+    return evolve(
+        binder, names=(*binder.names, *[one.parameter for one in places]), values=bound.values, call=bound.call,
+        by_position=bound.by_position, places=(*binder.places, *places),
+    )  # fmt: skip
+
+
+@frozen(eq=False)
+class _Bound:
+    binder: Binder
+    places: tuple[InputPlace, ...]
+
+    def values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """One value a parameter, and one a place."""
+        return (*self.binder.values(*args, **kwargs), *[one.read() for one in self.places])
+
+    def call(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+        """Call the function while the places hold these values."""
+        count = len(values) - len(self.places)
+        own, given = values[:count], values[count:]
+        theirs = [(place, place.read(), one) for place, one in zip(self.places, given, strict=True)]
+        other = [(place, before, one) for place, before, one in theirs if before is not one]
+        try:
+            for place, _, one in other:
+                place.write(one)
+            return self.binder.call(function, own)
+        finally:
+            _put_back(other)
+
+    def by_position(self, _: tuple[Any, ...]) -> int | None:
+        """No call is known by its arguments alone."""
+        return None
+
+
+def _put_back(places: Iterable[tuple[InputPlace, Any, Any]]) -> None:
+    """What the body itself put there stays."""
+    for place, before, given in places:
+        if place.read() is given:
+            place.write(before)

@@ -1,0 +1,86 @@
+"""Replacements: objects in Python state that are others in call after call, as a context that is set before each step.
+
+Told apart by identity each of them would ask for a recording that is used once. A place where three objects in a row
+that were not there before came within a few calls is an input of all calls from then on (``key.input_places``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from attrs import define, field
+
+from capture.key.input_places import InputPlace, is_input, may_be_input
+
+_OFTEN = 3  # objects
+_WITHIN = 12  # calls
+
+
+@define(eq=False)
+class _Place:
+    place: InputPlace
+    known: deque[Any] = field(factory=lambda: deque(maxlen=_OFTEN + 1))
+    """What was there last; weakly, where that is possible: what has died does not come back."""
+    calls: deque[int] = field(factory=lambda: deque(maxlen=_OFTEN))
+    """Numbers of the calls that brought others."""
+
+    def note(self, value: Any, call: int) -> None:
+        """This is there now."""
+        if not may_be_input(value) or any(_held(one) is value for one in self.known):
+            return
+        self.known.append(_weakly(value))
+        if call not in self.calls:
+            self.calls.append(call)
+
+    def is_often(self) -> bool:
+        """It is another one in call after call."""
+        return len(self.calls) == _OFTEN and self.calls[-1] - self.calls[0] <= _WITHIN
+
+
+def _weakly(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _held(known: Any) -> Any:
+    return known() if type(known) is weakref.ref else known
+
+
+@define(eq=False)
+class Replacements:
+    """Of one captured function."""
+
+    latest: Sequence[tuple[InputPlace, Any]] = ()
+    """Those that the last watched run found."""
+    _places: dict[tuple[int, Any], _Place] = field(factory=dict)
+
+    def note(self, objects: Iterable[tuple[InputPlace, Any]], call: int) -> None:
+        """Objects that a recording, or a watched run, found in these places. ``call``: the number of this one."""
+        for place, value in objects:
+            now = place.read()
+            if now is value or not may_be_input(now):
+                continue
+            known = self._places.get(place.key())
+            if known is None:
+                known = self._places[place.key()] = _Place(place)
+                known.known.append(_weakly(value))
+            known.note(now, call)
+
+    def note_new_key(self, call: int) -> None:
+        """A call is unlike all before: it may be for what is in those places."""
+        self.note(self.latest, call)
+        for one in self._places.values():
+            one.note(one.place.read(), call)
+
+    def inputs(self) -> list[InputPlace]:
+        """Places that are inputs from now on."""
+        often = [(key, one.place) for key, one in self._places.items() if one.is_often()]
+        found = [(key, place) for key, place in often if is_input(place.read())]
+        for key, _ in found:
+            del self._places[key]
+        return [place for _, place in found]
