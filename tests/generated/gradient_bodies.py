@@ -310,6 +310,20 @@ def recomputing(w: World) -> Part:
     return Part("recomputing", module, [w.capture(lambda x: checkpoint(module, x, use_reentrant=False) * 2)])
 
 
+@region
+def branching(w: World) -> Part:
+    """The host reads values, in a checkpoint and outside of one."""
+    module = Block(0.3)
+
+    def body(x: Tensor) -> Tensor:
+        y: Tensor = module(x) if x.detach().sum() > 0 else checkpoint(module, x, use_reentrant=False) * 2
+        if y.detach()[0, 0] > 0:
+            y = y + 1
+        return y * y
+
+    return Part("branching", module, [w.capture(body)])
+
+
 @eager_region
 def passing(w: World) -> Part:
     """Gives its input back as well."""
