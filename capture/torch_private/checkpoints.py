@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from capture.torch_private.devices import is_capturing_now
 from capture.torch_private.monkeypatch import replaced
 
 _STATE = "fwd_cpu_state"  # what the generator of the CPU drew from as the block began
@@ -129,8 +130,15 @@ def without_recomputing(begin: Callable[[Any], bool] = bool, end: Callable[[], N
         else:
             leave(hooks, *error)
 
-    with replaced(kind, {"__enter__": enter_block, "__exit__": leave_block}):
+    # a capture must not ask a device's generator for its state; what runs again in other calls has a state of their own
+    is_asked = is_capturing_now() and hasattr(_module(), "get_device_states")
+    states = {"get_device_states": _no_states} if is_asked else {}
+    with replaced(kind, {"__enter__": enter_block, "__exit__": leave_block}), replaced(_module(), states):
         yield
+
+
+def _no_states(*_: object) -> tuple[list[int], list[torch.Tensor]]:
+    return [], []
 
 
 # ------------------------------------------------------------------------------------------------------ selective ones
