@@ -451,6 +451,7 @@ def _forget_in_child() -> None:
         if on_devices:
             forks.leave_to_parent(dict(captured.families))
         captured.families.clear()
+        captured.lifted.clear()
         captured.fast_paths.clear()
     thread_trees.forget_trees()
 

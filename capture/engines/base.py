@@ -364,6 +364,16 @@ class Pool(Protocol):
         """To be called before eager code runs on the stream that recordings are made on. It outlives the pool."""
 
 
+class LiftedNumbers(Protocol):
+    """Numbers that each replay of a recording takes from its call."""
+
+    powers: frozenset[int]
+    """Those that are exponents, for some of which there are kernels: whole ones are no others than they were."""
+
+    def put(self, values: Sequence[float]) -> None:
+        """Of the replay to come."""
+
+
 class Backend(Protocol):
     """An engine for one device type."""
 
@@ -379,6 +389,8 @@ class Backend(Protocol):
     """It records bodies in which the host reads values."""
     runs_islands: bool
     """And those that call functions which run eagerly in every replay."""
+    lifts_numbers: bool
+    """``lift`` may find something."""
     owns_in_place: bool
     """``Recording.own`` has outputs written where their callers have them, and no more in the pool."""
 
@@ -391,6 +403,12 @@ class Backend(Protocol):
 
     def new_pool(self) -> Pool:
         """An empty pool."""
+
+    def lift(
+        self, one: Recording, other: Recording, numbers: Sequence[tuple[float, float]]
+    ) -> LiftedNumbers | None:  # fmt: skip
+        """Have the ``other`` one run with any numbers, if both differ in nothing but these: each is given as it was in
+        the one and in the other."""
 
     def in_capture(self) -> bool:
         """Somebody else records what this thread does now: a call is to become part of that."""

@@ -72,7 +72,7 @@ def _fixes(limit: LimitReached) -> list[str]:
     if setting is not None:
         return [tensor_setting(*setting.groups())]
     if SIZES.fullmatch(limit.before) and SIZES.fullmatch(limit.after):
-        return ["pad the dimension that varies to a few sizes  (computes the padding)"]
+        return ["pad the dimension that varies to a few sizes, with buckets=  (computes the padding)"]
     if NUMBER.fullmatch(limit.before) and NUMBER.fullmatch(limit.after):
         return [f"pass {limit.path!r} as a tensor: torch.tensor(...)  (one small copy a call)"]
     if limit.path:

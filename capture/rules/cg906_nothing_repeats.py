@@ -46,7 +46,7 @@ from capture.rules.case import Case
 _NAMED = 3  # things that vary
 _FIXES = {
     "number": "pass the number as a tensor: torch.tensor(...)  (one small copy a call)",
-    "size": "pad the dimension that varies to a few sizes  (computes the padding)",
+    "size": "pad the dimension that varies to a few sizes, with buckets=  (computes the padding)",
     "object": "make the object once and keep it, instead of a new one in every call  (no cost)",
     "state": "keep what does not change in calls, and pass what does as a tensor  (one small copy a call)",
 }

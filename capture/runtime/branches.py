@@ -234,10 +234,13 @@ class _Walk(Commit):
 
 
 def replay(
-    captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], run: BodyRun | None
-) -> Followed:
-    """Begin with a recording that fits, and go on with those that were recorded after what the host reads."""
+    captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], run: BodyRun | None, *,
+    resumes: bool = True,
+) -> Followed:  # fmt: skip
+    """Begin with a recording that fits, and go on with those that were recorded after what the host reads. ``resumes``:
+    as for a recording without breaks."""
     walk = _Walk(captured, node, tree, values, leaves)
+    walk.resumes = resumes
     found: Followed = walk.run(walk.walk, (), run)
     return found
 

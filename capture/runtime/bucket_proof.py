@@ -69,7 +69,7 @@ class BucketComparison(Comparison):
         run = BodyRun()
         try:
             where = self.captured, self.node, self.tree, self.padded, self.padded_leaves
-            result = self.given[0] if self.given else replay(*where, run)
+            result = self.given[0] if self.given else replay(*where, run, resumes=False)
             leaves = [leaf for _, leaf in pytree.result_leaves(result)]
             self.strides = [_strides(leaf) for leaf in leaves]
             return result
@@ -235,6 +235,8 @@ class PaddedCall:
         known = node.proofs.get(self.proof)
         if isinstance(known, BucketRefusal) and not node.reads:
             return known
+        if any(facts.islands for facts in entry.known_facts()):  # what runs eagerly would see the padding
+            return NOT_RECORDED
         written = {one.path for plan in entry.plans() for one in plan.placeholders if one.mutated}
         padded = next((one.name for one in self.size.pads if one.name in written), None)
         if padded is not None:

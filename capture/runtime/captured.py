@@ -35,6 +35,7 @@ from capture.state.call import Call
 from capture.state.optimizers import Optimizers
 
 _numbers = itertools.count(1)
+MOST_LIFTS = 3  # of one function: each records twice
 MOST_WARNINGS = 3  # of one function: who has read these looks at the rest by himself
 
 
@@ -118,6 +119,10 @@ class Captured:
     optimizers: Optimizers = field(factory=Optimizers, init=False)
     sizes: Sizes | None = field(default=None, init=False)
     """Of its calls, where the annotation has buckets."""
+    lifted: list[Any] = field(factory=list, init=False)
+    """``Lifted`` numbers: recordings that serve all values of some arguments."""
+    lifts_left: int = field(default=MOST_LIFTS, init=False)
+    """How often it is tried to make one."""
     deaths_seen: int = field(default=0, init=False)
     """Objects in keys that had died when families were looked through for them."""
     range_name: str = field(init=False)
@@ -214,6 +219,7 @@ class Captured:
     def entries(self) -> list[Entry]:
         """All entries, oldest first, those of backward passes after that of their forward pass."""
         own = [entry.in_use() for family in list(self.families.values()) for entry in list(family.entries.values())]
+        own += [one.entry for one in list(self.lifted)]
         return [one for entry in own for one in (entry, *(entry.region.entries() if entry.region is not None else ()))]
 
     def note_form(self, entry: Entry, facts: Facts) -> None:
@@ -238,6 +244,7 @@ class Captured:
             entry.retire()
         self.clear_fast_paths()
         self.families.clear()
+        self.lifted.clear()
 
     def reset(self) -> None:
         """As if just decorated."""
@@ -246,6 +253,7 @@ class Captured:
         self.unsettled.clear()
         self.kept_outputs.clear()
         self.hopeless = None
+        self.lifts_left = MOST_LIFTS
         if self.sizes is not None:
             self.sizes.forget()
         self.optimizers, self.replacements = Optimizers(), Replacements()

@@ -34,6 +34,7 @@ its results made part of the caller's graph, and autograd calls the backward pas
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -77,6 +78,7 @@ from capture.runtime import (
     inputs,
     key_difference,
     miss_reason,
+    numbers,
     payoff,
     planning,
     rebind,
@@ -102,6 +104,8 @@ from capture.tree.tree import Tree
 
 _current_config = _config.current
 Values = tuple[Any, ...]
+_lifting = threading.Lock()
+_MOST_LIFTED = 15  # of one function: for its shapes, modes and threads
 _MOST_WAYS = 4  # of one size: for some modes or plain values each
 _MOST_FAULTS = 8  # calls in a row that have no key, as something goes wrong on the way to it
 
@@ -127,6 +131,11 @@ def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         size.calls += 1
         if size.pads:
             return _call_of_size(captured, values, size, now, is_plain=is_plain)
+    if captured.lifted and is_plain:
+        for one in tuple(captured.lifted):
+            result = one.replayed(values)
+            if result is not MISS:
+                return result
     result = captured.fast_paths.call(values) if is_plain else MISS
     return result if result is not MISS else dispatch(captured, values, now)
 
@@ -252,6 +261,8 @@ def give_up(captured: Captured, error: Exception) -> None:
 def _dispatch(captured: Captured, values: Values, now: Here) -> Any:
     """Find the entry for the key of a call."""
     try:
+        if captured.lifted and (result := _with_its_numbers(captured, values, now)) is not MISS:
+            return result
         entry, leaves = _entry_of(captured, values, now.ambient)
     except (Unkeyable, TypeError) as error:
         return _unkeyable(captured, values, str(error))
@@ -353,7 +364,12 @@ def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf
         return done(run_eagerly(captured, bound, kind="inline"))
     tree = tree_for(backend)
     tree.begin_call(captured, captured.annotation.max_recordings)
-    if entry.phase == "cold":
+    is_cold = entry.phase == "cold"
+    if is_cold and captured.lifts_left and (result := _lift(captured, entry, bound, tree)) is not MISS:
+        return done(result)
+    if is_cold and entry.phase != "cold":
+        return GO_ON
+    if is_cold:
         if captured.hopeless is not None or not captured.budget.allows(entry.key):
             return done(_no_new_key(captured, entry, bound))
         phase = load(captured, entry, leaves)
@@ -1124,7 +1140,8 @@ def _read_padded(captured: Captured, padded: PaddedCall, found: PaddedNode, now:
     nothing, so it may run after that."""
     entry, size, inner = found.entry, padded.size, BodyRun()
     try:
-        followed = branches.replay(captured, found.node, found.tree, padded.values, padded.leaves, inner)
+        where = captured, found.node, found.tree, padded.values, padded.leaves, inner
+        followed = branches.replay(*where, resumes=False)
     except Exception as error:
         if inner.error is not error:
             raise
@@ -1152,7 +1169,8 @@ def _replay_padded(captured: Captured, padded: PaddedCall, found: PaddedNode, tr
     """The call."""
     outer.replayed, inner = True, BodyRun()
     try:
-        result = trim(replay(captured, found.node, found.tree, padded.values, padded.leaves, inner))
+        where = captured, found.node, found.tree, padded.values, padded.leaves, inner
+        result = trim(replay(*where, resumes=not found.is_pure))
     except Exception as error:
         outer.error = error if inner.error is error else None
         outer.replayed = inner.replayed
@@ -1176,7 +1194,7 @@ def _add_way(
     way = way_of(entry, padded.tensors, padded.call.leaves, paths, found.node, count, shortcuts, is_pure=found.is_pure)
     if way is None:
         return
-    shortcuts.add(captured, padded.values, padded.leaves, entry, now, _GoesOnTrimmed(captured, trim))
+    shortcuts.add(captured, padded.values, padded.leaves, entry, now, _GoesOnApart(captured, trim))
     size.ways[:] = [one for one in size.ways if one.entry is not entry or one.nodes == entry.nodes][-_MOST_WAYS:]
     size.ways.insert(0, way)
 
@@ -1188,31 +1206,194 @@ def _not_padded(captured: Captured, refusal: BucketRefusal) -> None:
         captured.report(plan, "keeps its own size")
 
 
+# ------------------------------------------------------------------------- numbers that are others in each call
+
+
+def _lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
+    """A new key that differs from a known one in numbers alone: have one recording serve both. The call's result, or
+    ``MISS`` where that is not so."""
+    plain = captured.sizes is None and not captured.is_backward and entry.region is None
+    begins = tree.backend.lifts_numbers and not (tree.path or tree.warm)
+    if not plain or not begins or not any(type(value) is float for value in bound.values):
+        return MISS
+    found = numbers.twin_of(entry, captured.entries(), captured.lifted, bound.values)
+    if found is None:
+        return MISS
+    if not _lifting.acquire(blocking=False):  # another thread compares entries, and takes some away
+        return MISS
+    run = BodyRun()
+    try:
+        lifted = body_run.during(run, _lifted, (captured, entry, bound, *found, tree))
+    except Exception as error:
+        if run.error is not error:
+            raise
+        lifted = None  # the body's own, which the call comes to
+    finally:
+        _lifting.release()
+    if lifted is None:
+        captured.lifts_left = max(captured.lifts_left - 1, 0)
+        return MISS
+    for one in tuple(captured.lifted):
+        if one.entry is found[0]:  # it serves some values of fewer numbers
+            _lift_no_more(captured, one)
+    alive = [one for one in captured.lifted if one.node.recording is not None]
+    captured.lifted[:] = [*alive[-_MOST_LIFTED:], lifted]
+    captured.log.add("plan", "one recording serves all values of its numbers")
+    result = _compare_numbers(captured, lifted, bound, bound.leaves)
+    lifted.count = Count()  # that was the number which was recorded: the next one says more
+    return result
+
+
+def _lifted(
+    captured: Captured, entry: Entry, bound: Call, twin: Entry, positions: tuple[int, ...], tree: Tree
+) -> numbers.Lifted | None:  # fmt: skip
+    """Record both calls, without a trace, and compare what was recorded."""
+    sequence = numbers.noted_run(captured, bound, positions)
+    if sequence is None:
+        captured.lifts_left = 0  # with other numbers the code is the same
+        return None
+    now, then = [bound.values[at] for at in positions], [numbers.number_of(twin.key[1][at]) for at in positions]
+    node, other = (
+        _node_at_root(captured, one, numbers.with_numbers(bound.values, positions, own), bound.leaves, tree)
+        for one, own in ((entry, now), (twin, then))
+    )
+    if node is None or other is None or entry.facts is None or entry.facts.sequence != sequence:
+        return None
+    assert other.recording is not None
+    assert node.recording is not None
+    found = tree.backend.lift(other.recording, node.recording, list(zip(then, now, strict=True)))
+    if found is None:
+        return None
+    for one in (twin, entry):  # calls come to the recording by ``Lifted`` alone, which puts their numbers there
+        family = captured.families.pop(one.key[:-1], None)
+        for below in family.entries.values() if family is not None else ():
+            if below is not entry:
+                below.retire()
+    captured.clear_fast_paths()
+    return numbers.Lifted(entry, entry.key, node, tree, found, positions, bound.values, Shortcuts())
+
+
+def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf], tree: Tree) -> Node | None:
+    """A recording that begins a step, made without a trace where there is none."""
+
+    def found() -> Node | None:
+        return next((node for node in entry.nodes if node.parent is tree.root and not node.reads), None)
+
+    if found() is None:
+        call = captured.call(values, leaves)
+        bring_to_replay(captured, entry, call, tree, lambda: found() is not None, with_gradients=False)
+        tree.end_path("numbers")
+    return found()
+
+
+def _with_its_numbers(captured: Captured, values: Values, now: Here) -> Any:
+    """The result of a call by a recording that serves all values of its numbers; ``MISS`` where none does."""
+    for one in tuple(captured.lifted):
+        found = one.taken(values)
+        if found is None:
+            continue
+        standing, leaves = one.standing(values), Leaves()
+        key = (now.ambient, captured.arguments(standing, leaves), *(captured.rest(standing) if one.key[2:-1] else ()))
+        family = one.entry.family
+        assert family is not None
+        if key != one.key[:-1] or inputs.alias_pattern(leaves, family.spans) != one.key[-1]:
+            continue
+        if family.takes_any_form or family.form(leaves) == one.entry.form:
+            return _by_number(captured, one, found, values, leaves, now)
+    return MISS
+
+
+def _by_number(
+    captured: Captured, lifted: numbers.Lifted, found: Sequence[float], values: Values, leaves: list[Leaf], now: Here
+) -> Any:  # fmt: skip
+    entry, tree, standing = lifted.entry, lifted.tree, lifted.standing(values)
+    if tree_for(tree.backend) is not tree:  # that of a thread which is gone, whose number this one has
+        _lift_no_more(captured, lifted)
+        return MISS
+    tree.begin_call(captured, captured.annotation.max_recordings, entry.number)
+    if tree.lingering:
+        tree.let_go()
+    if tree.warm or tree.backend.in_capture():
+        return MISS
+    node = _fitting(captured, entry, tree, tree.pattern(leaves)) if lifted.node in entry.nodes else None
+    if node is None or (state := node.check(leaves)) == OVERLAPS:
+        if lifted.node not in entry.nodes:
+            _lift_no_more(captured, lifted)
+        return MISS
+    learned: Sequence[Move] = ()
+    if state:
+        reply = rebind.state_moved(captured, entry, node, standing, leaves, tree)
+        if reply.verdict is not Verdict.REPLAY:
+            _lift_no_more(captured, lifted)
+            return MISS
+        learned = reply.learned
+    if _current_config().poison:
+        tree.pool.poison([block for block, _ in tree.live_blocks()])
+    bound = captured.call(values, leaves)
+    if lifted.count.is_due or learned or _verifies(captured):
+        return _compare_numbers(captured, lifted, bound, leaves)
+    run = body_run.current()
+    result = lifted.run(found, lambda: replay(captured, node, tree, values, leaves, run))
+    lifted.count.calls += 1
+    lifted.add_path(captured, standing, leaves, now, _GoesOnApart(captured, own_values=lifted.values_now))
+    return result
+
+
+def _compare_numbers(captured: Captured, lifted: numbers.Lifted, bound: Call, leaves: list[Leaf]) -> Any:
+    """The result of a call whose replay is compared with its body."""
+    found = lifted.taken(bound.values)
+    assert found is not None
+    verified = numbers.compared(captured, lifted, bound, found, leaves)
+    if verified.is_wrong:
+        captured.lifts_left = 0
+        _lift_no_more(captured, lifted)
+    elif verified.undecided is None:
+        lifted.count.compared()
+    return verified.result if verified.has_result else verify.run_body(captured, bound)
+
+
+def _lift_no_more(captured: Captured, lifted: numbers.Lifted) -> None:
+    """Its numbers are part of the key again."""
+    captured.log.add("drop", "numbers are part of the key again")
+    if lifted in captured.lifted:
+        captured.lifted.remove(lifted)
+    for node in list(lifted.entry.nodes):
+        lifted.tree.forget(node)
+    lifted.entry.retire()
+
+
 @frozen(eq=False)
-class _GoesOnTrimmed:
-    """What the fast way of a padded call goes on with."""
+class _GoesOnApart:
+    """What the fast way goes on with in a call that is replayed as another one: padded, or with another number."""
 
     captured: Captured
-    trim: Trim
+    trim: Trim | None = None
+    own_values: Callable[[], Values | None] = lambda: None
+    """Gives the caller's own values, where the body can go on with them."""
 
     @property
     def attach(self) -> Callable[..., Any] | None:
         """Makes what C replayed the call's result."""
         trim = self.trim
-        return lambda result, leaves, node: trim(result)
+        return None if trim is None else lambda result, leaves, node: trim(result)
 
     def replay(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf]) -> Any:
         """The same in Python."""
-        return self.trim(replay(self.captured, node, tree, values, leaves, None))
+        own = self.own_values()
+        result = replay(self.captured, node, tree, values if own is None else own, leaves, None)
+        return result if self.trim is None else self.trim(result)
 
     def tell(self, errors: list[BaseException]) -> None:
         """A replay came to its end, and this came in between."""
         tell(self.captured, errors)
 
     def raised(self, node: Node, tree: Tree, values: Values, leaves: list[Leaf], error: BaseException) -> Any:
-        """The caller's own sizes are not known here."""
-        del node, tree, values, leaves
-        raise error
+        """A replay ended in an error. The caller's own sizes are not known here."""
+        own = self.own_values()
+        commit = Commit(self.captured, node, tree, values if own is None else own, leaves)
+        if own is None or not commit.was_stopped():
+            raise error
+        return commit.resumed(error, None)
 
     def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
         """The recording relies on state that is another now, so it says nothing of what the body does."""

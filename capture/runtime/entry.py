@@ -201,6 +201,11 @@ class Entry:
             found[current.reads] = Branch(self.plan, current)
         return list(found.items())
 
+    def known_facts(self) -> list[Facts]:
+        """Of all branches that runs took so far."""
+        known = self.known_branches()
+        return [branch.facts for _, branch in known]
+
     @property
     def has_reads(self) -> bool:
         """The host reads values in the body."""

@@ -69,9 +69,11 @@ def _stored_key(entry: Entry) -> Key:
     return entry.key if entry.region is None else (*entry.key, "forward")
 
 
-def watch(captured: Captured, call: Call, *, undo: bool, trial: bool = False) -> tuple[ObservedRun, DescribedRun]:
-    """One watched eager run. ``trial``: what a body did that raises is undone, too."""
-    captured.log.counters.observations += 1
+def watch(
+    captured: Captured, call: Call, *, undo: bool, trial: bool = False, counts: bool = True
+) -> tuple[ObservedRun, DescribedRun]:  # fmt: skip
+    """One watched eager run. ``trial``: what a body did that raises is undone, too. ``counts``: it is one of a call."""
+    captured.log.counters.observations += counts
     captured.log.counters.body_runs += 1
     return locked(_watch, captured, call, undo, trial)
 

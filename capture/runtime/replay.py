@@ -42,6 +42,7 @@ class Commit:
         "node",
         "ran",
         "result",
+        "resumes",
         "tree",
         "values",
         "whole",
@@ -51,6 +52,7 @@ class Commit:
         self.captured, self.node, self.tree, self.values, self.leaves = captured, node, tree, values, leaves
         self.in_place = bool(tree.lingering) and node is tree.awaited and tree.in_place
         self.ran = self.has_counted = self.has_result = self.has_stopped = False
+        self.resumes = True
         self.whole: list[Any] | None = None
         self.begun: list[Any] = []
         self.result: Any = None
@@ -82,7 +84,7 @@ class Commit:
     def resumed(self, error: BaseException, run: BodyRun | None) -> Any:
         """An operator raised. The result, where the body goes on."""
         assert self.node.recording is not None
-        watch = self.node.recording.answers(error, self.leaves)
+        watch = self.node.recording.answers(error, self.leaves) if self.resumes else None
         if watch is None or not capture_lock.acquire(timeout=PATIENCE):
             self.give_up()
             if run is not None:
@@ -145,12 +147,16 @@ class Commit:
 
 
 def replay(
-    captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], run: BodyRun | None
-) -> Any:
-    """Run it, and stand on its node. ``run``: takes the place of the body's, where the call has one."""
+    captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], run: BodyRun | None, *,
+    resumes: bool = True,
+) -> Any:  # fmt: skip
+    """Run it, and stand on its node. ``run``: takes the place of the body's, where the call has one. ``resumes``: the
+    body goes on with these values where an operator raises."""
     recording = node.recording
     assert recording is not None
-    return Commit(captured, node, tree, values, leaves).run(recording.replay, (leaves,), run)
+    commit = Commit(captured, node, tree, values, leaves)
+    commit.resumes = resumes
+    return commit.run(recording.replay, (leaves,), run)
 
 
 def _resumed(captured: Captured, call: Call, watch: Any, error: BaseException, run: BodyRun | None) -> Any:

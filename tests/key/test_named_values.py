@@ -298,7 +298,7 @@ def test_a_guard_that_raises_says_so() -> None:
 
 def test_floats_that_change_on_every_call_are_a_finding() -> None:
     def use(x: Tensor, rate: float) -> Tensor:
-        return torch.relu(x) * rate
+        return torch.relu(x) * (1 - rate)
 
     captured = capture(use, max_recordings=3)
     with pytest.warns(CaptureWarning) as warned:

@@ -433,7 +433,7 @@ def hook_that_collects() -> Any:
 def scaled(number: Callable[[float], Any]) -> Any:
     @capture
     def f(x: Tensor, scale: Any) -> Tensor:
-        scaled: Tensor = torch.relu(x) * scale
+        scaled: Tensor = torch.relu(x) * scale + (1 - scale)  # Python computes with it, so it is no operator's alone
         return scaled
 
     with torch.no_grad():
@@ -447,18 +447,36 @@ def number_that_changes() -> Any:
     return scaled(lambda number: number)
 
 
-def of_sizes(rows: Callable[[int], int]) -> Any:
-    captured = capture(net())
+def of_sizes(**options: Any) -> Any:
+    captured = capture(net(), **options)
     with torch.no_grad():
         for _ in range(4):
             for n in range(1, 9):
-                captured(torch.randn(rows(n), 8))
+                captured(torch.randn(n, 8))
     return captured
 
 
-@mistake(lambda: of_sizes(lambda n: 4 if n <= 4 else 8))
+@mistake(lambda: of_sizes(buckets={"input": {0: (4, 8)}}, tolerance=1e-4))
 def too_many_sizes() -> Any:
-    return of_sizes(lambda n: n)
+    return of_sizes()
+
+
+def without_padding() -> Any:
+    @capture(buckets={"x": {0: (8,)}, "rows": {0: (8,)}}, tolerance=1e-5)
+    def centred(x: Tensor, rows: Tensor) -> Tensor:
+        return torch.relu(x) - (x * rows[:, None]).sum(0) / rows.sum()
+
+    calls(functools.partial(centred, rows=torch.ones(4)))
+    return centred
+
+
+@mistake(without_padding)
+def padding_that_shows() -> Any:
+    @capture(buckets={"x": {0: (8,)}})
+    def f(x: Tensor) -> Tensor:
+        return torch.relu(x) - x.mean(0)
+
+    return calls(f)
 
 
 class Cache:

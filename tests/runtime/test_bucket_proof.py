@@ -310,3 +310,20 @@ def test_linked_sizes_in_attention() -> None:
         else:  # rows of padding have nothing to attend to, which is no business of the real ones
             torch.testing.assert_close(f(q, mask), body(q, mask), rtol=1e-5, atol=1e-5)
     assert refused(f) == []
+
+
+def test_an_operator_that_raises_and_a_body_that_catches_it() -> None:
+    def body(ids: Tensor, table: Tensor) -> Tensor:
+        scaled = torch.relu(table) + 1
+        try:
+            return torch.nn.functional.embedding(ids, scaled) * 2
+        except IndexError:
+            return scaled[: ids.shape[0]] * ids.shape[0]
+
+    f = capture(body, buckets={"ids": {0: LADDER}})
+    table = torch.randn(8, 2, device="cpu")
+    for call in range(16):
+        ids = torch.tensor([1, 2, 9 if call in (6, 7, 12) else 2], device="cpu")
+        assert_same(f(ids, table), body(ids, table))
+    assert refused(f) == []
+    assert recordings(f).replays > 8

@@ -167,3 +167,31 @@ def test_an_error_after_a_write_happens_once() -> None:
     assert float(ours[0, 0]) == 7
     f(ours, torch.tensor([1, 2, 3], device="cpu"))
     assert float(ours[0, 0]) == 8
+
+
+class Sized(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.count, self.seen, self.sizes = kind, 0, list[int](), dict[str, int]()
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "counts rows":
+            self.count += x.shape[0]
+        if self.kind == "counts calls":
+            self.count += 1
+        if self.kind == "sets":
+            self.sizes["last"] = x.shape[0]
+        if self.kind == "appends":
+            self.seen.append(x.shape[0])
+        return torch.relu(x) * 2 + 1
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+@pytest.mark.parametrize("kind", ["counts rows", "counts calls", "sets", "appends"])
+def test_plain_values_that_the_body_leaves(kind: str) -> None:
+    eager, net = Sized(kind), capture(Sized(kind), buckets={"x": {0: (4, 8)}})
+    for n in (3, 3, 5, 3, 3, 5, 3, 4, 3, 3, 5, 8, 3, 5, 3):
+        x = torch.randn(n, 2)
+        assert_same(net(x), eager(x))
+        assert (net.count, net.seen, net.sizes) == (eager.count, eager.seen, eager.sizes)

@@ -17,8 +17,8 @@ import torch
 from attrs import evolve
 from typing_extensions import override
 
-from capture.engines.base import Block, Geometry, Input, Recorded
-from capture.engines.cpu import answers
+from capture.engines.base import Block, Geometry, Input, LiftedNumbers, Recorded, Recording
+from capture.engines.cpu import answers, lifting
 from capture.engines.cpu.arena import Arena
 from capture.engines.cpu.segments import SegmentedTape
 from capture.engines.cpu.tape import Leaf, Ran, Register, Tape, TapeMemory, TapeStep, python_form, registers_in
@@ -61,6 +61,7 @@ class CpuBackend:
     owns_in_place = True
     breaks_at_reads = True
     runs_islands = True
+    lifts_numbers = True
     rebinds_tensors = True
 
     def memory_bytes(self) -> int:
@@ -73,6 +74,14 @@ class CpuBackend:
     def new_pool(self) -> Arena:
         """An empty arena."""
         return Arena()
+
+    def lift(
+        self, one: Recording, other: Recording, numbers: Sequence[tuple[float, float]]
+    ) -> LiftedNumbers | None:  # fmt: skip
+        """By their tapes."""
+        assert isinstance(one, Tape)
+        assert isinstance(other, Tape)
+        return lifting.lift(one, other, numbers)
 
     def in_capture(self) -> bool:
         """Nobody else records CPU work."""

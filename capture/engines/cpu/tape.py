@@ -15,7 +15,7 @@ nobody looks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import torch
@@ -159,6 +159,8 @@ class Tape:
         self._views: tuple[Any, ...] = ()
         """Steps before all others: views of owned outputs, which go into locals."""
         self.registers: list[Any] = []
+        self.lifted: dict[int, float] = {}
+        """Registers that are numbers, with what those were when this was recorded."""
         self.generators: dict[int, torch.Generator] = {}
         """Those among the leaves of the recorded call, by position."""
         self.num_ops = self.copied_inside = 0
@@ -235,6 +237,32 @@ class Tape:
         if isinstance(template, (list, tuple)):
             return type(template)([self.value(member) for member in template])
         return template
+
+    @property
+    def steps(self) -> Sequence[TapeStep]:
+        """All operators, in order."""
+        return self._steps
+
+    @property
+    def roots(self) -> Sequence[TapeMemory]:
+        """All memory that registers look at."""
+        return self._roots
+
+    def lift(self, places: Mapping[int, Mapping[int | str, int]], values: Sequence[float]) -> list[int]:
+        """Numbers among the arguments of operators become registers, which are given back in the order of ``values``.
+        ``places``: by ``id`` of a step, which of its arguments are which of them."""
+        first = len(self.registers)
+        self.registers += values
+        self.lifted = {first + number: value for number, value in enumerate(values)}
+        for step in self._steps:
+            for place, number in places.get(id(step), {}).items():
+                if isinstance(place, str):
+                    step.kwargs[place] = Register(first + number)
+                else:
+                    step.args = (*step.args[:place], Register(first + number), *step.args[place + 1 :])
+        self._write_calls()
+        self.replay = self._make_replay()
+        return [first + number for number in range(len(values))]
 
     def append(self, step: TapeStep) -> None:
         """Write a step down."""
@@ -337,14 +365,17 @@ class Tape:
                 self.registers[number] = _view_of(root, geometry)
         self._geometries, self._proofs = [], {}
         self.copies_in, self.copies_out = copies_in, copies_out
+        self._write_calls()
+        # the body needed no gradient, yet operators with out= would refuse parameters
+        self._grad = capabilities.set_grad_enabled if torch.is_grad_enabled() else None
+        self.replay = self._make_replay()
+
+    def _write_calls(self) -> None:
         used = self._used()
         fresh = [out for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
         alone = [number for root, number in fresh if number in used and self._is_local(root, number)]
         self._locals = {number: place for place, number in enumerate(alone)}
         self._calls = self._all_calls()
-        # the body needed no gradient, yet operators with out= would refuse parameters
-        self._grad = capabilities.set_grad_enabled if torch.is_grad_enabled() else None
-        self.replay = self._make_replay()
 
     def _is_local(self, root: TapeMemory, number: int) -> bool:
         """Steps read this register, and nothing else looks at its memory."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from attrs import evolve
 
-from capture.engines.base import Block, Input, Recorded
+from capture.engines.base import Block, Input, LiftedNumbers, Recorded, Recording
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.capture_graph import Capture, RefusedError
 from capture.engines.cuda.copy_in import InputCopies
@@ -50,6 +50,7 @@ class CudaBackend:
     owns_in_place = False
     breaks_at_reads = True
     runs_islands = False
+    lifts_numbers = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -59,6 +60,13 @@ class CudaBackend:
     def rebinds_tensors(self) -> bool:
         """The driver can be asked. Looked up when it matters first, as it takes an import."""
         return kernel_params.missing() is None
+
+    def lift(
+        self, one: Recording, other: Recording, numbers: Sequence[tuple[float, float]]
+    ) -> LiftedNumbers | None:  # fmt: skip
+        """Numbers are in the parameters of kernels, where nobody looks for them: they stay in the key."""
+        del one, other, numbers
+        return None
 
     def memory_bytes(self) -> int:
         """The device's."""

@@ -1,0 +1,348 @@
+"""Numbers that are others in each call: one recording for all where they reach nothing but operators."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from capture import capture, config, recordings, release, reset
+from capture.runtime.numbers import Noted
+from tests.support.bucketed import assert_same
+from tests.support.device import DEVICE
+
+LIFTS = DEVICE.type == "cpu"
+MANY = [0.1, 0.12, 0.3, 0.07, 3.7, -0.2, 1e-30, 1e30, 0.999, 2.5, -1.5, 7.0, 0.1, 0.3, 1e-3]
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad(), config.patch(cache=False):
+        yield
+
+
+def run_beside(f: Callable[..., Any], body: Callable[..., Any], numbers: Sequence[Any], dtype: Any = None) -> None:
+    for number in numbers:
+        x = torch.randn(4, 3, dtype=dtype)
+        assert_same(f(x, number), body(x, number))
+
+
+def is_lifted(f: Any) -> bool:
+    """One recording serves all values."""
+    return any("one recording serves" in one.detail for one in recordings(f).events)
+
+
+BODIES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "mul": lambda x, s: torch.relu(x) * s,
+    "reflected": lambda x, s: s * torch.relu(x) + s,
+    "sub": lambda x, s: (s - x) - s,
+    "div": lambda x, s: torch.relu(x) / s,
+    "alpha": lambda x, s: x.add(torch.relu(x), alpha=s),
+    "in place": lambda x, s: torch.relu(x).mul_(s).add_(x, alpha=s),
+    "lerp": lambda x, s: torch.lerp(torch.relu(x), x, s),
+    "pow": lambda x, s: x.abs().add(1) ** s,
+    "clamp": lambda x, s: torch.relu(x).clamp(max=s),
+    "addcmul": lambda x, s: x.addcmul(torch.relu(x), x, value=s),
+    "leaky": lambda x, s: torch.nn.functional.leaky_relu(x + 1, s),
+    "compare": lambda x, s: (x + 1 > s) * 2,
+    "elu": lambda x, s: torch.nn.functional.elu(x + 1, s),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_that_reach_operators_as_they_are(name: str, dtype: torch.dtype) -> None:
+    body = BODIES[name]
+    f = capture(lambda x, s: body(x, s), max_recordings=20)
+    run_beside(f, body, MANY, dtype)
+    if LIFTS:
+        assert is_lifted(f)
+        assert recordings(f).replays > len(MANY) - 4
+        assert recordings(f).recordings <= 4  # whole exponents have kernels of their own
+        assert recordings(f).eager_calls == 0
+
+
+def test_values_with_kernels_of_their_own_stay_in_the_key() -> None:
+    def body(x: Tensor, s: float) -> Tensor:
+        return (x.abs() + 1) ** s * s
+
+    f = capture(body, max_recordings=30)
+    special = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, math.nan, math.inf, -math.inf, 3.0, -2.0]
+    for number in [0.3, 0.7, *special, 0.9, *special, 0.11, *special]:
+        x = torch.randn(4, 3)
+        assert_same(f(x, number), body(x, number))
+    if LIFTS:
+        assert recordings(f).recordings == len(special) + 2
+
+
+def halves(x: Tensor, s: float) -> Tensor:
+    return torch.relu(x) * s if s > 0.5 else torch.relu(x) + s
+
+
+def as_text(x: Tensor, s: float) -> Tensor:
+    return torch.relu(x) * s + len(f"{s:.3f}")
+
+
+def root(x: Tensor, s: float) -> Tensor:
+    return torch.relu(x).mul(math.sqrt(s))
+
+
+def floor(x: Tensor, s: float) -> Tensor:
+    return torch.relu(x) * s + math.floor(s)
+
+
+def steps(x: Tensor, s: float) -> Tensor:
+    return x.sum() * s + torch.arange(0.0, 1.0, s).sum()
+
+
+def rest(x: Tensor, s: float) -> Tensor:
+    return torch.relu(x) * s + x * (1 - s)
+
+
+def constant(x: Tensor, s: float) -> Tensor:
+    return torch.relu(x) * torch.tensor(s)
+
+
+def kinds(x: Tensor, s: float) -> Tensor:
+    return torch.relu(x) * s if type(s) is float else x - s
+
+
+def looks_up(x: Tensor, s: float) -> Tensor:
+    return torch.relu(x) * s + {0.1: 1, 0.2: 1}.get(s, 5)
+
+
+def given_back(x: Tensor, s: float) -> tuple[Tensor, float]:
+    return torch.relu(x) * s, s
+
+
+def filled(x: Tensor, s: float) -> Tensor:
+    return torch.relu(x) + torch.full_like(x, s)
+
+
+@pytest.mark.parametrize(
+    "body", [halves, as_text, root, floor, steps, rest, constant, kinds, looks_up, filled, given_back]
+)
+def test_python_code_that_reads_a_number_keeps_it_in_the_key(body: Callable[[Tensor, float], Any]) -> None:
+    f = capture(body, max_recordings=20)
+    run_beside(f, body, [0.1, 0.2, 0.1, 0.2, 0.6, 0.9, 0.3, 0.6, 0.9, 0.1])
+    assert not is_lifted(f)
+    assert recordings(f).recordings >= 4
+
+
+def test_a_number_notes_what_reads_it_and_no_operator() -> None:
+    reads: list[Callable[[float], Any]] = [
+        lambda s: s + 1, lambda s: 1 - s, lambda s: -s, lambda s: abs(s), lambda s: s < 1, lambda s: s <= 1,
+        lambda s: s == 0.3, bool, float, int, round, str, repr, hash, lambda s: s**2, lambda s: 2**s, divmod_,
+        lambda s: f"{s}", lambda s: s.hex(), lambda s: s.is_integer(), lambda s: s.real if s else 0, math.floor,
+        math.ceil, lambda s: s in (1, 2), lambda s: max(s, 1), lambda s: sum([s, s]), lambda s: sorted([s, 0.1]),
+    ]  # fmt: skip
+    for read in reads:
+        number = Noted(0.3)
+        read(number)
+        assert number.is_read
+    x = torch.randn(3)
+    given: list[Callable[[float], Any]] = [
+        lambda s: x * s, lambda s: s * x, lambda s: s - x, lambda s: s / x, lambda s: x**s, lambda s: s**x,
+        lambda s: x < s, lambda s: s < x, lambda s: x.add(x, alpha=s), lambda s: torch.full((2,), s),
+    ]  # fmt: skip
+    for give in given:
+        number = Noted(0.3)
+        give(number)
+        assert not number.is_read
+
+
+def divmod_(s: float) -> Any:
+    return divmod(s, 2)
+
+
+def test_a_learning_rate_that_decays() -> None:
+    eager, ours = [nn.Linear(3, 2, bias=False) for _ in range(2)]
+    ours.load_state_dict(eager.state_dict())
+
+    def step(net: nn.Module, gradient: Tensor, lr: float, decay: float = 0.3) -> None:
+        for parameter in net.parameters():
+            parameter.mul_(decay).sub_(gradient * lr)
+
+    f = capture(step)
+    for number in range(20):
+        gradient, lr = torch.randn(2, 3), 0.1 * 0.9**number
+        f(ours, gradient, lr)
+        step(eager, gradient, lr)
+        assert torch.equal(ours.weight, eager.weight)
+    if LIFTS:
+        assert recordings(f).replays > 16
+
+
+def test_several_numbers() -> None:
+    def body(x: Tensor, a: float, b: float, *, c: float = 0.25) -> Tensor:
+        return torch.relu(x) * a + x * b - c
+
+    f = capture(body)
+    first = [(0.1, 0.1, 0.2), (0.3, 0.3, 0.2), (0.3, 0.4, 0.2), (0.5, 0.6, 0.2), (0.7, 0.8, 0.9), (0.4, 0.1, 0.3)]
+    for a, b, c in [*first, (0.11, 0.12, 0.13), (0.21, 0.22, 0.23), (0.3, 0.3, 0.3), (0.4, 0.1, 0.6)]:
+        x = torch.randn(4, 3)
+        assert_same(f(x, a, b, c=c), body(x, a, b, c=c))
+        assert_same(f(x, a, b=b), body(x, a, b=b))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.options = {"twice": False}
+
+    def scaled(self, x: Tensor, s: float) -> Tensor:
+        return x * s * 2 if self.options["twice"] else x * s
+
+    @override
+    def forward(self, x: Tensor, s: float) -> Tensor:
+        return self.scaled(torch.relu(x * self.weight), s)
+
+
+def test_state_that_moves_or_changes() -> None:
+    eager, ours = Scaled(), Scaled()
+    ours.load_state_dict(eager.state_dict())
+    capture(ours)
+    for call in range(30):
+        if call == 8:
+            eager.weight, ours.weight = (nn.Parameter(torch.full((3,), 2.0)) for _ in range(2))
+        if call == 14:
+            eager.weight.data, ours.weight.data = torch.full((3,), 3.0), torch.full((3,), 3.0)
+        if call == 20:
+            eager.options["twice"] = ours.options["twice"] = True
+        x, s = torch.randn(4, 3), 0.1 + 0.01 * call
+        assert_same(ours(x, s), eager(x, s))
+    if LIFTS:
+        assert recordings(ours.forward).replays > 20
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # each value is another key
+def test_a_body_that_keeps_the_number() -> None:
+    class Keeper(nn.Module):
+        rate = 0.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: dict[str, float] = {}
+            self.total = torch.zeros(3)
+
+        @override
+        def forward(self, x: Tensor, s: float) -> Tensor:
+            self.seen["rate"] = s
+            self.total = self.total + x.sum(0) * s
+            return torch.relu(x) * s
+
+    eager, ours = Keeper(), Keeper()
+    f = capture(ours.forward)
+
+    for call in range(12):
+        x, s = torch.randn(4, 3), 0.1 + 0.01 * call
+        assert_same(f(x, s), eager(x, s))
+        assert ours.seen == eager.seen
+        assert torch.equal(ours.total, eager.total)
+    assert not is_lifted(f)
+
+
+def test_kept_outputs_and_other_shapes_and_modes() -> None:
+    def body(x: Tensor, s: float) -> Tensor:
+        return torch.relu(x) * s
+
+    f, kept = capture(body, max_recordings=20), []
+    for call in range(40):
+        n = (4, 4, 5)[call % 3]
+        x, s = torch.randn(n, 3), 0.1 + 0.01 * call
+        with torch.inference_mode(call % 5 == 0):
+            kept.append((f(x, s), body(x, s)))
+        y = f(x, 0.3)
+        assert_same(y, body(x, 0.3))
+    for ours, theirs in kept:
+        assert_same(ours, theirs)
+
+
+def test_gradients_verification_poison_release_and_reset() -> None:
+    weight = torch.randn(3, requires_grad=True)
+
+    def body(x: Tensor, s: float) -> Tensor:
+        return torch.relu(x * weight) * s
+
+    for options in ({}, {"verify": "always"}, {"verify": "first"}):
+        f = capture(body, **options)  # type: ignore[call-overload]
+        run_beside(f, body, MANY[:6])
+        with config.patch(poison=True):
+            run_beside(f, body, MANY[:6])
+        with torch.enable_grad():
+            for number in MANY[:4]:
+                x = torch.randn(4, 3)
+                ours, theirs = (torch.autograd.grad(one(x, number).sum(), weight)[0] for one in (f, body))
+                assert torch.equal(ours, theirs)
+        release(f)
+        run_beside(f, body, MANY[:6])
+        reset(f)
+        run_beside(f, body, MANY[:6])
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # while one thread lifts a number, others may give up
+def test_threads() -> None:
+    def body(x: Tensor, s: float) -> Tensor:
+        return torch.relu(x) * s + s
+
+    f, failed = capture(body), []
+
+    def work(seed: int) -> None:
+        try:
+            generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
+            with torch.no_grad():
+                for call in range(60):
+                    x = torch.randn(4, 3, generator=generator)
+                    assert_same(f(x, 0.1 + 0.01 * call * seed), body(x, 0.1 + 0.01 * call * seed))
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2, 3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not failed
+
+
+def test_an_error_of_the_body_and_the_call_after_it() -> None:
+    def body(x: Tensor, s: float) -> Tensor:
+        if x.shape[0] == 5:
+            raise ValueError("five")
+        return torch.relu(x) * s
+
+    f = capture(body)
+    for call in range(12):
+        x, s = torch.randn(5 if call in (1, 4) else 4, 3), 0.1 + 0.01 * call
+        if x.shape[0] == 5:
+            with pytest.raises(ValueError, match="five"):
+                f(x, s)
+        else:
+            assert_same(f(x, s), body(x, s))
+
+
+def test_an_operator_that_raises_and_a_body_that_catches_it() -> None:
+    def body(x: Tensor, ids: Tensor, s: float, total: Tensor) -> Tensor:
+        scaled = torch.relu(x) * s
+        total.add_(1)
+        try:
+            found = torch.nn.functional.embedding(ids, scaled)
+        except IndexError:
+            return (scaled + 1) * s
+        return found * s
+
+    f = capture(body)
+    ours, theirs = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")
+    for call in range(16):
+        x, s = torch.randn(4, 3, device="cpu"), 0.1 + 0.01 * call
+        ids = torch.tensor([1, 9 if call in (6, 7, 12) else 2], device="cpu")
+        assert_same(f(x, ids, s, ours), body(x, ids, s, theirs))
+        assert torch.equal(ours, theirs)
+    assert is_lifted(f)
