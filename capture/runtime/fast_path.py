@@ -37,6 +37,7 @@ from capture.tree.tree import Tree
 _KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
 _ANYWHERE = 64  # the alignment of a tensor that may have any
 _KEPT = 8  # paths of equal shapes: some for each thread and mode
+_FORMS = 2  # paths of one entry in one thread: its calls differ in what is told by no key
 _NO_POSITION = (1, 0)  # at least one value and at most none: no call by position alone fits
 
 Values = Sequence[Any]
@@ -71,15 +72,15 @@ class Shortcuts:
         self._paths: Any = native.FastPaths(MISS)
         self.straight: Callable[..., Any] = self._paths
         """Takes a call's positional arguments before anything is known of them."""
-        self._by_shapes: dict[tuple[torch.Size, ...], list[tuple[int, Any]]] = {}
-        """With the number of the entry."""
+        self._by_shapes: dict[tuple[torch.Size, ...], list[tuple[int, int, Any]]] = {}
+        """With the number of the entry, and ``id`` of the trees that the path keeps."""
         self._added = 0
 
     def call(self, values: tuple[Any, ...]) -> Any:
         """The result of a call with these bound values, if there is a path to it; else ``MISS``."""
         result = self._paths.bound(values)
         if result is MISS and self._added > MOST_PATHS:  # else all of them were tried just now
-            for _, path in self._by_shapes.get(_shapes(values), ()):
+            for *_, path in self._by_shapes.get(_shapes(values), ()):
                 result = path.bound(values)
                 if result is not MISS:
                     self._paths.add(path)
@@ -109,13 +110,16 @@ class Shortcuts:
         self._paths.add(path)
         self._added += 1
         alike = self._by_shapes.setdefault(_shapes(values), [])
-        alike.insert(0, (entry.number, path))
+        whose = entry.number, id(in_use())
+        ours = [one for one in alike if one[:2] == whose]
+        stale = {id(one) for one in ours[_FORMS - 1 :]}  # this call would have taken them if they fitted still
+        alike[:] = [(*whose, path), *[one for one in alike if id(one) not in stale]]
         del alike[_KEPT:]
 
     def times(self) -> list[tuple[int, int]]:
         """Begin and length of the replays that were timed last, in nanoseconds of ``time.perf_counter_ns``; one of 64
         is."""
-        return [one for paths in list(self._by_shapes.values()) for _, path in paths for one in path.times()]
+        return [one for paths in list(self._by_shapes.values()) for *_, path in paths for one in path.times()]
 
     def forget(self, entry: int) -> None:
         """The entry with this number has no recording any more. C keeps the paths that it took last for a while."""
