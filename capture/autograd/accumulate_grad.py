@@ -80,9 +80,9 @@ class Order:
         self._task, self._passes = task, self._passes + 1
         if self._passes > _LOOKED_AT and self._passes & (self._passes - 1):
             return None
-        others = [_latest_users.get(one) for one in parameters]
-        for one in parameters:
-            _latest_users[one] = self, task
+        others = [_latest_users.get(parameter) for parameter in parameters]
+        for parameter in parameters:
+            _latest_users[parameter] = self, task
         if any(user is not None and user[1] == task and user[0] is not self for user in others):
             return "another captured function"
         assert will_execute is not None

@@ -121,14 +121,14 @@ def inputs_of(
 ) -> list[torch.Tensor | None]:
     """Tensors that have the places in the graph of the first ``count`` inputs of a node: leaves, ``handles`` by
     position, or some of the ``known`` ones. None for an input that needs no gradients."""
-    found: list[torch.Tensor | None] = []
+    inputs: list[torch.Tensor | None] = []
     for position, (above, number) in enumerate(node.next_functions[:count]):
         if above is None:
-            found.append(None)
+            inputs.append(None)
         elif hasattr(above, "variable"):
-            found.append(above.variable)
+            inputs.append(above.variable)
         elif position in handles:
-            found.append(handles[position])
+            inputs.append(handles[position])
         else:
-            found.append(next(one for one in known if one.grad_fn is above and one.output_nr == number))
-    return found
+            inputs.append(next(one for one in known if one.grad_fn is above and one.output_nr == number))
+    return inputs

@@ -30,17 +30,17 @@ def lent(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
     pairs: Lent = {}
     try:
         for tensor in tensors:
-            other = leaf_like(tensor)
+            stand_in = leaf_like(tensor)
             if tensor.is_leaf:
-                other.grad = gradient_of(tensor)
+                stand_in.grad = gradient_of(tensor)
             with contextlib.suppress(RuntimeError):  # autocast's cache may know the tensor by a weak reference
-                swap(tensor, other)
-                pairs[id(other)] = other, tensor
+                swap(tensor, stand_in)
+                pairs[id(stand_in)] = stand_in, tensor
         yield pairs
     finally:
-        for other, tensor in pairs.values():
+        for stand_in, tensor in pairs.values():
             gradient = gradient_of(tensor)
-            swap(tensor, other)
+            swap(tensor, stand_in)
             if tensor.is_leaf and gradient is not gradient_of(tensor):
                 tensor.grad = gradient
-            other.grad = None  # a graph may keep it, and would keep the gradient
+            stand_in.grad = None  # a graph may keep it, and would keep the gradient

@@ -149,12 +149,12 @@ class Passes:
         running = list(self._running)
         task = graph_task()
         if task != NO_TASK:
-            for one in running:
-                if one.task == task:
-                    return one
-            running = [one for one in running if one.task == NO_TASK]
+            for backward in running:
+                if backward.task == task:
+                    return backward
+            running = [backward for backward in running if backward.task == NO_TASK]
         here = threading.get_ident()
-        mine = [one for one in running if one.thread == here] or running
+        mine = [backward for backward in running if backward.thread == here] or running
         mine[-1].task = task
         return mine[-1]
 
@@ -327,11 +327,11 @@ class SavedGraph:
                     self.now_shown[position - count] = self.now_held[position - count].detach()
         if not count:
             return self.now_shown
-        found = [leaves[index] for index in self.given]
+        gradients = [leaves[index] for index in self.given]
         for position in self.views:
             if position < count:
-                found[position] = found[position].detach()
-        return found + self.now_shown
+                gradients[position] = gradients[position].detach()
+        return gradients + self.now_shown
 
     def parted(self, tensors: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """What autograd does not check, and what it does; of that something, as a second pass has to raise."""
@@ -421,10 +421,10 @@ class SavedGraph:
             stale_streams_overridden() if self.foreign and is_capturing_now() else nullcontext(),
             donation_allowed() if self.donates else nullcontext(),
         ):
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 edges, reached, defined, retain_graph=True, create_graph=keeps_graph, allow_unused=True
             )
-        row = iter(found)
+        row = iter(gradients)
         of_inputs = list(itertools.islice(row, len(inputs))) if reaches_inputs else [None] * len(self.inputs)
         at_places = [next(row) if _has_graph(place) else None for place in places]
         return (*self._by_use(of_inputs, now.more), *at_places)
@@ -516,12 +516,12 @@ class GraphSaver:
         program = self.program
         program.outputs = tuple(GradientEdge(leaf.grad_fn, leaf.output_nr) for leaf in attached)  # type: ignore[arg-type]
         owned = [tensor for owners in self._before.tensors.values() for _, tensor in owners]
-        known = {
+        edges = {
             (tensor.grad_fn, tensor.output_nr): tensor
             for tensor in owned
             if not refuses(tensor) and tensor.grad_fn is not None
         }
-        ends = ends_of([leaf.grad_fn for leaf in attached], known)
+        ends = ends_of([leaf.grad_fn for leaf in attached], edges)
         aliases = {id(alias): position for position, alias in reversed(self._aliases.items())}
         wanted = sorted(
             ((aliases[id(tensor)], edge) for tensor, edge in ends if id(tensor) in aliases), key=lambda one: one[0]

@@ -19,15 +19,15 @@ class OutputCopies:
         self._dense: list[tuple[OwnedOutput, Callable[[], torch.Tensor]]] = []
         self._sources: list[torch.Tensor] = []
         self._others: list[tuple[OwnedOutput, list[torch.Tensor]]] = []
-        for one in outputs:
+        for output in outputs:
             with torch.inference_mode(False):
-                tensors = pool.views(one.block, one.geometries)
-            if len(tensors) > 1 or not _is_plain(one.geometries[0]):
-                self._others.append((one, tensors))
+                tensors = pool.views(output.block, output.geometries)
+            if len(tensors) > 1 or not _is_plain(output.geometries[0]):
+                self._others.append((output, tensors))
                 continue
             (like,) = tensors
             form = like.device.type, tuple(like.shape), like.stride(), like.dtype
-            self._dense.append((one, capabilities.empty_maker(*form)))
+            self._dense.append((output, capabilities.empty_maker(*form)))
             self._sources.append(like)
 
     def __call__(self) -> None:
@@ -44,11 +44,11 @@ class OutputCopies:
         targets = [make() for _, make in self._dense]
         if targets:
             capabilities.copy_all(targets, self._sources)
-        for (one, _), target in zip(self._dense, targets, strict=True):
-            one.places[one.number] = target.data  # its version counter knows of no write, as eager's
-        for one, tensors in self._others:
+        for (output, _), target in zip(self._dense, targets, strict=True):
+            output.places[output.number] = target.data  # its version counter knows of no write, as eager's
+        for output, tensors in self._others:
             made = on_storage(tensors[0].untyped_storage().clone(), tensors)
-            one.places[one.number] = made if len(made) > 1 else made[0]
+            output.places[output.number] = made if len(made) > 1 else made[0]
 
 
 def _is_plain(geometry: Geometry) -> bool:

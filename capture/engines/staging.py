@@ -138,23 +138,23 @@ def stage(pool: StagingPool, call: Call, inputs: Sequence[Input]) -> Staging:
     aliases: dict[int, torch.Tensor] = {}
     grouped: dict[int, list[Input]] = {}
     apart: dict[int, torch.UntypedStorage] = {}
-    for one in inputs:
-        leaf = call.leaves[one.position]
-        if one.is_apart:
+    for item in inputs:
+        leaf = call.leaves[item.position]
+        if item.is_apart:
             storage = leaf.untyped_storage()
             if id(leaf) not in aliases:
                 apart[id(storage)] = apart.get(id(storage)) or pool.overlay(storage)
                 aliases[id(leaf)] = over(apart[id(storage)], Geometry.of(leaf))
-            staging.replacements[one.position] = aliases[id(leaf)]
-        elif one.how == "managed" and one.managed is not None:
+            staging.replacements[item.position] = aliases[id(leaf)]
+        elif item.how == "managed" and item.managed is not None:
             if id(leaf) not in aliases:  # one object given twice stays one object
-                aliases[id(leaf)] = _alias(pool, staging, one.managed, leaf)
-            staging.replacements[one.position] = aliases[id(leaf)]
-        elif one.how in ("copy", "copy-back"):
-            if one.group is None and dense_enough(leaf):
-                _stage(pool, staging, one, leaf)
+                aliases[id(leaf)] = _alias(pool, staging, item.managed, leaf)
+            staging.replacements[item.position] = aliases[id(leaf)]
+        elif item.how in ("copy", "copy-back"):
+            if item.group is None and dense_enough(leaf):
+                _stage(pool, staging, item, leaf)
             else:
-                grouped.setdefault(one.group if one.group is not None else -1 - one.position, []).append(one)
+                grouped.setdefault(item.group if item.group is not None else -1 - item.position, []).append(item)
     for members in grouped.values():
         _stage_group(pool, staging, members, call.leaves)
     if not (call.keeps_program or torch.is_inference_mode_enabled()):  # a body may switch gradients on
@@ -178,19 +178,19 @@ def _stage(pool: StagingPool, staging: Staging, one: Input, leaf: torch.Tensor) 
 
 
 def _stage_group(pool: StagingPool, staging: Staging, members: list[Input], leaves: Sequence[Any]) -> None:
-    tensors = [leaves[one.position] for one in members]
+    tensors = [leaves[member.position] for member in members]
     begin = min(tensor.data_ptr() for tensor in tensors)
     nbytes = max(tensor.data_ptr() + span_bytes(tensor) for tensor in tensors) - begin
     lead = begin % ALIGNMENT
     block, storage = pool.take(nbytes + lead)
-    back = any(one.how == "copy-back" for one in members)
+    back = any(member.how == "copy-back" for member in members)
     staged: dict[int, torch.Tensor] = {}
-    for one, tensor in zip(members, tensors, strict=True):
+    for member, tensor in zip(members, tensors, strict=True):
         if id(tensor) not in staged:
             shift = (lead + tensor.data_ptr() - begin) // tensor.element_size()
             staged[id(tensor)] = over(storage, evolve(Geometry.of(tensor), offset=shift))
-        staging.replacements[one.position] = staged[id(tensor)]
-    staging.groups.append(InputGroup([one.position for one in members], nbytes, lead, block, storage, back))
+        staging.replacements[member.position] = staged[id(tensor)]
+    staging.groups.append(InputGroup([member.position for member in members], nbytes, lead, block, storage, back))
 
 
 def dense_enough(tensor: torch.Tensor) -> bool:

@@ -128,14 +128,14 @@ def modes_like_now(device: str, more: Sequence[switches.Term]) -> Any:
     last = thread.readings[grad]
     if last.check is _never or depth != last.depth or depth > 1:
         return None
-    found: list[switches.Term] = [("inside", (thread,), 0), (_dispatch_modes, (), 0)]
+    terms: list[switches.Term] = [("inside", (thread,), 0), (_dispatch_modes, (), 0)]
     if hasattr(*capabilities.DUAL_LEVEL):
         holder, name = capabilities.DUAL_LEVEL
-        found.append((name, (holder,), -1))
-    found += [(_saved_hooks, (True,), None)] if grad else []
-    found += [(_function_modes, (), depth)]
-    found += [(_function_mode, (0,), last.mode)] if depth else []
-    return switches.modes_like_now([*more, *found, *switches.thread_terms(last.check, device)], device)
+        terms.append((name, (holder,), -1))
+    terms += [(_saved_hooks, (True,), None)] if grad else []
+    terms += [(_function_modes, (), depth)]
+    terms += [(_function_mode, (0,), last.mode)] if depth else []
+    return switches.modes_like_now([*more, *terms, *switches.thread_terms(last.check, device)], device)
 
 
 def foreign() -> str | None:

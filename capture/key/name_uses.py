@@ -42,16 +42,16 @@ def _asks_for_constants(code: types.CodeType) -> bool:
     """Each ``getattr(x, "name")`` in it has a text for a name. What is not plain to see counts as computed."""
     before: list[dis.Instruction] = []
     wanted = 0
-    for one in dis.get_instructions(code):
-        if one.opname == "LOAD_GLOBAL" and one.argval in ASKING:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL" and instruction.argval in ASKING:
             wanted += 1
-        elif one.opname in ("CALL", "CALL_FUNCTION", "CALL_KW") and wanted:
-            count = one.arg or 0
+        elif instruction.opname in ("CALL", "CALL_FUNCTION", "CALL_KW") and wanted:
+            count = instruction.arg or 0
             tail = [each for each in before if each.opname not in ("PRECALL", "CACHE", "KW_NAMES")]
             place = 1 if count == 2 else 2
-            found = count in (2, 3) and len(tail) >= place and type(tail[-place].argval) is str
-            wanted -= found and tail[-place].opname == "LOAD_CONST"
-        before = [*before[-4:], one]
+            asks = count in (2, 3) and len(tail) >= place and type(tail[-place].argval) is str
+            wanted -= asks and tail[-place].opname == "LOAD_CONST"
+        before = [*before[-4:], instruction]
     return not wanted
 
 
@@ -131,34 +131,34 @@ class _Walk:
     """How often a local variable was set."""
     set: builtins.set[str] = field(factory=builtins.set)
 
-    def step(self, one: dis.Instruction) -> None:
+    def step(self, instruction: dis.Instruction) -> None:
         """Go on by one."""
-        name = one.opname
+        name = instruction.opname
         if name in _WITHOUT_EFFECT:
             return
-        if one.is_jump_target:
+        if instruction.is_jump_target:
             self.escape()
         if name in _NAMED:
-            if "NULL" in one.argrepr:
+            if "NULL" in instruction.argrepr:
                 self.stack.append(_Value("other"))
-            self._load(_Value("name", one.argval))
+            self._load(_Value("name", instruction.argval))
         elif name in ("LOAD_CONST", "LOAD_SMALL_INT"):
-            self.stack.append(_Value("constant", one.argval))
+            self.stack.append(_Value("constant", instruction.argval))
         elif name.startswith("LOAD_FAST"):
-            for each in one.argval if isinstance(one.argval, tuple) else (one.argval,):
+            for each in instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,):
                 self.stack.append(_Value("local", (each, self.versions.get(each, 0))))
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
-            self._attribute(one)
-        elif name == "BINARY_SUBSCR" or (name == "BINARY_OP" and one.argrepr == "[]"):
+            self._attribute(instruction)
+        elif name == "BINARY_SUBSCR" or (name == "BINARY_OP" and instruction.argrepr == "[]"):
             self._item()
         elif name == "BINARY_OP":
-            self._sum(one.argrepr)
-        elif name in ("COPY", "SWAP") and 0 < (one.arg or 0) <= len(self.stack):
-            self._move(name, one.arg or 0)
+            self._sum(instruction.argrepr)
+        elif name in ("COPY", "SWAP") and 0 < (instruction.arg or 0) <= len(self.stack):
+            self._move(name, instruction.arg or 0)
         elif name.startswith("STORE"):
-            self._store(one)
+            self._store(instruction)
         else:
-            self._apply(name, one.arg or 0)
+            self._apply(name, instruction.arg or 0)
 
     def escape(self) -> None:
         """Nobody knows what becomes of what is on the stack."""
@@ -219,15 +219,15 @@ class _Walk:
         if name != "POP_TOP":
             self.stack.append(_Value("other"))
 
-    def _attribute(self, one: dis.Instruction) -> None:
+    def _attribute(self, instruction: dis.Instruction) -> None:
         base = self._pop()
-        is_method = one.opname == "LOAD_METHOD" or "NULL|self" in one.argrepr
-        if one.argval in ADDING and base.kind in ("name", "attribute"):  # whoever gets the method can only add
+        is_method = instruction.opname == "LOAD_METHOD" or "NULL|self" in instruction.argrepr
+        if instruction.argval in ADDING and base.kind in ("name", "attribute"):  # whoever gets the method can only add
             self._use(base, "grown")
             self.stack += [_Value("other")] * (2 if is_method else 1)
             return
         self._read(base)
-        self._load(_Value("attribute", one.argval, base))
+        self._load(_Value("attribute", instruction.argval, base))
         if is_method:
             self.stack.append(_Value("other"))
 
@@ -250,20 +250,20 @@ class _Walk:
         self._read(left)
         self.stack.append(_Value("other"))
 
-    def _store(self, one: dis.Instruction) -> None:
-        if one.opname in _STORED:
-            self._put(_Value("name", one.argval), self._pop())
-        elif one.opname == "STORE_ATTR":
+    def _store(self, instruction: dis.Instruction) -> None:
+        if instruction.opname in _STORED:
+            self._put(_Value("name", instruction.argval), self._pop())
+        elif instruction.opname == "STORE_ATTR":
             holder, value = self._pop(), self._pop()
-            self._put(_Value("attribute", one.argval, holder), value)
+            self._put(_Value("attribute", instruction.argval, holder), value)
             self._read(holder)
-        elif one.opname == "STORE_SUBSCR":
+        elif instruction.opname == "STORE_SUBSCR":
             key, container, value = self._pop(), self._pop(), self._pop()
             self._put_item(container, key, value)
         else:
-            for each in one.argval if isinstance(one.argval, tuple) else (one.argval,):
+            for each in instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,):
                 self.versions[each] = self.versions.get(each, 0) + 1
-            if one.opname == "STORE_FAST":
+            if instruction.opname == "STORE_FAST":
                 self._read(self._pop())
             else:
                 self.escape()

@@ -112,21 +112,21 @@ def members(value: Any) -> list[tuple[Name, Any]]:
     """Members of an object of a plain class, in a stable order."""
     layout = _layout_of(type(value))
     assert layout is not None
-    found: list[tuple[Name, Any]] = []
+    named: list[tuple[Name, Any]] = []
     if issubclass(layout.base, dict):
-        found += [(("item", key), dict.__getitem__(value, key)) for key in dict.__iter__(value)]
+        named += [(("item", key), dict.__getitem__(value, key)) for key in dict.__iter__(value)]
         if layout.base is defaultdict:
-            found.append((("slot", _DEFAULT_FACTORY), value.default_factory))
+            named.append((("slot", _DEFAULT_FACTORY), value.default_factory))
     elif layout.base is list:
-        found += [(("item", at), one) for at, one in enumerate(list.__iter__(value))]
+        named += [(("item", at), one) for at, one in enumerate(list.__iter__(value))]
     for descriptor in layout.slots:
         try:
-            found.append((("slot", descriptor), descriptor.__get__(value)))
+            named.append((("slot", descriptor), descriptor.__get__(value)))
         except AttributeError:  # not set
             continue
     if layout.has_dict and (own := _attributes(value)) is not value:
-        found += [(("attribute", name), one) for name, one in own.items()]
-    return found
+        named += [(("attribute", name), one) for name, one in own.items()]
+    return named
 
 
 def holds(value: Any, name: str) -> bool:

@@ -24,32 +24,32 @@ class _NotInC(Exception):
 def opened_values(values: Sequence[Any], leaves: Sequence[Any]) -> tuple[tuple[Opened, ...], tuple[Any, ...]] | None:
     """Nodes of the values, and what is in them; None where C cannot open one of them as the key does, whose dynamic
     leaves are ``leaves``."""
-    found: list[Any] = []
+    opened: list[Any] = []
     met: set[int] = set()
     try:
-        nodes = tuple([_node(one, found, met) for one in values])
+        nodes = tuple([_node(one, opened, met) for one in values])
     except (_NotInC, RecursionError):
         return None
-    tensors = [one for one in found if isinstance(one, torch.Tensor)]
+    tensors = [one for one in opened if isinstance(one, torch.Tensor)]
     if len(tensors) != len(leaves) or any(one is not leaf for one, leaf in zip(tensors, leaves, strict=True)):
         return None
-    return nodes, tuple(found)
+    return nodes, tuple(opened)
 
 
-def _node(value: Any, found: list[Any], met: set[int]) -> Opened:
+def _node(value: Any, opened: list[Any], met: set[int]) -> Opened:
     kind = type(value)
     if kind in _LEAVES:
-        found.append(value)
+        opened.append(value)
         return None
     if kind in (tuple, list) or (pytree.is_namedtuple(kind) and not pytree.is_registered(kind)):
-        return (kind, tuple([_node(one, found, met) for one in value]), None, None, None, False)
+        return (kind, tuple([_node(one, opened, met) for one in value]), None, None, None, False)
     if kind in (dict, defaultdict):
-        return (kind, None, _part(value.items(), found, met), None, None, False)
+        return (kind, None, _part(value.items(), opened, met), None, None, False)
     is_object = pytree.is_object(kind) and objects.is_plain(kind) and not pytree.is_registered(kind)
     if not is_object or id(value) in met or objects.is_own_dict(value) or _has_class_defaults(value):
         raise _NotInC
     met.add(id(value))
-    return _object_node(value, found, met)
+    return _object_node(value, opened, met)
 
 
 def _has_class_defaults(value: Any) -> bool:
@@ -58,15 +58,15 @@ def _has_class_defaults(value: Any) -> bool:
     return any(name not in own and name in type(value).__dict__ for name in pytree.field_names(type(value)) or ())
 
 
-def _object_node(value: Any, found: list[Any], met: set[int]) -> Opened:
+def _object_node(value: Any, opened: list[Any], met: set[int]) -> Opened:
     members = objects.members(value)
     of_dict, of_list = isinstance(value, dict), isinstance(value, list)
     items = [(at, one) for (where, at), one in members if where == "item"]
-    in_list = tuple([_node(one, found, met) for _, one in items]) if of_list else None
-    in_dict = _part(items, found, met) if of_dict else None
-    slots = _slots(value, {at: one for (where, at), one in members if where == "slot"}, found, met)
+    in_list = tuple([_node(one, opened, met) for _, one in items]) if of_list else None
+    in_dict = _part(items, opened, met) if of_dict else None
+    slots = _slots(value, {at: one for (where, at), one in members if where == "slot"}, opened, met)
     attributes = [(at, one) for (where, at), one in members if where == "attribute"]
-    own = _part(attributes, found, met) if type(value).__dictoffset__ else None
+    own = _part(attributes, opened, met) if type(value).__dictoffset__ else None
     return (type(value), in_list, in_dict, slots, own, True)
 
 

@@ -146,18 +146,18 @@ def _apart(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> l
     """Memory that outputs share, once and whole: an engine takes results of one operator for apart."""
     given = {one.untyped_storage().data_ptr() for one in inputs}
     at = [one.untyped_storage().data_ptr() for one in outputs]
-    found: list[torch.Tensor] = []
+    parts: list[torch.Tensor] = []
     index: dict[int, int] = {}
     _views.last = []
     for output, source in zip(outputs, at, strict=True):
         shared = source != 0 and source not in given and at.count(source) > 1
         if not shared or source not in index:
-            index[source] = len(found)
+            index[source] = len(parts)
             number = output.untyped_storage().nbytes() // output.element_size()
-            found.append(output.as_strided((number,), (1,), 0) if shared else output)
+            parts.append(output.as_strided((number,), (1,), 0) if shared else output)
         geometry = (output.dtype, output.shape, output.stride(), int(output.storage_offset())) if shared else None
         _views.last.append((index[source], geometry))
-    return found
+    return parts
 
 
 def _together(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -78,7 +78,7 @@ def _guard(tensors: list[torch.Tensor]) -> Callable[..., bool]:
 
 def find_implicit(before: Snapshot, wanted: Expectation) -> list[ImplicitInput] | None:
     """The implicit inputs as they are now; None if one is no tensor, of another kind, or shares memory."""
-    found = []
+    implicit = []
     for path in wanted.implicit:
         source, tensor = before.sources.get(path, (None, None))
         plain = isinstance(tensor, torch.Tensor) and type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided
@@ -89,8 +89,8 @@ def find_implicit(before: Snapshot, wanted: Expectation) -> list[ImplicitInput] 
         if any(one is not tensor for _, one in owners):
             return None
         external = External(tensor, storage, None, wanted.written.get(path))
-        found.append(ImplicitInput(path, tuple(owners), external))
-    return found if wanted.same_kind(*[one.external.tensor for one in found]) else None
+        implicit.append(ImplicitInput(path, tuple(owners), external))
+    return implicit if wanted.same_kind(*[one.external.tensor for one in implicit]) else None
 
 
 def other_result(expected: Sequence[OutputInfo], found: Sequence[OutputInfo], call: Call) -> str | None:
@@ -123,11 +123,11 @@ def confirm(
     classify = Classifier(watched, watched.arguments)
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
-    found = [output_info(one, watched.arguments) for one in outputs]
-    if [one.told for one in found] != [one.told for one in wanted.facts.outputs]:
+    told = [output_info(one, watched.arguments) for one in outputs]
+    if [one.told for one in told] != [one.told for one in wanted.facts.outputs]:
         return "the outputs are others"
-    if (other := other_result(wanted.facts.outputs, found, watched.call)) is not None:
-        return other
+    if (difference := other_result(wanted.facts.outputs, told, watched.call)) is not None:
+        return difference
     if [one.told for one in effect_facts] != [one.told for one in wanted.facts.effects]:
         return "other state is changed"
     if any(leaf.kind not in ("fresh", "input", "input-view", "python") for one in effects for leaf in one.leaves):

@@ -33,12 +33,12 @@ def uses(watched: ObservedRun, arguments: Arguments, kept: Sequence[KeptLeaf]) -
     left += [one.tensor for one in watched.watch.trace.externals.values() if one.mutation is not None]
     if not any(refuses(tensor) or tensor.grad_fn is not None for tensor in left):
         return []
-    found = []
+    uses_found = []
     for (storage, _), use in watched.watch.trace.gradients.items():
         external = watched.watch.trace.externals.get(storage)
         path = _path(watched, arguments, external) if external is not None else None
-        found.append(GradientUse(path=path, op=use.op, where=use.where))
-    return found or [GradientUse(path=None, op="output requires grad")]
+        uses_found.append(GradientUse(path=path, op=use.op, where=use.where))
+    return uses_found or [GradientUse(path=None, op="output requires grad")]
 
 
 def refuses(tensor: torch.Tensor) -> bool:
@@ -57,18 +57,20 @@ def obstacles(
     tensors = [leaf.value for leaf in outputs] + [one.tensor for one in watched.watch.trace.externals.values()]
     if any(isinstance(one, torch.Tensor) and refuses(one) for one in tensors):
         return [GradientObstacle(path=None, reason="autograd refuses to look at a view that was written")]
-    found = [*_outputs(outputs), *_effects(effects), *_externals(watched, arguments)]
+    obstacles_found = [*_outputs(outputs), *_effects(effects), *_externals(watched, arguments)]
     if not torch.is_grad_enabled():
-        found.append(GradientObstacle(path=None, reason="gradients are switched on inside alone"))
+        obstacles_found.append(GradientObstacle(path=None, reason="gradients are switched on inside alone"))
     trace = watched.watch.trace
-    found += [GradientObstacle(path=None, reason=f"the body uses {name}", where=at) for name, at in trace.hooks]
+    obstacles_found += [
+        GradientObstacle(path=None, reason=f"the body uses {name}", where=at) for name, at in trace.hooks
+    ]
     if trace.has_checkpoints and (watched.changed or any(one.mutation for one in trace.externals.values())):
         reason = "the body writes state, and parts of it run again in the backward pass"
-        found.append(GradientObstacle(path=None, reason=reason))
-    found += _partly_reached(watched, outputs)
+        obstacles_found.append(GradientObstacle(path=None, reason=reason))
+    obstacles_found += _partly_reached(watched, outputs)
     if _recomputes(watched, outputs):
-        found.append(GradientObstacle(path=None, reason="the body is recomputed in the backward pass"))
-    return found
+        obstacles_found.append(GradientObstacle(path=None, reason="the body is recomputed in the backward pass"))
+    return obstacles_found
 
 
 def of_wrappers(watched: ObservedRun) -> Iterator[SubclassLeaf]:
@@ -132,11 +134,11 @@ def _partly_reached(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> Iterat
     tensors = [
         leaf.value for leaf in outputs if isinstance(leaf.value, torch.Tensor) and leaf.value.grad_fn is not None
     ]
-    known = _known(watched)
-    reached = [{id(tensor): tensor for tensor, _ in ends_of([one.grad_fn], known)} for one in tensors]
-    everywhere = set.intersection(*[set(one) for one in reached]) if reached else set()
-    for one in reached:
-        for key, tensor in one.items():
+    edges = _known(watched)
+    reached = [{id(tensor): tensor for tensor, _ in ends_of([ends.grad_fn], edges)} for ends in tensors]
+    everywhere = set.intersection(*[set(ends) for ends in reached]) if reached else set()
+    for ends in reached:
+        for key, tensor in ends.items():
             users = isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
             if key not in everywhere and (tensor._backward_hooks or users):
                 reason = "not every result depends on an input with hooks, or with a backward function of its own"
@@ -153,18 +155,18 @@ def _known(watched: ObservedRun) -> dict[tuple[Any, int], torch.Tensor]:
 
 def ends_of(above: list[Any], known: dict[tuple[Any, int], torch.Tensor]) -> list[tuple[torch.Tensor, GradientEdge]]:
     """Where a graph ends: at leaves, and at ``known`` tensors of Python state that come with a graph of their own."""
-    stack, seen, found = [*above], set(above), {}
+    stack, seen, ends = [*above], set(above), {}
     while stack:
         for node, number in stack.pop().next_functions:
             if (node, number) in known:
-                found[node, number] = known[node, number]
+                ends[node, number] = known[node, number]
             elif node is not None and node not in seen:
                 seen.add(node)
                 if hasattr(node, "variable"):
-                    found[node, 0] = node.variable
+                    ends[node, 0] = node.variable
                 else:
                     stack.append(node)
-    return [(tensor, GradientEdge(node, number)) for (node, number), tensor in found.items()]
+    return [(tensor, GradientEdge(node, number)) for (node, number), tensor in ends.items()]
 
 
 def nodes_above(ends: Sequence[torch.Tensor], known: Iterable[Any] = ()) -> Iterator[Any]:
@@ -184,10 +186,10 @@ def saved_above(ends: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     for node in nodes_above(ends):
         users = isinstance(node, torch.autograd.function.BackwardCFunction)
         for name in ["saved_tensors"] if users else [one for one in dir(node) if one.startswith("_saved_")]:
-            found: Any = None
+            saved: Any = None
             with contextlib.suppress(RuntimeError):  # freed
-                found = getattr(node, name)
-            yield from (one for _, one in pytree.leaves(found) if isinstance(one, torch.Tensor))
+                saved = getattr(node, name)
+            yield from (one for _, one in pytree.leaves(saved) if isinstance(one, torch.Tensor))
 
 
 def _recomputes(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> bool:
@@ -216,7 +218,7 @@ _muting = threading.Lock()
 def hooks_off(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Hooks of tensors run where the caller's own graph ends, and not where gradients are only computed for it. Other
     threads may run a backward pass of their own meanwhile, with all hooks."""
-    tables = [hooks for hooks in (one._backward_hooks for one in tensors) if hooks]
+    tables = [hooks for hooks in (quiet._backward_hooks for quiet in tensors) if hooks]
     if not tables:
         yield
         return
@@ -225,14 +227,14 @@ def hooks_off(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         with _muting:
             for hooks in tables:
                 for key, hook in list(hooks.items()):
-                    one = hook if isinstance(hook, _Muted) else _Muted(hook)
-                    one.threads[here] += 1
-                    muted.append((hooks, key, one))
-                    hooks[key] = one
+                    quiet = hook if isinstance(hook, _Muted) else _Muted(hook)
+                    quiet.threads[here] += 1
+                    muted.append((hooks, key, quiet))
+                    hooks[key] = quiet
         yield
     finally:
         with _muting:
-            for hooks, key, one in muted:
-                one.threads[here] -= 1
-                if not one.threads.total() and hooks.get(key) is one:
-                    hooks[key] = one.hook
+            for hooks, key, quiet in muted:
+                quiet.threads[here] -= 1
+                if not quiet.threads.total() and hooks.get(key) is quiet:
+                    hooks[key] = quiet.hook

@@ -32,36 +32,36 @@ _NAMES = ("random", "np", "numpy", "shuffle", "choice", "randint", "uniform", "s
 
 def positions(before: Snapshot) -> list[Place]:
     """Where everything of the kind stands now."""
-    found: list[Place] = []
+    places: list[Place] = []
     seen: set[int] = set()
     for source, value in list(before.sources.values()):
         if id(value) in seen or not _is_one(value):
             continue
         seen.add(id(value))
-        found.append((source.path, str(source.name or source.path), value, _position(value)))
-    return found
+        places.append((source.path, str(source.name or source.path), value, _position(value)))
+    return places
 
 
 def drawn(
     before: list[Place], host: tuple[Any, Any], ran: CodeRun | None, reachable: Snapshot
 ) -> list[tuple[str, CodeLocation | None]]:
     """What stands elsewhere now, with the line that names it."""
-    found = []
+    draws = []
     own, numpys = host_random_state()
     is_own = may_draw(ran, reachable)
     if own != host[0] and is_own:
-        found.append(("drawing from Python's random", line_of(ran, _NAMES)))
+        draws.append(("drawing from Python's random", line_of(ran, _NAMES)))
     if is_own and numpys is not None and host[1] is not None and _flat(numpys) != _flat(host[1]):
-        found.append(("drawing from numpy.random", line_of(ran, _NAMES)))
+        draws.append(("drawing from numpy.random", line_of(ran, _NAMES)))
     for path, name, value, position in before:
         where = line_of(ran, (name,))
         now = _position(value)
         if now is _UNKNOWN or position is _UNKNOWN:
             if where is not None or (ran is not None and not ran.is_complete):
-                found.append((f"taking from {path}, of which nothing tells where it stands,", where))
+                draws.append((f"taking from {path}, of which nothing tells where it stands,", where))
         elif now != position:
-            found.append((f"taking from {path}", where))
-    return found
+            draws.append((f"taking from {path}", where))
+    return draws
 
 
 def may_draw(ran: CodeRun | None, reachable: Snapshot) -> bool:

@@ -79,32 +79,32 @@ def _returned(steps: Sequence[dis.Instruction]) -> Any:
     names: dict[str, Any] = {}
 
     def taken(count: int) -> list[Any]:
-        found = [stack.pop() if stack else None for _ in range(count)]  # below lies what came before the read
-        return found[::-1]
+        values = [stack.pop() if stack else None for _ in range(count)]  # below lies what came before the read
+        return values[::-1]
 
-    for one in steps:
-        count = one.arg or 0
-        if one.opname == "RETURN_VALUE":
+    for instruction in steps:
+        count = instruction.arg or 0
+        if instruction.opname == "RETURN_VALUE":
             return taken(1)[0]
-        named = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-        if one.opname in _LOADS:
+        named = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        if instruction.opname in _LOADS:
             stack += map(names.get, named)
-        elif one.opname == "LOAD_CONST":
-            stack.append(_Constant(one.argval))
-        elif one.opname in _STORES:
+        elif instruction.opname == "LOAD_CONST":
+            stack.append(_Constant(instruction.argval))
+        elif instruction.opname in _STORES:
             for name in named:
                 names[name] = taken(1)[0]
-        elif one.opname == "STORE_FAST_LOAD_FAST":
+        elif instruction.opname == "STORE_FAST_LOAD_FAST":
             names[named[0]] = taken(1)[0]
             stack.append(names.get(named[1]))
-        elif one.opname in ("BUILD_TUPLE", "BUILD_LIST"):
+        elif instruction.opname in ("BUILD_TUPLE", "BUILD_LIST"):
             stack.append(_Made(dict(enumerate(taken(count)))))
-        elif one.opname == "BUILD_CONST_KEY_MAP":
+        elif instruction.opname == "BUILD_CONST_KEY_MAP":
             keys = list(map(_Constant, taken(1)[0].value))
             stack.append(_dict(keys, taken(count)))
-        elif one.opname == "BUILD_MAP":
-            found = taken(2 * count)
-            stack.append(_dict(found[::2], found[1::2]))
+        elif instruction.opname == "BUILD_MAP":
+            values = taken(2 * count)
+            stack.append(_dict(values[::2], values[1::2]))
         else:
             return None
         if stack and stack[-1] is _REFUSED:

@@ -79,20 +79,20 @@ def user_location() -> CodeLocation | None:
     if frame is None:
         return None
     code, at = frame.f_code, frame.f_lasti
-    known = _places.get((id(code), at))
-    if known is None:
+    place = _places.get((id(code), at))
+    if place is None:
         if len(_places) > _MOST_PLACES:
             _places.clear()
-        known = _places[id(code), at] = _of(code, frame.f_lineno), code
-    return known[0]
+        place = _places[id(code), at] = _of(code, frame.f_lineno), code
+    return place[0]
 
 
 def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
     users, installed = _users, None
     while frame is not None:
         file = frame.f_code.co_filename
-        known = users.get(file)  # without a call for each frame: half the time
-        if known or (known is None and is_users(file)):
+        is_known = users.get(file)  # without a call for each frame: half the time
+        if is_known or (is_known is None and is_users(file)):
             if _is_written_by_user(file):
                 return frame
             installed = installed or frame
@@ -106,15 +106,15 @@ def called_by_user() -> str:
     """The function of torch or of an installed package that ``user_location`` calls, as ``torch.optim.adam.Adam.step``;
     empty if it calls none. Wrappers around it are left out, and methods of a tensor, which are the user's own words."""
     frame: types.FrameType | None = sys._getframe(1)
-    users, found = _user_frame(frame), ""
+    users, called = _user_frame(frame), ""
     while frame is not None and frame is not users:
         name = frame.f_code.co_qualname
         module = frame.f_globals.get("__name__", "")
         private = "<" in name or (name.rpartition(".")[2].startswith("_") and not name.endswith(".__init__"))
         if not private and not frame.f_code.co_filename.startswith(_OURS) and not module.startswith("torch._tensor"):
-            found = f"{module}.{_of_receiver(frame) or name}"
+            called = f"{module}.{_of_receiver(frame) or name}"
         frame = frame.f_back
-    return found
+    return called
 
 
 def _of_receiver(frame: types.FrameType) -> str:
@@ -135,14 +135,14 @@ def user_place(defined_at: CodeLocation | None) -> CodeLocation | None:
 
 def of_error(error: BaseException) -> CodeLocation | None:
     """The innermost frame of the user's that an exception passed through."""
-    found = None
+    place = None
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if is_users(code.co_filename):
-            found = _of(code, trace.tb_lineno)
+            place = _of(code, trace.tb_lineno)
         trace = trace.tb_next
-    return found
+    return place
 
 
 def stack_level() -> int:
@@ -168,10 +168,10 @@ def _of(code: types.CodeType, line: int) -> CodeLocation:
     file, name = code.co_filename, getattr(code, "co_qualname", code.co_name)
     if file in _written:
         file, line, name = _written[file].get(line, (file, line, name))
-    found = _cache.get((file, line, name))
-    if found is None:
+    place = _cache.get((file, line, name))
+    if place is None:
         if len(_cache) > 10_000:
             _cache.clear()
         text = linecache.getline(file, line).strip()
-        found = _cache[file, line, name] = CodeLocation(file=file, line=line, function=name, code=text)
-    return found
+        place = _cache[file, line, name] = CodeLocation(file=file, line=line, function=name, code=text)
+    return place

@@ -164,10 +164,10 @@ class RunTrace:
         if not isinstance(storage, torch.UntypedStorage):
             return
         device = storage.device
-        found = self._in_use.get(device)
-        if found is None:
-            found = self._in_use[device] = self.memory.setdefault(str(device), MemoryInUse())
-        found.add(storage)
+        in_use = self._in_use.get(device)
+        if in_use is None:
+            in_use = self._in_use[device] = self.memory.setdefault(str(device), MemoryInUse())
+        in_use.add(storage)
 
     def is_unread(self, tensor: torch.Tensor) -> bool:
         """Memory that was there before the body, and that no operator got."""
@@ -183,12 +183,12 @@ class RunTrace:
         """Note a collective, once a group. ``given``: its arguments."""
         on_host = all(tensor.device.type == "cpu" for tensor in inputs)
         group = _collectives.group_name(op, *given)
-        found = Collective(
+        collective = Collective(
             op=known.name, group=group, all_wait=_collectives.waits_for_all(known.base), where=where,
             obstacle=_collectives.obstacle(known.base, on_host=on_host),
             registers_segments=not on_host and _collectives.registers_segments(),
         )  # fmt: skip
-        self.collectives.setdefault((known.name, group), found)
+        self.collectives.setdefault((known.name, group), collective)
 
 
 def scalars_of(

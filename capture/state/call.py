@@ -155,13 +155,13 @@ class Call:
 
     def opaque_leaves(self) -> list[OpaqueLeaf]:
         """Leaves that are no plain value, tensor or module and whose tensors, if any, are not declared static."""
-        found = []
+        opaque = []
         for path, leaf in self.all_leaves():
             if is_opaque(leaf) and not self.is_static(path) and type(leaf) not in objects.opened:
                 num_tensors = pytree.count_tensors(leaf)
                 kind = type(leaf).__qualname__
-                found.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=num_tensors))
-        return found
+                opaque.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=num_tensors))
+        return opaque
 
     def unkeyable(self, reason: str) -> OpaqueLeaf:
         """The leaf to name where a call has no key."""

@@ -267,14 +267,14 @@ def metadata_check(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
 
 
 def _probe_addresses_equal() -> Callable[[Any, Any, Any], bool] | None:
-    found: Any = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+    compare: Any = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
     first, second = torch.empty(1, device="cpu"), torch.empty(1, device="cpu")
     here, numbers = [first.data_ptr(), second.data_ptr()], [0, 1]
     try:
-        told = found([first, second], here, numbers), found([second, first], here, numbers)
+        told = compare([first, second], here, numbers), compare([second, first], here, numbers)
     except TypeError:
         return None
-    return found if told == (True, False) else None
+    return compare if told == (True, False) else None
 
 
 _addresses_equal = _probe_addresses_equal()
@@ -285,13 +285,13 @@ def address_check(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
 
     Without torch's comparison, which only CUDA builds have, addresses are read one by one (0.1 us a tensor).
     """
-    found, addresses = list(tensors), [tensor.data_ptr() for tensor in tensors]
-    if not found:
+    kept, addresses = list(tensors), [tensor.data_ptr() for tensor in tensors]
+    if not kept:
         return _always
     if _addresses_equal is not None:
-        return functools.partial(_addresses_equal, found, addresses, list(range(len(found))))
+        return functools.partial(_addresses_equal, kept, addresses, list(range(len(kept))))
     read = torch.Tensor.data_ptr
-    return lambda: list(map(read, found)) == addresses
+    return lambda: list(map(read, kept)) == addresses
 
 
 set_grad_enabled: Callable[[bool], object] = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)

@@ -50,10 +50,12 @@ def differentiate(
         "keep_inference_input_mutations": True,
     }  # fmt: skip
     if _aot_autograd is not None:
-        found: Callable[..., Any] = _aot_autograd(**parts)(graph, inputs)
-        return found
-    found = torch.compiler.disable(_found("functorch.compile", "aot_module_simplified")(graph, inputs, **parts))
-    return found
+        differentiated: Callable[..., Any] = _aot_autograd(**parts)(graph, inputs)
+        return differentiated
+    differentiated = torch.compiler.disable(
+        _found("functorch.compile", "aot_module_simplified")(graph, inputs, **parts)
+    )
+    return differentiated
 
 
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -148,11 +150,11 @@ def lines_of(graph: torch.fx.GraphModule) -> tuple[str, dict[int, Line]]:
     sources: dict[int, int | None] = getattr(graph, "_lineno_map", None) or {}
     begin: int = getattr(graph, "_prologue_start", 0)
     nodes = list(graph.graph.nodes)
-    found = {}
+    lines = {}
     for line, index in sources.items():
         frames = _FRAME.findall((nodes[index].stack_trace or "") if index is not None and index < len(nodes) else "")
         users = [frame for frame in frames if not frame[0].startswith(_TORCH)]  # not a default device's mode
         if frames:
             file, number, function = (users or frames)[-1]
-            found[line + begin] = Line(file, int(number), function)
-    return code.co_filename, found
+            lines[line + begin] = Line(file, int(number), function)
+    return code.co_filename, lines

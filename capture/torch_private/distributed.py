@@ -147,9 +147,9 @@ def buckets_to_arrange(modules: Sequence[torch.nn.Module]) -> Callable[[], str]:
     """Tells what a ``DistributedDataParallel`` among ``modules`` did meanwhile that it does once, if anything: arrange
     its buckets in the second forward pass, with an exchange through the host, or have gradients lie there. An empty
     text where torch does not tell: the step then runs eagerly as one that reads values, or unknown memory."""
-    found = _replicated(modules)
-    waiting = [one for one in found if getattr(one, "_has_rebuilt_buckets", None) is False]
-    viewing = [one for one in found if getattr(one, "gradient_as_bucket_view", False)]
+    replicated = _replicated(modules)
+    waiting = [one for one in replicated if getattr(one, "_has_rebuilt_buckets", None) is False]
+    viewing = [one for one in replicated if getattr(one, "gradient_as_bucket_view", False)]
     bare = [one for module in viewing for one in module.parameters() if one.requires_grad and one.grad is None]
 
     def done() -> str:

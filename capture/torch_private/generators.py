@@ -65,16 +65,18 @@ _BLOCKS_A_SECOND = 1_000_000  # of 624 numbers: no generator draws as many
 def was_drawn(before: torch.Tensor, after: torch.Tensor, seconds: float) -> bool:
     """A generator in the first state comes to the second one by drawing alone, at most so long. Others draw from the
     default generator while a body is watched; a body that seeds it, or sets its state, leaves what no draw does."""
-    one, other = _bytes_of(before), _bytes_of(after)
-    if one[:8] != other[:8] or len(one) != len(other):  # another seed
+    first_bytes, last_bytes = _bytes_of(before), _bytes_of(after)
+    if first_bytes[:8] != last_bytes[:8] or len(first_bytes) != len(last_bytes):  # another seed
         return False
-    if len(one) == _PHILOX:
-        return bool(one[8:] <= other[8:] if sys.byteorder == "big" else one[:7:-1] <= other[:7:-1])
-    if len(one) != _TWISTER or not _knows_twister:
+    if len(first_bytes) == _PHILOX:
+        return bool(
+            first_bytes[8:] <= last_bytes[8:] if sys.byteorder == "big" else first_bytes[:7:-1] <= last_bytes[:7:-1]
+        )
+    if len(first_bytes) != _TWISTER or not _knows_twister:
         return False
     limit = _BLOCKS + int(seconds * _BLOCKS_A_SECOND)
-    blocks = native.blocks_between(one[_WORDS], other[_WORDS], limit)
-    return blocks > 0 or (blocks == 0 and _place(one) <= _place(other))
+    blocks = native.blocks_between(first_bytes[_WORDS], last_bytes[_WORDS], limit)
+    return blocks > 0 or (blocks == 0 and _place(first_bytes) <= _place(last_bytes))
 
 
 def is_same_state(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -134,8 +136,8 @@ def _reads_twister() -> bool:
             states.append(generator.get_state())
     except (RuntimeError, TypeError):
         return False
-    found = [[was_drawn(one, other, 0) for other in states] for one in states]
-    return found == [[second >= first for second in range(5)] for first in range(5)]
+    drawn = [[was_drawn(one, other, 0) for other in states] for one in states]
+    return drawn == [[second >= first for second in range(5)] for first in range(5)]
 
 
 _knows_twister = True

@@ -27,11 +27,11 @@ def replaced(holder: Any, others: Mapping[str, Any]) -> Iterator[None]:
     """In the block ``holder`` has ``others``, by name; what it inherited before it inherits again afterwards."""
     before = len(_put)
     try:
-        for name, other in others.items():
+        for name, replacement in others.items():
             before_it = holder.__dict__.get(name, _INHERITED)
-            _put.append((holder, name, before_it, other))  # first: whoever is stopped here
-            native.stand_ins[id(other)] = () if before_it is _INHERITED else (before_it,)
-            setattr(holder, name, other)
+            _put.append((holder, name, before_it, replacement))  # first: whoever is stopped here
+            native.stand_ins[id(replacement)] = () if before_it is _INHERITED else (before_it,)
+            setattr(holder, name, replacement)
         yield
     finally:
         put_back(before)
@@ -41,12 +41,12 @@ def replaced(holder: Any, others: Mapping[str, Any]) -> Iterator[None]:
 def put_back(count: int = 0) -> None:
     """Have all attributes but the first ``count`` be what they were before. Doing it once more does nothing more."""
     while len(_put) > count:
-        holder, name, original, other = _put[-1]
+        holder, name, original, replacement = _put[-1]
         if original is not _INHERITED:
             setattr(holder, name, original)
         elif name in holder.__dict__:
             delattr(holder, name)
-        native.stand_ins.pop(id(other), None)
+        native.stand_ins.pop(id(replacement), None)
         _put.pop()
 
 

@@ -27,10 +27,10 @@ def composite(op: Any) -> Callable[..., Any] | None:
     """
     try:
         key = torch._C.DispatchKey.CompositeImplicitAutograd
-        known = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
         wrapped = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C.DispatchKey.ADInplaceOrView)
-        left_out = _above_modes(views=not wrapped) if known else None
-        return functools.partial(_opened, functools.partial(op._op_dk, key), left_out) if known else None
+        left_out = _above_modes(views=not wrapped) if has_kernel else None
+        return functools.partial(_opened, functools.partial(op._op_dk, key), left_out) if has_kernel else None
     except (AttributeError, RuntimeError, TypeError):  # pragma: no cover - torch without these names
         return None
 

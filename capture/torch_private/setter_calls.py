@@ -63,9 +63,9 @@ def notices_setters() -> bool:
 def _setters() -> Iterator[types.CodeType]:
     """Code of each Python function of torch's that assigns to a switch, or calls a setter of ``torch._C`` that has a
     getter beside it."""
-    known = dir(torch._C)
-    names = frozenset(f"_set_{name[5:]}" for name in known if name.startswith("_get_")).intersection(known)
-    names |= {name for name in known if name.startswith("_set_") and name.endswith("_setter")}
+    exported = dir(torch._C)
+    names = frozenset(f"_set_{name[5:]}" for name in exported if name.startswith("_get_")).intersection(exported)
+    names |= {name for name in exported if name.startswith("_set_") and name.endswith("_setter")}
     modules = [torch, sys.modules.get("torch.nn.attention")]
     modules += [module for name, module in sorted(sys.modules.items()) if name.startswith("torch.backends")]
     for module in modules:

@@ -93,22 +93,22 @@ def _legacy_precision() -> str:
 
 def _switches() -> tuple[Switch, ...]:
     built = torch.backends.cuda.is_built()
-    found = [
+    switches = [
         Switch(name=name.removeprefix("_get_"), read=getattr(torch._C, name), device=device, nanoseconds=price)
         for name, device, price in _NAMES
         if hasattr(torch._C, name) and (built or device != "cuda")
     ]  # fmt: skip
     precision = getattr(torch._C, "_get_fp32_precision_getter", None)
     if precision is None:
-        return (*found, Switch(name="float32 precision", read=_legacy_precision, nanoseconds=500))
+        return (*switches, Switch(name="float32 precision", read=_legacy_precision, nanoseconds=500))
     kinds = {"mkldnn": "cpu", "cuda": "cuda"}
-    found += [
+    switches += [
         Switch(name=f"float32 precision of {backend} {op}", read=precision, arguments=(backend, op),
                device=kinds[backend], nanoseconds=70)
         for backend, op in _PRECISIONS
         if built or backend == "mkldnn"
     ]  # fmt: skip
-    return tuple(found)
+    return tuple(switches)
 
 
 SWITCHES = _switches()

@@ -252,24 +252,24 @@ def _hold_shows(hold: Change) -> bool:
     watch = native.StorageWatch(count_holders, storage, storage._cdata)
     watch.settle()
     parameter.grad = memory.data
-    known = native.Untouched((parameter,), (watch,), raw_use_count)
-    before = known((parameter,))
+    is_untouched = native.Untouched((parameter,), (watch,), raw_use_count)
+    before = is_untouched((parameter,))
     kept = hold(parameter)
-    shown = not known((parameter,))
+    shown = not is_untouched((parameter,))
     del kept
     return bool(before and shown)
 
 
 def _holds() -> Iterator[Change]:
     """What somebody does to a gradient, given its parameter, to have it or to change it. The results are kept."""
-    other = _leaf()
+    leaf = _leaf()
     yield lambda p: p.grad
     yield lambda p: p.grad.view(-1)  # type: ignore[union-attr]
     yield lambda p: p.grad.data  # type: ignore[union-attr]
     yield lambda p: p.grad.detach()  # type: ignore[union-attr]
     yield lambda p: p.grad.untyped_storage()  # type: ignore[union-attr]
-    yield lambda p: setattr(other, "grad", p.grad)
-    yield lambda p: _multiplied(other, p)
+    yield lambda p: setattr(leaf, "grad", p.grad)
+    yield lambda p: _multiplied(leaf, p)
     yield lambda p: p.grad.t_()  # type: ignore[union-attr]
     yield lambda p: p.grad.requires_grad_()  # type: ignore[union-attr]
     yield lambda p: setattr(p.grad, "note", 1)

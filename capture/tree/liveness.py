@@ -154,7 +154,7 @@ def only_gradients(
 ) -> list[torch.Tensor] | None:
     """The plain tensors on the storage where gradients of these parameters, or what those gradients are made of, use it
     and nobody else does. ``others``: as above."""
-    found: list[tuple[torch.Tensor, int]] = []
+    held: list[tuple[torch.Tensor, int]] = []
     for parameter in parameters:
         if parameter.grad is None:
             return None
@@ -166,18 +166,18 @@ def only_gradients(
             members = _members(None, gradient)
             if number != _ALONE[0] or members is None or not all(map(_is_lone_member, members)):
                 return None
-            found += [(one, use_count(one) - 1) for one, _ in members if one.untyped_storage() is storage]
+            held += [(one, use_count(one) - 1) for one, _ in members if one.untyped_storage() is storage]
         elif gradient.untyped_storage() is storage:
-            found.append((gradient, number - _ALONE[0]))
-    views = Counter(id(one._base) for one, _ in found)  # of each other, or of one that nobody else has
-    mine = {id(one) for one, _ in found}
-    bases = {id(base): base for one, _ in found if (base := one._base) is not None and id(base) not in mine}
-    found += [(base, use_count(base) - 1) for base in bases.values()]
+            held.append((gradient, number - _ALONE[0]))
+    views = Counter(id(one._base) for one, _ in held)  # of each other, or of one that nobody else has
+    mine = {id(one) for one, _ in held}
+    bases = {id(base): base for one, _ in held if (base := one._base) is not None and id(base) not in mine}
+    held += [(base, use_count(base) - 1) for base in bases.values()]
     base = None
-    alone = len(mine) >= len(parameters) and all(more <= views[id(one)] for one, more in found)
-    if not alone or storage_use_count(storage) > others + len(found) or max(_references(bases), default=0) > _BASE:
+    alone = len(mine) >= len(parameters) and all(more <= views[id(one)] for one, more in held)
+    if not alone or storage_use_count(storage) > others + len(held) or max(_references(bases), default=0) > _BASE:
         return None
-    return [one for one, _ in found if id(one) in mine]
+    return [one for one, _ in held if id(one) in mine]
 
 
 def _references(bases: dict[int, Any]) -> list[int]:

@@ -86,21 +86,21 @@ def _gradients(
     groups: Sequence[OutputGroup], effects: Sequence[KeptEffect], slots: Sequence[EffectSlot]
 ) -> tuple[dict[int, weakref.ref[torch.Tensor]], dict[int, EffectSlot], tuple[EffectSlot, ...]]:
     """Gradients and where they go, by the group that each of them alone is, and effects that are something else."""
-    found, taken, others = {}, {}, []
+    holders, taken, others = {}, {}, []
     numbers = {group.positions: number for number, group in enumerate(groups)}
     for effect, slot in zip(effects, slots, strict=True):
         source, skeleton = effect.change.source, slot.skeleton
         is_gradient = source.name == "grad" and isinstance(source.holder, torch.Tensor) and isinstance(skeleton, Slot)
         number = numbers.get((skeleton.index,)) if is_gradient else None
-        if number is None or number in found:
+        if number is None or number in holders:
             others.append(slot)
         else:
-            found[number], taken[number] = weakref.ref(source.holder), slot
-    return found, taken, tuple(others)
+            holders[number], taken[number] = weakref.ref(source.holder), slot
+    return holders, taken, tuple(others)
 
 
 def _shared_gradients(
-    groups: Sequence[OutputGroup], effects: Sequence[KeptEffect], first: int, known: Container[int]
+    groups: Sequence[OutputGroup], effects: Sequence[KeptEffect], first: int, gradients: Container[int]
 ) -> dict[int, tuple[weakref.ref[torch.Tensor], ...]]:
     """Tensors by the other groups that nothing but their gradients lies on. ``first``: position of the first leaf of an
     effect."""
@@ -113,7 +113,7 @@ def _shared_gradients(
     return {
         number: tuple(weakref.ref(holders[position]) for position in group.positions)
         for number, group in enumerate(groups)
-        if number not in known and all(position in holders for position in group.positions)
+        if number not in gradients and all(position in holders for position in group.positions)
     }
 
 

@@ -153,8 +153,8 @@ class OutputPlan:
     def build_single(self) -> torch.Tensor:
         """Result of a replay of a plan with one fresh tensor and nothing else."""
         values: list[Any] = [None]
-        known = None if self.preserving else self.tensors
-        left = native.hand_out(self.sources, self.live, (0,), values, (0,), known)
+        tensors = None if self.preserving else self.tensors
+        left = native.hand_out(self.sources, self.live, (0,), values, (0,), tensors)
         if left:
             self.build_left(None, values, left)
         result: torch.Tensor = values[0]
@@ -189,8 +189,8 @@ class OutputPlan:
         storage = held() if held is not None else None
         if not parameters or storage is None or len(parameters) < len(references):
             return [], []
-        found = only_gradients(parameters, storage, self._holders(number))
-        return ([], []) if found is None else (parameters, found)
+        gradients = only_gradients(parameters, storage, self._holders(number))
+        return ([], []) if gradients is None else (parameters, gradients)
 
     def leave_out_gradients(self, read: Container[int]) -> None:
         """The body reads some of them before it replaces them: these tensors, by ``id``."""
@@ -219,11 +219,11 @@ class OutputPlan:
             if len(firsts) < len(shared_storages) or not capabilities.HAS_METADATA_GUARD:
                 return False
             self.fresh = capabilities.metadata_guard(firsts)
-        found = are_untouched_gradients(parameters, shared_storages, self.fresh)
-        if found and counts_holders():
+        untouched = are_untouched_gradients(parameters, shared_storages, self.fresh)
+        if untouched and counts_holders():
             watches = tuple([shared.held for shared in shared_storages])
             self.kept = native.Untouched(parameters, watches, capabilities.raw_use_count)
-        return found
+        return untouched
 
     def lose(self, number: int) -> None:
         """What was handed out of this group has left the pool, or may not be used any more."""

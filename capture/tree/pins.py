@@ -46,15 +46,15 @@ class Pin:
 
 def pins_of(groups: Iterable[OutputGroup]) -> list[Pin]:
     """For what was handed out of these groups and is used. It is still the node's, too, until `leave`."""
-    found = []
+    pins = []
     for node, number in groups:
         outputs = _outputs_of(node)
         held = outputs.live[number]
         storage = held() if held is not None else None
         block = outputs.groups[number].block
         if storage is not None and storage.data_ptr() == block.address:  # its holder may have given it other memory
-            found.append(Pin(block, hold(storage), weakref.ref(node), number))
-    return found
+            pins.append(Pin(block, hold(storage), weakref.ref(node), number))
+    return pins
 
 
 def leave(groups: Iterable[OutputGroup]) -> None:

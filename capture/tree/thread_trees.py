@@ -109,19 +109,19 @@ _ENGINE = "_engine_run_backward"
 
 def thread_state() -> ThreadState:
     """This thread's, as it is now."""
-    known, settings = _trees.state, current()
+    state, settings = _trees.state, current()
     if (
-        known is None
-        or known.trees is not _trees.in_use.trees
-        or known.marks is not marks()
-        or known.config is not settings
+        state is None
+        or state.trees is not _trees.in_use.trees
+        or state.marks is not marks()
+        or state.config is not settings
     ):
-        known = ThreadState(
+        state = ThreadState(
             thread=threading.get_ident(), worker=_trees.worker, trees=_trees.in_use.trees, marks=marks(),
             config=settings,
         )  # fmt: skip
-        _trees.state = known
-    return known
+        _trees.state = state
+    return state
 
 
 class acting_for:

@@ -205,9 +205,9 @@ class Tree:
             return True
         if not all(pin.is_used for pin in self.pins):
             self.pins = tuple(self._pins_in_use())
-        for other in {pin.node for pin in self.pins if node.is_in_the_way(pin.block)}:
-            if other is not None and other.tree is self:
-                self._own(other, [pin.number for pin in self.pins if pin.node is other])
+        for pinned in {pin.node for pin in self.pins if node.is_in_the_way(pin.block)}:
+            if pinned is not None and pinned.tree is self:
+                self._own(pinned, [pin.number for pin in self.pins if pin.node is pinned])
         if self.backend.owns_in_place and node.outputs is not None:
             blocks = [pin.block for pin in self.pins]
             self._own(node, [at for at, one in enumerate(node.outputs.groups) if any(map(one.block.overlaps, blocks))])

@@ -84,13 +84,13 @@ class RangeIndex:
 
     def find(self, value: int) -> list[TensorRange]:
         """All ranges around an address; several where tensors share memory."""
-        found = []
+        ranges = []
         index = bisect.bisect_right(self._begins, value) - 1
         while index >= 0 and self._begins[index] + self._longest > value:
             if value < self._begins[index] + self.ranges[index].nbytes:
-                found.append(self.ranges[index])
+                ranges.append(self.ranges[index])
             index -= 1
-        return found
+        return ranges
 
 
 def infer_addresses(
@@ -113,24 +113,24 @@ def infer_addresses(
         """In known tensors in both captures, or beside one that moved."""
         return new - old in shifts or bool(before.find(old) and now.find(new))
 
-    found: list[AddressWord] = []
-    for number, (node, other) in enumerate(zip(recorded, again, strict=True)):
+    addresses: list[AddressWord] = []
+    for number, (node, twin) in enumerate(zip(recorded, again, strict=True)):
         if node.closed is not None:
             return CaptureDifference(node.closed, number)
-        if (node.kind, node.same, len(node.words)) != (other.kind, other.same, len(other.words)):
+        if (node.kind, node.same, len(node.words)) != (twin.kind, twin.same, len(twin.words)):
             return CaptureDifference("a second capture launches something else there", number)
-        if node.words == other.words:
+        if node.words == twin.words:
             continue
-        for index, (old, new) in enumerate(zip(node.words, other.words, strict=True)):
+        for index, (old, new) in enumerate(zip(node.words, twin.words, strict=True)):
             if old == new:
                 continue
             moved = [one for one in before.find(old) if new - old == one.now - one.begin]
             if len(moved) == 1 or (moved and all(one.tied for one in moved)):
-                found += [AddressWord(number, index, one.path, old - one.begin) for one in moved]
+                addresses += [AddressWord(number, index, one.path, old - one.begin) for one in moved]
             elif moved:
                 return CaptureDifference(f"{moved[0].path} and {moved[1].path} share memory", number)
             elif not is_own_memory(old, new) and (node.filled or is_address(old, new)):
                 return CaptureDifference(
                     f"a parameter changed for no known reason (word {index}: {old:#x}, {new:#x})", number
                 )
-    return found
+    return addresses

@@ -47,12 +47,12 @@ class BoundInputs:
 
     def _move(self, leaves: Sequence[Any], at: list[int]) -> None:
         self._at, self._stand_ins, addresses = None, {}, {}
-        for one, address in zip(self._inputs, at, strict=True):
-            begin = self._bindings.begins[one.path]
+        for bound, address in zip(self._inputs, at, strict=True):
+            begin = self._bindings.begins[bound.path]
             if (address - begin) % ALIGNMENT or self._pool.find(address):
-                stand_in = self._stand_ins[one.position] = _stand_in(leaves[one.position], begin % ALIGNMENT)
+                stand_in = self._stand_ins[bound.position] = _stand_in(leaves[bound.position], begin % ALIGNMENT)
                 address = stand_in.data_ptr()
-            addresses[one.path] = address
+            addresses[bound.path] = address
         self._bindings.bind(addresses)
         if not self._stand_ins:  # else what stands in has to be filled again
             self._at = at

@@ -131,11 +131,11 @@ def _learn_from(
     except kernel_params.DriverError as error:
         return Refusal(f"its parameters cannot be read: {error}")
     is_own_memory = _own_memory(pool, made.memory, [*recorder.device_copies(), *recorder.constants()])
-    found = infer_addresses([node.words for node in bindings.nodes], again, ranges, is_own_memory)
-    if isinstance(found, CaptureDifference):
-        kernel = bindings.nodes[found.node].name() if found.node is not None else None
-        return Refusal(found.reason, kernel=kernel)
-    bindings.learn(found)
+    learned = infer_addresses([node.words for node in bindings.nodes], again, ranges, is_own_memory)
+    if isinstance(learned, CaptureDifference):
+        kernel = bindings.nodes[learned.node].name() if learned.node is not None else None
+        return Refusal(learned.reason, kernel=kernel)
+    bindings.learn(learned)
     return None
 
 
@@ -144,8 +144,8 @@ def _own_memory(
 ) -> Callable[[int, int], bool]:
     """Both captures take memory in the pool, and outside of it the same pieces in the same order."""
     ranges = []
-    for one, other in zip(recorded, again, strict=False):
-        before, now = _memory(one), _memory(other)
+    for first_node, second_node in zip(recorded, again, strict=False):
+        before, now = _memory(first_node), _memory(second_node)
         ranges.append(TensorRange("", before.data_ptr(), before.nbytes(), now.data_ptr()))
     outside = RangeIndex(ranges)
     pool.find(0)  # look at the memory once
@@ -153,7 +153,7 @@ def _own_memory(
     def is_own_memory(old: int, new: int) -> bool:
         if pool.found(old):
             return pool.found(new)
-        return any(new - old == one.now - one.begin for one in outside.find(old))
+        return any(new - old == first_node.now - first_node.begin for first_node in outside.find(old))
 
     return is_own_memory
 

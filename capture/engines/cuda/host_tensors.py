@@ -104,46 +104,46 @@ class HostTensors:
             if key not in given and value.device == pool.device and value.numel() and pool.found(value.data_ptr()):
                 self._note_moving(source.path, value)
 
-    def run(self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, op: Operator, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator of which at least one tensor is on the CPU."""
-        if known.lifts:
-            return self._lift(op, known, args, kwargs)
+        if op_traits.lifts:
+            return self._lift(op, op_traits, args, kwargs)
         devices = {tensor.device.type for tensor in tensors_in(args, kwargs)}
-        target = _target(known, args, kwargs)
+        target = _target(op_traits, args, kwargs)
         if devices == {"cpu"} and (target is None or target.type == "cpu"):
-            return self._on_host(op, known, args, kwargs)
-        if known.base in _COPIES:
-            return self._copy(op, known, args, kwargs)
+            return self._on_host(op, op_traits, args, kwargs)
+        if op_traits.base in _COPIES:
+            return self._copy(op, op_traits, args, kwargs)
         tensors = tensors_in(args, kwargs)
         self._halves = {one.dtype for one in tensors if one.dtype in (torch.float16, torch.bfloat16) and one.is_cuda}
-        masked = known.indexes and any(is_mask(index) for index in args[1])
+        masked = op_traits.indexes and any(is_mask(index) for index in args[1])
         replacement = Replacement(
-            known, copied=known.indexes and not masked, device_copy=known.base in _SAME_BITS and not masked
+            op_traits, copied=op_traits.indexes and not masked, device_copy=op_traits.base in _SAME_BITS and not masked
         )
         named = {name: self._replace(value, replacement) for name, value in kwargs.items()}
         return op(*[self._replace(value, replacement) for value in args], **named)
 
-    def _lift(self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _lift(self, op: Operator, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``torch.tensor(...)`` has made a constant; a graph that was traced before copies one that it holds."""
         number = self._number(args[0])
-        if number is None and not self._is_literal(known, args[0]):
-            raise RefusedError(f"{known.name} takes a CPU tensor that others may write between calls")
+        if number is None and not self._is_literal(op_traits, args[0]):
+            raise RefusedError(f"{op_traits.name} takes a CPU tensor that others may write between calls")
         result = op(*args, **kwargs)
         if number is not None:
-            self._note_number(number, known, result)
+            self._note_number(number, op_traits, result)
         else:
             self.note_constant(result)
         return result
 
-    def _on_host(self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_host(self, op: Operator, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         constant = all(self._is_constant(tensor) for tensor in tensors_in(args, kwargs))
-        view = not known.writes and any(a.alias_info is not None for a in op._schema.arguments)
-        number = None if constant or view or known.base not in _CONVERSIONS else self._origin(args)
-        if known.draws or not (constant or view or number is not None):
-            raise RefusedError(_differs(known))
+        view = not op_traits.writes and any(a.alias_info is not None for a in op._schema.arguments)
+        number = None if constant or view or op_traits.base not in _CONVERSIONS else self._origin(args)
+        if op_traits.draws or not (constant or view or number is not None):
+            raise RefusedError(_differs(op_traits))
         result = op(*args, **kwargs)
         if number is not None:
-            self._note_number(number, known, result)
+            self._note_number(number, op_traits, result)
         for tensor in tensors_in((result,), {}) if constant and not view else ():
             self.note_constant(tensor)
         return result
@@ -172,7 +172,7 @@ class HostTensors:
         number = self._numbers.get(id(storage))
         return number if number is not None and number.storage() is storage else None
 
-    def _is_literal(self, known: OperatorTraits, tensor: torch.Tensor) -> bool:
+    def _is_literal(self, op_traits: OperatorTraits, tensor: torch.Tensor) -> bool:
         """Nobody can write what is lifted, or put another tensor in its place."""
         storage = tensor.untyped_storage()
         if self._is_constant(tensor):
@@ -181,7 +181,9 @@ class HostTensors:
             return False
         if self._before.owners(storage):
             return not self._before.is_within_reach(storage)
-        return known.base != "lift_fresh_copy" and storage.resizable()  # else a graph keeps it, or an array lends it
+        return (
+            op_traits.base != "lift_fresh_copy" and storage.resizable()
+        )  # else a graph keeps it, or an array lends it
 
     def _note_moving(self, path: str, value: torch.Tensor) -> None:
         storage = value.untyped_storage()
@@ -226,26 +228,26 @@ class HostTensors:
         made = self._made.get(id(storage))
         return made is not None and made() is storage
 
-    def _copy(self, op: Operator, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        into = known.base in ("copy_", "copy")
+    def _copy(self, op: Operator, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        into = op_traits.base in ("copy_", "copy")
         source = args[1] if into and len(args) > 1 else args[0]
-        target = args[0].device if into else _target(known, args, kwargs)
+        target = args[0].device if into else _target(op_traits, args, kwargs)
         if source.device.type != "cpu" or target is None or target.type == "cpu":
-            raise RefusedError(f"{known.name} copies to the CPU")
-        found = self._from_outside(source)
-        if isinstance(found, DeviceCopy):
+            raise RefusedError(f"{op_traits.name} copies to the CPU")
+        outside = self._from_outside(source)
+        if isinstance(outside, DeviceCopy):
             waits = not kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-            found.waits = found.waits and waits
-        if found is not None:
-            there = found.view_of(source)
+            outside.waits = outside.waits and waits
+        if outside is not None:
+            there = outside.view_of(source)
         else:
             constant = self._is_constant(source)
             there = self._constant(source)
             if not constant:
                 self._unowned[id(there)] = there
         if there is None:
-            raise RefusedError(f"{known.name} copies memory beyond the CPU tensor it was given")
-        if known.base == "device_put":
+            raise RefusedError(f"{op_traits.name} copies memory beyond the CPU tensor it was given")
+        if op_traits.base == "device_put":
             result = there.clone()  # it would hand on what is on the device already
         else:
             arguments = tuple(there if one is source else one for one in args)
@@ -270,8 +272,8 @@ class HostTensors:
             return value
         if self._is_constant(value) and (replacement.copied or value.dim() == 0):
             return self._constant(value) if replacement.copied else value
-        found = self._from_outside(value) if replacement.device_copy and self._keeps_bits(value) else None
-        there = found.view_of(value) if found is not None else None
+        outside = self._from_outside(value) if replacement.device_copy and self._keeps_bits(value) else None
+        there = outside.view_of(value) if outside is not None else None
         if there is None:
             raise RefusedError(
                 f"{replacement.op.name} takes a CPU tensor, whose value the graph would freeze; pass a Python number "

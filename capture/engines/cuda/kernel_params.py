@@ -154,17 +154,17 @@ def _kernel(driver: Any, handle: Any, layouts: dict[int, list[tuple[int, int]]])
 
 def _layout(driver: Any, params: Any, function: int) -> list[tuple[int, int]]:
     """Offset and size of each parameter."""
-    found: list[tuple[int, int]] = []
+    parameters: list[tuple[int, int]] = []
     while True:
-        index = len(found)
+        index = len(parameters)
         answer = (
             driver.cuFuncGetParamInfo(params.func, index)
             if function
             else driver.cuKernelGetParamInfo(params.kern, index)
         )
         if int(answer[0]):
-            return found
-        found.append((int(answer[1]), int(answer[2])))
+            return parameters
+        parameters.append((int(answer[1]), int(answer[2])))
 
 
 def _from_pointers(address: int, layout: list[tuple[int, int]]) -> bytes:

@@ -314,10 +314,10 @@ class CudaPool:
         if not self.shared or not self._anchors or not (self._grew or self.is_capturing):
             return False
         self._grew = False
-        found = [(begin, begin + nbytes) for begin, nbytes in cuda.pool_segments(self.id)]
-        if found == self._segments:
+        segments = [(begin, begin + nbytes) for begin, nbytes in cuda.pool_segments(self.id)]
+        if segments == self._segments:
             return False
-        self._segments, self._bounds = found, bounds_of(found)
+        self._segments, self._bounds = segments, bounds_of(segments)
         return True
 
     def reserved_bytes(self) -> int:

@@ -180,41 +180,41 @@ class GraphRecorder(ObserveMode):
         return result
 
     def _launch(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        known, run, _ = looked_up(op)
-        self.draws = self.draws or known.draws
+        op_traits, run, _ = looked_up(op)
+        self.draws = self.draws or op_traits.draws
         tensors = list(tensors_in(args, kwargs))
-        is_break = self._segments is not None and breaks(known, args, kwargs)
-        self._check(known, args, kwargs, tensors, is_break=is_break)
+        is_break = self._segments is not None and breaks(op_traits, args, kwargs)
+        self._check(op_traits, args, kwargs, tensors, is_break=is_break)
         host = self._host
         assert host is not None
-        if known.lifts:
+        if op_traits.lifts:
             host.note_lifted(args[0])
         try:
             if host.moving or host.device_copies:
-                host.will_write([tensor for tensor, _ in written(known, args, kwargs)])
+                host.will_write([tensor for tensor, _ in written(op_traits, args, kwargs)])
                 args = tuple(host.replace_moving(value) for value in args)
                 kwargs = {name: host.replace_moving(value) for name, value in kwargs.items()}
             if is_break:
-                return self._end_segment(known, run, args, kwargs)
+                return self._end_segment(op_traits, run, args, kwargs)
             if any(tensor.is_cpu for tensor in tensors):
-                return host.run(op, known, args, kwargs)
+                return host.run(op, op_traits, args, kwargs)
         except RefusedError as refused:
             raise RefusedError(f"{refused}{_at()}") from None
         result = run(*args, **kwargs)
         for tensor in tensors_out(result) if not tensors else ():
-            if tensor.is_cpu and not known.draws:
+            if tensor.is_cpu and not op_traits.draws:
                 host.note_constant(tensor)
         return result
 
     def _end_segment(
-        self, known: OperatorTraits, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op_traits: OperatorTraits, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if self.unseen:
             raise RefusedError("kernels that no operator tells of were launched before the host reads a value")
         assert self._segments is not None
         draws, self.draws = self.draws, False
         return self._segments.end_segment(
-            lambda result: self.told(known, result), run, args, kwargs, self.trace, self.device_copies(),
+            lambda result: self.told(op_traits, result), run, args, kwargs, self.trace, self.device_copies(),
             self.constants(), draws=draws,
         )  # fmt: skip
 
@@ -229,30 +229,30 @@ class GraphRecorder(ObserveMode):
         return self._host is not None and self._host.is_copy(tensor)
 
     def _check(
-        self, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], *,
+        self, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], *,
         is_break: bool,
     ) -> None:  # fmt: skip
         reason = None
-        if not is_break and breaks(known, args, kwargs):
-            reason = f"{known.name} waits for the device"
-        elif known.metadata != "no" and (known.resizes or not self.made(args[0])):
-            reason = f"{known.name} changes the shape of a tensor in place"
-        elif unreadable := _unreadable(known, tensors):
-            reason = f"{known.name} reads {unreadable}"
+        if not is_break and breaks(op_traits, args, kwargs):
+            reason = f"{op_traits.name} waits for the device"
+        elif op_traits.metadata != "no" and (op_traits.resizes or not self.made(args[0])):
+            reason = f"{op_traits.name} changes the shape of a tensor in place"
+        elif unreadable := _unreadable(op_traits, tensors):
+            reason = f"{op_traits.name} reads {unreadable}"
         elif not is_capturing():
-            reason = f"{known.name} runs on a stream that was not forked from the caller's stream"
-        elif known.unsafe:
-            reason = f"{known.name} is tagged as unsafe for graphs"
-        elif known.base == "wait_tensor" and not self.made(args[0]):  # once, so that it must not be waited for here
-            reason = f"{known.name} {obstacle(known.base, on_host=False)}"
-        elif known.collective and registers_segments():
-            reason = f"{known.name} would have NCCL register memory of expandable segments"
-        elif known.draws and _on_cpu(tensors, kwargs):
-            reason = f"{known.name} draws on the CPU"
+            reason = f"{op_traits.name} runs on a stream that was not forked from the caller's stream"
+        elif op_traits.unsafe:
+            reason = f"{op_traits.name} is tagged as unsafe for graphs"
+        elif op_traits.base == "wait_tensor" and not self.made(args[0]):  # once, so that it must not be waited for here
+            reason = f"{op_traits.name} {obstacle(op_traits.base, on_host=False)}"
+        elif op_traits.collective and registers_segments():
+            reason = f"{op_traits.name} would have NCCL register memory of expandable segments"
+        elif op_traits.draws and _on_cpu(tensors, kwargs):
+            reason = f"{op_traits.name} draws on the CPU"
         else:
             generator = kwargs.get("generator")
             if generator is not None and generator_id(generator) not in self._registered:
-                reason = f"{known.name} draws from a generator that nobody is known to own"
+                reason = f"{op_traits.name} draws from a generator that nobody is known to own"
         if reason is not None:
             raise RefusedError(f"{reason}{_at()}")
 

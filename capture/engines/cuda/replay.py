@@ -188,25 +188,25 @@ class CudaRecording:
 
     def _around_draws(self) -> Callable[[Step, Sequence[Any]], None]:
         """A generator passed as an argument may be another one than the graph knows: lend that one its state."""
-        swaps = [(position, known, generator_id(known)) for position, known in self._generator_arguments]
+        swaps = [(position, generator, generator_id(generator)) for position, generator in self._generator_arguments]
 
         def around(step: Step, leaves: Sequence[Any]) -> None:
-            others = [(leaves[p], known) for p, known, number in swaps if generator_id(leaves[p]) != number]
-            saved = [known.get_state() for _, known in others]
+            others = [(leaves[p], generator) for p, generator, number in swaps if generator_id(leaves[p]) != number]
+            saved = [generator.get_state() for _, generator in others]
             left: list[torch.Tensor] = []
 
             def run() -> None:
-                for theirs, known in others:
-                    known.set_state(theirs.get_state())
+                for theirs, generator in others:
+                    generator.set_state(theirs.get_state())
                 step(leaves)
 
             def finish(ended: bool) -> None:
                 if ended and len(left) < len(others):  # else it was stopped, and the states are known
-                    left[:] = [known.get_state() for _, known in others]
+                    left[:] = [generator.get_state() for _, generator in others]
                 for (theirs, _), state in zip(others, left, strict=False):
                     theirs.set_state(state)
-                for (_, known), state in zip(others, saved, strict=True):
-                    known.set_state(state)
+                for (_, generator), state in zip(others, saved, strict=True):
+                    generator.set_state(state)
 
             native.committed(run, (), finish)
 
@@ -260,22 +260,22 @@ class CudaRecording:
         there = [move for move in (*moves, *others) if move.path not in self.copied_paths]
         elsewhere = [move for move in there if move.tensor.data_ptr() != move.before]
         others = [move for move in there if move not in elsewhere]
-        found = learn_addresses(self._pool, self._capture, self._bindings, made, call, elsewhere, others, generators)
-        if isinstance(found, Refusal):
-            return found
-        self._bindings = found
+        learned = learn_addresses(self._pool, self._capture, self._bindings, made, call, elsewhere, others, generators)
+        if isinstance(learned, Refusal):
+            return learned
+        self._bindings = learned
         return None
 
     def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
         """Those of which the bindings know all words."""
         if self._bindings is None:
             return frozenset()
-        known = [one for one in inputs if self._bindings.knows([one.path])]
-        if known:
+        learned = [one for one in inputs if self._bindings.knows([one.path])]
+        if learned:
             earlier = self._bound.inputs if self._bound is not None else ()
-            self._bound = BoundInputs(self._pool, self._bindings, (*earlier, *known))
+            self._bound = BoundInputs(self._pool, self._bindings, (*earlier, *learned))
             self.replay = self._make_replay()
-        return frozenset(one.path for one in known)
+        return frozenset(one.path for one in learned)
 
     def kernels_using(self, paths: Sequence[str]) -> list[str]:
         """Names of the kernels that read or write these tensors, as far as they are known."""

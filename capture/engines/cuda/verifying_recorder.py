@@ -91,16 +91,16 @@ class VerifyingRecorder(GraphRecorder):
 
     @override
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
-        found = find_implicit(self.before, self.expected)
-        if found is None:
+        implicit = find_implicit(self.before, self.expected)
+        if implicit is None:
             self.difference, self.is_suited = "state is held by other tensors", False
             return
-        self.implicit = found
-        self._inputs = [*arguments, *((one.path, one.external.tensor) for one in found)]
+        self.implicit = implicit
+        self._inputs = [*arguments, *((one.path, one.external.tensor) for one in implicit)]
         self._known = {id(tensor): path for path, tensor in self._inputs}
         self._starts = {address_of(tensor): path for path, tensor in self._inputs}
         self._now = self._progress()
-        if any(self._pool.found(address_of(one.external.tensor)) for one in found):
+        if any(self._pool.found(address_of(one.external.tensor)) for one in implicit):
             self.difference, self.is_suited = "state lies in the pool", False
         storages = {id(tensor.untyped_storage()) for _, tensor in self._inputs if tensor.numel()}
         if len(storages) != len(self._inputs):
@@ -124,10 +124,10 @@ class VerifyingRecorder(GraphRecorder):
             missing = self._sequence[index]
             self.parted = SequenceChange(index=index, first=missing, second="(end)")
             return None
-        found = confirm(watched, self.expected, self.implicit, self.wrote)
-        if isinstance(found, DescribedRun):
-            return found
-        self.difference = found
+        confirmed = confirm(watched, self.expected, self.implicit, self.wrote)
+        if isinstance(confirmed, DescribedRun):
+            return confirmed
+        self.difference = confirmed
         return None
 
     @override
@@ -146,24 +146,24 @@ class VerifyingRecorder(GraphRecorder):
         """Look at an operator, and run it."""
         if is_higher_order(op):
             return self.higher_order(op, args, kwargs)
-        known, run, _ = looked_up(op)
-        if known.unseen or only_shapes():
+        op_traits, run, _ = looked_up(op)
+        if op_traits.unseen or only_shapes():
             return run(*args, **kwargs)
-        if known.composite is not None and torch.is_inference_mode_enabled():
+        if op_traits.composite is not None and torch.is_inference_mode_enabled():
             with self:
-                return known.composite(*args, **kwargs)
+                return op_traits.composite(*args, **kwargs)
         now = self._now
         index, now.index = now.index, now.index + 1
-        if self.difference is not None or index >= len(self._sequence) or self._sequence[index] != known.name:
-            self._stop_at_operator(index, known.name)
+        if self.difference is not None or index >= len(self._sequence) or self._sequence[index] != op_traits.name:
+            self._stop_at_operator(index, op_traits.name)
         if kwargs or self._scalars[index] or not TENSORS.issuperset(map(type, args)):
-            values = scalars_of(known, args, kwargs, constant=None)
+            values = scalars_of(op_traits, args, kwargs, constant=None)
             if values != self._scalars[index]:
                 self._stop_at_value(index, values)
-            self._check_call(known, args, kwargs, list(tensors_in(args, kwargs)))
+            self._check_call(op_traits, args, kwargs, list(tensors_in(args, kwargs)))
         else:
-            self._check_call(known, args, kwargs, args)
-        if known.view:
+            self._check_call(op_traits, args, kwargs, args)
+        if op_traits.view:
             return run(*args, **kwargs)
         if not is_capturing():
             self._stop("an operator runs on a stream that is not captured")
