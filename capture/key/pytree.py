@@ -240,6 +240,24 @@ def close(value: Any, members: list[Any]) -> Any:
     return closed
 
 
+def closer(value: Any) -> Callable[[list[Any]], Any] | None:
+    """``close`` for this value, put together once; None where that looks at the value each time."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind
+    if is_namedtuple(kind):
+        return lambda members: kind(*members)
+    if kind in (dict, OrderedDict):
+        keys = tuple(value)
+        return lambda members: kind(zip(keys, members, strict=True))
+    if kind is Shell or is_wrapper(kind) or kind in objects.registered:
+        return None
+    if capabilities.is_registered_container(kind):
+        _, spec = capabilities.open_registered(value)
+        return lambda members: capabilities.close_registered(members, spec)
+    return None
+
+
 def count_tensors(value: object, *, limit: int = 1000) -> int:
     """Tensors inside an object that ``children`` cannot open, looking at most at ``limit`` members."""
     seen: set[int] = set()

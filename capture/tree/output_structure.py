@@ -250,24 +250,42 @@ _MOST_DEPTH = 30  # levels, each a call of Python's
 
 
 def filler(skeleton: Any, depth: int = 0) -> Filler | None:
-    """``fill`` put together once; None for what has other containers than tuples and lists, or is nested deeply.
+    """``fill`` put together once; None for what has objects in two places or the caller's own, or is nested deeply.
 
     Most results are one tensor or a flat tuple, which the standard library takes out of the values in C.
     """
     if isinstance(skeleton, Slot):
         return operator.itemgetter(skeleton.index)
-    kind = type(skeleton)
-    if depth > _MOST_DEPTH or (kind not in (tuple, list) and not pytree.is_namedtuple(kind)):
+    if depth > _MOST_DEPTH:
         return None
-    if kind is tuple and len(skeleton) > 1 and all(isinstance(member, Slot) for member in skeleton):
-        return operator.itemgetter(*[member.index for member in skeleton])
-    members = [filler(member, depth + 1) for member in skeleton]
+    if isinstance(skeleton, Shape):
+        return _object_filler(skeleton, depth)
+    if not pytree.is_container(skeleton):
+        return None
+    kind, close = type(skeleton), pytree.closer(skeleton)
+    if close is None:
+        return None
+    children = [member for _, member in pytree.children(skeleton)]
+    if kind is tuple and len(children) > 1 and all(isinstance(member, Slot) for member in children):
+        return operator.itemgetter(*[member.index for member in children])
+    members = [filler(member, depth + 1) for member in children]
     known = [member for member in members if member is not None]
+    return None if len(known) < len(members) else lambda values: close([member(values) for member in known])
+
+
+def _object_filler(shape: Shape, depth: int) -> Filler | None:
+    members = [(name, filler(member, depth + 1)) for name, member in shape.members]
+    known = [(name, member) for name, member in members if member is not None]
     if len(known) < len(members):
         return None
-    if kind in (tuple, list):
-        return lambda values: kind([member(values) for member in known])
-    return lambda values: kind(*[member(values) for member in known])
+
+    def make(values: Sequence[Any]) -> Any:
+        new = objects.blank(shape.kind, is_own_dict=shape.is_own_dict)
+        for name, member in known:
+            objects.put(new, name, member(values))
+        return new
+
+    return make
 
 
 @define(eq=False)
