@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from capture import capture, mark_step_begin, recordings
+from tests.support.unseen import Notes
 
 DEVICE = torch.device(os.environ.get("CAPTURE_TEST_DEVICE", "cuda"))
 ON_CUDA = DEVICE.type == "cuda"
@@ -27,14 +28,14 @@ needs_cuda = pytest.mark.skipif(not (ON_CUDA and torch.cuda.is_available()), rea
 may_fall_back = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 """On tests whose bodies may be refused: a warning is right there, a wrong value is not."""
 
-_ran: list[str] = []
-ran = _ran.append
-"""Called by bodies to be counted. A builtin method, so that no watch takes the count for a side effect."""
+_ran = Notes()
+ran = _ran.add
+"""Called by bodies to be counted."""
 
 
 def times(name: str) -> int:
     """How often bodies called ``ran(name)``."""
-    return _ran.count(name)
+    return _ran.all().count(name)
 
 
 def forget_runs() -> None:
@@ -66,9 +67,9 @@ def pinned(*shape: int, seed: int = 0) -> Tensor:
 
 def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What the body itself returns, not counted."""
-    count = len(_ran)
+    count = len(_ran.all())
     result = function.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
-    del _ran[count:]
+    _ran.keep(count)
     return result
 
 

@@ -21,11 +21,12 @@ from capture.tree.outputs import OutputPlan
 from capture.tree.thread_trees import forget_trees, tree_for
 from capture.tree.tree import Tree
 from tests.support.device import DEVICE, REBINDS
+from tests.support.unseen import Notes
 
 Value = TypeVar("Value")
-_ran: list[str] = []
-ran = _ran.append
-"""Called by bodies to be counted. A builtin method, so that no watch takes the count for a side effect."""
+_ran = Notes()
+ran = _ran.add
+"""Called by bodies to be counted."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def fresh() -> Iterator[None]:
 
 def times(name: str) -> int:
     """How often bodies called ``ran(name)``."""
-    return _ran.count(name)
+    return _ran.all().count(name)
 
 
 def noted(values: Iterable[Value], used: list[Value]) -> Callable[[], Value]:
@@ -61,9 +62,9 @@ def noted(values: Iterable[Value], used: list[Value]) -> Callable[[], Value]:
 
 def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What the body itself returns, not counted."""
-    count = len(_ran)
+    count = len(_ran.all())
     result = function.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
-    del _ran[count:]
+    _ran.keep(count)
     return result
 
 

@@ -30,9 +30,10 @@ from tests.support.rows import (
     warned,
 )
 from tests.support.rows import fresh as fresh
+from tests.support.unseen import Hidden
 
-_hidden: list[Tensor] = []
-hide = _hidden.append
+_hidden = Hidden()
+hide = _hidden.add
 
 
 @capture
@@ -319,7 +320,7 @@ def test_row_060_leak_from_the_body_is_reported() -> None:
         for i in range(6):
             same(leak(rand(8, seed=i)), rand(8, seed=i) * 4 + 1)
     assert "y = x * 4" in messages[0]
-    same(_hidden, [rand(8, seed=i) * 4 for i in range(6)])
+    same(_hidden.all(), [rand(8, seed=i) * 4 for i in range(6)])
     assert total() == 0
     _hidden.clear()
 
