@@ -16,6 +16,7 @@ import torch
 from attrs import define
 from typing_extensions import override
 
+from capture.core.interrupts import is_interrupt
 from capture.engines.base import Block, BoundInput, Found, Geometry, IslandCall, OwnedOutput, found
 from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.answers import Answers
@@ -143,9 +144,12 @@ class SegmentedTape(Tape):
 
     def meet(self, number: int, leaves: Sequence[Any]) -> Found:
         """See ``SegmentedRecording``."""
-        self._met = number
-        result = self._meetings[number](leaves)
-        self._met = None
+        try:
+            result = self._meetings[number](leaves)
+        except Exception as error:
+            if not is_interrupt(error):  # else nothing has happened, once all was put back
+                self._met = number
+            raise
         return found(self.reads[number], result)
 
     @override
