@@ -35,7 +35,7 @@ def test_nothing_grows(tmp_path: Path) -> None:
     """With sizes that soon have all been met: memory, objects and latency stay, and most calls are replayed."""
     found = served(tmp_path, 120, 3, 3)
     assert (found["wrong"], found["unexpected"]) == ([], [])
-    assert found["resident_last"] < found["resident_third"] * 1.1
-    assert found["objects"][9] < found["objects"][4] * 1.05
+    assert found["resident"][9] < found["resident"][5] * 1.05  # on a slow machine all sizes have been met by then
+    assert found["objects"][9] < found["objects"][5] * 1.05
     assert found["p99_last_ms"] < found["p99_second_ms"] * 1.1
-    assert found["hot_replayed"] > 0.8, found["misses"]
+    assert found["hot_replayed"] > 0.9, found["misses"]
