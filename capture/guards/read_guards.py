@@ -136,8 +136,9 @@ class Places:
     """Guards on names, and who keeps them."""
 
     all: list[Place] = field(factory=list)
-    objects: list[tuple[InputPlace, Any]] = field(factory=list)
-    """Where objects are kept that might be inputs, and those objects: another one in each call makes them such."""
+    objects: list[tuple[InputPlace, Callable[[], Any]]] = field(factory=list)
+    """Where objects are kept that might be inputs, and what gives those objects while they are there: another one in
+    each call makes them such."""
     _guards: Callable[[Sequence[Any]], int] | None = None
 
     def tell_apart(self, named: NamedKey) -> list[str]:
@@ -429,7 +430,8 @@ class ReadWalk:
         """Unless the body itself puts it there."""
         if may_be_input(value):
             get = (_weak_or_none(keeper) if is_attribute else None) or (lambda: keeper)
-            self.found.places.objects.append((InputPlace(path, get, name, is_attribute), value))
+            held = _weak_or_none(value) or (lambda: value)
+            self.found.places.objects.append((InputPlace(path, get, name, is_attribute), held))
 
     def _expected(self, key: Key, value: Any, path: str) -> tuple[Any, type | None]:
         """What has to be here again, which is gone into; or a class of which anything may be here."""

@@ -88,7 +88,8 @@ class NameUses:
     """Members are added at the end of what they name."""
     items_read: frozenset[tuple[str, Any]]
     """Names with constant keys: something may follow from what is kept there by that key."""
-    items_counted: frozenset[tuple[str, Any]]
+    items_updated: frozenset[tuple[str, Any]]
+    """The same: a number is added to what is there, or members at its end."""
     set: frozenset[str]
     """They are given values."""
 
@@ -97,7 +98,7 @@ class NameUses:
         read of its other items is found while the body is watched."""
         if name in self.read:
             return False
-        counted = {key for one, key in self.items_counted if one == name}
+        counted = {key for one, key in self.items_updated if one == name}
         read = {key for one, key in self.items_read if one == name}
         return not counted & read if counted else not read and (name in self.counted or name in self.grown)
 
@@ -174,8 +175,8 @@ class _Walk:
             read=frozenset(one.name for one in named if not one.uses or "read" in one.uses) | frozenset(texts),
             counted=frozenset(one.name for one in named if "counted" in one.uses),
             grown=frozenset(one.name for one in named if "grown" in one.uses),
-            items_read=frozenset(key for one, key in items if "counted" not in one.uses or "read" in one.uses),
-            items_counted=frozenset(key for one, key in items if "counted" in one.uses),
+            items_read=frozenset(key for one, key in items if "read" in one.uses or not one.uses),
+            items_updated=frozenset(key for one, key in items if "counted" in one.uses or "grown" in one.uses),
             set=frozenset(self.set),
         )
 
@@ -222,7 +223,7 @@ class _Walk:
     def _attribute(self, instruction: dis.Instruction) -> None:
         base = self._pop()
         is_method = instruction.opname == "LOAD_METHOD" or "NULL|self" in instruction.argrepr
-        if instruction.argval in ADDING and base.kind in ("name", "attribute"):  # whoever gets the method can only add
+        if instruction.argval in ADDING and base.kind in ("name", "attribute", "item"):  # who gets it can only add
             self._use(base, "grown")
             self.stack += [_Value("other")] * (2 if is_method else 1)
             return

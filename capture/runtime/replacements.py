@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from attrs import define, field
@@ -55,20 +55,21 @@ def _held(known: Any) -> Any:
 class Replacements:
     """Of one captured function."""
 
-    latest: Sequence[tuple[InputPlace, Any]] = ()
+    latest: Sequence[tuple[InputPlace, Callable[[], Any]]] = ()
     """Those that the last watched run found."""
     _places: dict[tuple[int, Any], _Place] = field(factory=dict)
 
-    def note(self, objects: Iterable[tuple[InputPlace, Any]], call: int) -> None:
+    def note(self, objects: Iterable[tuple[InputPlace, Callable[[], Any]]], call: int) -> None:
         """Objects that a recording, or a watched run, found in these places. ``call``: the number of this one."""
-        for place, value in objects:
-            now = place.read()
+        for place, held in objects:
+            now, value = place.read(), held()
             if now is value or not may_be_input(now):
                 continue
             known = self._places.get(place.key())
             if known is None:
                 known = self._places[place.key()] = _Place(place)
-                known.known.append(_weakly(value))
+                if value is not None:
+                    known.known.append(_weakly(value))
             known.note(now, call)
 
     def note_new_key(self, call: int) -> None:

@@ -55,7 +55,7 @@ def uses_of_names(ran: CodeRun) -> UsesOfNames:
     found = UsesOfNames()
     for code, scopes in ran.codes.items():
         uses = name_uses(code)
-        found.counted |= uses.counted | uses.items_counted
+        found.counted |= uses.counted | uses.items_updated
         found.grown |= uses.grown
         for scope in scopes:
             package = package_of(scope.get("__name__"))
@@ -104,7 +104,7 @@ def _is_only_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> boo
     name, holder = source.name, source.holder
     packages: list[str] = []
     if source.kind == "closure":
-        name = source.path.rpartition(":")[2].rpartition(".")[2]
+        name = _name_of(source)
     elif source.kind == "global":
         packages = [package_of(holder.get("__name__"))]
     elif source.kind in ("attribute", "slot"):
@@ -130,15 +130,38 @@ def _names_holding(before: Snapshot, value: Any) -> list[str]:
     """Names that the value is kept by; empty where it is kept in other ways, too."""
     found: dict[str, None] = {}
     for source in _places_of(before, value):
-        if source.kind == "root" and source.parent is not None and _adds(source.parent.get()):
-            continue  # whoever has the method can only add
         if source.kind == "root":
             return []
-        name = source.path.rpartition(":")[2].rpartition(".")[2] if source.kind == "closure" else source.name
+        name = _name_of(source)
         if type(name) is not str or source.kind not in ("attribute", "global", "closure"):
             return []
         found[name] = None
     return list(found)
+
+
+def _is_only_grown(before: Snapshot, container: Any, uses: UsesOfNames) -> bool:
+    """Members are added at its end, and nothing else follows from what it holds."""
+    places = list(_places_of(before, container))
+    named = [one for one in places if not _is_of_method(one)]
+    grows = len(named) < len(places) or any(_name_of(one) in uses.grown or one.kind == "item" for one in named)
+    return grows and not uses.is_read("__self__", ()) and all(_may_only_grow(before, one, uses) for one in named)
+
+
+def _may_only_grow(before: Snapshot, source: Source, uses: UsesOfNames) -> bool:
+    name = _name_of(source)
+    if source.kind == "item" and id(source.holder) not in before.namespaces:
+        is_item = isinstance(source.holder, dict) and type(name) in PLAIN_TYPES
+        return is_item and _is_item_counted(before, source, uses)
+    return source.kind != "root" and not uses.is_read(name, ()) and not uses.has_items_read(name)
+
+
+def _name_of(source: Source) -> Any:
+    return source.path.rpartition(":")[2].rpartition(".")[2] if source.kind == "closure" else source.name
+
+
+def _is_of_method(source: Source) -> bool:
+    """What a method such as ``runs.append`` works on: whoever has the method can only add."""
+    return source.kind == "root" and source.parent is not None and _adds(source.parent.get())
 
 
 def _adds(method: Any) -> bool:
@@ -171,13 +194,8 @@ def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | N
         if at is None:
             new.append(one)
     made = Members(container, keys, tuple(old), tuple(dict.keys(container)) if is_dict else None, tuple(recipe), new)
-    if type(container) in _ORDERED and not uses.is_computed and (added := _added(container, old)):
-        names = _names_holding(before, container)
-        if names and all(
-            one in uses.grown and not uses.is_read(one, ()) and not uses.has_items_read(one) for one in names
-        ):
-            return evolve(made, new=added, is_free=True)
-    return made
+    added = _added(container, old) if type(container) in _ORDERED and not uses.is_computed else []
+    return evolve(made, new=added, is_free=True) if added and _is_only_grown(before, container, uses) else made
 
 
 def _added(container: Any, old: Sequence[Any]) -> list[Any]:

@@ -113,7 +113,7 @@ class EffectSlot:
         if self.amount is None and self.members is None:
             self.put_back(named_values, value)
             return
-        known = next((saved for slot, saved in begun if slot is self), None)
+        known = next((saved for slot, saved in begun if slot is self), None) if begun else None
         if known is not DONE:
             self._go_on(named_values, value, known, begun)
         elif self.members is not None:
@@ -129,15 +129,20 @@ class EffectSlot:
     def _go_on(self, named_values: Callable[[], dict[str, Any]], value: Any, known: Any, begun: Begun) -> None:
         place = self.at(named_values)
         held = place.get()
-        grows = self.members is not None and self.members.is_free and getattr(held, "maxlen", None) is None
-        if known is None:
-            known = len(held) if grows else self.saved(named_values)
-            begun.append((self, known))
         if self.amount is not None:
+            if known is None:
+                known = held
+                begun.append((self, known))
             place.set(known + self.amount)
-        elif grows:  # whatever it holds by now, it is not gone through
+            return
+        assert self.members is not None
+        grows = self.members.is_free and getattr(held, "maxlen", None) is None
+        if known is None:
+            known = len(held) if grows else effects.members_of(held)
+            begun.append((self, known))
+        if grows:  # whatever it holds by now, it is not gone through
             effects.put_at_end(held, known, value)
-        elif self.members is not None:
+        else:
             effects.put_members(held, self.members.made(known[1], value), self.members.keys)
 
 

@@ -103,8 +103,18 @@ KINDS: dict[str, Kind] = {
     "list of views": Kind(_HISTORY.format("x[0]"), "self.h = []"),
     "list with +=": Kind("y = self.lin(x); self.h += [y.sum()]; return y", "self.h = []"),
     "extended list": Kind("y = self.lin(x); self.h.extend([y.sum(), y]); return y", "self.h = []"),
+    "list in a dict": Kind("y = self.lin(x); self.c['a'].append(y.sum()); return y", "self.c = {'a': [], 'b': [1]}"),
+    "lists in a default dict": Kind(
+        "y = self.lin(x); self.c['a'].append(y.sum()); self.c['b'].append(3); return y", "self.c = defaultdict(list)",
+    ),
+    "list in a dict that is read": Kind(
+        "self.c['a'].append(3); return self.lin(x) * len(self.c['a'])", "self.c = {'a': []}", replays=0,
+    ),
+    "list in a dict that is gone through": Kind(
+        "self.c['a'].append(3); return self.lin(x) * sum(map(len, self.c.values()))", "self.c = {'a': []}", replays=0,
+    ),
     "list whose method is kept": Kind(
-        "y = self.lin(x); self.note(y.sum()); return y", "self.note = RUNS.append", setup="RUNS = []", replays=0,
+        "y = self.lin(x); self.note(y.sum()); return y", "self.note = RUNS.append", setup="RUNS = []",
     ),
     "list whose method is passed on": Kind(
         "return helper(self.lin(x), self.h.append)", "self.h = []",
