@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from capture import AnnotationError, capture, config, mark_step_begin
+from tests.generated.runner import quickly
 from tests.support.accumulating import World, compare, data, replays
 from tests.support.regions import Block
 from tests.support.regions import fresh as fresh
@@ -73,7 +74,7 @@ ACTIONS = ("forward", "forward", "backward", "backward", "zero", "step", "keep",
 
 
 @pytest.mark.parametrize("poison", [False, True], ids=["plain", "poisoned"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", quickly(range(20), 5))
 def test_random_programs(seed: int, poison: bool) -> None:
     players: dict[int, Player] = {}
     chooser = random.Random(seed)

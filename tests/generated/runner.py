@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 from collections.abc import Callable, Iterable
@@ -11,6 +10,8 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
+
+from tests.support.garbage import what_is_new
 
 FUZZING = "CAPTURE_FUZZ_EXAMPLES" in os.environ
 P = TypeVar("P")
@@ -36,8 +37,5 @@ def run_programs(programs: SearchStrategy[P], run: Callable[[P], object], *, par
     def one(program: P) -> None:
         run(program)
 
-    gc.freeze()  # collections on demand then look at a program's own objects only
-    try:
+    with what_is_new():
         one()
-    finally:
-        gc.unfreeze()

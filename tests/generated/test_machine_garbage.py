@@ -16,6 +16,7 @@ from tests.generated.runner import FUZZING, quickly
 from tests.generated.test_machine import EXAMPLES, drawn
 from tests.generated.worlds import World
 from tests.support.device import know_nothing_of_writes
+from tests.support.garbage import what_is_new
 
 PARTS = 8
 OFTEN = 50  # objects made between two collections
@@ -29,15 +30,12 @@ class _Cycle:
 @pytest.fixture
 def _collects_often() -> Iterator[None]:
     before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(OFTEN, 3, 10**6)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
-        gc.collect()
+    with what_is_new():
+        gc.set_threshold(OFTEN, 3, 10**6)
+        try:
+            yield
+        finally:
+            gc.set_threshold(*before)
 
 
 @pytest.mark.usefixtures("_collects_often")

@@ -28,6 +28,7 @@ from capture.guards.read_guards import CLOSED
 from capture.key.packages import is_library, package_of
 from capture.runtime.captured import Captured
 from capture.state.source import Source
+from tests.support.garbage import all_objects
 
 _FRAME, _STACK_TOP, _LOCALS = 24, 64, 72  # in a frame object; in what it points to
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8
@@ -269,10 +270,11 @@ def _instructions(code: types.CodeType) -> dict[int, dis.Instruction]:
 
 def _outside() -> dict[int, Any]:
     """All objects that there are, but for plain values: the collector does not know dicts of such."""
-    gc.collect()
-    kept = gc.get_objects()
-    untracked = [one for one in gc.get_referents(*kept) if type(one) is dict]
-    return {id(one): one for one in (*kept, *untracked)}
+    with all_objects():
+        gc.collect()
+        kept = gc.get_objects()
+        untracked = [one for one in gc.get_referents(*kept) if type(one) is dict]
+        return {id(one): one for one in (*kept, *untracked)}
 
 
 def trace(captured: Any, *arguments: Any, written: Iterable[Any] = ()) -> Tracer:
