@@ -1,7 +1,8 @@
 """Every read that the bytecode of a body makes of objects from outside, and whether some guard tells of it.
 
-The body runs once under ``sys.settrace`` with events for each instruction. What an instruction takes is read from the
-frame's stack, which only this file knows the place of: CPython 3.11 to 3.13 keep it alike.
+The body runs once with an event for each instruction: by ``sys.settrace`` on Python 3.11, by ``sys.monitoring`` from
+3.12 on. What an instruction takes is read from the stack of the frame, which only this file knows the place of. From
+3.12 on a frame does not say how high its stack is while it runs; that follows from its code.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import ctypes
 import dis
 import functools
 import gc
+import itertools
 import sys
+import threading
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,7 +34,13 @@ from capture.runtime.captured import Captured
 from capture.state.source import Source
 from tests.support.garbage import all_objects
 
-_FRAME, _STACK_TOP, _LOCALS = 24, 64, 72  # in a frame object; in what it points to
+_FRAME, _STACK_TOP = 24, 64  # in a frame object; in what it points to
+_MONITORS = hasattr(sys, "monitoring")
+_LOCALS = 72 if sys.version_info < (3, 14) else 80
+_TAGS = 3 if sys.version_info >= (3, 14) else 0  # bits of a reference that are no part of the address
+_ENDING = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
+           "JUMP_BACKWARD_NO_INTERRUPT", "INTERPRETER_EXIT"}  # fmt: skip
+"""The next instruction does not follow."""
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8
 _CONTAINERS = (list, dict, set, collections.deque)
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
@@ -118,37 +128,49 @@ class Tracer:
     reads: int = 0
     unguarded: list[str] = field(factory=list)
 
-    def frame(self, frame: types.FrameType, event: str, _: Any) -> Any:
-        """Follow the frame, if its code is a user's."""
+    def follows(self, frame: types.FrameType) -> bool:
+        """Its code is a user's."""
         package = package_of(frame.f_globals.get("__name__"))
-        frame.f_trace_opcodes = True
-        return self.step if package != "capture" and not is_library(package) else None
+        return package != "capture" and not is_library(package)
 
-    def step(self, frame: types.FrameType, event: str, _: Any) -> Any:
-        """One instruction is about to run."""
+    def look(self, frame: types.FrameType, at: int) -> None:
+        """The instruction there is about to run."""
+        one = _instructions(frame.f_code).get(at)
+        if one is not None:
+            for what in self._missed(frame, one):
+                self.unguarded.append(f"{frame.f_code.co_qualname}:{frame.f_lineno} {one.opname}: {what}")
+
+    def frame(self, frame: types.FrameType, event: str, _: Any) -> Any:
+        """For ``sys.settrace``."""
+        frame.f_trace_opcodes = True
+        return self._step if self.follows(frame) else None
+
+    def _step(self, frame: types.FrameType, event: str, _: Any) -> Any:
         if event == "opcode":
-            one = _instructions(frame.f_code).get(frame.f_lasti)
-            if one is not None:
-                for what in self._missed(frame, one):
-                    self.unguarded.append(f"{frame.f_code.co_qualname}:{frame.f_lineno} {one.opname}: {what}")
-        return self.step
+            self.look(frame, frame.f_lasti)
+        return self._step
 
     def _missed(self, frame: types.FrameType, one: dis.Instruction) -> Iterator[str]:
+        stacked = functools.partial(_stacked, frame, _top(frame, one.offset))
+        name = "BINARY_SUBSCR" if one.opname == "BINARY_OP" and "[]" in one.argrepr else one.opname
+        yield from self._by_name(frame, one)
+        if name in _ATTRIBUTES:
+            yield from self._attribute(stacked(0), one.argval)
+        elif name == "BINARY_SUBSCR" and isinstance(stacked(0), str):
+            yield from self._item(stacked(1), stacked(0))
+        elif name == "CONTAINS_OP" and isinstance(stacked(1), str):
+            yield from self._item(stacked(0), stacked(1))
+        elif name in _WHOLE:
+            for depth in _WHOLE[name]:
+                yield from self._container(stacked(depth))
+        elif name == "CALL":
+            yield from self._call(stacked, one.arg or 0)
+
+    def _by_name(self, frame: types.FrameType, one: dis.Instruction) -> Iterator[str]:
         if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             yield from self._global(frame, one.argval)
         elif one.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_CLOSURE"):
             yield from self._cell(frame, one)
-        elif one.opname in _ATTRIBUTES:
-            yield from self._attribute(_stacked(frame, 0), one.argval)
-        elif one.opname == "BINARY_SUBSCR" and isinstance(_stacked(frame, 0), str):
-            yield from self._item(_stacked(frame, 1), _stacked(frame, 0))
-        elif one.opname == "CONTAINS_OP" and isinstance(_stacked(frame, 1), str):
-            yield from self._item(_stacked(frame, 0), _stacked(frame, 1))
-        elif one.opname in _WHOLE:
-            for depth in _WHOLE[one.opname]:
-                yield from self._container(_stacked(frame, depth))
-        elif one.opname == "CALL":
-            yield from self._call(frame, one.arg or 0)
 
     def _global(self, frame: types.FrameType, name: str) -> Iterator[str]:
         if frame.f_locals is not frame.f_globals and name in frame.f_locals:
@@ -218,9 +240,9 @@ class Tracer:
         if name not in self.covered.names.get(id(found), ()):
             yield from self._container(found)
 
-    def _call(self, frame: types.FrameType, count: int) -> Iterator[str]:
+    def _call(self, stacked: Callable[[int], Any], count: int) -> Iterator[str]:
         """C code may look into what it is given."""
-        stack = [_stacked(frame, depth) for depth in range(count + 2)]
+        stack = [stacked(depth) for depth in range(count + 2)]
         if any(isinstance(one, (types.BuiltinFunctionType, types.MethodDescriptorType)) for one in stack[count:]):
             for one in stack[:count]:
                 yield from self._container(one)
@@ -237,29 +259,60 @@ def _dict_of(found: Any) -> Any:
         return None
 
 
-def _stacked(frame: types.FrameType, depth: int) -> Any:
-    """What lies so far below the top of the frame's stack."""
+def _held(place: int) -> Any:
+    """What a reference in a frame refers to; the same value as of no reference where it is empty."""
+    address = (ctypes.c_void_p.from_address(place).value or 0) & ~_TAGS
+    return ctypes.cast(address, ctypes.py_object).value if address else _NOTHING
+
+
+def _inner(frame: types.FrameType) -> int:
     inner = ctypes.c_void_p.from_address(id(frame) + _FRAME).value
     assert inner is not None
-    top = ctypes.c_int.from_address(inner + _STACK_TOP).value
+    return inner
+
+
+def _stacked(frame: types.FrameType, top: int, depth: int) -> Any:
+    """What lies so far below the top of the frame's stack."""
     at = top - 1 - depth
-    if at < 0:
-        return _NOTHING
-    place = ctypes.c_void_p.from_address(inner + _LOCALS + 8 * at).value
-    return _NOTHING if not place else ctypes.cast(place, ctypes.py_object).value
+    return _NOTHING if at < 0 else _held(_inner(frame) + _LOCALS + 8 * at)
+
+
+def _top(frame: types.FrameType, offset: int) -> int:
+    """How many places, local variables' among them, are in use; less than any depth where that is not known."""
+    if not _MONITORS:
+        return ctypes.c_int.from_address(_inner(frame) + _STACK_TOP).value
+    height = _heights(frame.f_code).get(offset)
+    return -(10**6) if height is None else len(_variables(frame.f_code)) + height
+
+
+def _variables(code: types.CodeType) -> list[str]:
+    return [*code.co_varnames, *[one for one in code.co_cellvars if one not in code.co_varnames], *code.co_freevars]
 
 
 def _cells_of(frame: types.FrameType) -> dict[str, Any]:
     """The frame's free variables, as cells."""
-    inner = ctypes.c_void_p.from_address(id(frame) + _FRAME).value
-    assert inner is not None
-    code = frame.f_code
-    names = [*code.co_varnames, *[one for one in code.co_cellvars if one not in code.co_varnames], *code.co_freevars]
-    found = {}
-    for at, name in enumerate(names):
-        if name in code.co_freevars:
-            place = ctypes.c_void_p.from_address(inner + _LOCALS + 8 * at).value
-            found[name] = ctypes.cast(place, ctypes.py_object).value if place else None
+    begin, code = _inner(frame) + _LOCALS, frame.f_code
+    places = {name: begin + 8 * at for at, name in enumerate(_variables(code)) if name in code.co_freevars}
+    return {name: held for name, place in places.items() if (held := _held(place)) is not _NOTHING}
+
+
+@functools.lru_cache(maxsize=4096)
+def _heights(code: types.CodeType) -> dict[int, int]:
+    """By offset of an instruction: how high the stack is before it. What is reached by exceptions alone is left out."""
+    instructions = list(dis.get_instructions(code))
+    following = {one.offset: other.offset for one, other in itertools.pairwise(instructions)}
+    by_offset = {one.offset: one for one in instructions}
+    found: dict[int, int] = {}
+    todo = [(0, 0)]
+    while todo:
+        at, height = todo.pop()
+        if at in found or at not in by_offset:
+            continue
+        found[at], one = height, by_offset[at]
+        if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
+            todo.append((one.argval, height + dis.stack_effect(one.opcode, one.arg, jump=True)))
+        if one.opname not in _ENDING and at in following:
+            todo.append((following[at], height + dis.stack_effect(one.opcode, one.arg, jump=False)))
     return found
 
 
@@ -281,12 +334,46 @@ def trace(captured: Any, *arguments: Any, written: Iterable[Any] = ()) -> Tracer
     """Call a captured function eagerly. ``written``: what its body changes."""
     covered = covered_by(captured_states(captured))
     covered.written.update(map(id, written))
-    tracer, before = Tracer(covered, _outside()), sys.gettrace()
-    with config.patch(enabled=False):
-        sys.settrace(tracer.frame)
+    tracer = Tracer(covered, _outside())
+    with config.patch(enabled=False), _monitored(tracer) if _MONITORS else _settrace(tracer):
         try:
             captured(*arguments)
         finally:
-            sys.settrace(before)
             tracer.outside = {}
     return tracer
+
+
+@contextmanager
+def _settrace(tracer: Tracer) -> Iterator[None]:
+    before = sys.gettrace()
+    sys.settrace(tracer.frame)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@contextmanager
+def _monitored(tracer: Tracer) -> Iterator[None]:
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+    thread, event = threading.get_ident(), monitoring.events.INSTRUCTION
+
+    def instruction(code: types.CodeType, offset: int) -> Any:
+        frame = sys._getframe(1)
+        if threading.get_ident() != thread or frame.f_code is not code:
+            return None
+        if not tracer.follows(frame):
+            return monitoring.DISABLE
+        tracer.look(frame, offset)
+        return None
+
+    monitoring.use_tool_id(monitoring.DEBUGGER_ID, "read tracer")
+    try:
+        monitoring.register_callback(monitoring.DEBUGGER_ID, event, instruction)
+        monitoring.set_events(monitoring.DEBUGGER_ID, event)
+        yield
+    finally:
+        monitoring.set_events(monitoring.DEBUGGER_ID, 0)
+        monitoring.register_callback(monitoring.DEBUGGER_ID, event, None)
+        monitoring.free_tool_id(monitoring.DEBUGGER_ID)
+        monitoring.restart_events()  # what was switched off is so no more
