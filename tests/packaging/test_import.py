@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -63,6 +65,7 @@ def test_an_import_writes_nothing(tmp_path: Path) -> None:
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_import_takes_little_beyond_torch(tmp_path: Path) -> None:
     """As processor time, of the fastest of some processes, with compiled files as an installation has them.
 

@@ -140,33 +140,41 @@ def test_a_file_that_becomes_another_one_while_it_is_opened_is_not_read(
 
 
 PROGRAM = """
-import sys, torch
-from capture import capture
+import contextlib, os, pathlib, sys, torch
+from capture import capture, config
 torch.set_grad_enabled(False)
-f = capture(lambda x: torch.tanh(x) * 2, name="f")
-for _ in range(3):
-    assert torch.equal(f(torch.ones(3)), torch.tanh(torch.ones(3)) * 2)
-print("fine")
+for mask, directory in zip(sys.argv[1::2], sys.argv[2::2]):
+    os.umask(int(mask))
+    of_environment = directory == os.environ["CAPTURE_CACHE_DIR"]
+    with contextlib.nullcontext() if of_environment else config.patch(cache_dir=pathlib.Path(directory)):
+        f = capture(lambda x: torch.tanh(x) * 2, name="f")
+        for _ in range(3):
+            assert torch.equal(f(torch.ones(3)), torch.tanh(torch.ones(3)) * 2)
+    print("fine")
 """
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def process(directory: str, before: Callable[[], Any] | None = None) -> str:
-    environment = os.environ | {"CAPTURE_CACHE": "1", "CAPTURE_CACHE_DIR": directory, "PYTHONPATH": str(ROOT)}
+def process(*places: tuple[int, str]) -> list[str]:
+    """What a process says that keeps a plan in each place, under a mask for the files that it makes. The first place is
+    given by the environment."""
+    environment = os.environ | {"CAPTURE_CACHE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment["CAPTURE_CACHE_DIR"] = places[0][1]
+    arguments = [text for mask, directory in places for text in (str(mask), directory)]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=60, check=False, preexec_fn=before,
+        [sys.executable, "-c", PROGRAM, *arguments], env=environment, capture_output=True, text=True, timeout=300,
+        check=False,
     )  # fmt: skip
-    return done.stdout.strip() or done.stderr
+    return [*done.stdout.splitlines(), *([done.stderr] if done.returncode else [])]
 
 
-@pytest.mark.parametrize("mask", [0o000, 0o022, 0o777], ids=oct)
-def test_directories_are_made_for_their_user_alone(tmp_path: Path, mask: int) -> None:
-    directory = tmp_path / "above" / "plans"
-    assert process(str(directory), lambda: os.umask(mask)) == "fine"
-    assert [stat.S_IMODE(one.stat().st_mode) for one in (directory.parent, directory)] == [0o700, 0o700]
-    (plan,) = files(directory)
-    assert not stat.S_IMODE(plan.stat().st_mode) & 0o077
+def test_directories_are_made_for_their_user_alone(tmp_path: Path) -> None:
+    directories = {mask: tmp_path / oct(mask) / "plans" for mask in (0o000, 0o022, 0o777)}
+    assert process(*((mask, str(one)) for mask, one in directories.items())) == ["fine"] * 3
+    for made in directories.values():
+        assert [stat.S_IMODE(one.stat().st_mode) for one in (made.parent, made)] == [0o700, 0o700]
+        (plan,) = files(made)
+        assert not stat.S_IMODE(plan.stat().st_mode) & 0o077
 
 
 def test_a_directory_that_is_there_keeps_its_mode(directory: Path) -> None:
@@ -178,10 +186,10 @@ def test_a_directory_that_is_there_keeps_its_mode(directory: Path) -> None:
     assert_loaded(run(plain))
 
 
-@pytest.mark.parametrize("name", ["~nobody_of_this_name/plans", "a" * 300, "/proc/self/plans", "/dev/null/plans"])
-def test_a_directory_that_cannot_be_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_directory_that_cannot_be_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert process(name) == "fine"
+    names = ["~nobody_of_this_name/plans", "a" * 300, "/proc/self/plans", "/dev/null/plans"]
+    assert process(*((0o022, name) for name in names)) == ["fine"] * 4
 
 
 def test_a_full_disk_keeps_nothing(directory: Path) -> None:
