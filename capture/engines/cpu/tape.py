@@ -14,6 +14,7 @@ nobody looks.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
@@ -480,6 +481,8 @@ class Tape:
         if not _is_plain(output):
             return False
         others = {number for geometry, number in root.registers.items() if geometry != first}
+        if others and math.prod(first.shape) * first.dtype.itemsize != output.block.nbytes:
+            return False  # the output is a part of what a step gives
         copied = {out[1] for step in self._steps if step.form == "copy" for out in step.outs if out is not None}
         alike = all(one.dtype is first.dtype and not one.conj for one in root.registers)
         return alike and (others.isdisjoint(copied) if others else True)
