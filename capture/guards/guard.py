@@ -31,7 +31,7 @@ Kind = Literal[
 """What has to be true of what the source leads to:
 
 * ``value``: it is the expected object, or a number, text, bytes, size or device of the same type and bits.
-* ``object``: it is the object that a ``Referent`` tells of, which the guard does not keep alive.
+* ``object``: it is the object that a ``Referent`` tells of, which the guard does not keep alive, or such a tensor.
 * ``present``: it is there, and not None.
 * ``absent``: it is not there. Of items of a dict alone.
 * ``length``: a container has this many members.
@@ -69,16 +69,19 @@ class Guard:
 
 
 class Referent(NamedTuple):
-    """An object that is expected without being kept alive: of this class, and as a tensor with or without gradients."""
+    """An object that is expected without being kept alive, or any tensor of this class, with or without gradients. A
+    tensor has no weak reference: torch swaps none that has one."""
 
-    reference: weakref.ref[Any]
+    reference: weakref.ref[Any] | None
     kind: type
     requires_grad: bool | None
 
     @classmethod
     def of(cls, value: Any) -> Referent:
         """The object as it is now."""
-        return cls(weakref.ref(value), type(value), value.requires_grad if isinstance(value, torch.Tensor) else None)
+        if isinstance(value, torch.Tensor):
+            return cls(None, type(value), value.requires_grad)
+        return cls(weakref.ref(value), type(value), None)
 
 
 def itself(value: Any, path: str) -> Source:

@@ -83,8 +83,6 @@ def _along(named: NamedSource) -> list[Guard] | None:
         except TypeError:
             source = Source("item", own, name, path)
         value = own[name]
-    if isinstance(value, torch.Tensor):  # any other that needs a gradient or not as this one has the same key
-        return None
     assert source is not None
     last = _guards_on(value, source)
     return None if last is None else found + last

@@ -212,7 +212,8 @@ static int is_expected(const Guard *guard, PyObject *found)
         return found != Py_None;
     if (guard->type == NULL)
         return same_value(found, guard->expected);
-    if (found != referent_of(PyTuple_GET_ITEM(guard->expected, 0)) || (PyObject *)Py_TYPE(found) != guard->type)
+    PyObject *reference = PyTuple_GET_ITEM(guard->expected, 0);
+    if ((PyObject *)Py_TYPE(found) != guard->type || (reference != Py_None && found != referent_of(reference)))
         return 0;
     if (guard->needs < 0)
         return 1;
@@ -517,8 +518,8 @@ static int verdict_between(Guards *self, Py_ssize_t from, Py_ssize_t to, const A
         int one, known = version != 0 && version == guard->version;
         if (known && guard->type == NULL)
             continue;
-        one = known ? is_expected(guard, (PyObject *)referent_of(PyTuple_GET_ITEM(guard->expected, 0)))
-                    : holds(guard, arguments);
+        PyObject *reference = known ? PyTuple_GET_ITEM(guard->expected, 0) : Py_None;
+        one = reference != Py_None ? is_expected(guard, (PyObject *)referent_of(reference)) : holds(guard, arguments);
         if (one <= 0)
             return one < 0 ? gone() : guard->verdict;
         guard->version = version; /* a look-up may run Python, which changes the dict: then the number is an old one */
@@ -702,7 +703,8 @@ static int is_sound(const Guard *guard)
         return has_object;
     case IS_OBJECT:
         return has_object && PyTuple_Check(expected) && PyTuple_GET_SIZE(expected) == 3 &&
-               PyWeakref_Check(PyTuple_GET_ITEM(expected, 0)) && PyType_Check(PyTuple_GET_ITEM(expected, 1));
+               (PyTuple_GET_ITEM(expected, 0) == Py_None || PyWeakref_Check(PyTuple_GET_ITEM(expected, 0))) &&
+               PyType_Check(PyTuple_GET_ITEM(expected, 1));
     case IS_ABSENT:
         return guard->reach == AT_ITEM && PyDict_Check(guard->holder);
     case HAS_LENGTH:

@@ -118,7 +118,7 @@ def holds(guard: Guard, leaves: Sequence[Tensor]) -> bool:
         case "object":
             found = look(source)
             needs = found.requires_grad if isinstance(found, Tensor) else None
-            same = found is expected.reference() and type(found) is expected.kind
+            same = type(found) is expected.kind and (expected.reference is None or found is expected.reference())
             return same and needs == expected.requires_grad
     return holds_whole(guard)
 
