@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.support.unseen import Notes
+
 
 class Trouble(Exception):
     """Raised by bodies under test."""
@@ -14,7 +16,12 @@ class Trigger:
         self.fail_on = fail_on
         self.calls = 0
         self.due: list[None] = []
-        self.runs: list[None] = []
+        self.noted = Notes()
+
+    @property
+    def runs(self) -> list[str]:
+        """One for each run of the body."""
+        return self.noted.all()
 
     def begin(self) -> None:
         """One more call."""
@@ -23,12 +30,13 @@ class Trigger:
 
 
 class Gate:
-    """Raises where it is due. It asks, and notes that it ran, by builtin methods: no Python state that a guard or a
-    snapshot sees, so the calls that do not fail are replayed. An engine may run the body more than once in a call."""
+    """Raises where it is due. It asks by a builtin method, and notes that it ran in memory of C's: no Python state that
+    a guard or a snapshot sees, so the calls that do not fail are replayed. An engine may run the body more than once in
+    a call."""
 
     def __init__(self, trigger: Trigger, error: BaseException) -> None:
         self.is_due = trigger.due.__len__
-        self.ran = trigger.runs.append
+        self.ran = trigger.noted.add
         self.error = error
 
     def check(self) -> None:

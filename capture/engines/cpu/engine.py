@@ -301,7 +301,7 @@ class TapeRecorder(ObserveMode):
         ran.append(Ran(op))
         at = len(ran)
         result = self._record(op, args, kwargs)
-        if self._tape.num_ops > before:
+        if self._tape.num_ops > before and not self._tape.has_collectives:  # whose work keeps the tensors alive
             step = self._tape.last_step()
             ran[at - 1] = Ran(op, step, self._form_of(step, result, args, kwargs))
         return result
