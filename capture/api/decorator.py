@@ -19,6 +19,7 @@ from attrs import define, field
 from torch.compiler import is_dynamo_compiling
 
 from capture.core import config, events, forks
+from capture.core.alive import Alive
 from capture.core.errors import AnnotationError
 from capture.core.options import Annotation, CaptureOptions, annotate
 from capture.key.code_names import NamedKey, named_key
@@ -36,7 +37,7 @@ R = TypeVar("R")
 M = TypeVar("M", bound=torch.nn.Module)
 
 _HANDLE = "__capture__"
-_all: weakref.WeakSet[Captured] = weakref.WeakSet()
+_all: Alive[Captured] = Alive()
 
 
 @overload
@@ -441,13 +442,13 @@ def captured_state(target: Any) -> Captured:
 
 def all_states() -> list[Captured]:
     """States of everything captured in this process and still alive."""
-    return sorted(_all, key=lambda captured: captured.number)
+    return sorted(_all.all(), key=lambda captured: captured.number)
 
 
 def _forget_in_child() -> None:
     """A forked child keeps decorated functions but no recordings. What lies on devices is its parent's, and stays."""
     on_devices = thread_trees.have_own_memory()
-    for captured in list(_all):
+    for captured in _all.all():
         if on_devices:
             forks.leave_to_parent(dict(captured.families))
         captured.families.clear()
@@ -458,7 +459,7 @@ def _forget_in_child() -> None:
 
 def _start_over(users: Sequence[Annotation]) -> None:
     """What these functions recorded holds constants that a package has no more; its next run must be an eager one."""
-    for captured in list(_all):
+    for captured in _all.all():
         if any(captured.annotation is one for one in users):
             captured.retire()
 

@@ -16,6 +16,7 @@ from capture.api import warmup as _warmup
 from capture.api.decorator import all_states
 from capture.api.module_paths import module_paths
 from capture.core.version import VERSION
+from capture.engines.base import Recording
 from capture.guards.guard import text_of
 from capture.reporting import text
 from capture.reporting.html import html_page
@@ -135,13 +136,13 @@ def _median(times: Sequence[float]) -> float | None:
 def _recordings(entries: Sequence[Entry]) -> list[RecordingData]:
     pairs = [(entry, node) for entry in entries for node in list(entry.nodes)]
     pairs.sort(key=lambda pair: pair[1].number)
-    return [_recording(entry, node) for entry, node in pairs if node.recording is not None]
+    alive = [(entry, node, node.recording) for entry, node in pairs]
+    return [_recording(entry, node, recording) for entry, node, recording in alive if recording is not None]
 
 
-def _recording(entry: Entry, node: Node) -> RecordingData:
-    plan, parent, recording = entry.plan, node.parent, node.recording
-    assert recording is not None
-    schedule, size = recording.schedule(), _warmup.size_of(entry, node)
+def _recording(entry: Entry, node: Node, recording: Recording) -> RecordingData:
+    plan, parent = entry.plan, node.parent
+    schedule, size = recording.schedule(), _warmup.size_of(entry, node, recording)
     inputs = [(one.path, str(one.tensor), str(one.policy)) for one in plan.placeholders] if plan is not None else []
     return RecordingData(
         number=node.number, parent=parent.number if parent is not None and parent.recording is not None else 0,

@@ -19,6 +19,7 @@ from capture.api.progress import progress
 from capture.core import config
 from capture.core.errors import CaptureBug, CaptureWarning, UncapturableError
 from capture.core.sizes import bytes_text
+from capture.engines.base import Recording
 from capture.key import pytree, tensor_meta
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Leaf, Unkeyable, key_of
@@ -212,22 +213,22 @@ class RecordingSize:
 
 def sizes_of(states: Iterable[Captured]) -> list[RecordingSize]:
     """Of all recordings of captured functions."""
-    pairs = [(entry, node) for captured in states for entry in captured.entries() for node in entry.nodes]
-    return [size_of(entry, node) for entry, node in pairs if node.recording is not None]
+    pairs = [(entry, node) for captured in states for entry in captured.entries() for node in tuple(entry.nodes)]
+    alive = [(entry, node, node.recording) for entry, node in pairs]  # asked once: another thread may drop one
+    return [size_of(entry, node, recording) for entry, node, recording in alive if recording is not None]
 
 
-def size_of(entry: Entry, node: Node) -> RecordingSize:
+def size_of(entry: Entry, node: Node, recording: Recording) -> RecordingSize:
     """Of one recording."""
-    assert node.recording is not None
     groups = list(enumerate(node.outputs.groups)) if node.outputs is not None else []
     owned = node.outputs.owned if node.outputs is not None else ()
     placeholders = entry.plan.placeholders if entry.plan is not None else ()
     return RecordingSize(
         arguments=", ".join(f"{one.path}: {one.tensor}" for one in placeholders if one.kind == "argument"),
-        num_ops=node.recording.num_ops,
+        num_ops=recording.num_ops,
         output_bytes=sum(group.block.nbytes for number, group in groups if number not in owned),
         working_bytes=entry.needs,
-        graph_bytes=node.recording.graph_bytes,
+        graph_bytes=recording.graph_bytes,
         unused_for=native.runs() - node.last_used,
     )
 

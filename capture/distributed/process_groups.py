@@ -6,15 +6,15 @@ A graph that holds a collective refers to the group's communicator, which cannot
 from __future__ import annotations
 
 import functools
-import weakref
 
 import torch
 
+from capture.core.alive import Alive
 from capture.core.facts import Facts
 from capture.torch_private.distributed import before_shutdown
 from capture.tree.node import Node
 
-_users: weakref.WeakSet[Node] = weakref.WeakSet()
+_users: Alive[Node] = Alive()
 _num_worlds = 0
 
 
@@ -41,7 +41,7 @@ def _ended(group: str) -> None:
     global _num_worlds
     world = torch.distributed.group.WORLD
     _num_worlds += world is not None and world.group_name == group
-    for node in list(_users):
+    for node in _users.all():
         if group in node.groups or "" in node.groups:  # torch did not tell which
             _users.discard(node)
             node.drop()

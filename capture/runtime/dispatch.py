@@ -1092,11 +1092,12 @@ def _padded_node(captured: Captured, padded: PaddedCall, now: Here) -> PaddedNod
     if node is None:
         if not captured.budget.allows(entry.key) or not eviction.makes_room(captured, entry, tree):
             return NOT_RECORDED
-        call, known = captured.call(padded.values, leaves), len(entry.nodes)
-        bring_to_replay(captured, entry, call, tree, lambda: len(entry.nodes) > known, with_gradients=False)
-        if len(entry.nodes) == known:
+        call, known = captured.call(padded.values, leaves), tuple(entry.nodes)
+        is_made = lambda: _made_since(known, entry, tree) is not None  # noqa: E731
+        bring_to_replay(captured, entry, call, tree, is_made, with_gradients=False)
+        node = _made_since(known, entry, tree)
+        if node is None:
             return padded.refusal("gradients") if entry.in_use().region is not None else NOT_RECORDED
-        node = entry.nodes[-1]
     elif (state := node.check(leaves)) == OVERLAPS:
         return NOT_RECORDED
     elif state:
@@ -1109,6 +1110,11 @@ def _padded_node(captured: Captured, padded: PaddedCall, now: Here) -> PaddedNod
     if _current_config().poison:
         tree.pool.poison([block for block, _ in tree.live_blocks()])
     return padded.fits(entry, node, tree, learned)
+
+
+def _made_since(known: Sequence[Node], entry: Entry, tree: Tree) -> Node | None:
+    """A recording of this thread's that was not among these: other threads record the same entry in trees of theirs."""
+    return next((node for node in tuple(entry.nodes) if node.tree is tree and node not in known), None)
 
 
 def _compare(captured: Captured, padded: PaddedCall, found: PaddedNode, count: Count) -> Any:
@@ -1150,8 +1156,8 @@ def _read_padded(captured: Captured, padded: PaddedCall, found: PaddedNode, now:
         if followed.moved is not None or len(entry.branches) >= MOST_BRANCHES:
             size.let_rest()
             return _dispatch(captured, padded.call.values, now)
-        call, known = captured.call(padded.values, padded.leaves, entry), len(entry.nodes)
-        parts = captured, entry, call, found.tree, lambda: len(entry.nodes) > known
+        call, known = captured.call(padded.values, padded.leaves, entry), tuple(entry.nodes)
+        parts = captured, entry, call, found.tree, lambda: _made_since(known, entry, found.tree) is not None
         body_run.during(BodyRun(), bring_to_replay, parts)
         return run_eagerly(captured, padded.call, "the host read a value for the first time")
     proof, count = followed.node.proofs.get(padded.proof), size.counts.setdefault(padded.proof, Count())

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import weakref
 from contextvars import Token
 from typing import Any
 
 from attrs import frozen
 
 from capture.core import forks
+from capture.core.alive import Alive
 from capture.core.config import Config, current, put, put_back
 from capture.engines.base import Backend
 from capture.native import seen
@@ -97,7 +97,7 @@ _trees = _Local()
 @forks.in_child
 def _disown_all() -> None:
     """Other threads' as well: functions know their recordings."""
-    for number, tree in enumerate(list(_all)):
+    for number, tree in enumerate(_all.all()):
         _disown({str(number): tree})
     _disown(_trees.own.trees)
     _trees.own.process = os.getpid()
@@ -177,17 +177,17 @@ def tree_for(backend: Backend) -> Tree:
         return tree
 
 
-_all: weakref.WeakSet[Tree] = weakref.WeakSet()
+_all: Alive[Tree] = Alive()
 
 
 def have_own_memory() -> bool:
     """Some trees lie on devices."""
-    return any(tree.backend.has_own_memory for tree in list(_all))
+    return any(tree.backend.has_own_memory for tree in _all.all())
 
 
 def bytes_of_others(tree: Tree) -> int:
     """What the trees of other threads take on the same device, as they counted it last."""
-    return sum(one.nbytes for one in list(_all) if one is not tree and one.backend.name == tree.backend.name)
+    return sum(one.nbytes for one in _all.all() if one is not tree and one.backend.name == tree.backend.name)
 
 
 def worker() -> Worker:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import weakref
 from typing import Any, Protocol
 
 import torch
 from attrs import frozen
 
+from capture.core.alive import Alive
 from capture.engines.cuda.driver import driver_function
 from capture.observe.capture_lock import PATIENCE, capture_lock
 from capture.torch_private.capabilities import unseen
@@ -24,7 +24,7 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _drew_on: dict[torch.device, tuple[int, torch.cuda.Stream]] = {}
 """The stream of each device that the last graph with draws was launched or captured on."""
 _idle: dict[tuple[torch.device, bool], list[CaptureStream]] = {}
-_pools: weakref.WeakSet[StreamUser] = weakref.WeakSet()
+_pools: Alive[StreamUser] = Alive()
 _installed = False
 
 
@@ -130,7 +130,7 @@ def _install() -> None:
         original(self, s)
         if self.device.type == "cuda":
             address = self.data_ptr()
-            for pool in list(_pools):
+            for pool in _pools.all():
                 if pool.device == self.device and pool.find(address):
                     pool.beside.add(s)
 
