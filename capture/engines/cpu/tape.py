@@ -14,6 +14,7 @@ nobody looks.
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -410,9 +411,11 @@ class Tape:
         self, plain: Callable[[Sequence[Any]], None], shared: Sequence[tuple[OwnedOutput, TapeMemory]]
     ) -> Callable[[Sequence[Any]], None]:
         """Outputs of several tensors, or that views of other kinds look at."""
+        sizes = [one.block.nbytes for one, _ in shared]
+        make = functools.partial(torch.UntypedStorage, device="cpu")
 
         def replay(leaves: Sequence[Any]) -> None:
-            storages = [torch.UntypedStorage(one.block.nbytes, device="cpu") for one, _ in shared]
+            storages = list(map(make, sizes))
 
             def run() -> None:
                 for storage, (_, root) in zip(storages, shared, strict=True):
