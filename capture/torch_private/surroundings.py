@@ -48,7 +48,7 @@ class Surroundings:
         """``error``: what ended the run; blocks that it left open hang on its frames."""
         monkeypatch.put_back(self._replaced)
         while _pop is not None and capabilities.dispatch_mode_depth() > self._modes:
-            _pop()
+            _pop(None)  # by whatever key; torch 2.13 takes nothing for no argument at all
         if tuple([getattr(_modes, name) for name in _FLAGS]) != self._flags:
             for name, flag in zip(_FLAGS, self._flags, strict=True):
                 setattr(_modes, name, flag)

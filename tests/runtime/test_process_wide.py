@@ -15,10 +15,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from capture import capture, config, recordings
 from capture.native import native
 from capture.runtime import gradient_offload, record
+from capture.torch_private.capabilities import dispatch_mode_depth
+from capture.torch_private.surroundings import Surroundings
 from capture.torch_private.warned import CAN_TELL, warned
 from capture.tree import thread_trees
 from tests.support.device import DEVICE
@@ -261,3 +264,15 @@ def test_garbage_is_collected_while_a_body_is_recorded() -> None:
         x = torch.randn(200, device=DEVICE)
         assert torch.equal(f(x), body(x)), number
     assert recordings(f).recordings >= 1
+
+
+def test_modes_that_a_signal_left_open_are_closed() -> None:
+    """It came between the end of a ``with`` block and the mode's own."""
+    around, depth = Surroundings(), dispatch_mode_depth()
+    modes = [TorchDispatchMode(), TorchDispatchMode()]  # type: ignore[no-untyped-call]
+    for mode in modes:
+        mode.__enter__()
+    assert dispatch_mode_depth() == depth + 2
+    around.put_back()
+    assert dispatch_mode_depth() == depth
+    assert torch.ones(2).add(1).tolist() == [2, 2]
