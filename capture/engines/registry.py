@@ -1,4 +1,5 @@
-"""Which engine serves a device type; an engine is loaded when the first call needs it."""
+"""Which engine serves a device type. Engines are loaded with the library: a signal that ends an import in a call leaves
+other threads that wait for it with half a module."""
 
 from __future__ import annotations
 
@@ -8,6 +9,10 @@ import torch
 
 from capture.core import forks
 from capture.engines.base import Backend
+from capture.engines.cpu.engine import CpuBackend
+
+if _has_cuda := torch.backends.cuda.is_built() and torch.version.cuda is not None:
+    from capture.engines.cuda.engine import CudaBackend
 
 _backends: dict[str, Callable[[torch.device], Backend]] = {}
 _made: dict[str, Backend] = {}
@@ -52,18 +57,6 @@ def _always() -> bool:
     return True
 
 
-def _cpu(_: torch.device) -> Backend:
-    from capture.engines.cpu.engine import CpuBackend
-
-    return CpuBackend()
-
-
-def _cuda(device: torch.device) -> Backend:
-    from capture.engines.cuda.engine import CudaBackend
-
-    return CudaBackend(device)
-
-
-register("cpu", _cpu)
-if torch.backends.cuda.is_built() and torch.version.cuda is not None:
-    register("cuda", _cuda)
+register("cpu", lambda _: CpuBackend())
+if _has_cuda:
+    register("cuda", lambda device: CudaBackend(device))

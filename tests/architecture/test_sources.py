@@ -200,3 +200,32 @@ def test_annotations_are_never_evaluated_early() -> None:
         if has_code(tree) and not any(alias.name == "annotations" for node in futures for alias in node.names):
             missing.append(str(path.relative_to(ROOT)))
     assert not missing, f"`from __future__ import annotations` is missing in: {', '.join(missing)}"
+
+
+STAGES = (
+    "core",
+    "key",
+    "state",
+    "observe",
+    "engines",
+    "guards",
+    "tree",
+    "autograd",
+    "plan_cache",
+    "distributed",
+    "runtime",
+)
+
+
+def test_a_call_imports_nothing_of_the_library() -> None:
+    """A signal may end an import in the middle, and another thread that waits for it goes on with half a module."""
+    found = [
+        place(path, node)
+        for stage in STAGES
+        for path in sources(f"capture/{stage}")
+        for function in ast.walk(parse(path))
+        if isinstance(function, ast.FunctionDef | ast.Lambda)
+        for node in imports(function)
+        if any(name.partition(".")[0] == "capture" for name in imported_modules(node))
+    ]
+    assert found == []
