@@ -1272,7 +1272,7 @@ def _lifted(
         return None
     for one in (twin, entry):  # calls come to the recording by ``Lifted`` alone, which puts their numbers there
         family = captured.families.pop(one.key[:-1], None)
-        for below in family.entries.values() if family is not None else ():
+        for below in list(family.entries.values()) if family is not None else ():
             if below is not entry:
                 below.retire()
     captured.clear_fast_paths()

@@ -340,7 +340,7 @@ def drop_unused(families: dict[tuple[Any, ...], Family], *, most: int) -> None:
     idle = [key for key, one in list(families.items()) if not any(map(Entry.is_used, list(one.entries.values())))]
     for key in idle[: len(families) - most + 1]:
         gone = families.pop(key, None)  # another thread may have dropped it
-        for entry in gone.entries.values() if gone is not None else ():
+        for entry in list(gone.entries.values()) if gone is not None else ():
             entry.retire()
 
 

@@ -75,6 +75,7 @@ def keep_within_limits(tree: Tree, entry: Entry, before: int) -> None:
     recordings or bytes than there may be. Graphs give their bytes back at once; the pool, which all share, only as a
     whole: where it is too large by itself, all recordings of it go. ``entry`` was recorded; ``before``: bytes of the
     pool then."""
+    tree.sweep()
     config, limit = _config.current(), _limit(tree)
     others, pool = bytes_of_others(tree), tree.pool.reserved_bytes()
     nodes = [node for node in walk(tree.root) if node.recording is not None]

@@ -189,7 +189,7 @@ class Region:
             self._timer = None
             if timer.is_blind:
                 self.payoff.give_up()
-        program = next((one for known in self._recorded.values() for one in known.values()), None)
+        program = next((one for known in list(self._recorded.values()) for one in list(known.values())), None)
         if program is not None and self.payoff.is_open:
             results = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
             inputs = [*[leaves[index] for index in self._wanted], *program.now_parameters]
@@ -281,12 +281,12 @@ class Region:
 
     def entries(self) -> list[Entry]:
         """Of all backward passes."""
-        return [entry for backward in self._backwards.values() for entry in backward.captured.entries()]
+        return [entry for backward in list(self._backwards.values()) for entry in backward.captured.entries()]
 
     def retire(self) -> None:
         """The forward pass was forgotten. Backward passes still to come run eagerly."""
         self._retired = True
-        for backward in self._backwards.values():
+        for backward in list(self._backwards.values()):
             backward.captured.retire()
         self._backwards.clear()
 

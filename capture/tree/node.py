@@ -175,4 +175,5 @@ def walk(node: Node) -> Iterator[Node]:
     while stack:
         node = stack.pop()
         yield node
-        stack.extend(child for children in node.children.values() for child in children)
+        for children in list(node.children.values()):  # the collector may drop recordings between any two steps
+            stack.extend(children)

@@ -30,6 +30,7 @@ from capture.core import config
 from capture.core.events import Log
 from capture.engines.base import Backend, Block, Pool
 from capture.native import native, seen
+from capture.state import body_run
 from capture.torch_private.capabilities import dispatch_mode_depth
 from capture.tree import pins as _pins
 from capture.tree import step
@@ -88,11 +89,11 @@ class Tree:
 
     def bury(self, node: Node) -> None:
         """Forget a recording as soon as this thread may. Garbage collection asks for it at any time, in the middle of
-        a recording, too. When the process ends, all goes anyway."""
+        a recording or a look through the tree, too. When the process ends, all goes anyway."""
         if sys.is_finalizing():
             return
         self.buried.append(node)
-        busy = self.recording or dispatch_mode_depth() or self.backend.in_capture()
+        busy = body_run.current() is not None or self.recording or dispatch_mode_depth() or self.backend.in_capture()
         if threading.get_ident() == self.thread and not busy:
             self.sweep()
 

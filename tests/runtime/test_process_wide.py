@@ -269,7 +269,7 @@ def test_garbage_is_collected_while_a_body_is_recorded() -> None:
 def test_modes_that_a_signal_left_open_are_closed() -> None:
     """It came between the end of a ``with`` block and the mode's own."""
     around, depth = Surroundings(), dispatch_mode_depth()
-    modes = [TorchDispatchMode(), TorchDispatchMode()]  # type: ignore[no-untyped-call]
+    modes = [TorchDispatchMode(), TorchDispatchMode()]
     for mode in modes:
         mode.__enter__()
     assert dispatch_mode_depth() == depth + 2

@@ -15,7 +15,10 @@ from typing_extensions import override
 
 from capture import capture, config, recordings
 from capture.api.inspect import state_of
+from capture.state import body_run
 from capture.tree import thread_trees
+from capture.tree.node import walk
+from capture.tree.tree import Tree
 from tests.support.device import DEVICE
 
 
@@ -162,3 +165,29 @@ def test_backward_in_another_thread_after_the_first_ended() -> None:
         model.zero_grad()
         in_thread(forward).backward()
         assert all(map(torch.equal, gradients(model), expected))
+
+
+def test_what_dies_within_a_call_is_forgotten_by_the_next() -> None:
+    """The collector runs at any time, in a look through the tree, too."""
+    f, g = capture(lambda x: x * 2, name="f"), capture(lambda x: x + 1, name="g")
+    with torch.no_grad():
+        for _ in range(3):
+            f(torch.ones(3, device=DEVICE))
+            g(torch.ones(3, device=DEVICE))
+    (node,) = [node for entry in state_of(f).entries() for node in entry.nodes]
+    tree, found = node.tree, list[Any]()
+    assert isinstance(tree, Tree)
+
+    def collected() -> None:
+        through = iter(walk(tree.root))
+        next(through)
+        node.drop()
+        found.extend(through)
+
+    body_run.during(body_run.BodyRun(), collected, ())
+    assert node in found
+    assert tree.buried == [node]
+    with torch.no_grad():
+        g(torch.ones(3, device=DEVICE))
+        g(torch.ones(4, device=DEVICE))
+    assert (tree.buried, node.recording) == ([], None)
