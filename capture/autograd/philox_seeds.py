@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 
 from capture.observe.gradient_uses import nodes_above
-from capture.observe.probes.device_syncs import unnoticed
 from capture.observe.run import active_watch
 from capture.torch_private.capabilities import unseen
 
@@ -35,7 +34,7 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU, of which a watch sees that the body may read it."""
     if tensor.device.type == "cpu":
         return tensor
-    with unseen(), unnoticed():
+    with unseen():
         copy = tensor.cpu()
     watch = active_watch()
     if watch is not None:

@@ -726,9 +726,9 @@ class ReadWalk:
             return
         wanted |= {"__getattr__"}  # what is looked up where a name is absent
         if self.names.is_computed:
-            wanted |= own.keys() - OF_ALL_CLASSES - _OF_ALL_MODULES
+            wanted |= own.keys() - OF_ALL_CLASSES
             self.found.guards.append(Guard("length", itself(own, module.__name__), len(own)))
-        self._members(own, sorted(wanted), prefix, _always)
+        self._members(own, sorted(wanted - _OF_ALL_MODULES), prefix, _always)
 
     def _cache(self, value: Any, path: str) -> None:
         """``functools.lru_cache``: what it holds, and that nothing came or went."""

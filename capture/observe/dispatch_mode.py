@@ -39,7 +39,6 @@ from capture.observe.operator_schema import (
     OperatorTraits,
     breaks,
     looked_up,
-    on_one_device,
     plain,
     plain_inputs,
     read_text,
@@ -107,7 +106,7 @@ class ObserveMode(HigherOrderMode):
         """What runs is no part of the body."""
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
-        self._operator: str | None = "code outside of operators"
+        self._operator = "code outside of operators"
         self._at: CodeLocation | None = None
         self.arguments: set[int] = set()
         """``id`` of the storages of the leaves the body was given."""
@@ -249,7 +248,7 @@ class ObserveMode(HigherOrderMode):
             self._raised = error
             if isinstance(error, Exception) and not operator_schema.raises_on_shapes(function, args, kwargs):
                 # the body may catch it: then values decided what it does
-                self.quietly(self.note_sync)(f"{self._operator or 'an operator'}, which raised {type(error).__name__},")
+                self.quietly(self.note_sync)(f"{self._operator}, which raised {type(error).__name__},")
             raise
         self._ran = (result,)
         return result
@@ -371,7 +370,6 @@ class ObserveMode(HigherOrderMode):
             self._see_writes(known, args, kwargs)
             given += [(one, one.shape) for one in operator_schema.given_outs(known, kwargs) if not self.made(one)]
         states = self._states(kwargs, inputs) if known.draws else None
-        self._operator = known.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         is_complex = any(map(torch.is_complex, inputs))
         result = self._execute(op, known, args, kwargs, is_complex=is_complex)
         if self._arrays and self._arrays.may_see(storage_of(one) for one, _ in written(known, args, kwargs)):
@@ -613,8 +611,8 @@ class ObserveMode(HigherOrderMode):
         return read_text(result) if place is None else f"{returned_value.RETURNED}{place}"
 
     def device_syncs(self) -> contextlib.AbstractContextManager[None]:
-        """Look for syncs that no schema tells of."""
-        return device_syncs(self._note_device_sync, lambda: self._operator)
+        """Look for calls that wait for a device."""
+        return device_syncs(self._note_device_sync)
 
     def _note_device_sync(self, op: str) -> None:
         where = source_location.user_location()  # an operator that reads values was noted for its line before it ran

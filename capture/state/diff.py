@@ -186,12 +186,13 @@ def _restore_members(before: Snapshot, change: Change) -> None:
     for source, container, members in before.members:
         if source is not change.source:
             continue
+        if isinstance(container, (set, deque)):  # members that have no places of their own
+            container.clear()
+            (container.update if isinstance(container, set) else container.extend)(members)
+            continue
         values = [before.sources[path][1] for path in member_paths(source, container, members)]
         if isinstance(container, list):
             container[:] = values
         elif isinstance(container, dict):
             container.clear()
             container.update(zip(members, values, strict=False))
-        elif isinstance(container, (set, deque)):
-            container.clear()
-            (container.update if isinstance(container, set) else container.extend)(members)

@@ -41,13 +41,24 @@ class Block(NamedTuple):
     """Of a tensor, what has to be the same in both runs."""
 
 
+_FUNCTION_MODES = ("torch.utils._device", "torch.overrides")
+"""Modules that pass on what torch's functions are called for. Where they have other names, such a block is eager."""
 _GRAD_FN: Any = torch._C.TensorBase.grad_fn  # not as a watch has it for bodies
 
 
 def is_asking() -> bool:
-    """The caller's caller is the code of checkpoints: before torch 2.12 it looks whether it is to keep inputs."""
-    module = _module()
-    return module is not None and sys._getframe(2).f_globals is module.__dict__
+    """The caller's caller is the code of checkpoints: before torch 2.12 it looks whether it is to keep inputs.
+
+    A default device is a mode of torch functions: where one is set, the mode's own code lies in between, and the caller
+    is called twice.
+    """
+    module, frame, probe = _module(), sys._getframe(2), sys._getframe(1).f_globals
+    if module is None:
+        return False
+    passes_on = (*_FUNCTION_MODES, probe["__name__"])
+    while frame.f_globals.get("__name__") in passes_on and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_globals is module.__dict__
 
 
 def _module() -> Any:

@@ -77,6 +77,23 @@ def test_a_checkpoint_inside(name: str, drop: float) -> None:
     assert not any(finding.code == "CG501" and finding.severity.name != "NOTE" for finding in _findings(run))
 
 
+def test_a_checkpoint_below_a_mode_of_torch_functions() -> None:
+    """A default device is such a mode."""
+    mine, theirs = twins(lambda: Wrapped(Block()))
+    run = capture(lambda model, x: BODIES["one block"](model.m[0], x))
+
+    def step(model: Any, number: int) -> list[Any]:
+        model.zero_grad()
+        x = inputs(number).requires_grad_()
+        y = run(model, x)
+        y.square().sum().backward()
+        return [y, x.grad]
+
+    with DEVICE:
+        both(step, mine, theirs)
+    assert recordings(run).replays >= 4
+
+
 def _findings(run: Any) -> Any:
     from capture.api.decorator import captured_states
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -317,3 +318,28 @@ def test_state_that_the_first_call_sets_up_does_not_keep_it_eager() -> None:
     for seed in range(8):
         assert bits(captured(x_of(seed))) == bits(twin(x_of(seed)))
     assert recordings(net.forward).replays > 0
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda kept, y: kept.appendleft(y), lambda kept, y: kept.rotate(1), lambda kept, y: kept.add(y),
+        lambda kept, y: kept.discard(min(kept, key=id)),
+    ],
+    ids=["appendleft", "rotate", "add", "discard"],
+)  # fmt: skip
+def test_warmup_puts_members_back_that_have_no_places(write: Callable[[Any, Tensor], Any]) -> None:
+    """Members of a deque or a set have no names by which they could be put back one by one."""
+    is_deque = write.__code__.co_names[0] in ("appendleft", "rotate")
+    kept: Any = (deque if is_deque else set)([x_of(2), x_of(3)])
+    before = list(kept)
+
+    @capture
+    def body(x: Tensor) -> Tensor:
+        y = x + 1
+        write(kept, y)
+        return y * 2
+
+    warmup(body)(x_of(1))
+    assert len(before) == len(kept)
+    assert all(one is other for one, other in zip(before, kept, strict=True))

@@ -50,6 +50,7 @@ def set_rng_state(state: torch.Tensor) -> None:
 
 
 def use_device() -> None:
-    """Make tensors on the suite's device in this thread; threads do not share a default device."""
-    if DEVICE.type != "cpu":
+    """Make tensors on the suite's device in this thread; threads do not share a default device. Where it is the
+    CPU, ``CAPTURE_TEST_DEFAULT`` sets one, too: that is a mode of torch functions, which no test sees else."""
+    if DEVICE.type != "cpu" or os.environ.get("CAPTURE_TEST_DEFAULT"):
         torch.set_default_device(DEVICE)

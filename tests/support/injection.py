@@ -26,6 +26,7 @@ import capture
 from capture import capture as captured_as
 from capture.observe.capture_lock import capture_lock
 from capture.tree.thread_trees import forget_trees, trees_here
+from tests.support.device import rng_state, set_rng_state
 
 LIBRARY = str(Path(capture.__file__).parent)
 
@@ -110,7 +111,7 @@ class World(nn.Module):
 
     def state(self) -> Any:
         tensors = [bits(one) for one in (*self.parameters(), *self.buffers())]
-        return tensors, bits(self.h), bits(self.x), bits(self.cache), torch.get_rng_state().tolist()[:64]
+        return tensors, bits(self.h), bits(self.x), bits(self.cache), rng_state().tolist()[:64]
 
 
 def plain(world: World, x: Tensor) -> Any:
@@ -236,12 +237,12 @@ def used(body: str, one: Any, x: Tensor) -> Any:
 
 def prefixes(world: World, body: str) -> list[Any]:
     """All states in which an eager call from this state may be stopped; the last one is that of a whole call."""
-    found, generator = [], torch.get_rng_state()
+    found, generator = [], rng_state()
     at, over = 1, False
     while not over:
         for after in (False, True):
             twin = _twin(world)
-            torch.set_rng_state(generator)
+            set_rng_state(generator)
             try:
                 with _UpTo(at, after=after):
                     used(body, twin, twin.x)
@@ -252,10 +253,10 @@ def prefixes(world: World, body: str) -> list[Any]:
                 found.append(twin.state())
         at += 1
     twin = _twin(world)
-    torch.set_rng_state(generator)
+    set_rng_state(generator)
     used(body, twin, twin.x)
     found.append(twin.state())
-    torch.set_rng_state(generator)
+    set_rng_state(generator)
     return found
 
 
@@ -296,15 +297,15 @@ def stopped_program(
     values = bits(kept)
     eager = _twin(world)
     for number in range(3):
-        generator = torch.get_rng_state()
+        generator = rng_state()
         expected = bits(used(body, eager, eager.x))
-        there = torch.get_rng_state()
-        torch.set_rng_state(generator)
+        there = rng_state()
+        set_rng_state(generator)
         found = bits(used(body, f, world.x))
         if found != expected or world.state() != eager.state():
             outcome.wrong.append(f"call {number} later differs")
             break
-        torch.set_rng_state(there)
+        set_rng_state(there)
         if number == 0 and body in ("plain", "recurrent", "drawing") and bits(kept) != values:
             outcome.wrong.append("a tensor that the caller keeps was changed")
     return outcome

@@ -41,6 +41,9 @@ from capture.torch_private.capabilities import generator_id, use_count
 from capture.torch_private.cuda import is_capturing
 from capture.torch_private.monkeypatch import replaced
 
+_WAITED = "not permitted when stream is capturing"
+"""What the driver says of an operator that waits inside. In other words, the finding names no operator."""
+
 
 class GraphRecorder(ObserveMode):
     """A watch whose run is a capture."""
@@ -200,7 +203,12 @@ class GraphRecorder(ObserveMode):
                 return host.run(op, op_traits, args, kwargs)
         except RefusedError as refused:
             raise RefusedError(f"{refused}{_at()}") from None
-        result = run(*args, **kwargs)
+        try:
+            result = run(*args, **kwargs)
+        except RuntimeError as error:
+            if _WAITED in str(error):
+                self.note_sync(op_traits.name)
+            raise
         for tensor in tensors_out(result) if not tensors else ():
             if tensor.is_cpu and not op_traits.draws:
                 host.note_constant(tensor)
