@@ -43,16 +43,16 @@ def _guards_on(value: Any, source: Source) -> list[Guard] | None:
     if kind in SAME or (kind is tuple and all(type(one) in SAME for one in value)):
         return [Guard("value", source, value)]
     if kind in (list, dict):
-        found = [Guard("value", source, value)]
+        guards = [Guard("value", source, value)]
         if len(value) > SMALL:  # counts by identity
-            return found
+            return guards
         members = tuple(value.values() if kind is dict else value)
         if not all(type(one) in SAME for one in (*value, *members)):
             return None
         kinds = (None,) * len(members)
         expected = (tuple(value), members, kinds) if kind is dict else (members, kinds)
         whole: Any = "table" if kind is dict else "sequence"
-        return [*found, Guard(whole, Source("root", value, kind, source.path), expected)]
+        return [*guards, Guard(whole, Source("root", value, kind, source.path), expected)]
     others = (tuple, *NEVER_WEAKLY)
     if not isinstance(value, _WEAKLY) and (kind in FROZEN or is_array_type(kind) or issubclass(kind, others)):
         return None
@@ -66,7 +66,7 @@ def _along(named: NamedSource) -> list[Guard] | None:
     """Each object on the way to the last attribute is the same, and its own ``__dict__`` has the next. None where an
     attribute is found elsewhere, as in a class."""
     assert named.root is not None
-    value, found = named.root.read(), list[Guard]()
+    value, above = named.root.read(), list[Guard]()
     source = None if named.root.holder is None else _source_of(value, named.root)  # None: a path has one receiver
     for name in named.attributes:
         own = getattr(value, "__dict__", None)
@@ -76,7 +76,7 @@ def _along(named: NamedSource) -> list[Guard] | None:
             guards = _guards_on(value, source)
             if guards is None:
                 return None
-            found += guards
+            above += guards
         path = f"{source.path}.{name}" if source is not None else f"self.{name}"
         try:
             source = Source("weak", weakref.ref(value), name, path)
@@ -85,7 +85,7 @@ def _along(named: NamedSource) -> list[Guard] | None:
         value = own[name]
     assert source is not None
     last = _guards_on(value, source)
-    return None if last is None else found + last
+    return None if last is None else above + last
 
 
 def _source_of(value: Any, named: NamedSource) -> Source:
@@ -105,18 +105,18 @@ def _source_of(value: Any, named: NamedSource) -> Source:
 def switch_guards(switches: Switches) -> list[Guard]:
     """Switches of modules are as they are now."""
     owns, weak, sharded = switches
-    found = [
+    guards = [
         Guard("value", Source("item", own, name, f"a module's {name}"), own[name]) for own, name in owns if name in own
     ]
     for reference, name in weak:
         module = reference()
         if name in module.__dict__:
-            found.append(Guard("value", Source("weak", reference, name, f"a module's {name}"), module.__dict__[name]))
+            guards.append(Guard("value", Source("weak", reference, name, f"a module's {name}"), module.__dict__[name]))
         else:
-            found.append(call_guard(_attribute_reader(reference, name), getattr(module, name), f"a module's {name}"))
-    return found + [
-        call_guard(_progress_reader(one, progress_of(one())), True, "what fully_shard is about to do")
-        for one in sharded
+            guards.append(call_guard(_attribute_reader(reference, name), getattr(module, name), f"a module's {name}"))
+    return guards + [
+        call_guard(_progress_reader(owner, progress_of(owner())), True, "what fully_shard is about to do")
+        for owner in sharded
     ]  # fmt: skip
 
 

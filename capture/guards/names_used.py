@@ -79,9 +79,9 @@ def uses_of(code: types.CodeType) -> Uses:
     """What the code mentions; of the code in it that a function of its own runs, only the names of globals."""
     mentioned = _looked_up(code)
     texts = {one for one in code.co_consts if type(one) is str and one.isidentifier()}
-    for one in code.co_consts:
-        if type(one) is tuple:  # of keyword arguments, and tuples of names
-            texts.update(part for part in one if type(part) is str and part.isidentifier())
+    for constant in code.co_consts:
+        if type(constant) is tuple:  # of keyword arguments, and tuples of names
+            texts.update(part for part in constant if type(part) is str and part.isidentifier())
     asks = bool(mentioned & ASKING)
     scope = globals_in(code) if code.co_flags & 1 else code.co_names  # a module's or a class's code looks up by name
     matches = _MATCH_CLASS in code.co_code[::2]
@@ -92,16 +92,16 @@ def uses_of(code: types.CodeType) -> Uses:
 
 def _looked_up(code: types.CodeType) -> set[str]:
     """Names that it does not only set."""
-    found = set(code.co_names)
+    names = set(code.co_names)
     if _SETTING.isdisjoint(code.co_code[::2]):
-        return found
+        return names
     kept, sets = set(), set()
-    for one in dis.get_instructions(code):
-        if one.opcode in _SETTING:
-            sets.add(one.argval)
-        elif one.opcode in _NAMING:
-            kept.add(one.argval)
-    return found - (sets - kept)
+    for instruction in dis.get_instructions(code):
+        if instruction.opcode in _SETTING:
+            sets.add(instruction.argval)
+        elif instruction.opcode in _NAMING:
+            kept.add(instruction.argval)
+    return names - (sets - kept)
 
 
 def _stored(code: types.CodeType) -> frozenset[str]:
@@ -159,39 +159,39 @@ class Names:
     def of_packages(self, packages: Iterable[str]) -> frozenset[str]:
         """The same for objects that belong to these packages."""
         kinds = frozenset({"", *packages} & self.by_package.keys())
-        known = self._packages.get(kinds)
-        if known is None:
-            found = frozenset().union(*[self.by_package[one] for one in kinds]) if kinds else frozenset()
-            known = self._packages[kinds] = frozenset(map(sys.intern, found))
-        return known
+        names = self._packages.get(kinds)
+        if names is None:
+            mentioned = frozenset().union(*[self.by_package[one] for one in kinds]) if kinds else frozenset()
+            names = self._packages[kinds] = frozenset(map(sys.intern, mentioned))
+        return names
 
 
 def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
     """What the code of some runs mentions, and what objects such as ``operator.attrgetter`` look up for it."""
-    found = Names()
-    found.by_package[""] = set(more)
+    names = Names()
+    names.by_package[""] = set(more)
     for code, scopes in run.codes.items():
         uses = uses_of(code)
-        found.codes.add(code)
-        found.places.add(place_of(code))
+        names.codes.add(code)
+        names.places.add(place_of(code))
         for scope in scopes:
             package = package_of(scope.get("__name__"))
             owner = package if is_library(package) else ""
             if not (package == "torch" and code.co_qualname in _ACCESSORS):
-                found.by_package.setdefault(owner, set()).update(uses.names)
-            found.scopes.setdefault(id(scope), (scope, set()))[1].update(uses.scope)
+                names.by_package.setdefault(owner, set()).update(uses.names)
+            names.scopes.setdefault(id(scope), (scope, set()))[1].update(uses.scope)
             if not owner:
-                found.set_only |= uses.set
-                found.scopes[id(scope)][1].update(uses.stored)
+                names.set_only |= uses.set
+                names.scopes[id(scope)][1].update(uses.stored)
             if "globals" in uses.scope:
-                found.scopes[id(scope)][1].update(uses.names)
+                names.scopes[id(scope)][1].update(uses.names)
             if owner:
-                found.stored.update((id(scope), name) for name in uses.stored)
-            found.matches = found.matches or uses.matches
+                names.stored.update((id(scope), name) for name in uses.stored)
+            names.matches = names.matches or uses.matches
             if not owner:
-                found.is_computed = found.is_computed or uses.is_computed
+                names.is_computed = names.is_computed or uses.is_computed
                 if uses.asks:
-                    found.asked.update(uses.names)
-    found.set_only.difference_update(*found.by_package.values())
-    found.by_package[""] |= found.set_only
-    return found
+                    names.asked.update(uses.names)
+    names.set_only.difference_update(*names.by_package.values())
+    names.by_package[""] |= names.set_only
+    return names

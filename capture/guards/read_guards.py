@@ -113,12 +113,12 @@ class Place:
         else:
             _, names, values, kinds = expected
             pairs, absent = list(zip(names, values, kinds, strict=True)), expected[0] - set(names)
-        found = [(name, MISSING, own[name]) for name in absent if name in own]
+        differences = [(name, MISSING, own[name]) for name in absent if name in own]
         for name, value, kind in pairs:
             now = own.get(name, MISSING)
             if kind is None and not same_value(now, value):
-                found.append((name, value, now))
-        return found
+                differences.append((name, value, now))
+        return differences
 
 
 def _own_dict(keeper: Any) -> Any:
@@ -306,27 +306,27 @@ class ReadWalk:
         self.found.places.all.append(Place(guard, keeper, self.counted))
 
     def _finish(self) -> None:
-        found = self.found.guards
+        guards = self.found.guards
         if self._empty:  # one guard for all is made and looked at fastest
-            found.append(Guard("empty", itself(tuple(self._empty), "what was empty")))
+            guards.append(Guard("empty", itself(tuple(self._empty), "what was empty")))
         if self._functions:
             functions = tuple(self._functions)
             parts = [part for one in functions for part in (one.__code__, one.__defaults__, one.__kwdefaults__)]
-            found.append(Guard("functions", itself(functions, "code and defaults"), tuple(parts)))
+            guards.append(Guard("functions", itself(functions, "code and defaults"), tuple(parts)))
         if self._classes:
-            found.append(
+            guards.append(
                 Guard("bases", itself(tuple(self._classes), "bases"), tuple([o.__mro__ for o in self._classes]))
             )
         if self._objects:
             objects = tuple([_weakly(one) for one, _ in self._objects])
             kinds, owns = tuple([type(one) for one, _ in self._objects]), tuple([own for _, own in self._objects])
-            found.append(Guard("classes", itself(objects, "classes"), (kinds, owns)))
+            guards.append(Guard("classes", itself(objects, "classes"), (kinds, owns)))
         if id(vars(abc)) in self.names.scopes:  # an abstract class was asked: C code keeps what is registered with it
             read = abc.get_cache_token
-            found.append(Guard("value", Source("call", read, None, "registered with abstract classes"), read()))
+            guards.append(Guard("value", Source("call", read, None, "registered with abstract classes"), read()))
         if self._other_tensors:
             same = OtherTensors(list(self._other_tensors.values()))
-            found.append(Guard("value", Source("call", same, None, "tensors that no operator read"), True))
+            guards.append(Guard("value", Source("call", same, None, "tensors that no operator read"), True))
         closed = {id(one) for one in self._kept if issubclass(type(one), (types.FunctionType, types.ModuleType, type))}
         self.found.opened = frozenset(self._seen - closed)
 
@@ -347,17 +347,17 @@ class ReadWalk:
 
     def _open(self, value: Any, path: str) -> None:
         kind = type(value)
-        known = self._classes_met.get(kind) or self._of_class(kind)
-        if known.open is not None:
-            known.open(self, value, path)
-        if known.has_attributes:
-            self._attributes(value, known, path)
+        met = self._classes_met.get(kind) or self._of_class(kind)
+        if met.open is not None:
+            met.open(self, value, path)
+        if met.has_attributes:
+            self._attributes(value, met, path)
 
     def _of_class(self, kind: type) -> _OfClass:
         """With the first object of a class that is not closed, its classes are gone into, too."""
-        known = self._classes_met.get(kind)
-        if known is not None:
-            return known
+        made = self._classes_met.get(kind)
+        if made is not None:
+            return made
         opened = next((open_it for of, open_it in _OPENED if issubclass(kind, of)), None)
         if opened is None and numpy_arrays.is_array_type(kind):
             opened = ReadWalk._array
@@ -365,15 +365,15 @@ class ReadWalk:
         module: Any = kind.__module__
         is_closed = package_of(module) in CLOSED or (type(module) is str and module.startswith(_STEPS_ASIDE))
         if has_attributes and not is_closed:
-            for one in kind.__mro__[:-1]:
-                self._enter(one, one.__qualname__)
-        known = self._classes_met[kind] = _OfClass(
+            for base in kind.__mro__[:-1]:
+                self._enter(base, base.__qualname__)
+        made = self._classes_met[kind] = _OfClass(
             opened, has_attributes, is_closed, issubclass(kind, torch.nn.Module),
             kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not issubclass(kind, weakref.ref),
-            any(one.__flags__ & _HEAP and "__slots__" in one.__dict__ for one in kind.__mro__[:-1]),
+            any(base.__flags__ & _HEAP and "__slots__" in base.__dict__ for base in kind.__mro__[:-1]),
             self.names.of_class(kind) if has_attributes and not is_closed else frozenset(),
         )  # fmt: skip
-        return known
+        return made
 
     def _method(self, value: types.MethodType, path: str) -> None:
         self._enter(value.__func__, path)
@@ -448,27 +448,27 @@ class ReadWalk:
 
     # ------------------------------------------------------------------------------------------------------ attributes
 
-    def _attributes(self, value: Any, known: _OfClass, path: str) -> None:
+    def _attributes(self, value: Any, of_class: _OfClass, path: str) -> None:
         """What is in the object's ``__dict__`` and slots, and in its classes."""
         kind, own = type(value), _dict_of(value)
-        if known.is_closed:
-            if own is not None and known.is_module:  # such as what ``torch.compile`` puts around one
+        if of_class.is_closed:
+            if own is not None and of_class.is_module:  # such as what ``torch.compile`` puts around one
                 self._module(own, path)
                 self._compiled_module(own)
             return
-        if known.is_users:
+        if of_class.is_users:
             self._objects.append((value, None if own is None or _handle_of(own.get("forward")) else own))
         if own is not None:
-            if known.is_module:
+            if of_class.is_module:
                 self._module(own, path)
                 if self.is_static and type(kind.forward) is types.FunctionType:
                     self._as_if_run(kind.forward)
-            if own or known.is_users or id(value) in self._changed_in:
-                self._names(value, own, known.wanted, path)
+            if own or of_class.is_users or id(value) in self._changed_in:
+                self._names(value, own, of_class.wanted, path)
             else:  # of a class of Python's, such as ``OrderedDict``: hardly anybody puts something on it
                 self._empty.append(own)
-        if known.has_slots:
-            self._slots(value, kind, known.wanted, path)
+        if of_class.has_slots:
+            self._slots(value, kind, of_class.wanted, path)
 
     def _names(self, value: Any, own: dict[str, Any], wanted: frozenset[str], path: str) -> None:
         if self.names.is_computed:
@@ -483,8 +483,8 @@ class ReadWalk:
         wanted -= self._always_set(id(value))
         names, kept, kinds = self._columns(id(value), own, wanted, path, value if value is not own else None)
         if value is own:  # of a thread
-            for name, one in zip(names, kept, strict=True):
-                self._note_object(one, f"{path}.{name}", own, name)
+            for name, value_there in zip(names, kept, strict=True):
+                self._note_object(value_there, f"{path}.{name}", own, name)
         keeper = _weak_or_none(value)
         holder = keeper if is_captured and keeper is not None else own
         expected = (wanted, names, kept, kinds)
@@ -501,20 +501,20 @@ class ReadWalk:
         self, keeper: int, own: Mapping[str, Any], wanted: frozenset[str], path: str, holder: Any = None
     ) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[type | None, ...]]:
         """Names that are there, their values, and classes, where they count instead."""
-        there = {name: one for name, one in own.items() if name in wanted}
+        there = {name: value for name, value in own.items() if name in wanted}
         is_changed = keeper in self._changed_in
         if is_changed:
             there |= {name: before for name, before in self._changed_in[keeper].items() if name in wanted}
-            there = {name: one for name, one in there.items() if _before(one) is not MISSING}
+            there = {name: value for name, value in there.items() if _before(value) is not MISSING}
         values, kinds, seen = list(there.values()), list[type | None](), self._seen
-        for at, (name, one) in enumerate(there.items()):
-            kind = type(one)
+        for at, (name, value) in enumerate(there.items()):
+            kind = type(value)
             if holder is not None and kind not in PLAIN_TYPES and (keeper, name) not in self.changed:
-                self._note_object(one, f"{path}.{name}" if path else name, holder, name, is_attribute=True)
-            if not is_changed and (kind in PLAIN_TYPES or (id(one) in seen and not issubclass(kind, _WITH_GUARDS))):
+                self._note_object(value, f"{path}.{name}" if path else name, holder, name, is_attribute=True)
+            if not is_changed and (kind in PLAIN_TYPES or (id(value) in seen and not issubclass(kind, _WITH_GUARDS))):
                 kinds.append(None)  # the common case of the one below
                 continue
-            values[at], kept = self._expected((keeper, name), one, f"{path}.{name}" if path else name)
+            values[at], kept = self._expected((keeper, name), value, f"{path}.{name}" if path else name)
             kinds.append(kept)
         return tuple(there), tuple(values), tuple(kinds)
 
@@ -524,10 +524,10 @@ class ReadWalk:
         self._enter(getattr(handle, "function", None), f"{path}.forward")
 
     def _slots(self, value: Any, kind: type, wanted: frozenset[str], path: str) -> None:
-        for one in kind.__mro__[:-1]:
-            if not one.__flags__ & _HEAP or "__slots__" not in one.__dict__:
+        for base in kind.__mro__[:-1]:
+            if not base.__flags__ & _HEAP or "__slots__" not in base.__dict__:
                 continue
-            for name, slot in one.__dict__.items():
+            for name, slot in base.__dict__.items():
                 if type(slot) is not types.MemberDescriptorType or (name not in wanted and not self.names.is_computed):
                     continue
                 try:
@@ -556,16 +556,16 @@ class ReadWalk:
         ``before``: those that it had, if the body changed them."""
         expected: list[tuple[Any, type | None]] = []
         items = list(dict.items(table)) if before is None else list(zip(before.keys, before.before, strict=True))
-        items = [(key, one) for key, one in items if _before(self.changed.get(_item(table, key))) is not MISSING]
-        for key, one in items:
+        items = [(key, member) for key, member in items if _before(self.changed.get(_item(table, key))) is not MISSING]
+        for key, member in items:
             place = f"{path}.{key}" if type(key) is str and not key.isdigit() else f"{path}[{_key_text(key)}]"
             is_unnamed = is_tensors and key not in self.names.by_package.get("", ())
-            if is_unnamed and issubclass(type(one), torch.Tensor) and not self._has_own_guard(one):
-                expected.append((None, type(one)))
+            if is_unnamed and issubclass(type(member), torch.Tensor) and not self._has_own_guard(member):
+                expected.append((None, type(member)))
                 continue
-            expected.append(self._expected(_item(table, key), one, place))
+            expected.append(self._expected(_item(table, key), member, place))
             if not is_tensors and _item(table, key) not in self.changed:
-                self._note_object(one, place, table, key)
+                self._note_object(member, place, table, key)
             if not is_tensors and type(key) is not str:
                 self._value(key, f"a key of {path}")
         keys = tuple([key for key, _ in items])
@@ -591,11 +591,11 @@ class ReadWalk:
             return
         plain = next(one for one in _SEQUENCES if issubclass(type(value), one))
         members = tuple(plain.__iter__(value)) if before is None else before.before
-        expected = [self._expected(_item(value, at), one, f"{path}[{at}]") for at, one in enumerate(members)]
-        kept, kinds = tuple([one for one, _ in expected]), tuple([kind for _, kind in expected])
+        expected = [self._expected(_item(value, at), member, f"{path}[{at}]") for at, member in enumerate(members)]
+        kept, kinds = tuple([member for member, _ in expected]), tuple([kind for _, kind in expected])
         if before is None and plain is list:
-            for at, one in enumerate(members):
-                self._note_object(one, f"{path}[{at}]", value, at)
+            for at, member in enumerate(members):
+                self._note_object(member, f"{path}[{at}]", value, at)
         self.found.guards.append(Guard("sequence", Source("root", value, plain, path), (kept, kinds)))
 
     def _one(self, key: Key, held: Any, source: Source) -> None:
@@ -626,8 +626,8 @@ class ReadWalk:
                 self._as_if_run(value)
             return
         self._functions.append(value)
-        for one in (*(value.__defaults__ or ()), value.__kwdefaults__ or {}):
-            self._value(one, f"a default of {value.__qualname__}")
+        for default in (*(value.__defaults__ or ()), value.__kwdefaults__ or {}):
+            self._value(default, f"a default of {value.__qualname__}")
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             if id(cell) not in self._seen:
                 self._seen.add(id(cell))
@@ -685,8 +685,8 @@ class ReadWalk:
             return
         if type(module) is str and module.startswith(COMPILERS):
             return
-        for one in kind.__mro__[1:-1]:
-            self._enter(one, one.__qualname__)
+        for base in kind.__mro__[1:-1]:
+            self._enter(base, base.__qualname__)
         wanted = self.names.of_own_class(kind)
         if self.names.is_computed and not is_library(package_of(kind.__module__)):
             wanted |= frozenset(kind.__dict__) - OF_ALL_CLASSES
@@ -736,12 +736,12 @@ class ReadWalk:
         info = value.cache_info()
         read = functools.partial(_cache_state, value)
         self.found.guards.append(Guard("value", Source("call", read, None, f"{path}.cache_info()"), info.misses))
-        for one in gc.get_referents(value):
-            if isinstance(one, dict) and one is not value.__dict__:
-                for held in one.values():
+        for part in gc.get_referents(value):
+            if isinstance(part, dict) and part is not value.__dict__:
+                for held in part.values():
                     self._value(held, f"{path}()")
-            elif one is not value.__wrapped__:
-                self._value(one, f"{path}()")
+            elif part is not value.__wrapped__:
+                self._value(part, f"{path}()")
 
     def _context(self, value: contextvars.ContextVar[Any], path: str) -> None:
         held = value.get(MISSING)
@@ -780,11 +780,11 @@ class ReadWalk:
 
     def _array(self, value: Any, path: str) -> None:
         """An array is written in place: what counts is its content."""
-        known = numpy_arrays.content(value)
-        if known is None:
+        content = numpy_arrays.content(value)
+        if content is None:
             self.found.obstacle = self.found.obstacle or ("the content of a large array", path)
             return
-        read = functools.partial(_same_content, value, known)
+        read = functools.partial(_same_content, value, content)
         self.found.guards.append(Guard("value", Source("call", read, None, path), True))
 
     def _view(self, value: Any, path: str) -> None:
@@ -924,28 +924,28 @@ def read_by(
     ``tensors``: see ``ReadWalk``."""
     try:
         places, containers = changed_places(changed, rebuilt)
-        for one in call.binder.places:  # arguments, in effect: another object in each call
-            places.setdefault(one.key(), one.read())
-        found = _read_by(run, call, (places, containers), tensors)
+        for place in call.binder.places:  # arguments, in effect: another object in each call
+            places.setdefault(place.key(), place.read())
+        read = _read_by(run, call, (places, containers), tensors)
     except Exception as error:  # noqa: BLE001 - a strange class of a user's, or a mistake of ours: never the caller's
-        found = Read(obstacle=(f"state that cannot be followed ({type(error).__name__}: {error})", "self"))
-    if found.obstacle is None and not run.is_complete:
-        found.obstacle = ("what code runs below a profile function that the body sets", "self")
-    found.begun_with = _begins_with(run, call)
-    if found.obstacle is not None:
-        found.guards.append(Guard("value", Source("call", _never, None, found.obstacle[1]), True))
-    return found
+        read = Read(obstacle=(f"state that cannot be followed ({type(error).__name__}: {error})", "self"))
+    if read.obstacle is None and not run.is_complete:
+        read.obstacle = ("what code runs below a profile function that the body sets", "self")
+    read.begun_with = _begins_with(run, call)
+    if read.obstacle is not None:
+        read.guards.append(Guard("value", Source("call", _never, None, read.obstacle[1]), True))
+    return read
 
 
 def _read_by(
     run: CodeRun, call: Call, changed: tuple[dict[Key, Any], dict[int, Members | None]], tensors: Collection[int]
 ) -> Read:
     """Code in compiled parts does not run as it is written: once one is found, all functions that are reached count."""
-    known, is_static, more, body = run, False, set[str](), call.function
+    ran, is_static, more, body = run, False, set[str](), call.function
     if isinstance(body, types.FunctionType):  # of a graph module's piece it is a function of ours, which is not noted
         run.add_function(body)
     while True:
-        names, uses = names_of(known, more), uses_of_names(known)
+        names, uses = names_of(ran, more), uses_of_names(ran)
         walk = ReadWalk(names, *changed, tensors, is_static=is_static, counted=uses.only_counted())
         walk.begin(call.function, starts_of(call), [scope for scope, _ in names.scopes.values()])
         if not walk.compiled and walk.more_names <= more:
@@ -953,10 +953,10 @@ def _read_by(
             return walk.found
         more |= walk.more_names
         if walk.compiled and not is_static:
-            known, is_static = CodeRun(), True
-            known.note(run)
-        for one in walk.compiled:
-            known.add_function(one)
+            ran, is_static = CodeRun(), True
+            ran.note(run)
+        for compiled in walk.compiled:
+            ran.add_function(compiled)
 
 
 def _begins_with(run: CodeRun, call: Call) -> tuple[Any, ...]:

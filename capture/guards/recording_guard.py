@@ -119,13 +119,13 @@ class RecordingGuard:
 
     def current(self) -> list[torch.Tensor] | None:
         """Tensors now held at the places of ``owners``; None if places that shared one no longer do."""
-        found = []
+        tensors = []
         for owner in self.owners:
             first, *others = [source.get() for source in owner.sources]
             if not isinstance(first, torch.Tensor) or any(one is not first for one in others):
                 return None
-            found.append(first)
-        return found
+            tensors.append(first)
+        return tensors
 
     def same_kinds(self, tensors: Sequence[torch.Tensor]) -> bool:
         """The tensors can take the places of the recorded ones: equal metadata."""
@@ -244,18 +244,18 @@ def make_recording_guard(
     ):
         return like.copy(guard.copied)
     seen: set[str] = set()
-    for one in implicit:
-        owner = add_owner(guard, before, one.path, one.owners, replaced, seen)
-        if one.also:
-            guard.shared.add(one.path)
+    for tensor_read in implicit:
+        owner = add_owner(guard, before, tensor_read.path, tensor_read.owners, replaced, seen)
+        if tensor_read.also:
+            guard.shared.add(tensor_read.path)
             guard.is_its_own = True
-        for source, other in one.also:
+        for source, beside in tensor_read.also:
             place = _add_place(guard, before, source, replaced, seen)
             if source.path in replaced:
-                looks = functools.partial(_is_view_of, owner, place, Geometry.of(other))
+                looks = functools.partial(_is_view_of, owner, place, Geometry.of(beside))
                 guard.structure.append(Guard("value", Source("call", looks, None, source.path), True))
             else:
-                guard.structure.append(Guard("value", place, other))
+                guard.structure.append(Guard("value", place, beside))
     guard.arguments = [
         StaticArgument(position, path, tensor.data_ptr())
         for position, path, tensor in static_arguments if tensor.numel()
@@ -305,7 +305,7 @@ class StateChange:
 
 def changes_of_state(guard: RecordingGuard) -> list[StateChange]:
     """What differs from what the guard expects, as far as it tells what was there before."""
-    found = []
+    differing = []
     for place in guard.places.all:
         own = place.own()
         for name, before, after in place.others() if own is not None else ():
@@ -314,11 +314,11 @@ def changes_of_state(guard: RecordingGuard) -> list[StateChange]:
             if value is after or (type(before) is dict and getattr(after, "__dict__", None) is before):
                 continue  # an object is told by a reference, or by what it holds
             if weak or type(value) in PLAIN_TYPES or value is MISSING or place.guard.kind == "members":
-                found.append(StateChange(Source("item", own, name, place.guard.source.path, None), value, after))
+                differing.append(StateChange(Source("item", own, name, place.guard.source.path, None), value, after))
     for owner in guard.owners:
         places = [(one, one.get()) for one in owner.sources]
-        found += [StateChange(one, owner.tensor, now) for one, now in places if now is not owner.tensor]
-    return found
+        differing += [StateChange(one, owner.tensor, now) for one, now in places if now is not owner.tensor]
+    return differing
 
 
 def _is_the_same(
@@ -357,28 +357,28 @@ def _is_view_of(owner: StaticOwner, place: Source, geometry: Geometry) -> bool:
 
 def _add_place(guard: RecordingGuard, before: Snapshot, source: Source, replaced: set[str], seen: set[str]) -> Source:
     """Guards on everything above a place; gives the source of what it holds."""
-    above = [one for one in source.chain() if one is source or one.kind != "root"]
-    moving = [index for index, one in enumerate(above) if index and one.path in replaced]
+    above = [step for step in source.chain() if step is source or step.kind != "root"]
+    moving = [index for index, step in enumerate(above) if index and step.path in replaced]
     stable = above[moving[-1] + 1 :] if moving else above[1:]
-    for one in stable:
-        if one.kind != "module" and one.path not in seen:  # submodules are compared with their module
-            seen.add(one.path)
-            value = before.sources[one.path][1] if one.path in before.sources else one.get()
-            guard.structure.append(Guard("value", _reached(one), value))
+    for step in stable:
+        if step.kind != "module" and step.path not in seen:  # submodules are compared with their module
+            seen.add(step.path)
+            value = before.sources[step.path][1] if step.path in before.sources else step.get()
+            guard.structure.append(Guard("value", _reached(step), value))
     if not moving:
         return _reached(source)
     guard.is_its_own = True
     top = _reached(above[moving[-1]])
     down = above[: moving[-1] + 1][::-1]
-    sizes = [len(before.sources[one.path][1]) if one.path in before.rebuilt else None for one in down]
-    below = [one.among(None) for one in down[1:]]
+    sizes = [len(before.sources[step.path][1]) if step.path in before.rebuilt else None for step in down]
+    below = [step.among(None) for step in down[1:]]
 
     def walk() -> Any:
         value = top.get()
-        for one, size in zip(below, sizes, strict=False):
+        for step, size in zip(below, sizes, strict=False):
             if value is MISSING or (size is not None and not (isinstance(value, Sized) and len(value) == size)):
                 return MISSING  # a container that the body rebuilds has other members
-            value = one.among(value).get()
+            value = step.among(value).get()
         return value
 
     return Source("call", walk, None, source.path)

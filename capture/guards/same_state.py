@@ -48,66 +48,76 @@ class _Pairs:
     _others: dict[int, Any] = field(factory=dict)
     _back: dict[int, Any] = field(factory=dict)
 
-    def is_pair(self, one: Any, other: Any) -> bool:
+    def is_pair(self, recorded: Any, current: Any) -> bool:
         """They are in the same places. What holds something is no value: what it holds is compared."""
-        if type(one) is not type(other):
+        if type(recorded) is not type(current):
             return False
-        if type(one) is tuple:
-            return len(one) == len(other) and all(map(self.is_pair, one, other))
-        if issubclass(type(one), weakref.ref):
-            one, other = one(), other()
-        if one is None or other is None:
-            return one is other
-        return self._others.setdefault(id(one), other) is other and self._back.setdefault(id(other), one) is one
+        if type(recorded) is tuple:
+            return len(recorded) == len(current) and all(map(self.is_pair, recorded, current))
+        if issubclass(type(recorded), weakref.ref):
+            recorded, current = recorded(), current()
+        if recorded is None or current is None:
+            return recorded is current
+        return (
+            self._others.setdefault(id(recorded), current) is current
+            and self._back.setdefault(id(current), recorded) is recorded
+        )
 
-    def is_same(self, one: Any, other: Any) -> bool:
+    def is_same(self, recorded: Any, current: Any) -> bool:
         """One may be in place of the other."""
-        kind = type(one)
-        if kind is not type(other):
+        kind = type(recorded)
+        if kind is not type(current):
             return False
         if kind in PLAIN_TYPES:
-            return same_value(one, other)
+            return same_value(recorded, current)
         if kind in (tuple, Referent):
-            return len(one) == len(other) and all(map(self.is_same, one, other))
-        if kind is frozenset and all(type(name) is str for name in (*one, *other)):
-            return bool(one == other)
+            return len(recorded) == len(current) and all(map(self.is_same, recorded, current))
+        if kind is frozenset and all(type(name) is str for name in (*recorded, *current)):
+            return bool(recorded == current)
         if issubclass(kind, weakref.ref):
-            referents = one(), other()
+            referents = recorded(), current()
             return None not in referents and self.is_same(*referents)
-        return (one is other or self._may_replace(one, other)) and self.is_pair(one, other)
+        return (recorded is current or self._may_replace(recorded, current)) and self.is_pair(recorded, current)
 
-    def _may_replace(self, one: Any, other: Any) -> bool:
-        kind = type(one)
+    def _may_replace(self, recorded: Any, current: Any) -> bool:
+        kind = type(recorded)
         if kind in TENSOR_TYPES:
-            return kind_of(one) == kind_of(other)
-        if id(other) not in self.opened:
+            return kind_of(recorded) == kind_of(current)
+        if id(current) not in self.opened:
             return False
         if kind in _CONTAINERS:
             return True
         made_in_python = all(map(_is_made_in_python, kind.__mro__[:-1])) and not issubclass(kind, type)
         return made_in_python and package_of(kind.__module__) not in CLOSED
 
-    def are_same_guards(self, one: Guard, other: Guard) -> bool:
+    def are_same_guards(self, recorded: Guard, current: Guard) -> bool:
         """They ask for the same of what is in the same place."""
-        at, there = one.source, other.source
-        if (one.kind, one.verdict, at.kind, at.path) != (other.kind, other.verdict, there.kind, there.path):
+        at, there = recorded.source, current.source
+        if (recorded.kind, recorded.verdict, at.kind, at.path) != (
+            current.kind,
+            current.verdict,
+            there.kind,
+            there.path,
+        ):
             return False
         if at.name is not there.name and not (type(at.name) is type(there.name) is str and at.name == there.name):
             return False
         if at.kind == "call":
-            return self._are_same_calls(at.holder, there.holder) and self.is_same(one.expected, other.expected)
+            return self._are_same_calls(at.holder, there.holder) and self.is_same(recorded.expected, current.expected)
         if not self.is_pair(at.holder, there.holder):
             return False
-        if one.kind == "classes":
-            return self.is_same(one.expected[0], other.expected[0]) and self.is_pair(one.expected[1], other.expected[1])
-        return self.is_same(one.expected, other.expected)
+        if recorded.kind == "classes":
+            return self.is_same(recorded.expected[0], current.expected[0]) and self.is_pair(
+                recorded.expected[1], current.expected[1]
+            )
+        return self.is_same(recorded.expected, current.expected)
 
-    def _are_same_calls(self, one: Any, other: Any) -> bool:
-        if type(one) is OtherTensors is type(other):
-            return bool(one.kinds == other.kinds)
-        if type(one) is functools.partial is type(other) and not (one.keywords or other.keywords):
-            return one.func is other.func and self.is_same(one.args, other.args)
-        return one is other
+    def _are_same_calls(self, recorded: Any, current: Any) -> bool:
+        if type(recorded) is OtherTensors is type(current):
+            return bool(recorded.kinds == current.kinds)
+        if type(recorded) is functools.partial is type(current) and not (recorded.keywords or current.keywords):
+            return recorded.func is current.func and self.is_same(recorded.args, current.args)
+        return recorded is current
 
 
 def _is_made_in_python(kind: type) -> bool:
@@ -180,7 +190,7 @@ def _owners(
     guard: RecordingGuard, state: snapshot.Snapshot, arguments: Set[str]
 ) -> list[tuple[str, list[tuple[Source, torch.Tensor]]]] | None:
     """Where the tensors are now that stand where the recording's did: in the same places, and in no others."""
-    found = []
+    owners = []
     for owner in guard.owners:
         places = [state.sources.get(one.path) for one in owner.sources]
         tensor = places[0][1] if places and places[0] is not None else None
@@ -189,5 +199,5 @@ def _owners(
         every = {one.path for one, _ in state.owners(tensor.untyped_storage())} - arguments
         if every != {one.path for one in owner.sources} or any(one is None or one[1] is not tensor for one in places):
             return None
-        found.append((owner.path, [one for one in places if one is not None]))
-    return found
+        owners.append((owner.path, [one for one in places if one is not None]))
+    return owners
