@@ -45,22 +45,22 @@ _COMPARED = (int, str, bytes, torch.device)
 _DEEPEST = 32  # tuples in tuples that are compared by their members
 
 
-def same_value(one: Any, other: Any, depth: int = 0) -> bool:
+def same_value(first: Any, second: Any, depth: int = 0) -> bool:
     """The same object, or a number, text, bytes or device of the same type and bits, or a tuple of such."""
-    if one is other:
+    if first is second:
         return True
-    kind = type(one)
-    if kind is not type(other):
+    kind = type(first)
+    if kind is not type(second):
         return False
     if kind is float:  # two zeros are others, and one NaN is itself
-        return bool(one.hex() == other.hex())
+        return bool(first.hex() == second.hex())
     if kind is complex:
-        return (one.real.hex(), one.imag.hex()) == (other.real.hex(), other.imag.hex())
+        return (first.real.hex(), first.imag.hex()) == (second.real.hex(), second.imag.hex())
     if issubclass(kind, tuple):
-        pairs = zip(tuple.__iter__(one), tuple.__iter__(other), strict=False)
-        same_size = tuple.__len__(one) == tuple.__len__(other) and depth < _DEEPEST
+        pairs = zip(tuple.__iter__(first), tuple.__iter__(second), strict=False)
+        same_size = tuple.__len__(first) == tuple.__len__(second) and depth < _DEEPEST
         return same_size and all(same_value(a, b, depth + 1) for a, b in pairs)
-    return kind in _COMPARED and bool(one == other)
+    return kind in _COMPARED and bool(first == second)
 
 
 @frozen
@@ -80,7 +80,7 @@ class Chain:
 def chains(code: types.CodeType) -> tuple[Chain, ...]:
     """All chains in ``code`` and the code nested in it, rooted at globals, closure cells and parameters."""
     parameters = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-    found: dict[Chain, None] = {}
+    distinct: dict[Chain, None] = {}
     uses = name_uses(code)
     instructions = list(dis.get_instructions(code))
     index = 0
@@ -94,47 +94,47 @@ def chains(code: types.CodeType) -> tuple[Chain, ...]:
             attributes.append(str(instructions[index].argval))
             index += 1
         if not uses.is_only_updated(attributes[-1] if attributes else root[1]):
-            found[Chain(root[0], root[1], tuple(attributes))] = None
+            distinct[Chain(root[0], root[1], tuple(attributes))] = None
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             for chain in chains(constant):
                 if chain.kind == "closure" and chain.root in parameters:  # a cell of ours
-                    found[Chain("parameter", chain.root, chain.attributes)] = None
+                    distinct[Chain("parameter", chain.root, chain.attributes)] = None
                 elif chain.kind != "parameter":
-                    found[chain] = None
-    return tuple(found)
+                    distinct[chain] = None
+    return tuple(distinct)
 
 
 @functools.lru_cache(maxsize=4096)
 def globals_in(code: types.CodeType) -> tuple[str, ...]:
     """Roots of the chains that begin at globals, in a tenth of the time: 0.1 ms a function adds up in a first call."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     units, extended = code.co_code, 0
     for operation, argument in zip(units[::2], units[1::2], strict=True):
         whole = extended | argument
         extended = whole << 8 if operation == dis.EXTENDED_ARG else 0
         if operation == _LOAD_GLOBAL:
-            found[code.co_names[whole >> 1]] = None  # the lowest bit says whether a call follows
+            names[code.co_names[whole >> 1]] = None  # the lowest bit says whether a call follows
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found.update(dict.fromkeys(globals_in(constant)))
-    return tuple(found)
+            names.update(dict.fromkeys(globals_in(constant)))
+    return tuple(names)
 
 
 @functools.lru_cache(maxsize=4096)
 def globals_stored(code: types.CodeType) -> tuple[str, ...]:
     """Globals that it assigns, whether it reads them or not."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     units, extended = code.co_code, 0
     for operation, argument in zip(units[::2], units[1::2], strict=True):
         whole = extended | argument
         extended = whole << 8 if operation == dis.EXTENDED_ARG else 0
         if operation == _STORE_GLOBAL:
-            found[code.co_names[whole]] = None
+            names[code.co_names[whole]] = None
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found.update(dict.fromkeys(globals_stored(constant)))
-    return tuple(found)
+            names.update(dict.fromkeys(globals_stored(constant)))
+    return tuple(names)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -262,13 +262,13 @@ class NamedKey:
 
     def __call__(self, current: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The parts, hashable."""
-        found = [part_of(value) for value in self.read(current)]
+        parts = [part_of(value) for value in self.read(current)]
         for position, attributes in self._of_values.items():
             value = values[position]
             if not isinstance(value, _OPENED) and type(value) not in PLAIN_TYPES:
                 closed = self._parameters[position] in self._static
-                found += [_object_part(value, names, closed=closed) for names in attributes]
-        return tuple(found)
+                parts += [_object_part(value, names, closed=closed) for names in attributes]
+        return tuple(parts)
 
     def read(self, current: Any) -> list[Any]:
         """The values themselves; those below other parameters left out."""
@@ -279,14 +279,14 @@ class NamedKey:
 
     def sources(self, receiver_of: Callable[[], Any]) -> list[NamedSource]:
         """Where the values are read from, in the order of ``read``."""
-        found = list(self._fixed)
+        places = list(self._fixed)
         receiver = NamedSource(receiver_of)
         for read, names in self._of_receiver:
             only = names[0] if len(names) == 1 else ""
             holder = receiver_of if only and isinstance(receiver_of, weakref.ref) else None
             reader = functools.partial(_read_of, read, receiver_of)
-            found.append(NamedSource(reader, holder, only, receiver, names if len(names) > 1 else ()))
-        return found
+            places.append(NamedSource(reader, holder, only, receiver, names if len(names) > 1 else ()))
+        return places
 
     def labels(self, values: tuple[Any, ...]) -> list[str]:
         """Names of the parts."""
@@ -299,17 +299,17 @@ class NamedKey:
     def tell_apart(self, keeper: Callable[[], Any], name: str, path: str) -> bool:
         """A name in a dict, or in the ``__dict__`` of an object or class, is read from now on, too. False: it was
         before. ``keeper``: gives it, or None once it is gone."""
-        known = keeper()
-        if any(told() is known and name == one for told, one in self._told):
+        kept = keeper()
+        if any(told() is kept and name == one for told, one in self._told):
             return False
         self._told.append((keeper, name))
 
         def read() -> Any:
-            found = keeper()
-            own = found if type(found) is dict else getattr(found, "__dict__", {})
+            keeper_now = keeper()
+            own = keeper_now if type(keeper_now) is dict else getattr(keeper_now, "__dict__", {})
             return own.get(name, MISSING)
 
-        holder = known if type(known) is dict else keeper if isinstance(keeper, weakref.ref) else None
+        holder = kept if type(kept) is dict else keeper if isinstance(keeper, weakref.ref) else None
         self._fixed.append(NamedSource(read, holder, name, keeper=keeper))
         self._names[0].append(path)
         return True
@@ -365,11 +365,11 @@ def named_key(
     ``functools.wraps`` (``torch.no_grad()``) names what it wraps names.
     """
     named = NamedKey(parameters, static)
-    for one in _unwrapped(function):
-        code = one.__code__
+    for wrapped in _unwrapped(function):
+        code = wrapped.__code__
         receiver_name = code.co_varnames[0] if receiver is not None and code.co_argcount else None
         for chain in chains(code):
-            named.add(chain, one, receiver, receiver_name)
+            named.add(chain, wrapped, receiver, receiver_name)
     return named
 
 

@@ -115,14 +115,14 @@ class _Bound:
         """Call the function while the places hold these values."""
         count = len(values) - len(self.places)
         own, given = values[:count], values[count:]
-        theirs = [(place, place.read(), one) for place, one in zip(self.places, given, strict=True)]
-        other = [(place, before, one) for place, before, one in theirs if before is not one]
+        theirs = [(place, place.read(), value) for place, value in zip(self.places, given, strict=True)]
+        replaced = [(place, before, value) for place, before, value in theirs if before is not value]
         try:
-            for place, _, one in other:
-                place.write(one)
+            for place, _, value in replaced:
+                place.write(value)
             return self.binder.call(function, own)
         finally:
-            _put_back(other)
+            _put_back(replaced)
 
     def by_position(self, _: tuple[Any, ...]) -> int | None:
         """No call is known by its arguments alone."""

@@ -65,14 +65,14 @@ class _Value:
     base: _Value | None = None
     uses: list[str] = field(factory=list)
 
-    def is_like(self, other: _Value | None) -> bool:
+    def is_like(self, value: _Value | None) -> bool:
         """The same expression."""
-        if self is other:
+        if self is value:
             return True
-        if other is None or (self.kind, type(self.name)) != (other.kind, type(other.name)) or self.name != other.name:
+        if value is None or (self.kind, type(self.name)) != (value.kind, type(value.name)) or self.name != value.name:
             return False
         if self.kind == "attribute":
-            return self.base is not None and self.base.is_like(other.base)
+            return self.base is not None and self.base.is_like(value.base)
         return self.kind in ("local", "name")
 
 
@@ -107,8 +107,8 @@ class NameUses:
 def name_uses(code: types.CodeType) -> NameUses:
     """Of one code object; what is in it are code objects of their own."""
     walk = _Walk()
-    for one in dis.get_instructions(code):
-        walk.step(one)
+    for instruction in dis.get_instructions(code):
+        walk.step(instruction)
     walk.escape()
     texts = _texts(code.co_consts) if not _BY_TEXT.isdisjoint(code.co_names) else ()
     return walk.found(texts)

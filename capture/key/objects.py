@@ -207,13 +207,13 @@ def _held(value: Any) -> Iterable[Any]:
 def _holds_tensors(value: Any) -> bool:
     seen, stack = set[int](), [value]
     while stack and len(seen) < _MOST_MEMBERS:
-        one = stack.pop()
-        if type(one) in _PLAIN or id(one) in seen:
+        part = stack.pop()
+        if type(part) in _PLAIN or id(part) in seen:
             continue
-        if isinstance(one, torch.Tensor):
+        if isinstance(part, torch.Tensor):
             return True
-        seen.add(id(one))
-        stack.extend(_held(one))
+        seen.add(id(part))
+        stack.extend(_held(part))
     return False
 
 
@@ -221,13 +221,13 @@ def learn(value: Any) -> None:
     """Open the classes of the objects in what a body gives that hold tensors."""
     seen, stack = set[int](), [value]
     while stack and len(seen) < _MOST_MEMBERS:
-        one = stack.pop()
-        if type(one) in _PLAIN or id(one) in seen:
+        part = stack.pop()
+        if type(part) in _PLAIN or id(part) in seen:
             continue
-        seen.add(id(one))
-        if is_plain(type(one)):
-            may_open(one)
-        stack.extend(_held(one))
+        seen.add(id(part))
+        if is_plain(type(part)):
+            may_open(part)
+        stack.extend(_held(part))
 
 
 # ------------------------------------------------------------------------------------------------ one call

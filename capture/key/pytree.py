@@ -262,14 +262,14 @@ def count_tensors(value: object, *, limit: int = 1000) -> int:
     """Tensors inside an object that ``children`` cannot open, looking at most at ``limit`` members."""
     seen: set[int] = set()
     stack: list[object] = [value]
-    found = 0
+    count = 0
     while stack and len(seen) < limit:
         item = stack.pop()
         if id(item) in seen or type(item) in PLAIN_TYPES or isinstance(item, (type, torch.nn.Module)):
             continue
         seen.add(id(item))
         if isinstance(item, torch.Tensor):
-            found += 1
+            count += 1
         elif isinstance(item, dict):
             stack.extend(item.values())
         elif isinstance(item, (list, tuple, set, frozenset)):
@@ -279,7 +279,7 @@ def count_tensors(value: object, *, limit: int = 1000) -> int:
             slots = getattr(type(item), "__slots__", ())
             names = (slots,) if isinstance(slots, str) else slots
             stack.extend(getattr(item, name) for name in names if hasattr(item, name))
-    return found
+    return count
 
 
 def result_leaves(result: Any) -> list[Child]:

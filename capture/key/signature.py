@@ -98,7 +98,7 @@ class _Forms:
         """One value a parameter, and the form: a text, so that it is compared as any plain value is. What the
         parameters do not take may still be what the code before them does: such a call is its own form."""
         try:
-            found = self._bound(*args, **kwargs)
+            bound = self._bound(*args, **kwargs)
         except TypeError:
             return (*self._nothing, (args, kwargs))
         form = (len(args), *kwargs)
@@ -106,7 +106,7 @@ class _Forms:
         if text is None:
             text = self._texts[form] = f"{len(args)} by position" + "".join(f", {name}=" for name in kwargs)
             self._parts[text] = len(args), tuple(kwargs)
-        return (*found, text)
+        return (*bound, text)
 
     def call(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
         """Call the function in the form of these values."""
@@ -257,9 +257,9 @@ class Leaves(list[Leaf]):
 def _object_key(value: Any, leaves: list[Leaf]) -> Any:
     """Of an object that is opened. One that was met before in this call is that one."""
     if not isinstance(leaves, Leaves):
-        found = Leaves()
-        part = _object_key(value, found)
-        leaves += found
+        own_leaves = Leaves()
+        part = _object_key(value, own_leaves)
+        leaves += own_leaves
         return part
     kind = type(value)
     if not leaves.opens and not pytree.has_fields(kind):
@@ -350,9 +350,9 @@ def identity_token(value: Any) -> int:
     """A number for an object that lives as long as the object and is never given to another one."""
     if isinstance(value, NEVER_WEAKLY):
         return _token_of_held(value)
-    known = _tokens.get(id(value))
-    if known is not None and known[0]() is value:
-        return known[1]
+    kept = _tokens.get(id(value))
+    if kept is not None and kept[0]() is value:
+        return kept[1]
     deaths()
     token = Token(next(_next_token))
     try:
@@ -360,10 +360,10 @@ def identity_token(value: Any) -> int:
     except TypeError:
         raise Unkeyable(f"{type(value).__name__} object") from None
     reference.address, reference.token, reference.kind = id(value), token, type(value)
-    known = _tokens.setdefault(id(value), (reference, token))
-    if known[0] is not reference and known[0]() is not value:
-        known = _tokens[id(value)] = (reference, token)
-    return known[1]  # of another thread, where that came first
+    kept = _tokens.setdefault(id(value), (reference, token))
+    if kept[0] is not reference and kept[0]() is not value:
+        kept = _tokens[id(value)] = (reference, token)
+    return kept[1]  # of another thread, where that came first
 
 
 def deaths() -> int:
@@ -442,24 +442,24 @@ def switches_of(module: torch.nn.Module) -> Switches:
     """The same as places: in the ``__dict__`` of a module, which is read fastest; weakly where that could keep the
     module alive, or where the flag is kept elsewhere."""
     token = identity_token(module)
-    known = _module_lists.get(token)
-    if not known:
+    lists = _module_lists.get(token)
+    if not lists:
         owns, weak = [], []
         leads_nowhere = dict[int, bool]()
-        for one in reversed(list(module.modules())):  # those below come first
-            below = (leads_nowhere.get(id(child), False) for child in one.children())  # unknown: above itself
-            leads_nowhere[id(one)] = _names_no_module(one) and all(below)
-        for one in module.modules():
-            names = ("training", *[name for name in _SWITCHES if name in one.__dict__])
-            if "training" in one.__dict__ and leads_nowhere[id(one)]:
-                owns += [(one.__dict__, name) for name in names]
+        for submodule in reversed(list(module.modules())):  # those below come first
+            below = (leads_nowhere.get(id(child), False) for child in submodule.children())  # unknown: above itself
+            leads_nowhere[id(submodule)] = _names_no_module(submodule) and all(below)
+        for submodule in module.modules():
+            names = ("training", *[name for name in _SWITCHES if name in submodule.__dict__])
+            if "training" in submodule.__dict__ and leads_nowhere[id(submodule)]:
+                owns += [(submodule.__dict__, name) for name in names]
             else:
-                weak += [(weakref.ref(one), name) for name in names]
-        found = (sharding_of(one) for one in module.modules())
-        sharded = {id(one): weakref.ref(one) for one in found if one is not None}
-        known = _module_lists[token] = {}
-        known[_Reference(module, known.pop)] = tuple(owns), tuple(weak), tuple(sharded.values())  # in C, as for tokens
-    return next(iter(known.values()))
+                weak += [(weakref.ref(submodule), name) for name in names]
+        states = (sharding_of(submodule) for submodule in module.modules())
+        sharded = {id(one): weakref.ref(one) for one in states if one is not None}
+        lists = _module_lists[token] = {}
+        lists[_Reference(module, lists.pop)] = tuple(owns), tuple(weak), tuple(sharded.values())  # in C, as for tokens
+    return next(iter(lists.values()))
 
 
 _NAMES_NONE = pytree.PLAIN_TYPES | {types.BuiltinFunctionType, type}
