@@ -89,13 +89,13 @@ def code_run(place: Callable[[], Any] = lambda: None) -> Iterator[CodeRun]:
         _kinds.clear()
     collected = [getattr(one, "__code__", None) for one in gc.callbacks]  # the collector comes when it comes
     apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
-    found, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart, leaves)
+    run, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart, leaves)
     watch.begin()
     try:
-        yield found
+        yield run
     finally:
-        found.is_complete = bool(watch.end())
-        found.codes.update({code: [scope] for code, scope in watch.seen.items()})
+        run.is_complete = bool(watch.end())
+        run.codes.update({code: [scope] for code, scope in watch.seen.items()})
         for code, scope in watch.more:
-            found.add(code, scope)
-        found.calls = list(watch.calls)
+            run.add(code, scope)
+        run.calls = list(watch.calls)

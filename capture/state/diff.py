@@ -28,7 +28,7 @@ from capture.state.source import Source, are_as_they_were
 
 def changes(before: Snapshot) -> list[Change]:
     """What differs now from ``before``: other values of known sources, members and attributes come or gone."""
-    found = []
+    differences = []
     same = _unchanged_modules(before)
     filled = _filled(before)
     for source, old in before.sources.values():
@@ -36,19 +36,19 @@ def changes(before: Snapshot) -> list[Change]:
             continue
         new = source.get()
         if new is not old and not _equal_plain(filled.get(id(old), old), new):
-            found.append(Change(source, old, new))
+            differences.append(Change(source, old, new))
         elif new is not old:
             before.rebuilt.add(source.path)
     for source, holder in before.entered:
         if id(source) not in same:
-            found.extend(_new_attributes(before, source, holder))
+            differences.extend(_new_attributes(before, source, holder))
     for source, container, members in before.members:
         now = _member_keys(container)
         if id(container) in filled and source.path in before.rebuilt:
             continue  # it took other members, and an equal one of those before stands in its place
-        if not _same_members(now, members) and not any(change.source is source for change in found):
-            found.extend(_new_members(source, container, members, now))
-    return found + _by_name(before) + _of_tensors(before) + _contents(before)
+        if not _same_members(now, members) and not any(change.source is source for change in differences):
+            differences.extend(_new_members(source, container, members, now))
+    return differences + _by_name(before) + _of_tensors(before) + _contents(before)
 
 
 def _by_name(before: Snapshot) -> list[Change]:
@@ -60,16 +60,16 @@ def _by_name(before: Snapshot) -> list[Change]:
 
 def _of_tensors(before: Snapshot) -> list[Change]:
     """Whether tensors require gradients, and what was put on them first."""
-    found = []
+    differences = []
     for source, tensor, required in before.flags:
         if tensor.requires_grad != required:
             place = Source("attribute", tensor, "requires_grad", f"{source.path}.requires_grad", source)
-            found.append(Change(place, required, tensor.requires_grad))
+            differences.append(Change(place, required, tensor.requires_grad))
         if id(tensor) not in before.namespaces:
             for name, value in filter(lambda one: counts(one[0]), tensor.__dict__.items()):
                 place = Source("attribute", tensor, name, f"{source.path}.{name}", source)
-                found.append(Change(place, MISSING, value))
-    return found
+                differences.append(Change(place, MISSING, value))
+    return differences
 
 
 def _contents(before: Snapshot) -> list[Change]:
@@ -87,7 +87,7 @@ def _contents(before: Snapshot) -> list[Change]:
 
 def _filled(before: Snapshot) -> dict[int, Any]:
     """By ``id`` of a list or dict that has other members now: one with those it had."""
-    found: dict[int, Any] = {}
+    former: dict[int, Any] = {}
     for source, container, members in before.members:
         if isinstance(container, (list, dict)) and not _same_members(_member_keys(container), members):
             paths = member_paths(source, container, members)
@@ -95,19 +95,19 @@ def _filled(before: Snapshot) -> dict[int, Any]:
                 values: Any = [before.sources[path][1] for path in paths]
                 if isinstance(container, dict):
                     values = dict(zip(members, values, strict=True))
-                found[id(container)] = values
-    return found
+                former[id(container)] = values
+    return former
 
 
 def content_before(before: Snapshot, container: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
     """Keys or positions, and members, of a container that was there. None if a walk did not look at all of them."""
-    for source, one, members in before.members:
-        if one is container:
+    for source, held, members in before.members:
+        if held is container:
             if isinstance(container, (set, frozenset, deque)):
                 return members, list(members)
             paths = member_paths(source, container, members)
-            known = all(path in before.sources for path in paths)
-            return (members, [before.sources[path][1] for path in paths]) if known else None
+            all_known = all(path in before.sources for path in paths)
+            return (members, [before.sources[path][1] for path in paths]) if all_known else None
     return None
 
 

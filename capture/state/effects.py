@@ -52,17 +52,17 @@ class UsesOfNames:
 
 def uses_of_names(ran: CodeRun) -> UsesOfNames:
     """Of all code that ran."""
-    found = UsesOfNames()
+    all_uses = UsesOfNames()
     for code, scopes in ran.codes.items():
         uses = name_uses(code)
-        found.counted |= uses.counted | uses.items_updated
-        found.grown |= uses.grown
+        all_uses.counted |= uses.counted | uses.items_updated
+        all_uses.grown |= uses.grown
         for scope in scopes:
             package = package_of(scope.get("__name__"))
             owner = package if is_library(package) else ""
-            found.read.setdefault(owner, set()).update(uses.read, uses.items_read)
-            found.is_computed = found.is_computed or (not owner and is_computed(code))
-    return found
+            all_uses.read.setdefault(owner, set()).update(uses.read, uses.items_read)
+            all_uses.is_computed = all_uses.is_computed or (not owner and is_computed(code))
+    return all_uses
 
 
 def classified(before: Snapshot, changes: Sequence[Change], ran: CodeRun | None) -> list[Change]:
@@ -71,25 +71,25 @@ def classified(before: Snapshot, changes: Sequence[Change], ran: CodeRun | None)
     if not counting and not any(one.container for one in changes):
         return list(changes)
     uses = uses_of_names(ran) if ran is not None else UsesOfNames(is_computed=True)
-    found, covered = [], set[int]()
+    effects, covered = [], set[int]()
     for change in changes:
         if change.container and (members := _members(before, change, uses)) is not None:
             covered.add(id(members.container))
             change = evolve(change, members=members, after=members.new)
-        found.append(change)
-    found = [one for one in found if one.container or id(one.source.holder) not in covered]
-    return _once([_counted(before, one, uses) for one in found])
+        effects.append(change)
+    effects = [one for one in effects if one.container or id(one.source.holder) not in covered]
+    return _once([_counted(before, one, uses) for one in effects])
 
 
 def _once(changes: Sequence[Change]) -> list[Change]:
     """A number that code gets at in two ways is added to once."""
-    found, seen = [], set()
-    for one in changes:
-        key = place_key(one.source)
-        if one.amount is None or key not in seen:
-            found.append(one)
+    kept, seen = [], set()
+    for change in changes:
+        key = place_key(change.source)
+        if change.amount is None or key not in seen:
+            kept.append(change)
         seen.add(key)
-    return found
+    return kept
 
 
 def _counted(before: Snapshot, change: Change, uses: UsesOfNames) -> Change:
@@ -128,15 +128,15 @@ def _is_item_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> boo
 
 def _names_holding(before: Snapshot, value: Any) -> list[str]:
     """Names that the value is kept by; empty where it is kept in other ways, too."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for source in _places_of(before, value):
         if source.kind == "root":
             return []
         name = _name_of(source)
         if type(name) is not str or source.kind not in ("attribute", "global", "closure"):
             return []
-        found[name] = None
-    return list(found)
+        names[name] = None
+    return list(names)
 
 
 def _is_only_grown(before: Snapshot, container: Any, uses: UsesOfNames) -> bool:
@@ -179,20 +179,20 @@ def _places_of(before: Snapshot, value: Any) -> Iterator[Source]:
 def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | None:
     """How the members of a container came about. None: as nobody knows."""
     container = change.source.get()
-    known = content_before(before, container)
-    if known is None:
+    content = content_before(before, container)
+    if content is None:
         return None
-    keys, old = known
+    keys, old = content
     is_dict = isinstance(container, dict)
     now = list(dict.values(container)) if is_dict else list(container)
     places = {id(one): at for at, one in enumerate(old) if type(one) not in PLAIN_TYPES}
     recipe: list[int] = []
     new: list[Any] = []
-    for one in now:
-        at = places.get(id(one))
+    for member in now:
+        at = places.get(id(member))
         recipe.append(-1 - len(new) if at is None else at)
         if at is None:
-            new.append(one)
+            new.append(member)
     made = Members(container, keys, tuple(old), tuple(dict.keys(container)) if is_dict else None, tuple(recipe), new)
     added = _added(container, old) if type(container) in _ORDERED and not uses.is_computed else []
     return evolve(made, new=added, is_free=True) if added and _is_only_grown(before, container, uses) else made
@@ -205,9 +205,9 @@ def _added(container: Any, old: Sequence[Any]) -> list[Any]:
     if getattr(container, "maxlen", None) is None:
         same = len(now) > count and all(a is b for a, b in zip(now, old, strict=False))
         return now[count:] if same else []
-    known = {id(one) for one in old}
+    old_ids = {id(one) for one in old}
     added = 0
-    while added < len(now) and id(now[-1 - added]) not in known and type(now[-1 - added]) not in PLAIN_TYPES:
+    while added < len(now) and id(now[-1 - added]) not in old_ids and type(now[-1 - added]) not in PLAIN_TYPES:
         added += 1
     wanted = [*old, *now[len(now) - added :]][-container.maxlen :]
     same = len(wanted) == len(now) and all(a is b for a, b in zip(now, wanted, strict=True))

@@ -47,8 +47,8 @@ class Optimizers:
     def __bool__(self) -> bool:
         return bool(self._found or self._parameters)
 
-    def note(self, state: Snapshot, function: Any, known: Sequence[Any]) -> None:
-        """Look for more of them in what a body can reach. ``known``: the receiver and the arguments.
+    def note(self, state: Snapshot, function: Any, inputs: Sequence[Any]) -> None:
+        """Look for more of them in what a body can reach. ``inputs``: the receiver and the arguments.
 
         An optimizer that is only near, as one that a trainer keeps, is none of the body's: its own code tells before
         the first run whether one may take a step. Which ones do, ``watching`` sees."""
@@ -56,7 +56,7 @@ class Optimizers:
         for _, value in state.entered if _may_step(function) else ():
             if isinstance(value, torch.optim.Optimizer):
                 self._add(value)
-        above = [one for one in (*known, *self.modules()) if isinstance(one, torch.nn.Module)]
+        above = [one for one in (*inputs, *self.modules()) if isinstance(one, torch.nn.Module)]
         covered = {id(member) for one in above for member in one.modules()}
         for module in state.modules:
             if id(module) not in covered:

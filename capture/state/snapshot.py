@@ -113,33 +113,33 @@ class Change:
 
 def roots(function: Any, receiver: Any, arguments: dict[str, Any]) -> list[Source]:
     """Where a walk starts. ``arguments`` are bound values by parameter name, the receiver left out."""
-    found: list[Source] = []
+    sources: list[Source] = []
     if receiver is not None:
-        found.append(Source("root", receiver, None, "self"))
+        sources.append(Source("root", receiver, None, "self"))
     for name, value in arguments.items():
-        found.append(Source("root", value, None, name))
+        sources.append(Source("root", value, None, name))
     if isinstance(function, types.FunctionType):
-        found.extend([*function_sources(function, None), Source("root", function, None, "function")])
+        sources.extend([*function_sources(function, None), Source("root", function, None, "function")])
     elif receiver is None:
-        found.append(Source("root", function, None, "function"))
-    return found
+        sources.append(Source("root", function, None, "function"))
+    return sources
 
 
 def function_sources(function: types.FunctionType, parent: Source | None) -> list[Source]:
-    found = []
+    sources = []
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=False):
-        found.append(Source("closure", cell, None, name, parent))
+        sources.append(Source("closure", cell, None, name, parent))
     scope = function.__globals__
     for name in globals_in(function.__code__):
         value = scope.get(name, MISSING)
         if isinstance(value, types.ModuleType):
-            found += _module_globals(function, name, parent)
+            sources += _module_globals(function, name, parent)
         elif value is not MISSING:
-            found.append(Source("global", scope, name, name, parent))
-    known = globals_in(function.__code__)
-    stored = [name for name in globals_stored(function.__code__) if name not in known]
-    return found + [Source("global", scope, name, name, parent) for name in stored]
+            sources.append(Source("global", scope, name, name, parent))
+    read = globals_in(function.__code__)
+    stored = [name for name in globals_stored(function.__code__) if name not in read]
+    return sources + [Source("global", scope, name, name, parent) for name in stored]
 
 
 def _module_globals(function: types.FunctionType, name: str, parent: Source | None) -> list[Source]:
@@ -149,9 +149,9 @@ def _module_globals(function: types.FunctionType, name: str, parent: Source | No
         return []
     own = module.__dict__
     return [
-        Source("attribute", module, one, f"{name}.{one}", parent)
-        for one in mentioned_in(function.__code__)
-        if one in own and (holds_state(own[one]) or type(own[one]) is types.FunctionType)
+        Source("attribute", module, attribute, f"{name}.{attribute}", parent)
+        for attribute in mentioned_in(function.__code__)
+        if attribute in own and (holds_state(own[attribute]) or type(own[attribute]) is types.FunctionType)
     ]
 
 
@@ -162,19 +162,19 @@ def snapshot(starts: list[Source], inputs: Set[tuple[int, Any]] = frozenset()) -
     What ``fully_shard`` keeps, reached by its hooks, comes last and owns nothing: a body that is stopped half way
     leaves it in the middle of a step, but its lists of tensors are others at every step.
     """
-    found = Snapshot(inputs=inputs)
+    state = Snapshot(inputs=inputs)
     entered: set[int] = set()
     aside: list[Found] = []
-    _walk(found, entered, [(source, source.get()) for source in starts], aside)
-    _walk(found, entered, aside, None)
-    return found
+    _walk(state, entered, [(source, source.get()) for source in starts], aside)
+    _walk(state, entered, aside, None)
+    return state
 
 
-def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:
-    sources, todo = found.sources, deque(starts)
+def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[Found] | None) -> None:
+    sources, todo = state.sources, deque(starts)
     while todo and len(sources) < _SOURCES_LIMIT:
-        one = todo.popleft()
-        source, value = one
+        entry = todo.popleft()
+        source, value = entry
         if source.path in sources and source.kind != "root":
             if sources[source.path][0].holder is source.holder or source.parent is None:
                 continue
@@ -182,39 +182,39 @@ def _walk(found: Snapshot, entered: set[int], starts: list[Found], aside: list[F
                 continue
             # another function's name, such as that of each of several hooks
             path = f"{source.parent.path}:{source.path}"
-            one = source, value = Source(source.kind, source.holder, source.name, path, source.parent), value
+            entry = source, value = Source(source.kind, source.holder, source.name, path, source.parent), value
             if path in sources:
                 continue
         kind = type(value)
         if kind in PLAIN_TYPES or value is MISSING:
-            sources.setdefault(source.path, one)
+            sources.setdefault(source.path, entry)
             continue
         if aside is not None and _is_sharding(kind):
-            aside.append(one)
+            aside.append(entry)
             continue
-        sources.setdefault(source.path, one)  # a root may have the name that a variable has
-        if found.inputs and source.kind != "root" and place_key(source) in found.inputs:
+        sources.setdefault(source.path, entry)  # a root may have the name that a variable has
+        if state.inputs and source.kind != "root" and place_key(source) in state.inputs:
             continue
         if kind in _TENSORS:
             if value.layout is torch.strided and aside is not None:
                 storage = value.untyped_storage()
-                found.storages.append(storage)
-                found.tensors.setdefault(id(storage), []).append(one)
+                state.storages.append(storage)
+                state.tensors.setdefault(id(storage), []).append(entry)
             if id(value) not in entered:
                 entered.add(id(value))
-                found.flags.append((source, value, value.requires_grad))
+                state.flags.append((source, value, value.requires_grad))
                 if own := value.__dict__:
-                    todo.extend(_namespace(found, "attribute", value, own, f"{source.path}.", source))
+                    todo.extend(_namespace(state, "attribute", value, own, f"{source.path}.", source))
                 todo.extend(_gradient(source, value))
                 if hooks := value._backward_hooks:
                     todo.extend(_hooks(source, "_backward_hooks", hooks))
         elif id(value) not in entered:
             entered.add(id(value))
             if kind is torch.Generator:
-                found.generators.setdefault(generator_id(value), source)
-            found.entered.append(one)
-            todo.extend(_members(found, source, value))
-            todo.extend(_by_name(found, source, value))
+                state.generators.setdefault(generator_id(value), source)
+            state.entered.append(entry)
+            todo.extend(_members(state, source, value))
+            todo.extend(_by_name(state, source, value))
             if is_wrapper(kind):
                 todo.extend(_gradient(source, value))
 
@@ -229,9 +229,9 @@ def _is_sharding(kind: type) -> bool:
     return kind.__module__.startswith(SHARDING) and not issubclass(kind, torch.nn.Module)
 
 
-def _members(found: Snapshot, source: Source, value: Any) -> list[Found]:
+def _members(state: Snapshot, source: Source, value: Any) -> list[Found]:
     if issubclass(type(value), torch.nn.Module):  # a weak proxy of one says that it is one
-        return _module_members(found, source, value)
+        return _module_members(state, source, value)
     if is_wrapper(type(value)):
         held = pytree.children(value)
         return [(Source("attribute", value, name[1:], f"{source.path}{name}", source), one) for name, one in held]
@@ -241,55 +241,57 @@ def _members(found: Snapshot, source: Source, value: Any) -> list[Found]:
         return _root(source, value.__self__)
     if isinstance(value, (torch.Tensor, *CLOSED)):
         if (content := content_of(value)) is not None:
-            found.states.append((source, value, content))
+            state.states.append((source, value, content))
         return []
-    return [(one, one.get()) for one in _open_members(found, source, value)]
+    return [(one, one.get()) for one in _open_members(state, source, value)]
 
 
-def _by_name(found: Snapshot, source: Source, value: Any) -> list[Found]:
+def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
     """What the object's class, a class itself, a function or a thread holds by names."""
     kind = type(value)
     if kind is types.FunctionType:
-        return _of_function(found, source, value) if is_of_users(value.__module__) else []
+        return _of_function(state, source, value) if is_of_users(value.__module__) else []
     if issubclass(kind, threading.local):
-        return _namespace(found, "item", value.__dict__, value.__dict__, f"{source.path}.", source)
+        return _namespace(state, "item", value.__dict__, value.__dict__, f"{source.path}.", source)
     if kind is contextvars.ContextVar:
         return [(one, one.get()) for one in [Source("context", value, None, f"{source.path}.get()", source)]]
     members: list[Found] = []
-    for one in users_classes(value if issubclass(kind, type) else kind):
-        prefix = f"{source.path}." if one is value else f"{one.__qualname__}."
-        members += _namespace(found, "attribute", one, one.__dict__, prefix, None)
-        scope = scope_of(one.__module__)
+    for users_class in users_classes(value if issubclass(kind, type) else kind):
+        prefix = f"{source.path}." if users_class is value else f"{users_class.__qualname__}."
+        members += _namespace(state, "attribute", users_class, users_class.__dict__, prefix, None)
+        scope = scope_of(users_class.__module__)
         if scope is not None:
-            _namespace(found, "global", scope, scope, f"{one.__module__}.", None)
+            _namespace(state, "global", scope, scope, f"{users_class.__module__}.", None)
     if kind is not type and issubclass(kind, type):
-        for one in users_classes(kind):
-            members += _namespace(found, "attribute", one, one.__dict__, f"{one.__qualname__}.", None)
+        for users_class in users_classes(kind):
+            members += _namespace(
+                state, "attribute", users_class, users_class.__dict__, f"{users_class.__qualname__}.", None
+            )
     return members
 
 
-def _of_function(found: Snapshot, source: Source, function: types.FunctionType) -> list[Found]:
+def _of_function(state: Snapshot, source: Source, function: types.FunctionType) -> list[Found]:
     scope = function.__globals__
-    prefix = f"{scope.get('__name__')}." if found.namespaces else ""
-    _namespace(found, "global", scope, scope, prefix, None)
+    prefix = f"{scope.get('__name__')}." if state.namespaces else ""
+    _namespace(state, "global", scope, scope, prefix, None)
     for name in globals_in(function.__code__):
         module = scope.get(name)
         if type(module) is types.ModuleType and is_of_users(module.__name__):
-            _namespace(found, "global", module.__dict__, module.__dict__, f"{name}.", None)
-    members = _namespace(found, "attribute", function, function.__dict__, f"{source.path}.", source)
+            _namespace(state, "global", module.__dict__, module.__dict__, f"{name}.", None)
+    members = _namespace(state, "attribute", function, function.__dict__, f"{source.path}.", source)
     places = [Source("attribute", function, name, f"{source.path}.{name}", source) for name in _DEFAULTS]
     return members + [(one, value) for one in places if (value := one.get())]
 
 
 def _namespace(
-    found: Snapshot, kind: SourceKind, holder: Any, own: Mapping[str, Any], prefix: str, parent: Source | None
+    state: Snapshot, kind: SourceKind, holder: Any, own: Mapping[str, Any], prefix: str, parent: Source | None
 ) -> list[Found]:
     """Note all names, once; gives those that a walk goes on from. Of a scope only what code names is gone into."""
-    if id(holder) in found.namespaces:
+    if id(holder) in state.namespaces:
         return []
-    while prefix and any(one.prefix == prefix for one in found.namespaces.values()):
+    while prefix and any(one.prefix == prefix for one in state.namespaces.values()):
         prefix = f"{prefix[:-1]}'."
-    made = found.namespaces[id(holder)] = Namespace(kind, holder, prefix, parent, own, tuple(own), tuple(own.values()))
+    made = state.namespaces[id(holder)] = Namespace(kind, holder, prefix, parent, own, tuple(own), tuple(own.values()))
     return [] if kind == "global" else list(made.members())
 
 
@@ -332,10 +334,10 @@ def content_of(value: Any) -> Any:
     return None
 
 
-def _open_members(found: Snapshot, source: Source, value: Any) -> list[Source]:
+def _open_members(state: Snapshot, source: Source, value: Any) -> list[Source]:
     if isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-        members = _container_sources(found, source, value)
-        return members + (_attribute_sources(found, source, value) if getattr(value, "__dict__", None) else [])
+        members = _container_sources(state, source, value)
+        return members + (_attribute_sources(state, source, value) if getattr(value, "__dict__", None) else [])
     if isinstance(value, types.FunctionType):
         return [] if closed_package(value.__module__) else function_sources(value, source)
     if isinstance(value, types.MethodType):
@@ -346,22 +348,22 @@ def _open_members(found: Snapshot, source: Source, value: Any) -> list[Source]:
     if type(value) is weakref.ref:
         return [one for one, _ in _root(source, value())]
     if (content := content_of(value)) is not None:
-        found.states.append((source, value, content))
+        state.states.append((source, value, content))
     if closed_package(type(value).__module__) and not isinstance(value, _OPENED):
         return []
-    return _attribute_sources(found, source, value)
+    return _attribute_sources(state, source, value)
 
 
-def _module_members(found: Snapshot, source: Source, module: torch.nn.Module) -> list[Found]:
-    found.modules.append(module)
+def _module_members(state: Snapshot, source: Source, module: torch.nn.Module) -> list[Found]:
+    state.modules.append(module)
     members, tables = members_of_module(module, source)
-    found.tables.append((source, tables))
+    state.tables.append((source, tables))
     members += _hook_sources(module, source)
-    found.hooks.append((source, module, keys_of_hooks(module)))
+    state.hooks.append((source, module, keys_of_hooks(module)))
     forward: Any = type(module).forward
-    if forward not in found.forwards and _is_users(forward):
+    if forward not in state.forwards and _is_users(forward):
         named = _forward_sources(module, forward)
-        found.forwards[forward] = len(named)
+        state.forwards[forward] = len(named)
         members += named
     return members
 
@@ -395,19 +397,19 @@ def _forward_sources(module: torch.nn.Module, forward: types.FunctionType) -> li
     return [(Source(one.kind, one.holder, one.name, f"{name}.forward:{one.path}"), one.get()) for one in named]
 
 
-def _container_sources(found: Snapshot, source: Source, value: Any) -> list[Source]:
+def _container_sources(state: Snapshot, source: Source, value: Any) -> list[Source]:
     if isinstance(value, (set, frozenset, deque)):
-        found.members.append((source, value, tuple(value)))
+        state.members.append((source, value, tuple(value)))
         return []
     if isinstance(value, dict):
         keys = tuple(value)
-        found.members.append((source, value, keys))
+        state.members.append((source, value, keys))
         names = [key if isinstance(key, str) else str(index) for index, key in enumerate(keys)]
     else:
         plain: Any = list if isinstance(value, list) else tuple  # a subclass may count otherwise, or not at all
         keys = tuple(range(plain.__len__(value)))
         if isinstance(value, list):
-            found.members.append((source, value, keys))
+            state.members.append((source, value, keys))
         names = [str(key) for key in keys]
     pairs = list(zip(keys, names, strict=True))[:_MEMBERS_LIMIT]
     return [Source("item", value, key, f"{source.path}.{name}", source) for key, name in pairs]
