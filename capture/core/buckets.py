@@ -98,8 +98,8 @@ class Buckets:
         return min(math.prod(counts), _MOST_RECORDINGS)
 
 
-def buckets_of(options: Mapping[str, Any], known: Callable[[str, str], object]) -> Buckets | None:
-    """What the options say, checked. ``known``: raises for a path that begins with no parameter.
+def buckets_of(options: Mapping[str, Any], check_path: Callable[[str, str], object]) -> Buckets | None:
+    """What the options say, checked. ``check_path``: raises for a path that begins with no parameter.
 
     Raises ``AnnotationError``.
     """
@@ -114,22 +114,26 @@ def buckets_of(options: Mapping[str, Any], known: Callable[[str, str], object]) 
     if options.get("outputs") == "borrow":
         raise AnnotationError("buckets= cannot go with outputs='borrow': a trimmed output is another tensor")
     symbols: dict[object, int] = {}
-    found: list[Symbol] = []
-    dims = {path: _dims(path, one, symbols, found, known) for path, one in given.items()}
+    listed: list[Symbol] = []
+    dims = {path: _dims(path, one, symbols, listed, check_path) for path, one in given.items()}
     fills = _by_path("fill", options.get("fill", 0), list(dims), _fill)
     arguments = tuple(BucketedArgument(path, one, fills.get(path, 0)) for path, one in dims.items())
     tolerance = options.get("tolerance", 0.0)
     several = tolerance if isinstance(tolerance, Mapping) else {"": tolerance}
     tolerances = tuple((path, *_tolerance(path, one)) for path, one in several.items())
-    return Buckets(tuple(found), arguments, tolerances)
+    return Buckets(tuple(listed), arguments, tolerances)
 
 
 def _dims(
-    path: object, given: object, symbols: dict[object, int], found: list[Symbol], known: Callable[[str, str], object]
+    path: object,
+    given: object,
+    symbols: dict[object, int],
+    listed: list[Symbol],
+    check_path: Callable[[str, str], object],
 ) -> tuple[tuple[int, int], ...]:
     if not isinstance(path, str) or not path:
         raise AnnotationError(f"buckets= has names of arguments as keys, got {path!r}")
-    known("buckets", path)
+    check_path("buckets", path)
     if not isinstance(given, Mapping) or not given:
         raise AnnotationError(
             f"buckets[{path!r}] takes a dict from dimensions to sizes, as {{0: (1, 2, 4)}}: {given!r}"
@@ -143,8 +147,8 @@ def _dims(
             where = f"buckets[{path!r}][{dim}]"
             ladder = _ladder(rungs.rungs if isinstance(rungs, Dim) else rungs, where)
             name = rungs.name if isinstance(rungs, Dim) else ""
-            symbols[key] = len(found)
-            found.append(Symbol(name or f"{path}.{dim}", ladder))
+            symbols[key] = len(listed)
+            listed.append(Symbol(name or f"{path}.{dim}", ladder))
         dims.append((dim, symbols[key]))
     return tuple(dims)
 
@@ -156,10 +160,10 @@ def _ladder(rungs: object, where: str) -> tuple[int, ...] | None:
         return None
     if not isinstance(rungs, Sequence) or not rungs:
         raise AnnotationError(f"{where} takes sizes such as (1, 2, 4), or 'pow2', got {rungs!r}")
-    for one in rungs:
-        if not isinstance(one, int) or isinstance(one, bool) or one < 1:
-            raise AnnotationError(f"{where} takes whole numbers from 1 on, got {one!r}")
-    if any(one >= other for one, other in itertools.pairwise(rungs)):
+    for rung in rungs:
+        if not isinstance(rung, int) or isinstance(rung, bool) or rung < 1:
+            raise AnnotationError(f"{where} takes whole numbers from 1 on, got {rung!r}")
+    if any(rung >= other for rung, other in itertools.pairwise(rungs)):
         raise AnnotationError(f"{where} takes sizes that ascend, got {tuple(rungs)}")
     return tuple(rungs)
 
