@@ -6,6 +6,8 @@ Before the run the reachable Python state is noted, afterwards compared.
 from __future__ import annotations
 
 import contextlib
+import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,6 +77,8 @@ class ObservedRun:
     """What functions in C left behind, such as text in a file."""
     once: str = ""
     """What the run did that other runs do not, with the host."""
+    collections: int = field(factory=lambda: collections_of_old())
+    """As they were before: objects that are younger than the run are none of the old ones if there was none since."""
     by_islands: list[Change] = field(factory=list)
     """What islands changed in Python state, with the values that they left."""
 
@@ -209,6 +213,14 @@ def _run_watched(
     watched.once = arranged() or ("it was compiled" if graphs_compiled() > compiled else "")
     watched.once = watched.once or ("the process is a child that was forked in it" if watch.looks_away else "")
     return watched
+
+
+_MOVES_TO_OLD = 0 if sys.version_info >= (3, 14) else 1  # the first generation whose collection does
+
+
+def collections_of_old() -> int:
+    """How often the collector moved objects to the oldest ones."""
+    return sum(one["collections"] for one in gc.get_stats()[_MOVES_TO_OLD:])
 
 
 @define(eq=False)

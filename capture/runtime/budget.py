@@ -8,6 +8,10 @@ again (``Budget.ran_eagerly``): those whose key has come before are allowed one 
 times at once, later when the calls in between were worth it. What repeats by then is replayed, and pays.
 
 ==================  ===============================================================================================
+``AT_ONCE``         efforts for keys that are new, or come again, whatever they take. From then on an effort is made
+                    while all of them took no more than ``PART`` of the time of all calls, and what replays saved; one
+                    for a key that comes for the ``OFTEN``-th time and was not tried yet is made at once.
+                    ``CAPTURE_DROP_SLOW=0`` lets times decide nothing
 ``most``            2 ``max_recordings`` + ``FRUITLESS`` efforts that led to no replay; half of them, once they took
                     ``PATIENCE``. Once half of it is spent, a key is looked at when it comes again
 one effort          a watched run, a recording that was dropped, a key that died with its object before it was replayed,
@@ -28,8 +32,12 @@ from typing import Any
 
 from attrs import define, field
 
+from capture.core import config
 from capture.core.events import Counters
 
+AT_ONCE = 2.0, 4.0
+PART = 0.25
+OFTEN = 3
 FRUITLESS = 8
 RECORDING = 0.25
 PATIENCE = 10_000.0  # milliseconds
@@ -93,6 +101,8 @@ class Budget:
     """No effort was made since many calls in a row ran eagerly."""
     _price: float = 1.0
     _seen: OrderedDict[int, int] = field(factory=OrderedDict)
+    _tried: OrderedDict[int, None] = field(factory=OrderedDict)
+    """Keys that efforts were made for."""
 
     # --------------------------------------------------------------------------------------------------- what is known
 
@@ -149,6 +159,9 @@ class Budget:
         self._paid = 0.0
         if key is not None:
             self._note(key)
+            self._tried[hash(key)] = None
+            if len(self._tried) > _SEEN:
+                self._tried.popitem(last=False)
         if changed:
             self.changed.append(changed)
         too_much = self.debt >= self.most or (self.spent.ms > PATIENCE and self.debt >= self.most / 2)
@@ -175,18 +188,22 @@ class Budget:
 
     # -------------------------------------------------------------------------------------------------- what is allowed
 
-    def allows(self, key: Any, *, lasting: bool = False) -> bool:
-        """An effort for this key may be made in this call. ``lasting``: its plan says that no run will change it."""
+    def allows(self, key: Any, *, lasting: bool = False, begun: bool = False) -> bool:
+        """An effort for this key may be made in this call. ``lasting``: its plan says that no run will change it.
+        ``begun``: it was watched, and only the recording is left to do."""
         self._pay()
         if not self.gave_up and not lasting:
-            if self.debt < self.most / 2 or self._seen.get(hash(key), 0):
+            again = self._seen.get(hash(key), 0)
+            if (self.debt < self.most / 2 or again) and (begun or self._can_afford(key, again)):
                 return True
-            self.debt += 1.0
+            if not again or hash(key) in self._tried:
+                self.debt += 1.0
             self.gave_up = self.debt >= self.most
             self._note(key)
             return False
         self._note(key)
-        if self._seen[hash(key)] < 2:
+        again = self._seen[hash(key)]
+        if again < 2 or not self._can_afford(key, again):
             return False
         if self._free and self._rested and not lasting:
             self._free -= 1
@@ -197,6 +214,15 @@ class Budget:
         self._rested = False
         self.debt, self.gave_up = min(self.debt, self.most - LOOK), False
         return True
+
+    def _can_afford(self, key: Any, again: int) -> bool:
+        """Efforts took little time beside that of the calls. ``again``: calls with this key so far."""
+        if self.debt < AT_ONCE[again > 0] or not config.current().drop_slow:
+            return True
+        if again >= OFTEN and hash(key) not in self._tried:
+            return True
+        calls, replays = self.counters.body_runs + self.counters.replays, self.counters.replays
+        return self._ms <= (PART * calls + _SAVED * replays) * self.eager_ms
 
     # ----------------------------------------------------------------------------------------------------- eager calls
 

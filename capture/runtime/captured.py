@@ -111,6 +111,8 @@ class Captured:
     faults: int = field(default=0, init=False)
     """Calls in a row in which something went wrong inside this library before their entry was known."""
     budget: Budget = field(init=False)
+    limited: int = field(default=0, init=False)
+    """Calls that ran eagerly as there were as many recordings as there may be."""
     warnings: int = field(default=0, init=False)
     """Warnings given, at most ``MOST_WARNINGS``."""
     is_told: bool = field(default=False, init=False)

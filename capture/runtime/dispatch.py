@@ -407,9 +407,7 @@ def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
         return GO_ON
     if state == OVERLAPS:
         return done(_overlapping(captured, entry, values, leaves))
-    if state:
-        return _state_moved(captured, entry, node, values, leaves, tree)
-    return _timed(captured, entry, node, values, leaves, tree)
+    return _timed(captured, entry, node, values, leaves, tree, is_moved=bool(state))
 
 
 def _starts_over(captured: Captured, entry: Entry, tree: Tree, pattern: Pattern) -> bool:
@@ -417,15 +415,19 @@ def _starts_over(captured: Captured, entry: Entry, tree: Tree, pattern: Pattern)
     return not captured.is_backward and tree.may_start_over(entry.nodes, entry.number, pattern)
 
 
-def _timed(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
-    """Replay, and find out whether that is faster than the body."""
+def _timed(
+    captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree, *, is_moved: bool
+) -> Reply:  # fmt: skip
+    """Replay, and find out whether that is faster than the body. ``is_moved``: its state lies elsewhere, or changed.
+    Where it does in call after call, pointing the recording there is a part of what a replay costs."""
     found, begun = entry.payoff, body_run.current()
+    go_on = _state_moved if is_moved else _replayed
     if begun is None or not _is_measured(captured, entry):
-        return _replayed(captured, entry, node, values, leaves, tree)
+        return go_on(captured, entry, node, values, leaves, tree)
     if found.wants_body:
         return done(_measure_body(captured, entry, captured.call(values, leaves), tree))
     before = captured.log.counters.replays
-    reply = _replayed(captured, entry, node, values, leaves, tree)
+    reply = go_on(captured, entry, node, values, leaves, tree)
     if captured.log.counters.replays == before + 1:
         found.note_replay(payoff.clock() - begun.begun)
     return reply
@@ -677,9 +679,13 @@ def limit_plan(
 def _limit_reached(
     captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern | None = None
 ) -> Any:  # fmt: skip
-    limit, plan = limit_plan(captured, entry, bound, tree, pattern)
-    captured.report(plan)
-    reason = f"{limit.num_recordings} recordings exist: {limit.difference}"
+    captured.limited += 1
+    reason = "as many recordings exist as there may be"
+    is_asked_for = captured.annotation.fallback == "error" or _current_config().refuse
+    if is_asked_for or captured.limited.bit_count() == 1:  # to find out takes longer than many a body
+        limit, plan = limit_plan(captured, entry, bound, tree, pattern)
+        captured.report(plan)
+        reason = f"{limit.num_recordings} recordings exist: {limit.difference}"
     return run_eagerly(captured, bound, reason, weight=AT_LIMIT)
 
 
@@ -722,7 +728,7 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
     """No recording fits: make one, within the limit."""
     if tree.lingering:  # nobody else has those gradients yet; an eager run may change that
         tree.let_go()
-    if not entry.is_proven and not captured.budget.allows(entry.key):
+    if not entry.is_proven and not captured.budget.allows(entry.key, begun=not entry.nodes):
         return done(_given_up(captured, entry, bound))
     if (too_large := eviction.forecast(captured, entry, bound, tree)) is not None:
         return done(_too_large(captured, bound, too_large))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import types
@@ -333,3 +334,30 @@ def test_placeholders_have_the_users_names() -> None:
     assert {"self.layers[0].weight", "self.layers[0].bias", "self.layers[1].running_mean"} <= paths
     unused = next(one for one in explanation.facts.placeholders if one.path == "cache.k.0")
     assert not unused.used
+
+
+def test_a_cycle_that_the_body_made_is_looked_for_among_young_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is older than the run is none of it, and takes 0.1 s to go through."""
+    looked: list[int] = []
+    collect = gc.collect
+
+    def collected(generation: int = 2) -> int:
+        looked.append(generation)
+        return collect(generation)
+
+    monkeypatch.setattr(gc, "collect", collected)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        cycle: list[Any] = [y]
+        cycle.append(cycle)
+        return y * 2
+
+    gc.disable()
+    try:
+        captured = capture(body)
+        captured(torch.ones(3))
+    finally:
+        gc.enable()
+    assert looked == [1]
+    assert not recordings(captured).findings

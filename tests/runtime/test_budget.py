@@ -407,3 +407,42 @@ def test_replays_pay_by_the_time_they_save(account: budget_module.Budget) -> Non
         left.append(account.debt)
     assert left[0] < 0.3
     assert left[1] > 1.05
+
+
+def test_efforts_have_a_share_of_the_time_of_the_calls(account: budget_module.Budget) -> None:
+    """Two at once whatever they take, watched and recorded; the next ones once the calls took four times as long."""
+    with config.patch(drop_slow=True):
+        for key in (1, 2):
+            assert account.allows(key)
+            account.spend("observations", 10.0, key=key)
+            assert account.allows(key, begun=True)
+        assert not account.allows(3)
+        account.debt = budget_module.AT_ONCE[1]
+        for _ in range(79):
+            account.counters.body_runs += 1
+            account.ran_eagerly(1.0)
+        assert not account.allows(1)
+        account.counters.body_runs += 1
+        assert account.allows(1)
+
+
+def test_a_key_that_comes_often_is_tried(account: budget_module.Budget) -> None:
+    with config.patch(drop_slow=True):
+        for key in (1, 2):
+            account.spend("observations", 10.0, key=key)
+        account.debt = budget_module.AT_ONCE[1]
+        assert [account.allows(3) for _ in range(budget_module.OFTEN + 1)] == [False] * budget_module.OFTEN + [True]
+        account.spend("observations", 10.0, key=3)
+        account.debt = budget_module.AT_ONCE[1]
+        assert not account.allows(3)
+
+
+@pytest.mark.parametrize("drop_slow", [False, True])
+def test_what_is_new_in_each_call_is_watched_a_few_times(drop_slow: bool) -> None:
+    captured = capture(scaled)
+    with warnings.catch_warnings(), config.patch(drop_slow=drop_slow):
+        warnings.simplefilter("ignore", CaptureWarning)
+        for number in range(60):
+            x = torch.ones(number + 1)
+            assert torch.equal(captured(x, 2.0), scaled(x, 2.0))
+    assert recordings(captured).watched_calls == (2 if drop_slow else 9)

@@ -188,3 +188,24 @@ def test_forward_passes_alone_are_measured_alone() -> None:
         for number in range(DECIDED + 4):
             captured(torch.full((2, 4), float(number)))
     assert recordings(captured).measured_calls == SAMPLES
+
+
+def test_pointing_a_recording_elsewhere_in_each_call_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = [torch.zeros(3)]
+
+    def adds(x: Tensor) -> Tensor:
+        return torch.tanh(x) + state[0]
+
+    captured = clock_of = capture(adds)
+    clock = Clock(body=20e-6, replay=80e-6)
+    clock.function = clock_of
+    monkeypatch.setattr(payoff, "clock", clock)
+    kept = []
+    for number in range(DECIDED + 6):
+        kept.append(state[0])
+        state[0] = torch.full((3,), float(number))
+        x = torch.ones(3) * number
+        assert torch.equal(captured(x), adds(x))
+    found = recordings(captured)
+    assert "CG902" in [one.code for one in found.findings]
+    assert found.measured_calls == SAMPLES
