@@ -78,6 +78,12 @@ def capture(target: Any = None, /, **options: Any) -> Any:
             ``backward(inputs=...)`` do not reach parameters. Where others give the same parameters gradients in one
             pass, calls from then on go through autograd (CG503), as the order of the sums would not be eager's. Hooks
             of parameters run, by a slower way; while a process group exists, autograd delivers.
+        schedule: the order between the kernels of a recording on a GPU. ``"recorded"`` (default): one after another, as
+            they were captured. ``"auto"``: as their data asks for, where that is faster: what each operator reads and
+            writes is noted while it is recorded, and after 20 replays (``schedule_after`` of the settings) some calls
+            run by the one order and some by the other, and the faster one stays. The results are the same bits.
+            Recordings take longer, and their pool gets larger by up to 64 MiB (``schedule_room``). On the CPU it does
+            nothing.
         buckets: dimensions of tensor arguments that are padded up to a few sizes, which are recorded:
             ``{"ids": {0: (1, 2, 4, 8), 1: "pow2"}}``, by name or path of the argument; a ``Dim`` is one size that
             several dimensions share. Results are cut to what the body gives without padding. Before a size is padded,

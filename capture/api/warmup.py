@@ -203,12 +203,17 @@ class RecordingSize:
     """Of the recorded graph itself, which nobody else uses; 0 on the CPU engine."""
     unused_for: int
     """Replays in this process since it ran last. The one with the largest number gives its place first."""
+    order: str = ""
+    """With ``schedule="auto"``, on a GPU: how its kernels are ordered, and what that gains."""
 
     @override
     def __str__(self) -> str:
         taken = f"{bytes_text(self.output_bytes)} of outputs, {bytes_text(self.working_bytes)} while it runs"
         graph = f", {bytes_text(self.graph_bytes)} of graph" if self.graph_bytes else ""
-        return f"({self.arguments}): {self.num_ops} operators, {taken}{graph}, unused for {self.unused_for} replays"
+        order = f"; {self.order}" if self.order else ""
+        return (
+            f"({self.arguments}): {self.num_ops} operators, {taken}{graph}, unused for {self.unused_for} replays{order}"
+        )
 
 
 def sizes_of(states: Iterable[Captured]) -> list[RecordingSize]:
@@ -230,6 +235,7 @@ def size_of(entry: Entry, node: Node, recording: Recording) -> RecordingSize:
         working_bytes=entry.needs,
         graph_bytes=recording.graph_bytes,
         unused_for=native.runs() - node.last_used,
+        order=recording.order,
     )
 
 

@@ -48,6 +48,12 @@ class Config:
     that turns out larger goes. During a call the excess is at most what that one recording takes."""
     max_recordings: int = 4096
     """Recordings of all functions in one thread and on one device."""
+    schedule_after: int = 20
+    """Replays of a recording of ``schedule="auto"`` before another order of its kernels is tried
+    (``CAPTURE_SCHEDULE_AFTER``): making it takes some 10 to 100 ms."""
+    schedule_room: int = 64 << 20
+    """Bytes of a body's memory that such a recording uses again later than it could, as memory that is used twice ties
+    kernels that are independent (``CAPTURE_SCHEDULE_ROOM``). Its pool may get larger by as much."""
     drop_slow: bool = True
     """A recording whose replays take longer than the body goes (CG902). To find out, a few calls run the body.
     ``CAPTURE_DROP_SLOW=0`` keeps it, as where tests run on a CPU what is to be replayed on a GPU."""
@@ -71,6 +77,8 @@ class ConfigPatch(TypedDict, total=False):
     strict: bool
     memory_limit: float
     max_recordings: int
+    schedule_after: int
+    schedule_room: int
     drop_slow: bool
     silence: frozenset[str]
     refuse: frozenset[str]
@@ -128,7 +136,8 @@ def _directory(place: str, value: object) -> Path:
 _READERS: dict[str, Callable[[str, object], Any]] = {
     "enabled": _flag, "cache": _flag, "cache_dir": _directory, "cache_limit": _whole_number, "poison": _flag,
     "verify": _choice, "strict": _flag, "memory_limit": _number, "max_recordings": _whole_number, "silence": _codes,
-    "refuse": _codes, "skip_warmup": _flag, "drop_slow": _flag,
+    "refuse": _codes, "skip_warmup": _flag, "drop_slow": _flag, "schedule_after": _whole_number,
+    "schedule_room": _whole_number,
 }  # fmt: skip
 """How each setting is read from a text of the environment or a value of ``pyproject.toml``."""
 

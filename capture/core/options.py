@@ -23,6 +23,7 @@ Inputs = Literal["auto", "copy", "bind"]
 Fallback = Literal["eager", "error"]
 Verify = Literal["off", "first", "always"]
 Gradients = Literal["autograd", "accumulate"]
+Schedule = Literal["recorded", "auto"]
 
 
 class CaptureOptions(TypedDict, total=False):
@@ -37,6 +38,7 @@ class CaptureOptions(TypedDict, total=False):
     warmup: int
     verify: Verify
     gradients: Gradients
+    schedule: Schedule
     guards: Sequence[Callable[[], object]]
     silence: Sequence[str]
     buckets: Mapping[str, Mapping[int, Rungs | Dim]]
@@ -62,6 +64,7 @@ class Annotation:
     warmup: int = 1
     verify: Verify = "off"
     gradients: Gradients = "autograd"
+    schedule: Schedule = "recorded"
     guards: tuple[Callable[[], object], ...] = ()
     silence: frozenset[str] = frozenset()
     buckets: Buckets | None = None
@@ -74,6 +77,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "fallback": get_args(Fallback),
     "verify": get_args(Verify),
     "gradients": get_args(Gradients),
+    "schedule": get_args(Schedule),
 }
 
 
@@ -144,6 +148,7 @@ def annotate(
         warmup=_count("warmup", options.get("warmup", 1), at_least=1),
         verify=options.get("verify", "off"),
         gradients=options.get("gradients", "autograd"),
+        schedule=options.get("schedule", "recorded"),
         guards=_guards(options.get("guards", ())),
         silence=_silenced(options.get("silence", ())),
         buckets=buckets,

@@ -212,6 +212,10 @@ class Recording(Protocol):
     in none."""
 
     @property
+    def order(self) -> str:
+        """How its kernels are ordered, where another order than the recorded one was looked for; else empty."""
+
+    @property
     def rebinds_tensors(self) -> bool:
         """``rebind`` works for tensors that are read where they are."""
 
@@ -416,12 +420,12 @@ class Backend(Protocol):
     def record(
         self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
-        expected: Expectation | None = None, may_break: bool = False,
+        expected: Expectation | None = None, may_break: bool = False, schedule: bool = False,
     ) -> Recorded:  # fmt: skip
         """Run the body of ``call`` once, in the pool, as a recording. ``may_break``: in segments, where the host reads
-        values. ``undo``: keep what ``observe.run.undo`` needs
-        and leave the caller's mutated arguments alone. ``moving``: paths of
-        tensors in Python state that are others in the next call. ``generators``: all that the body may draw from,
+        values. ``schedule``: its kernels may run in another order later, if that is faster.
+        ``undo``: keep what ``observe.run.undo`` needs and leave the caller's mutated arguments alone. ``moving``: paths
+        of tensors in Python state that are others in the next call. ``generators``: all that the body may draw from,
         beside the default ones. ``expected``: what a watched run told; an engine may take that for known, and stop
         where the body does anything else (``Recorded.followed``).
 

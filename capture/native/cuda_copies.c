@@ -156,7 +156,11 @@ static PyObject *copies_use(PyObject *self, PyObject *executable)
     void *handle = PyLong_AsVoidPtr(executable);
     if (handle == NULL && PyErr_Occurred())
         return NULL;
-    ((Copies *)self)->executable = handle;
+    Copies *copies = (Copies *)self;
+    /* Instantiated once more, it copies from where it did at first: all are set again before the next launch. */
+    for (Py_ssize_t i = 0; copies->executable != NULL && i < copies->count; i++)
+        copies->copies[i].from = 0;
+    copies->executable = handle;
     Py_RETURN_NONE;
 }
 

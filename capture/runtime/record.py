@@ -164,6 +164,7 @@ def _run(
                 generators=generators_of(call, entry),
                 expected=expected if entry.facts is not None else None,
                 may_break=branches.may_follow(captured, entry) and (entry.has_reads or entry.facts is None),
+                schedule=captured.annotation.schedule == "auto",
             )
         if recorded.watched is not None:
             captured.optimizers.note_gradients(*recorded.watched.gradient_uses())

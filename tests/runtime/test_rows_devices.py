@@ -232,6 +232,7 @@ class Spy(CpuBackend):
         generators: Sequence[torch.Generator] = (),
         expected: Expectation | None = None,
         may_break: bool = False,
+        schedule: bool = False,
     ) -> Recorded:
         self.asked.append("record")
         del expected

@@ -90,10 +90,10 @@ class CpuBackend:
     def record(
         self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
-        expected: Expectation | None = None, may_break: bool = False,
+        expected: Expectation | None = None, may_break: bool = False, schedule: bool = False,
     ) -> Recorded:  # fmt: skip
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""
-        del moving, generators, expected
+        del moving, generators, expected, schedule
         tape = SegmentedTape(pool)
         staged = _Staged(pool, tape, call, inputs)
         recorder = TapeRecorder(pool, tape, undo=undo, may_break=may_break)

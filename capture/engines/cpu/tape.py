@@ -167,6 +167,7 @@ class Tape:
         """Those among the leaves of the recorded call, by position."""
         self.num_ops = self.copied_inside = 0
         self.graph_bytes = 0
+        self.order = ""
         self.reads: tuple[str, ...] = ()
         self.copied_paths: frozenset[str] = frozenset()
         self.copies_in: list[TapeStep] = []

@@ -5,8 +5,9 @@ watches the body and refuses what a capture would not survive, ``host_tensors`` 
 ``verifying_recorder`` for a run that is known already, ``segment_run`` where the host reads values: there a capture
 ends, is launched, and another begins. ``replay`` runs a recording: ``copy_in`` copies inputs,
 ``bound_inputs`` points the graph at arguments. A graph holds addresses; ``calibrate`` captures a second time to learn
-which parameters hold which (``address_inference``, ``kernel_params``), and ``address_table`` sets them anew. ``pool``
-and ``streams`` keep memory and order.
+which parameters hold which (``address_inference``, ``kernel_params``), and ``address_table`` sets them anew.
+``memory_recorder`` notes what operators do with memory, ``scheduling`` makes an order of kernels of it, ``graph_edges``
+gives it to the graph, and ``schedule_choice`` times it. ``pool`` and ``streams`` keep memory and order.
 
 Invariant: nothing runs on the device while a body is captured; the first replay is the call. ``segments`` replays what
 was captured in parts. A capture that fails

@@ -14,11 +14,13 @@ from typing import Any, Literal
 import torch
 from attrs import evolve
 
+from capture.core import config
 from capture.engines.base import Block, Input, LiftedNumbers, Recorded, Recording
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.capture_graph import Capture, RefusedError
 from capture.engines.cuda.copy_in import InputCopies
 from capture.engines.cuda.driver import node_counter
+from capture.engines.cuda.memory_recorder import MemoryRecorder
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.recorder import GraphRecorder
 from capture.engines.cuda.replay import CudaRecording
@@ -82,7 +84,7 @@ class CudaBackend:
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),
-        expected: Expectation | None = None, may_break: bool = False,
+        expected: Expectation | None = None, may_break: bool = False, schedule: bool = False,
     ) -> Recorded:  # fmt: skip
         """Capture the body once. Nothing has happened until the graph is replayed; with ``undo`` it is not."""
         begin = time.perf_counter()
@@ -93,11 +95,10 @@ class CudaBackend:
         mine = [one for one in generators if one.device in here]
         capture = Capture(pool, mine)
         known = {generator_id(one) for one in (*mine, default_generator(self.device))}
-        follows = expected is not None and not moving and self._may_verify(pool, call)
+        follows = expected is not None and not moving and not schedule and self._may_verify(pool, call)
         run = SegmentRun(pool, capture, call) if self._may_break(pool, call, may_break=may_break) else None
-        recorder = (
-            VerifyingRecorder(pool, expected) if expected and follows else GraphRecorder(pool, known, moving, run)
-        )
+        kind = functools.partial(MemoryRecorder, room=config.current().schedule_room) if schedule else GraphRecorder
+        recorder = VerifyingRecorder(pool, expected) if expected and follows else kind(pool, known, moving, run)
         recorder.differentiates = torch.is_grad_enabled() and not call.keeps_program
         staging, watched, failure = Staging(), None, None
         try:
@@ -196,6 +197,8 @@ class CudaBackend:
         make: Callable[..., CudaRecording] = CudaRecording
         if run is not None and run.has_begun:
             make = functools.partial(SegmentedGraphs, run=run, trunk=run.trunk(recorder.trace))
+        elif isinstance(recorder, MemoryRecorder) and pool.shared:
+            make = functools.partial(CudaRecording, notes=recorder.notes())
         recording = make(pool, capture, copies, constants, tuple(inputs), draws=recorder.draws, kept=begins)
         try:
             begin = time.perf_counter()

@@ -229,6 +229,10 @@ class CudaPool:
         """A live output of the path that is recorded below begins here."""
         return address in self._taken
 
+    def parts(self) -> list[tuple[Address, Address]]:
+        """Begin and end of all parts of the pool, as they were when it was looked at last."""
+        return list(self._segments)
+
     @property
     def has_outputs(self) -> bool:
         """Outputs of the path that is recorded below are alive."""

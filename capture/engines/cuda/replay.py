@@ -5,21 +5,27 @@ All that does not change from call to call is looked up once, when ``prepare`` w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from capture.core import config
+from capture.core.schedule import Schedule
 from capture.engines.base import Block, BoundInput, Input, Move, OwnedOutput, Refusal
 from capture.engines.copy_out import OutputCopies
-from capture.engines.cuda import kernel_params
+from capture.engines.cuda import graph_edges, kernel_params
 from capture.engines.cuda.address_table import AddressTable
 from capture.engines.cuda.bound_inputs import BoundInputs
 from capture.engines.cuda.calibrate import CalibrationSetup, learn_addresses
 from capture.engines.cuda.capture_graph import Capture
 from capture.engines.cuda.copy_in import DeviceConstant, InputCopies
 from capture.engines.cuda.driver import is_reached_from_c
+from capture.engines.cuda.memory_recorder import MemoryNotes
 from capture.engines.cuda.pool import CudaPool
+from capture.engines.cuda.schedule_choice import Order, ScheduleChoice
+from capture.engines.cuda.scheduling import GraphSchedule, schedule_of
 from capture.engines.cuda.streams import order_draws
 from capture.native import native
 from capture.observe.described import DescribedRun
@@ -39,8 +45,13 @@ class CudaRecording:
 
     def __init__(
         self, pool: CudaPool, capture: Capture, input_copies: InputCopies, constants: list[DeviceConstant],
-        inputs: Sequence[Input], *, draws: bool, kept: frozenset[int],
+        inputs: Sequence[Input], *, draws: bool, kept: frozenset[int], notes: MemoryNotes | None = None,
     ) -> None:  # fmt: skip
+        self._notes = notes
+        """What its operators did with memory, where another order may be tried."""
+        self._schedule: GraphSchedule | None = None
+        self._told: Schedule | None = None
+        self._choice: ScheduleChoice | None = None
         self._kept = kept
         """Where its outputs begin."""
         self.num_ops = self.copied_inside = 0
@@ -66,6 +77,8 @@ class CudaRecording:
         self._static_version_bumps: list[tuple[int, int]] = []
         self._first = False
         self._generator_arguments: list[tuple[int, torch.Generator]] = []
+        self.step: Step = _released
+        """One replay, in the order that is in force."""
         self.replay: Step = _released
 
     def prepare(self, watched: ObservedRun, described: DescribedRun, static: set[int], *, counted: bool) -> None:
@@ -79,8 +92,7 @@ class CudaRecording:
         before, _ = torch.cuda.mem_get_info(self._pool.device)
         self._add_copies_to_graph(watched.call.leaves)
         self._capture.instantiate()
-        if self._graph_copies is not None:
-            self._graph_copies.use(self._capture.executable())
+        self._use_copies()
         after, _ = torch.cuda.mem_get_info(self._pool.device)
         self.graph_bytes = max(before - after, 0)
         for constant in self._constants:
@@ -98,7 +110,83 @@ class CudaRecording:
             if isinstance(leaf, torch.Generator) and leaf.device.type == "cuda":
                 self._generator_arguments.append((position, leaf))
         self._grad = torch.is_grad_enabled()
-        self.replay = self._make_replay()
+        if self._notes is not None:
+            make_mark = functools.partial(torch.cuda.Event, enable_timing=True)
+            self._choice = ScheduleChoice(self, config.current().schedule_after, make_mark)
+            self._told = Schedule(widths=(), longest=(), chosen="undecided")
+        self._replay_by(self._make_replay())
+
+    def _use_copies(self) -> None:
+        """Have them set where they copy from in the graph that was instantiated last, once that is on the device."""
+        executable = self._capture.executable() if self._graph_copies is not None else None
+        if self._graph_copies is not None:
+            self._graph_copies.use(executable)
+            if executable:
+                graph_edges.upload(executable, cuda.raw_stream(self._pool.index))
+
+    def _replay_by(self, step: Step) -> None:
+        """This is one replay from now on."""
+        self.step = step
+        self.replay = step if self._choice is None else self._choice
+
+    # ---- the order of its kernels
+
+    def plan_schedule(self) -> bool:
+        """See ``schedule_choice.Scheduled``."""
+        assert self._notes is not None
+        notes, self._notes = self._notes, None
+        graph, added = self._capture.graph(), self._graph_copies.nodes() if self._graph_copies is not None else []
+        if graph is None or self._bindings is not None:
+            reason = "the graph is empty" if graph is None else "the graph was pointed at other addresses"
+            found: GraphSchedule | str = reason
+        else:
+            try:
+                found = schedule_of(self._pool, graph, notes, added)
+            except kernel_params.DriverError as error:
+                found = str(error)
+        if isinstance(found, str):
+            self._told = Schedule(widths=(), longest=(), chosen=f"recorded: {found}")
+            return False
+        self._schedule, self._told = found, found.told("undecided", None)
+        return found.dependencies.longest < len(found.dependencies.levels)
+
+    def run_by(self, order: Order) -> None:
+        """See ``schedule_choice.Scheduled``."""
+        schedule = self._schedule
+        assert schedule is not None
+        with torch.cuda.device(self._pool.device):
+            try:
+                schedule.give_edges(order)
+                self._capture.instantiate()
+            except RuntimeError:
+                schedule.give_edges("recorded")
+                self._capture.instantiate()
+                self._schedule = None
+                self._told = Schedule(widths=(), longest=(), chosen="recorded: the driver takes no other edges")
+            self._use_copies()
+        self._replay_by(self._make_replay())
+        if self._schedule is None and self._choice is not None:
+            self._choice.is_over = True
+            self.decide("recorded", None)
+
+    def decide(self, order: Order, times: tuple[float, float] | None) -> None:
+        """See ``schedule_choice.Scheduled``."""
+        if self._told is not None and self._told.chosen == "undecided" and self._schedule is None:
+            self._told = Schedule(widths=(), longest=(), chosen="recorded: it was bound to tensors that move")
+        if self._schedule is not None:
+            serial = self._schedule.dependencies.longest == len(self._schedule.dependencies.levels)
+            reason = ": each kernel needs the one before it" if serial else ": it was bound to tensors that move"
+            chosen = order if times is not None else f"{order}{reason}"
+            self._told = self._schedule.told(chosen, times)
+        self._choice = self._schedule = self._notes = None
+        self._replay_by(self.step)
+
+    def _end_choice(self) -> None:
+        """What sets parameters of the graph from now on needs it to stay what it is."""
+        if self._choice is not None:
+            self._choice.end()
+
+    # ---- one replay
 
     def _make_replay(self) -> Step:
         pool, index, grad, bound = self._pool, self._pool.index, self._grad, self._bound
@@ -159,7 +247,7 @@ class CudaRecording:
             before = [one.get_state() for one in generators]
             step(leaves)
             self.draws = not all(map(torch.equal, before, [one.get_state() for one in generators]))
-            self.replay = step if self.draws else self._make_replay()
+            self._replay_by(step if self.draws else self._make_replay())
 
         return first
 
@@ -223,12 +311,18 @@ class CudaRecording:
                 torch.autograd.graph.increment_version(tensor)
 
     @property
+    def order(self) -> str:
+        """See ``Recording``."""
+        return self._told.text() if self._told is not None else ""
+
+    @property
     def rebinds_tensors(self) -> bool:
         """The driver can be asked. Not looked up before a tensor moves, as it takes an import."""
         return kernel_params.missing() is None
 
     def rebind(self, moves: Sequence[Move]) -> bool:
         """What is copied before every replay is copied from elsewhere; for the others the graph is patched."""
+        self._end_choice()
         addresses = {
             move.path: address
             for move in moves
@@ -250,6 +344,7 @@ class CudaRecording:
         self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
     ) -> Refusal | None:
         """A second capture tells."""
+        self._end_choice()
         reason = kernel_params.missing()
         if reason is not None:
             return Refusal(reason, environment=True)
@@ -274,7 +369,7 @@ class CudaRecording:
         if learned:
             earlier = self._bound.inputs if self._bound is not None else ()
             self._bound = BoundInputs(self._pool, self._bindings, (*earlier, *learned))
-            self.replay = self._make_replay()
+            self._replay_by(self._make_replay())
         return frozenset(one.path for one in learned)
 
     def kernels_using(self, paths: Sequence[str]) -> list[str]:
@@ -289,8 +384,9 @@ class CudaRecording:
         """Where a graph writes is not known: anywhere in a pool that it shares, else in its own alone."""
         return not self._pool.shared and block.address not in self._kept
 
-    def schedule(self) -> None:
-        """Not known: no operator is watched while a graph is captured."""
+    def schedule(self) -> Schedule | None:
+        """Known once another order was looked for (``schedule="auto"``)."""
+        return self._told
 
     def was_stopped(self) -> bool:
         """A graph runs as a whole: what its kernels find wrong comes out elsewhere."""
@@ -302,8 +398,8 @@ class CudaRecording:
 
     def release(self) -> None:
         """Destroy the graph. Launches under way end as they would have."""
-        self.replay = _released
-        self._bindings = self._bound = None
+        self.replay = self.step = _released
+        self._bindings = self._bound = self._choice = self._schedule = self._notes = None
         self._capture.drop()
         self._constants = []
         self._version_bumps, self._generator_arguments = [], []

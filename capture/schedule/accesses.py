@@ -1,0 +1,139 @@
+"""What operators read and wrote, and the words of their nodes' parameters -> nodes with the memory that each touches.
+
+An operator's schema names its tensors; kernels get more: workspaces, tables of addresses, the state of generators. All
+of it comes by an address in their parameters. A word that lies in none of the operator's tensors, but in memory that is
+known, makes its node touch the whole block around it, as if it wrote it. Words that are no addresses may look like one:
+that only orders more than is needed.
+
+Memory that an operator takes and gives back before it ends is seen by nobody. A word in it tells where it lies: between
+the blocks that were alive before and after the operator.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from attrs import field, frozen
+
+from capture.schedule.dependencies import Node, Span
+
+
+@frozen
+class OperatorMemory:
+    """One operator of a capture."""
+
+    name: str
+    first: int
+    """Number of its first node."""
+    end: int
+    """And of the first one after it."""
+    reads: tuple[Span, ...] = ()
+    writes: tuple[Span, ...] = ()
+    is_barrier: bool = False
+    hidden: int = 0
+    """How many blocks it took beside its results."""
+
+
+@frozen
+class Lifetime:
+    """A block of the recording's own memory: from the operator that made it to the first one that it was gone in."""
+
+    begin: int
+    end: int
+    born: int
+    died: int | None = None
+
+
+@frozen(eq=False)
+class Memory:
+    """What is known of addresses."""
+
+    own: Sequence[Span]
+    """The recording's own memory: begin and end of each part of it."""
+    lifetimes: Sequence[Lifetime]
+    block_of: Callable[[int], Span | None]
+    """The block that an address outside of it lies in; None if it is no address."""
+    _begins: list[int] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "own", sorted(self.own))
+        object.__setattr__(self, "_begins", [begin for begin, _ in self.own])
+
+    def own_part(self, address: int) -> Span | None:
+        """The part of the recording's own memory that the address lies in."""
+        at = bisect.bisect_right(self._begins, address) - 1
+        return self.own[at] if at >= 0 and address < self.own[at][1] else None
+
+    def around(self, address: int, operator: int, part: Span) -> Span:
+        """What an operator, by its number, can have got with this address: a block that outlived it, or all memory
+        between such blocks."""
+        begin, end = part
+        for one in self.lifetimes:
+            if one.born >= operator or (one.died is not None and one.died <= operator):
+                continue
+            if one.begin <= address < one.end:
+                return one.begin, one.end
+            if one.end <= address:
+                begin = max(begin, one.end)
+            else:
+                end = min(end, one.begin)
+        return begin, end
+
+
+def accesses(
+    words: Sequence[Collection[int] | None], operators: Sequence[OperatorMemory], memory: Memory
+) -> list[Node]:  # fmt: skip
+    """``words``: of each node's parameters, read 8 bytes at a time; None of a node that nobody can tell anything of.
+    The ``operators`` are in order; a node that belongs to none is a barrier."""
+    owner: list[int | None] = [None] * len(words)
+    for number, one in enumerate(operators):
+        for node in range(one.first, min(one.end, len(words))):
+            owner[node] = None if owner[node] is not None else number
+    hidden = [_hidden(one, number, words, memory) for number, one in enumerate(operators)]
+    nodes = []
+    for at, given in enumerate(words):
+        whose = owner[at]
+        touched = None if whose is None or given is None else hidden[whose].get(at)
+        if whose is None or touched is None or operators[whose].is_barrier:
+            nodes.append(Node(len(operators) + at, is_barrier=True))
+        else:
+            nodes.append(Node(whose, operators[whose].reads, (*operators[whose].writes, *sorted(touched))))
+    return nodes
+
+
+def _hidden(
+    one: OperatorMemory, number: int, words: Sequence[Collection[int] | None], memory: Memory
+) -> dict[int, set[Span]]:  # fmt: skip
+    """What its nodes touch beside its tensors. Empty where it took memory that no node has an address of."""
+    known = sorted((*one.reads, *one.writes))
+    begins = [begin for begin, _ in known]
+    ends: list[int] = []
+    for _, end in known:
+        ends.append(max(end, ends[-1] if ends else end))
+    found: dict[int, set[Span]] = {}
+    seen = 0
+    for node in range(one.first, min(one.end, len(words))):
+        touched = found[node] = set()
+        for word in _unknown(words[node] or (), begins, ends, known):
+            part = memory.own_part(word)
+            block = memory.around(word, number, part) if part is not None else memory.block_of(word)
+            seen += part is not None
+            if block is not None:
+                touched.add(block)
+    return {} if one.hidden and not seen else found
+
+
+def _unknown(words: Iterable[int], begins: list[int], ends: list[int], known: list[Span]) -> Iterator[int]:
+    """Words that lie in none of these ranges, which are in the order of their begins. ``ends``: the furthest so far."""
+    for word in words:
+        if not _LEAST <= word < _MOST:
+            continue
+        at = bisect.bisect_right(begins, word) - 1
+        while at >= 0 and ends[at] > word >= known[at][1]:
+            at -= 1
+        if at < 0 or ends[at] <= word:
+            yield word
+
+
+_LEAST, _MOST = 1 << 16, 1 << 57  # no address of a process is beyond
