@@ -113,6 +113,30 @@ def test_streams_of_the_body_stay() -> None:
     assert check(body, lambda number: [rand(7, seed=number)], 0).startswith("recorded")
 
 
+def test_tensors_that_move_bring_the_recorded_order_back() -> None:
+    """They may come to lie on memory that the graph writes."""
+    weights = [nn.Parameter(rand(64, 64, seed=number)) for number in range(4)]
+    total = torch.zeros(3, 64, device=DEVICE)
+
+    def body(x: Tensor) -> Tensor:
+        total.add_(x)
+        return branches(x, *weights) + total
+
+    captured = capture(body, schedule="auto")
+    with torch.no_grad(), config.patch(schedule_after=2):
+        for number in range(CALLS):
+            captured(rand(3, 64, seed=number))
+            torch.cuda.synchronize()
+        assert recordings(captured).sizes[0].order.startswith("by data")
+        weights[1].data = rand(64, 64, seed=9)
+        for number in range(4):
+            x, before = rand(3, 64, seed=number), total.clone()
+            expected = branches(x, *weights) + (before + x)
+            same(captured(x), expected)
+            same(total, before + x)
+    assert recordings(captured).sizes[0].order.startswith("recorded")
+
+
 def program(seed: int) -> Callable[..., tuple[Tensor, ...]]:
     """A random one, of branches, views, writes in place, draws, sorts and products."""
     chosen = random.Random(seed)

@@ -35,6 +35,7 @@ from capture.torch_private import capabilities, cuda
 from capture.torch_private.capabilities import generator_id
 
 Step = Callable[[Sequence[Any]], None]
+_MOVED = ": its tensors are elsewhere than when it was recorded"
 _MOST_GRAPH_COPIES = (
     4  # copies in a graph: from there on one batched kernel is the shorter way, on the device above all
 )
@@ -171,20 +172,25 @@ class CudaRecording:
 
     def decide(self, order: Order, times: tuple[float, float] | None) -> None:
         """See ``schedule_choice.Scheduled``."""
-        if self._told is not None and self._told.chosen == "undecided" and self._schedule is None:
-            self._told = Schedule(widths=(), longest=(), chosen="recorded: it was bound to tensors that move")
-        if self._schedule is not None:
-            serial = self._schedule.dependencies.longest == len(self._schedule.dependencies.levels)
-            reason = ": each kernel needs the one before it" if serial else ": it was bound to tensors that move"
-            chosen = order if times is not None else f"{order}{reason}"
-            self._told = self._schedule.told(chosen, times)
-        self._choice = self._schedule = self._notes = None
+        found = self._schedule
+        if found is not None:
+            is_chain = found.dependencies.longest == len(found.dependencies.levels)
+            reason = ": each kernel needs the one before it" if is_chain else _MOVED
+            self._told = found.told(order if times is not None else f"{order}{reason}", times)
+        elif self._told is not None and self._told.chosen == "undecided":
+            self._told = Schedule(widths=(), longest=(), chosen=f"{order}{_MOVED}")
+        self._choice = self._notes = None
+        self._schedule = found if order == "by data" else None
         self._replay_by(self.step)
 
-    def _end_choice(self) -> None:
-        """What sets parameters of the graph from now on needs it to stay what it is."""
+    def _keep_order(self) -> None:
+        """Its tensors are to be elsewhere, where they may share memory that they did not share: then the data asks for
+        another order. The recorded one is right wherever they are."""
         if self._choice is not None:
             self._choice.end()
+        elif self._schedule is not None:
+            self.run_by("recorded")
+            self.decide("recorded", None)
 
     # ---- one replay
 
@@ -322,14 +328,15 @@ class CudaRecording:
 
     def rebind(self, moves: Sequence[Move]) -> bool:
         """What is copied before every replay is copied from elsewhere; for the others the graph is patched."""
-        self._end_choice()
         addresses = {
             move.path: address
             for move in moves
             if move.path not in self.copied_paths and (address := move.tensor.data_ptr()) != move.before
         }
-        if addresses and (self._bindings is None or not self._bindings.bind(addresses)):
-            return False
+        if addresses:
+            self._keep_order()
+            if self._bindings is None or not self._bindings.bind(addresses):
+                return False
         if self.copied_paths:
             device_copies = {device_copy.source: device_copy for device_copy in self._input_copies.device_copies}
             for move in moves:
@@ -344,7 +351,7 @@ class CudaRecording:
         self, call: Call, moves: Sequence[Move], others: Sequence[Move], generators: Sequence[torch.Generator]
     ) -> Refusal | None:
         """A second capture tells."""
-        self._end_choice()
+        self._keep_order()
         reason = kernel_params.missing()
         if reason is not None:
             return Refusal(reason, environment=True)

@@ -33,6 +33,8 @@ class GraphSchedule:
     """Two ways to run the nodes of one graph."""
 
     graph: int
+    nodes: tuple[int, ...]
+    """Handles of all of them, as the driver tells them."""
     recorded: tuple[GraphEdge, ...]
     """In the order of capture, as the graph has them."""
     by_data: tuple[GraphEdge, ...]
@@ -43,9 +45,8 @@ class GraphSchedule:
     def give_edges(self, order: Order) -> None:
         """Before the graph is instantiated. Raises ``DriverError`` where it does not come out as it should: parameters
         are found by the order of nodes later on."""
-        before = graph_edges.nodes_of(self.graph)
         graph_edges.set_edges(self.graph, self.by_data if order == "by data" else self.recorded)
-        if graph_edges.nodes_of(self.graph) != before:
+        if tuple(graph_edges.nodes_of(self.graph)) != self.nodes:
             raise kernel_params.DriverError("the driver tells the nodes in another order")
 
     def told(self, chosen: str, times: tuple[float, float] | None) -> Schedule:
@@ -64,7 +65,8 @@ def schedule_of(
         return reason
     handle = int(graph.raw_cuda_graph())
     with torch.cuda.device(pool.device):
-        own = [node for node in graph_edges.nodes_of(handle) if node not in added]
+        every = tuple(graph_edges.nodes_of(handle))
+        own = [node for node in every if node not in added]
         recorded = graph_edges.edges_of(handle)
         nodes = [node for node in kernel_params.read(graph) if int(node.handle) not in added]
         if [int(node.handle) for node in nodes] != own:
@@ -77,7 +79,7 @@ def schedule_of(
         memory = Memory(_parts_of(pool), notes.lifetimes, _block_finder())
         found = dependencies(accesses([_words(node) for node in nodes], notes.operators, memory))
     return GraphSchedule(
-        handle, tuple(recorded), tuple(_edges(own, found, chain, added)), found, _names(found, notes, nodes)
+        handle, every, tuple(recorded), tuple(_edges(own, found, chain, added)), found, _names(found, notes, nodes)
     )
 
 
