@@ -6,7 +6,7 @@ where outputs lie. The tree decides what runs when; a backend never does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
@@ -280,6 +280,9 @@ class SegmentedRecording(Recording, Protocol):
 
     def settle(self, number: int, found: Found) -> None:
         """It is this recording that goes on from there, with what was ``made``."""
+
+    def note_returned(self, read: Mapping[int, Any]) -> None:
+        """What was read at its breaks in a call that an operator stopped, for ``answers``."""
 
     def joins(self, other: Any, breaks: int) -> bool:
         """Up to this number of breaks, both do the same with the same memory, so that each may go on where the other

@@ -440,11 +440,10 @@ def _unmatched(watched: ObservedRun) -> list[str]:
 
 def outputs_info(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> tuple[OutputInfo, ...]:
     """All leaves of the result. A value that is read anew in every call is not told."""
-    place = returned_at(watched.watch.trace.reads)
-    place = None if place is None else watched.call.place_in_result(place)
+    places = [watched.call.place_in_result(one) for one in returned_at(watched.watch.trace.reads).values()]
     return tuple(
         OutputInfo(path=leaf.path, kind="python", value="read in every call")
-        if leaf.path == place
+        if leaf.path in places
         else output_info(leaf, watched.arguments)
         for leaf in outputs
     )

@@ -2,8 +2,9 @@
 
 Nothing follows from such a value, so replays need not compare it: each reads it anew, and puts it where the recorded
 run has it in its result. The body's own code proves that: ``x.item()`` is called in the frame of the body itself, and
-from there to its ``return`` are only instructions that move values between the stack, local names and new tuples, lists
-and dicts. All else, as a call, a comparison or a jump, ends the search, and the value is compared.
+from there to its ``return`` its value is only moved between the stack, local names and new tuples, lists and dicts.
+Calls and operations on other values may come in between, such as the next metric. What takes the value itself, a name
+that others see, a jump, or a call that may look at local names ends the search, and the value is compared.
 """
 
 from __future__ import annotations
@@ -46,6 +47,15 @@ class _Constant:
 _READ, _REFUSED = object(), object()
 _LOADS = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
 _STORES = ("STORE_FAST", "STORE_FAST_STORE_FAST")
+_TAKES = {
+    "LOAD_GLOBAL": 0, "LOAD_DEREF": 0, "LOAD_SMALL_INT": 0, "PUSH_NULL": 0, "KW_NAMES": 0, "LOAD_METHOD": 1,
+    "LOAD_ATTR": 1, "POP_TOP": 1, "UNARY_NEGATIVE": 1, "UNARY_NOT": 1, "UNARY_INVERT": 1, "BINARY_OP": 2,
+    "BINARY_SUBSCR": 2, "COMPARE_OP": 2, "IS_OP": 2,
+}  # fmt: skip
+"""How many values other instructions take from the stack."""
+_TAKES_MORE = {"CALL": 2, "CALL_KW": 3, "BUILD_SLICE": 0}
+"""Beside as many as their argument says."""
+_LOOKS_AROUND = frozenset(["locals", "vars", "dir", "eval", "exec", "breakpoint", "sys", "inspect"])
 
 
 def place_of_read() -> str | None:
@@ -87,7 +97,18 @@ def _returned(steps: Sequence[dis.Instruction]) -> Any:
         if instruction.opname == "RETURN_VALUE":
             return taken(1)[0]
         named = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-        if instruction.opname in _LOADS:
+        takes = _TAKES.get(instruction.opname)
+        gives = 1 if takes is None else takes + dis.stack_effect(instruction.opcode, instruction.arg)
+        if takes is None and instruction.opname in _TAKES_MORE:
+            takes = _TAKES_MORE[instruction.opname] + count
+        if takes is not None:
+            if any(_places(one, "") for one in taken(takes)) or (takes == 0 and not _LOOKS_AROUND.isdisjoint(named)):
+                return None
+            stack += [None] * gives
+        elif instruction.opname == "SWAP":
+            stack[:0] = [None] * (count - len(stack))
+            stack[-count], stack[-1] = stack[-1], stack[-count]
+        elif instruction.opname in _LOADS:
             stack += map(names.get, named)
         elif instruction.opname == "LOAD_CONST":
             stack.append(_Constant(instruction.argval))
@@ -127,9 +148,9 @@ def _places(made: Any, path: str) -> list[str]:
     return [place for name, member in made.members.items() for place in _places(member, f"{path}.{name}")]
 
 
-def returned_at(reads: Sequence[str]) -> str | None:
-    """The place of the value read last, where the body only returns it."""
-    return reads[-1].removeprefix(RETURNED) if reads and reads[-1].startswith(RETURNED) else None
+def returned_at(reads: Sequence[str]) -> dict[int, str]:
+    """The places of values that the body only returns, by the number of their read."""
+    return {number: told.removeprefix(RETURNED) for number, told in enumerate(reads) if told.startswith(RETURNED)}
 
 
 def put(result: Any, place: str, value: Any) -> Any:

@@ -120,7 +120,8 @@ class _Walk(Commit):
 
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
         super().__init__(captured, node, tree, values, leaves)
-        self.undo, self.is_last, self.read = Undo(), False, None
+        self.undo, self.is_last = Undo(), False
+        self.read: dict[int, Any] = {}
         if node.program is not None:  # that of another branch may ask for it
             self.begin_state = torch.default_generator.get_state()
         self.stopped: Followed | None = None
@@ -151,7 +152,7 @@ class _Walk(Commit):
         node, leaves, number = self.node, self.leaves, 0
         recording = _recording(node)
         recording.keep(self.undo, leaves)
-        while number < len(node.reads):  # what is returned is read last
+        while number < len(node.reads):
             recording.segment(number)(leaves)
             island = recording.island(number, leaves)
             found = recording.meet(number, leaves) if island is None else self._run_island(island, node)
@@ -169,7 +170,7 @@ class _Walk(Commit):
                 recording.keep(self.undo, leaves)
             if found.made:
                 recording.settle(number, found)
-            self.read = found.value
+            self.read[number] = found.value
             number += 1
         self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
@@ -212,12 +213,13 @@ class _Walk(Commit):
 
     @override
     def _built(self) -> Any:
-        result, place = super()._built(), returned_at(self.node.reads)
-        if place is None:
-            return result
-        if type(result) is ForwardOutputs:
-            return result.with_result(put(result.result, place, self.read))
-        return put(result, place, self.read)
+        result = super()._built()
+        for number, place in returned_at(self.node.reads).items():
+            if type(result) is ForwardOutputs:
+                result = result.with_result(put(result.result, place, self.read[number]))
+            else:
+                result = put(result, place, self.read[number])
+        return result
 
     @override
     def give_up(self) -> None:
@@ -227,6 +229,8 @@ class _Walk(Commit):
     @override
     def resumed(self, error: BaseException, run: BodyRun | None) -> Any:
         answer(self, self.islands)
+        if self.node.reads:
+            _recording(self.node).note_returned(self.read)
         try:
             return Followed(node=self.node, result=super().resumed(error, run))
         finally:

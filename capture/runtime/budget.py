@@ -103,6 +103,8 @@ class Budget:
     _seen: OrderedDict[int, int] = field(factory=OrderedDict)
     _tried: OrderedDict[int, None] = field(factory=OrderedDict)
     """Keys that efforts were made for."""
+    _failed: OrderedDict[int, None] = field(factory=OrderedDict)
+    """Those of which a recording was dropped, or came to none."""
 
     # --------------------------------------------------------------------------------------------------- what is known
 
@@ -159,9 +161,10 @@ class Budget:
         self._paid = 0.0
         if key is not None:
             self._note(key)
-            self._tried[hash(key)] = None
-            if len(self._tried) > _SEEN:
-                self._tried.popitem(last=False)
+            for known in (self._tried, self._failed) if kind == "drops" else (self._tried,):
+                known[hash(key)] = None
+                if len(known) > _SEEN:
+                    known.popitem(last=False)
         if changed:
             self.changed.append(changed)
         too_much = self.debt >= self.most or (self.spent.ms > PATIENCE and self.debt >= self.most / 2)
@@ -192,6 +195,7 @@ class Budget:
         """An effort for this key may be made in this call. ``lasting``: its plan says that no run will change it.
         ``begun``: it was watched, and only the recording is left to do."""
         self._pay()
+        begun = begun and hash(key) not in self._failed
         if not self.gave_up and not lasting:
             again = self._seen.get(hash(key), 0)
             if (self.debt < self.most / 2 or again) and (begun or self._can_afford(key, again)):

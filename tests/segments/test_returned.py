@@ -13,6 +13,7 @@ from capture import capture, recordings
 from capture.observe import returned_value
 from tests.segments.bodies import Program, draw
 from tests.segments.test_bodies import CALLS, compared, fresh
+from tests.support.device import DEVICE
 from tests.support.observed import bits
 
 __all__ = ["fresh"]
@@ -46,6 +47,52 @@ def twice(x: Tensor) -> Any:
     return x * 2, loss, [loss]
 
 
+def metrics(x: Tensor) -> Any:
+    y = x * 2
+    return {"loss": y.sum().item(), "most": y.max().item(), "mean": y.mean()}
+
+
+def between_operators(x: Tensor) -> Any:
+    loss = x.sum().item()
+    x.add_(1)
+    share = (x > 0).float().mean().item()
+    return x * 2, loss, [share]
+
+
+def after_a_branch(x: Tensor) -> Any:
+    y = x * 2
+    least = y.min().item()
+    if y[0, 0] > 0:
+        y = y + 1
+    return y, y.sum().item(), {"least": least}
+
+
+def in_a_block(x: Tensor) -> Any:
+    y = x * 2
+    with torch.no_grad():
+        return y, y.sum().item()
+
+
+def looked_for(x: Tensor) -> Any:
+    loss = x.sum().item()
+    names = sorted(locals())
+    return x * 2, loss, len(names)
+
+
+def given_to_a_call(x: Tensor) -> Any:
+    loss = x.sum().item()
+    return x * 2, abs(loss)
+
+
+def added_to(x: Tensor) -> Any:
+    loss = x.sum().item()
+    return x + loss, loss
+
+
+def same_name(x: Tensor) -> Any:
+    return {"a": x.sum().item(), "a": x.max().item()}  # noqa: F601
+
+
 def returned_twice(x: Tensor) -> Any:
     y = x * 2
     loss = y.sum().item()
@@ -61,12 +108,6 @@ def negated(x: Tensor) -> Any:
     y = x * 2
     loss = y.sum().item()
     return y, -loss
-
-
-def in_a_block(x: Tensor) -> Any:
-    y = x * 2
-    with torch.no_grad():
-        return y, y.sum().item()
 
 
 def as_a_key(x: Tensor) -> Any:
@@ -108,7 +149,7 @@ def program(body: Callable[..., Any]) -> Callable[[], Program]:
     return lambda: (body, lambda number: (draw(number),), None)
 
 
-@pytest.mark.parametrize("body", [alone, in_a_tuple, by_name, after_a_write])
+@pytest.mark.parametrize("body", [alone, in_a_tuple, by_name, after_a_write, metrics, between_operators, in_a_block])
 def test_number_that_is_returned_is_read_anew(body: Callable[..., Any]) -> None:
     counters = recordings(compared(program(body)))
     assert counters.replays >= CALLS // 2, str(counters)
@@ -121,7 +162,11 @@ def test_number_that_is_returned_is_read_anew(body: Callable[..., Any]) -> None:
         returned_twice,
         formatted,
         negated,
-        in_a_block,
+        after_a_branch,
+        looked_for,
+        given_to_a_call,
+        added_to,
+        same_name,
         as_a_key,
         chosen,
         by_a_helper,
@@ -147,3 +192,23 @@ def test_places_of_a_result() -> None:
     assert returned_value.put(result, "output.1.a.0", 7) == (1, {"a": [7, 3]}, 4)
     assert result == (1, {"a": [2, 3]}, 4)
     assert returned_value.put(5, "output", 7) == 7
+
+
+def looks_up(x: Tensor, at: Tensor, table: Tensor) -> Any:
+    loss = x.sum().item()
+    x.zero_()
+    try:
+        return table[at], loss
+    except IndexError:
+        return x, loss
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="no kernel raises in a call")
+def test_a_number_that_was_read_before_an_operator_raised_is_that_of_the_call() -> None:
+    captured, table = capture(looks_up), torch.arange(4.0)
+    for number in range(8):
+        for at in (number % 4, 9 if number > 4 else 0):
+            x = torch.ones(3) * (number + at)
+            found, expected = (one(x.clone(), torch.tensor([at]), table) for one in (captured, looks_up))
+            assert bits(found) == bits(expected)
+    assert recordings(captured).replays

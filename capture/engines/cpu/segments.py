@@ -9,21 +9,22 @@ the same with the same memory.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import define
+from attrs import define, evolve
 from typing_extensions import override
 
 from capture.core.interrupts import is_interrupt
 from capture.engines.base import Block, BoundInput, Found, Geometry, IslandCall, OwnedOutput, found
 from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.answers import Answers
-from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep, registers_in
+from capture.engines.cpu.tape import Leaf, Register, Stop, Tape, TapeMemory, TapeStep, registers_in
 from capture.engines.undo import Undo
 from capture.key import pytree
 from capture.native import native
+from capture.observe.returned_value import RETURNED
 from capture.torch_private.capabilities import generator_id
 
 Key = tuple[Any, ...]
@@ -57,6 +58,8 @@ class SegmentedTape(Tape):
         self._written = _Written()
         self._begins: list[int] = []
         """The first step of each segment."""
+        self._returned: dict[int, Any] = {}
+        """By number of a break, what the body only returns, as it was read in the call that was stopped."""
         self._met: int | None = None
         """The break whose operator raised."""
         self._islands: dict[int, bool] = {}
@@ -151,6 +154,19 @@ class SegmentedTape(Tape):
                 self._met = number
             raise
         return found(self.reads[number], result)
+
+    def note_returned(self, read: Mapping[int, Any]) -> None:
+        """See ``SegmentedRecording``."""
+        self._returned = {number: value for number, value in read.items() if self.reads[number].startswith(RETURNED)}
+
+    @override
+    def stop(self, error: BaseException) -> Stop | None:
+        stop, self._returned, returned = super().stop(error), {}, self._returned
+        read = {id(self._breaks[number]): value for number, value in returned.items()}
+        if stop is None or not read:
+            return stop
+        ran = [one if id(one.step) not in read else evolve(one, result=read[id(one.step)]) for one in stop.ran]
+        return evolve(stop, ran=ran)
 
     @override
     def was_stopped(self) -> bool:
@@ -257,7 +273,7 @@ class SegmentedTape(Tape):
     def release(self) -> None:
         super().release()
         self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
-        self._begins = []
+        self._begins, self._returned = [], {}
         self._islands, self._places = {}, {}
 
 

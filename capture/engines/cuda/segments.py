@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,6 +108,9 @@ class SegmentedGraphs(CudaRecording):
         for place, made in zip(self._breaks[number].places, found.made, strict=True):
             if place is not None:
                 place.copy_(made)
+
+    def note_returned(self, read: Mapping[int, Any]) -> None:
+        """See ``SegmentedRecording``. No kernel stops a call."""
 
     def joins(self, other: SegmentedGraphs, breaks: int) -> bool:
         """See ``SegmentedRecording``. Copies of the host's tensors lie elsewhere in every recording."""
