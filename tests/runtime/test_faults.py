@@ -14,6 +14,7 @@ from torch import nn
 from typing_extensions import override
 
 from capture import CaptureWarning, UncapturableError, capture, config, recordings
+from tests.support.device import EXECUTES, rng_state
 
 
 class Broken(Exception):
@@ -23,12 +24,12 @@ class Broken(Exception):
 class Counts(nn.Module):
     """Everything that a body may leave behind, and how often it ran."""
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.lin = nn.Linear(3, 3)
         self.total: torch.Tensor
-        self.register_buffer("total", torch.zeros(3, device=device))
+        self.register_buffer("total", torch.zeros(3))
         self.last: Any = None
         self.runs = 0
 
@@ -69,7 +70,7 @@ def _told(module: Any, x: torch.Tensor) -> list[Any]:
     y, double, same = module(x)
     if y.requires_grad and isinstance(module, Differentiable):
         (y.sum() + double["double"].sum()).backward()
-    state = [module.total.clone(), module.last.clone(), module.runs, torch.get_rng_state().sum()]
+    state = [module.total.clone(), module.last.clone(), module.runs, rng_state().sum()]
     return [y.clone(), double["double"].clone(), same is x, x.clone(), *state, str(module.lin.weight.grad)]
 
 
@@ -104,12 +105,15 @@ _PLACES = [
     "state.snapshot:snapshot", "state.diff:changes", "observe.dispatch_mode:traits",
     "observe.dispatch_mode:tensors_out", "observe.dispatch_mode:tensors_in",
     "observe.dispatch_mode:ObserveMode._see_output", "observe.dispatch_mode:ObserveMode._see_writes",
-    "observe.dispatch_mode:ObserveMode._see_draws", "engines.cpu.engine:describe",
-    "engines.cpu.engine:TapeRecorder._move", "engines.cpu.engine:TapeRecorder._step", "engines.cpu.tape:Tape.compile",
+    "observe.dispatch_mode:ObserveMode._see_draws",
     "runtime.record:inputs_for", "runtime.record:plan_recorded", "runtime.record:_node",
     "runtime.record:make_recording_guard", "runtime.record:compile_plan", "tree.tree:Tree.attach",
     "tree.tree:Tree.begin_call", "tree.tree:Tree.pattern", "tree.tree:Tree.before_recording",
 ]  # fmt: skip
+_PLACES += [
+    "engines.cpu.engine:describe", "engines.cpu.engine:TapeRecorder._move", "engines.cpu.engine:TapeRecorder._step",
+    "engines.cpu.tape:Tape.compile",
+] if EXECUTES else ["engines.cuda.engine:describe", "engines.cuda.engine:CudaBackend._recorded"]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

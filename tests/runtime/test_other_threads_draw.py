@@ -19,16 +19,17 @@ from capture import CaptureWarning, capture, config, plans, recordings, warmup
 from capture.observe import dispatch_mode, run
 from capture.torch_private.generators import was_drawn
 from capture.tree import thread_trees
+from tests.support.device import DEVICE, rng_state, set_rng_state, use_device
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Inference, no plans on disk, no tree of another test, the generator as it was."""
     thread_trees.forget_trees()
-    state = torch.get_rng_state()
+    state = rng_state()
     with torch.no_grad(), config.patch(cache=False):
         yield
-    torch.set_rng_state(state)
+    set_rng_state(state)
 
 
 @contextlib.contextmanager
@@ -37,6 +38,7 @@ def drawing(draw: Callable[[], Any], every: float = 0.0003) -> Iterator[list[Ten
     stop, drawn = threading.Event(), list[Tensor]()
 
     def other() -> None:
+        use_device()
         while not stop.is_set():
             drawn.append(draw())
             time.sleep(every)
@@ -106,7 +108,7 @@ def test_draws_of_others_are_not_undone(monkeypatch: pytest.MonkeyPatch) -> None
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         found = real(*args, **kwargs)
-        thread = threading.Thread(target=lambda: drawn.append(torch.rand(4)))
+        thread = threading.Thread(target=lambda: drawn.append(torch.rand(4, device=DEVICE)))
         thread.start()
         thread.join()
         return found
@@ -129,16 +131,16 @@ def test_draws_of_others_are_not_undone(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_a_run_draws_itself_is_undone() -> None:
     """With and without other threads that do not draw."""
-    f, before = capture(drops, name="f"), torch.get_rng_state()
+    f, before = capture(drops, name="f"), rng_state()
     warmup(f)(torch.ones(3, 4))
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(rng_state(), before)
     waiting = threading.Event()
     other = threading.Thread(target=waiting.wait)
     other.start()
     try:
         g = capture(drops, name="g")
         warmup(g)(torch.ones(3, 4))
-        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(rng_state(), before)
     finally:
         waiting.set()
         other.join()
@@ -150,9 +152,9 @@ def seeds(x: Tensor) -> Tensor:
 
 
 def sets(x: Tensor) -> Tensor:
-    state = torch.get_rng_state()
+    state = rng_state()
     y = x + torch.rand(4)
-    torch.set_rng_state(state)
+    set_rng_state(state)
     return y + torch.rand(4)
 
 
@@ -183,35 +185,37 @@ def test_bodies_that_seed_are_still_found(body: Callable[[Tensor], Tensor], othe
 
 def test_states_by_draws() -> None:
     """Forward by any draw, with another cached number too; not back, not from another seed."""
-    generator = torch.Generator().manual_seed(11)
+    generator = torch.Generator("cpu").manual_seed(11)
     states = [generator.get_state()]
     for draw in range(40):
         if draw % 3 == 0:
-            torch.rand(draw * 97, generator=generator)
+            torch.rand(draw * 97, generator=generator, device="cpu")
         elif draw % 3 == 1:
-            torch.randn(1, generator=generator)
+            torch.randn(1, generator=generator, device="cpu")
         else:
-            torch.randperm(draw, generator=generator)
+            torch.randperm(draw, generator=generator, device="cpu")
         states.append(generator.get_state())
     for first, before in enumerate(states):
         for second, after in enumerate(states):
             same = torch.equal(before[:5016], after[:5016])
             assert was_drawn(before, after, 0.1) == (second >= first or same)
-    assert not was_drawn(states[0], torch.Generator().manual_seed(12).get_state(), 0.1)
-    assert not was_drawn(states[-1], torch.Generator().manual_seed(11).get_state(), 0.1)
-    one, other = (torch.tensor([1, 0, 0, 0, 0, 0, 0, 0, low, high, 0, 0, 0, 0, 0, 0], dtype=torch.uint8)
+    assert not was_drawn(states[0], torch.Generator("cpu").manual_seed(12).get_state(), 0.1)
+    assert not was_drawn(states[-1], torch.Generator("cpu").manual_seed(11).get_state(), 0.1)
+    one, other = (torch.tensor([1, 0, 0, 0, 0, 0, 0, 0, low, high, 0, 0, 0, 0, 0, 0], dtype=torch.uint8, device="cpu")
                   for low, high in ((8, 0), (4, 1)))  # fmt: skip
     assert was_drawn(one, other, 0)
     assert not was_drawn(other, one, 0)
     assert was_drawn(one, one, 0)
-    assert not was_drawn(one, torch.zeros(16, dtype=torch.uint8), 0)
-    assert not was_drawn(torch.zeros(7, dtype=torch.uint8), torch.zeros(7, dtype=torch.uint8), 0)
+    assert not was_drawn(one, torch.zeros(16, dtype=torch.uint8, device="cpu"), 0)
+    assert not was_drawn(
+        torch.zeros(7, dtype=torch.uint8, device="cpu"), torch.zeros(7, dtype=torch.uint8, device="cpu"), 0
+    )
 
 
 def test_far_away_is_found_in_time() -> None:
-    generator = torch.Generator().manual_seed(11)
+    generator = torch.Generator("cpu").manual_seed(11)
     before = generator.get_state()
-    torch.rand(5_000_000, generator=generator)
+    torch.rand(5_000_000, generator=generator, device="cpu")
     assert was_drawn(before, generator.get_state(), 0.1)
     assert not was_drawn(before, generator.get_state(), 0)
 

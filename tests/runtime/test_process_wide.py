@@ -24,7 +24,7 @@ from capture.torch_private.capabilities import dispatch_mode_depth
 from capture.torch_private.surroundings import Surroundings
 from capture.torch_private.warned import CAN_TELL, warned
 from capture.tree import thread_trees
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, without_default_device
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +147,7 @@ def test_what_stands_in_for_attributes_meanwhile_changes_nothing_for_other_threa
     assert recordings(f).replays == before.replays + 4
 
 
+@without_default_device()
 def test_a_warning_in_a_trial_is_dropped_and_told() -> None:
     """Whatever the filters say, without a trace in them or in a registry."""
     assert CAN_TELL
@@ -165,6 +166,7 @@ def test_a_warning_in_a_trial_is_dropped_and_told() -> None:
     assert dict(globals().get(name, {})) == before
 
 
+@without_default_device()
 def test_a_call_that_warns_and_raises_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """torch prints a warning that cannot be raised as an exception is on its way."""
     fixed = torch.frombuffer(bytearray(8), dtype=torch.float32)

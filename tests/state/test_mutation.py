@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import capture, plans, recordings, warmup
-from tests.support.device import REBINDS, rng_state
+from tests.support.device import AGAIN, REBINDS, rng_state
 from tests.support.writes import bits, x_of
 from tests.support.writes import fresh as fresh
 
@@ -40,6 +40,7 @@ def check(
         tensors = [(one, other) for one, other in zip(mine, theirs, strict=True) if isinstance(one, Tensor)]
         for (one, other), (before, before_eager) in zip(tensors, versions, strict=True):
             assert (one._version > before) == (other._version > before_eager), seed
+        del got, expected  # what a caller still holds is for tests/tree
     if replays is not ANY:
         assert recordings(captured).replays == (times - 2 if replays is None else replays)
     return captured
@@ -140,7 +141,7 @@ def test_every_kind_of_write(name: str, static: list[str]) -> None:
         assert bits(got) == bits(body(*theirs))
         assert bits(list(mine)) == bits(list(theirs))
         assert bits(state) == bits(rng_state())
-    assert recordings(captured).recordings == 1
+    assert recordings(captured).recordings == 1 + AGAIN
 
 
 def test_a_written_number_of_one_element() -> None:

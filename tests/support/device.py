@@ -1,9 +1,15 @@
-"""The device that tests which name none run on: ``CAPTURE_TEST_DEVICE``, the CPU without it; what its engine can do."""
+"""The device that tests which name none run on: ``CAPTURE_TEST_DEVICE``, the CPU without it; what its engine can do.
+
+``CAPTURE_TEST_ENGINE=graphs`` has the CPU engine declare what an engine of graphs does, as far as a tape can: the
+counts that a GPU shows can be tried without one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +19,7 @@ from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.engine import CpuBackend
 from capture.engines.cpu.tape import Tape
 from capture.engines.cuda import kernel_params
+from capture.engines.cuda.engine import CudaBackend
 
 DEVICE = torch.device(os.environ.get("CAPTURE_TEST_DEVICE", "cpu"))
 if DEVICE.type == "cuda":
@@ -30,13 +37,30 @@ default_generator = torch.default_generator if DEVICE.type == "cpu" else torch.c
 
 def know_nothing_of_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU engine as one of graphs, which write where they were recorded, and nobody knows where else."""
+    _write_where_recorded(monkeypatch.setattr)
 
+
+def _write_where_recorded(change: Callable[[Any, str, Any], None]) -> None:
     def own(self: Tape, outputs: Sequence[OwnedOutput]) -> Callable[[], None]:
         return OutputCopies(self.arena, outputs)
 
-    monkeypatch.setattr(CpuBackend, "owns_in_place", False)
-    monkeypatch.setattr(Tape, "own", own)
-    monkeypatch.setattr(Tape, "avoid", lambda *_: False)
+    change(CpuBackend, "owns_in_place", False)
+    change(Tape, "own", own)
+    change(Tape, "avoid", lambda *_: False)
+
+
+if os.environ.get("CAPTURE_TEST_ENGINE") == "graphs":
+    _write_where_recorded(setattr)
+    CpuBackend.lifts_numbers = CudaBackend.lifts_numbers
+
+_ENGINE = CpuBackend if DEVICE.type == "cpu" else CudaBackend
+
+LIFTS = _ENGINE.lifts_numbers
+"""Calls that differ in a number alone share a recording. Without it each number has one of its own."""
+
+AGAIN = 0 if _ENGINE.owns_in_place else 1
+"""Recordings that are made because the caller holds an output while the next call needs its block: a tape is told to
+write elsewhere, a graph is recorded again beside it. That call is no replay; later ones copy the output."""
 
 
 def rng_state() -> torch.Tensor:
@@ -47,6 +71,16 @@ def rng_state() -> torch.Tensor:
 def set_rng_state(state: torch.Tensor) -> None:
     """Put it back."""
     default_generator.set_state(state)
+
+
+@contextlib.contextmanager
+def without_default_device() -> Iterator[None]:
+    """Tensors are made on the CPU, and no Python of torch's stands between a call and its operator."""
+    torch.set_default_device(None)
+    try:
+        yield
+    finally:
+        use_device()
 
 
 def use_device() -> None:
