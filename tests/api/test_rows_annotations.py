@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, config, load_plans, mark_step_begin, recordings, reset, save_plans
-from tests.support.device import DEVICE, EXECUTES, rng_state, set_rng_state
+from tests.support.device import AGAIN, DEVICE, EXECUTES, rng_state, set_rng_state
 from tests.support.rows import counts, descendants, eager, ran, rand, same, times, total, warned
 from tests.support.rows import fresh as fresh
 
@@ -242,7 +242,7 @@ def test_row_182_exception_while_recording() -> None:
         mark_step_begin()
         same(neighbour(x), x + 1)
         same(held, expected)
-    assert recordings(f).recordings == 1
+    assert recordings(f).recordings == 1 + AGAIN
     pools = 1 if EXECUTES else 2  # the exception may keep a tensor of the first one
     assert 1 <= recordings(neighbour).recordings <= pools
 
@@ -386,6 +386,7 @@ def test_row_187_modes_are_part_of_the_key(mode: str) -> None:
             y = f(x)
             same(y, eager(f, x))
             assert y.is_inference() is (mode == "inference")
+            del y
         same(f(x), eager(f, x))
     assert recordings(f).recordings == 2
     assert counts(f)[3] == 0
@@ -430,6 +431,7 @@ def test_row_187_training_flags() -> None:
             torch.manual_seed(i)
             with config.patch(enabled=False):
                 same(actual, net(rand(2, 4, seed=i)))
+            del actual
     assert recordings(net).recordings == 3
 
 
@@ -476,7 +478,7 @@ def test_row_188_requires_grad_is_part_of_the_key() -> None:
         y.sum().backward()
         same(x.grad, torch.full((4,), 3.0))
     same(f(rand(4)), rand(4) * 3)
-    assert recordings(f).recordings == 4, "the backward pass copies in what the loop holds"
+    assert recordings(f).recordings == 4 + AGAIN, "the backward pass copies in what the loop holds"
 
 
 class Pair(NamedTuple):
@@ -501,8 +503,11 @@ def test_row_189_order_of_keywords_and_defaults_is_not_in_the_key() -> None:
     a, b, d = rand(4, seed=1), rand(4, seed=2), rand(4, seed=3)
     expected = a - b * 2
     for _ in range(2):
-        for result in (f(a, b), f(b=b, a=a), f(a, b, 2), f(a, c=2, b=b), f(d=None, b=b, a=a)):
-            same(result, expected)
+        same(f(a, b), expected)
+        same(f(b=b, a=a), expected)
+        same(f(a, b, 2), expected)
+        same(f(a, c=2, b=b), expected)
+        same(f(d=None, b=b, a=a), expected)
     assert (total(), times("f")) == (1, 2)
     for _ in range(3):
         same(f(a, b, d=d, e=b, g=a), a + d + b)

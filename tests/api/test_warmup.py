@@ -34,7 +34,7 @@ from capture import (
 )
 from capture.api.decorator import captured_states
 from capture.tree import thread_trees
-from tests.support.device import DEVICE, default_generator
+from tests.support.device import AGAIN, DEVICE, default_generator
 from tests.support.unseen import Notes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,7 +285,8 @@ def test_no_trace_is_left() -> None:
             torch.manual_seed(seed)
             assert same(got, twin(theirs, twin_own))
             assert all(map(same, after, everything(twin, [theirs], twin_own)))
-    assert (recordings(net).replays, recordings(net).body_runs) == (12, 6)
+    again = 4 * AGAIN
+    assert (recordings(net).replays, recordings(net).body_runs) == (12 - again, 6 + again)
 
 
 def test_outputs_that_are_held_keep_their_values() -> None:
@@ -341,7 +342,7 @@ def test_a_place_in_the_tree_has_its_own_count() -> None:
     for _ in range(3):
         first(x_of(2))
         y = second(first(x_of(2)))
-    assert recordings(second).recordings == 1, "recorded below the first"
+    assert recordings(second).recordings == 1 + AGAIN, "recorded below the first"
     assert warmup(second).cases([(x_of(2),)]).recorded == 1
     assert same(y, torch.tanh(body(x_of(2))))
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from capture import CaptureWarning, capture, recordings
 from capture.native import native
 from capture.runtime import dispatch
-from tests.support.device import DEVICE
+from tests.support.device import AGAIN, DEVICE
 from tests.support.trainers import (
     OPTIMIZERS,
     STEPS,
@@ -206,7 +206,7 @@ def test_what_was_done_to_a_gradient_ends_with_its_step(change: Callable[[Tensor
             for one in (mine, theirs)
         ]  # fmt: skip
         assert found[0] == found[1]
-    assert recordings(step).recordings == 1
+    assert recordings(step).recordings == 1 + AGAIN
     assert recordings(step).replays >= STEPS - 4
 
 
@@ -248,7 +248,7 @@ def test_gradients_that_share_memory_stay_in_the_pool() -> None:
     """Nothing is copied, and no second recording is made below the first."""
     mine, step, theirs, eager = pair(flat_step)
     run(mine, step, theirs, eager, batches(STEPS), marks=True)
-    assert recordings(step).recordings == 1
+    assert recordings(step).recordings == 1 + AGAIN, "for the loss, which run() holds"
     adopted = DEVICE.type == "cpu"  # the recording's own tensors, views of one that nobody has handed out
     assert recordings(step).kept_outputs <= recordings(step).replays + adopted, "one loss a step, which run() holds"
 

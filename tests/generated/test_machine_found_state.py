@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from capture import CaptureWarning, capture, recordings
 from capture.engines.cpu.engine import CpuBackend
-from tests.support.device import DEVICE, EXECUTES, REBINDS
+from tests.support.device import AGAIN, DEVICE, EXECUTES, REBINDS
 from tests.support.found import CALLS, ones
 from tests.support.found import _without_gradients as _without_gradients
 
@@ -93,7 +93,7 @@ def test_an_earlier_argument_changes(change: str, options: dict[str, Any]) -> No
         assert all(map(torch.equal, found, expected))
         assert torch.equal(x, twin)
         changes[change](x)
-    assert recordings(captured).replays == CALLS - 2
+    assert recordings(captured).replays == CALLS - 2 - AGAIN
 
 
 LOOKS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -215,7 +215,7 @@ def test_state_that_is_only_handed_on_may_move() -> None:
         theirs.step(x)
     now = recordings(captured)
     assert now.eager_calls == 0
-    assert now.recordings == 1 or not REBINDS
+    assert now.recordings == 1 + AGAIN or not REBINDS
 
 
 @pytest.mark.parametrize("options", [{"static": ["y", "unused"]}, {"inputs": "bind"}], ids=["static", "bind"])
@@ -231,7 +231,7 @@ def test_arguments_that_no_operator_gets_may_move(options: dict[str, Any]) -> No
         assert result[1] is y
     now = recordings(body)
     assert now.eager_calls == 0
-    assert now.recordings == 1 or not REBINDS
+    assert now.recordings == 1 + AGAIN or not REBINDS
 
 
 def only_capture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ def test_few_values_are_recorded_once_each(values: tuple[Any, ...]) -> None:
             found, right = mine(x), net(x)
             assert found.dtype is right.dtype
             assert torch.equal(found, right), turn
+            del found
     counted = recordings(mine)
     assert counted.recordings == len(values)
     assert counted.replays >= 60 - 4 * len(values)

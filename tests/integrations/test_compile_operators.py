@@ -191,6 +191,7 @@ def test_autocast() -> None:
         (ours.float().sum() + 0).backward()
         (theirs.float().sum() + 0).backward()
         same([p.grad for p in net.parameters()], [p.grad for p in twin.parameters()])
+        del ours
     replayed("forward")
 
 

@@ -197,6 +197,7 @@ def test_structures() -> None:
         ours, theirs = captured(*inputs(seed)), Nested()(*inputs(seed))
         assert list(ours) == list(theirs)
         same(list(ours.values()), list(theirs.values()))
+        del ours
     assert counts(captured) == [ALL_REPLAYED]
 
 
@@ -362,6 +363,7 @@ def test_results_that_nothing_computes() -> None:
         assert found["kept"] is weight
         assert (found["one"], found["none"]) == (1, None)
         same(found["y"], x.sin())
+        del found
     assert counts(captured) == [ALL_REPLAYED]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, recordings
+from tests.support.device import AGAIN
 from tests.support.keys import A, bits, check_same, x_of
 from tests.support.keys import fresh as fresh
 
@@ -86,7 +87,7 @@ def test_tensors_in_classes_with_fields_are_outputs(kind: type[Any]) -> None:
         assert type(got) is kind
         assert got.scale == 4.0
         assert bits(got.key) == bits(make(x_of(seed)).key)
-    assert recordings(captured).recordings == 1
+    assert recordings(captured).recordings == 1 + AGAIN
 
 
 @pytest.mark.parametrize("kind", CACHES)
@@ -155,7 +156,7 @@ def test_nested_containers_come_back(make: Callable[[Tensor, Tensor], Any]) -> N
         assert bits(total(got)) == bits(total(expected))
         if isinstance(got, dict):
             assert list(got) == list(expected)
-    assert recordings(captured).recordings == 1
+    assert recordings(captured).recordings == 1 + AGAIN
 
 
 def test_an_output_container_is_new_on_every_call() -> None:
@@ -230,7 +231,7 @@ def test_an_opaque_argument_that_is_handed_back() -> None:
         assert bits(y) == bits(expected)
         assert same_cache is cache
         assert bits(cache.weight) == bits(twin.weight)
-    assert recordings(captured).replays == 4
+    assert recordings(captured).replays == 4 - AGAIN
     reference = weakref.ref(cache)
     del cache, same_cache
     gc.collect()

@@ -142,6 +142,7 @@ def test_values_are_told_apart_with_their_types() -> None:
             got = tell(A, value)
             assert bits(got[1]) == bits(value), value
             seen.append(value)
+            del got
     assert recordings(tell).observations == len(VALUES)
     assert recordings(tell).recordings == len(VALUES)
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, mark_step_begin, recordings
-from tests.support.device import DEVICE, know_nothing_of_writes
+from tests.support.device import AGAIN, DEVICE, know_nothing_of_writes
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no process groups")
 
@@ -97,7 +97,7 @@ def test_of_a_users_own_kind() -> None:
         held.append((found["pair"], expected["pair"]))
     for found, expected in held:
         same(found, expected)
-    assert recordings(captured).recordings == 2
+    assert recordings(captured).recordings == 2 * (1 + AGAIN)
     assert recordings(captured).eager_calls == 0
 
 
@@ -128,6 +128,7 @@ def test_placements_are_in_the_key(mesh: DeviceMesh) -> None:
         x = DTensor.from_local(numbers(number), mesh, [placements[number % 4]])
         for found, expected in zip(captured(x), body(x), strict=True):
             same(found, expected)
+        del found
     assert recordings(captured).recordings == 4
     assert recordings(captured).replays == 7  # of the first key two runs are watched: torch reads its own source once
 

@@ -20,7 +20,7 @@ from capture import (
     recordings,
     warmup,
 )
-from tests.support.device import DEVICE, default_generator
+from tests.support.device import AGAIN, DEVICE, default_generator
 from tests.support.observed import bits, codes, reads_item, x_of
 from tests.support.observed import fresh as fresh
 
@@ -132,8 +132,8 @@ def test_warmup_changes_nothing_and_brings_to_replay() -> None:
         assert got == bits(twin(theirs, twin_own))
         assert after[:6] == everything(twin, theirs, twin_own)[:6]
         assert bits(mine) == bits(theirs)
-    assert recordings(net.forward).replays == 5
-    assert recordings(net.forward).body_runs == 2
+    assert recordings(net.forward).replays == 5 - AGAIN, "the module holds its state"
+    assert recordings(net.forward).body_runs == 2 + AGAIN
 
 
 def test_warmup_twice_records_once() -> None:

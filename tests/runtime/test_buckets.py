@@ -35,7 +35,7 @@ def rows(x: Tensor) -> Tensor:
 
 def test_rows_of_any_number_replay_with_one_recording_for_each_rung() -> None:
     f = capture(rows, buckets={"x": {0: LADDER}})
-    run_beside(f, rows, [(torch.randn(n, 3),) for n in MANY])
+    run_beside(f, rows, [(torch.randn(n, 3),) for n in MANY], keep=False)
     found = recordings(f)
     assert found.recordings == len(LADDER)
     assert found.observations == len(LADDER) + 1  # and for 9 rows, which are above the ladder
@@ -45,7 +45,7 @@ def test_rows_of_any_number_replay_with_one_recording_for_each_rung() -> None:
 
 def test_powers_of_two_have_no_end() -> None:
     f = capture(rows, buckets={"x": {0: "pow2"}})
-    run_beside(f, rows, [(torch.randn(n, 2),) for n in (3, 3, 17, 30, 17, 30, 100, 70, 100, 70)])
+    run_beside(f, rows, [(torch.randn(n, 2),) for n in (3, 3, 17, 30, 17, 30, 100, 70, 100, 70)], keep=False)
     assert recordings(f).recordings == 3
 
 
@@ -54,7 +54,8 @@ def test_two_dimensions_strides_of_results_are_eagers() -> None:
         return x + 1, x.mT * 2, x.mT.contiguous() - 1
 
     f = capture(body, buckets={"x": {0: (2, 4), 1: (4, 8)}})
-    run_beside(f, body, [(torch.randn(n, m),) for n in (1, 2, 3, 4) for m in (3, 4, 5) for _ in range(4)])
+    sizes = [(n, m) for n in (1, 2, 3, 4) for m in (3, 4, 5) for _ in range(4)]
+    run_beside(f, body, [(torch.randn(n, m),) for n, m in sizes], keep=False)
     assert recordings(f).recordings == 4
     assert refused(f) == []
 
@@ -142,7 +143,8 @@ class Net(nn.Module):
 def test_methods_have_ladders_of_their_own() -> None:
     one, other = Net(), Net()
     for net in (one, other):
-        run_beside(net, lambda x, net=net: torch.tanh(x) * net.scale, [(torch.randn(n, 3),) for n in MANY[:12]])
+        calls = [(torch.randn(n, 3),) for n in MANY[:12]]
+        run_beside(net, lambda x, net=net: torch.tanh(x) * net.scale, calls, keep=False)
     assert recordings(one.forward).recordings == recordings(other.forward).recordings == len(LADDER)
 
 
@@ -204,7 +206,7 @@ def test_warm_up_records_the_whole_ladder_in_one_pool() -> None:
     assert [one.pool_bytes > 0 for one in report.cases] == [True, False, False]
     assert "[8, 4]" in report.cases[0].case
     calls = [(torch.randn(n, 4), torch.ones(n, 1)) for n in (3, 5, 8, 3, 5, 8, 3, 5)]
-    run_beside(f, body, calls)
+    run_beside(f, body, calls, keep=False)
     assert recordings(f).recordings == 3
     assert recordings(f).observations == 3
     assert recordings(f).replays > 4

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -12,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import capture, config, recordings, release, reset
+from capture import CaptureWarning, capture, config, recordings, release, reset
 from capture.runtime.numbers import Noted
 from tests.support.bucketed import assert_same
-from tests.support.device import DEVICE
+from tests.support.device import LIFTS
 
-LIFTS = DEVICE.type == "cpu"
 MANY = [0.1, 0.12, 0.3, 0.07, 3.7, -0.2, 1e-30, 1e30, 0.999, 2.5, -1.5, 7.0, 0.1, 0.3, 1e-3]
 
 
@@ -31,6 +32,11 @@ def run_beside(f: Callable[..., Any], body: Callable[..., Any], numbers: Sequenc
     for number in numbers:
         x = torch.randn(4, 3, dtype=dtype)
         assert_same(f(x, number), body(x, number))
+
+
+def one_for_each() -> AbstractContextManager[Any]:
+    """Where numbers are not lifted each needs a recording of its own, and it is told that these come to nothing."""
+    return contextlib.nullcontext() if LIFTS else pytest.warns(CaptureWarning, match="CG901|CG906")
 
 
 def is_lifted(f: Any) -> bool:
@@ -61,8 +67,8 @@ def test_numbers_that_reach_operators_as_they_are(name: str, dtype: torch.dtype)
     body = BODIES[name]
     f = capture(lambda x, s: body(x, s), max_recordings=20)
     run_beside(f, body, MANY, dtype)
+    assert is_lifted(f) == LIFTS
     if LIFTS:
-        assert is_lifted(f)
         assert recordings(f).replays > len(MANY) - 4
         assert recordings(f).recordings <= 4  # whole exponents have kernels of their own
         assert recordings(f).eager_calls == 0
@@ -170,13 +176,13 @@ def test_a_learning_rate_that_decays() -> None:
             parameter.mul_(decay).sub_(gradient * lr)
 
     f = capture(step)
-    for number in range(20):
-        gradient, lr = torch.randn(2, 3), 0.1 * 0.9**number
-        f(ours, gradient, lr)
-        step(eager, gradient, lr)
-        assert torch.equal(ours.weight, eager.weight)
-    if LIFTS:
-        assert recordings(f).replays > 16
+    with one_for_each():
+        for number in range(20):
+            gradient, lr = torch.randn(2, 3), 0.1 * 0.9**number
+            f(ours, gradient, lr)
+            step(eager, gradient, lr)
+            assert torch.equal(ours.weight, eager.weight)
+    assert recordings(f).replays > 16 or not LIFTS
 
 
 def test_several_numbers() -> None:
@@ -185,10 +191,11 @@ def test_several_numbers() -> None:
 
     f = capture(body)
     first = [(0.1, 0.1, 0.2), (0.3, 0.3, 0.2), (0.3, 0.4, 0.2), (0.5, 0.6, 0.2), (0.7, 0.8, 0.9), (0.4, 0.1, 0.3)]
-    for a, b, c in [*first, (0.11, 0.12, 0.13), (0.21, 0.22, 0.23), (0.3, 0.3, 0.3), (0.4, 0.1, 0.6)]:
-        x = torch.randn(4, 3)
-        assert_same(f(x, a, b, c=c), body(x, a, b, c=c))
-        assert_same(f(x, a, b=b), body(x, a, b=b))
+    with one_for_each():
+        for a, b, c in [*first, (0.11, 0.12, 0.13), (0.21, 0.22, 0.23), (0.3, 0.3, 0.3), (0.4, 0.1, 0.6)]:
+            x = torch.randn(4, 3)
+            assert_same(f(x, a, b, c=c), body(x, a, b, c=c))
+            assert_same(f(x, a, b=b), body(x, a, b=b))
 
 
 class Scaled(nn.Module):
@@ -209,17 +216,17 @@ def test_state_that_moves_or_changes() -> None:
     eager, ours = Scaled(), Scaled()
     ours.load_state_dict(eager.state_dict())
     capture(ours)
-    for call in range(30):
-        if call == 8:
-            eager.weight, ours.weight = (nn.Parameter(torch.full((3,), 2.0)) for _ in range(2))
-        if call == 14:
-            eager.weight.data, ours.weight.data = torch.full((3,), 3.0), torch.full((3,), 3.0)
-        if call == 20:
-            eager.options["twice"] = ours.options["twice"] = True
-        x, s = torch.randn(4, 3), 0.1 + 0.01 * call
-        assert_same(ours(x, s), eager(x, s))
-    if LIFTS:
-        assert recordings(ours.forward).replays > 20
+    with one_for_each():
+        for call in range(30):
+            if call == 8:
+                eager.weight, ours.weight = (nn.Parameter(torch.full((3,), 2.0)) for _ in range(2))
+            if call == 14:
+                eager.weight.data, ours.weight.data = torch.full((3,), 3.0), torch.full((3,), 3.0)
+            if call == 20:
+                eager.options["twice"] = ours.options["twice"] = True
+            x, s = torch.randn(4, 3), 0.1 + 0.01 * call
+            assert_same(ours(x, s), eager(x, s))
+    assert recordings(ours.forward).replays > 20 or not LIFTS
 
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # each value is another key
@@ -273,7 +280,8 @@ def test_gradients_verification_poison_release_and_reset() -> None:
 
     for options in ({}, {"verify": "always"}, {"verify": "first"}):
         f = capture(body, **options)  # type: ignore[call-overload]
-        run_beside(f, body, MANY[:6])
+        with one_for_each():
+            run_beside(f, body, MANY[:6])
         with config.patch(poison=True):
             run_beside(f, body, MANY[:6])
         with torch.enable_grad():

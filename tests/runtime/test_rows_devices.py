@@ -22,7 +22,7 @@ from capture.observe.expectation import Expectation
 from capture.rules.compile_plan import compile_plan
 from capture.state.call import Call
 from capture.tree.thread_trees import tree_for
-from tests.support.device import DEVICE, use_device
+from tests.support.device import AGAIN, DEVICE, EXECUTES, use_device
 from tests.support.rows import counts, eager, ran, rand, roots, same, times, total, tree, warned
 from tests.support.rows import fresh as fresh
 
@@ -148,7 +148,8 @@ def test_row_157_captured_neighbours_are_not_affected() -> None:
             c = g(b)
             same((a, b, c), (x * 2, eager(unfit, x * 2), eager(unfit, x * 2) - 1))
             del a, b, c
-    assert recordings(f).replays == recordings(g).replays == 3
+    assert recordings(f).replays == 3
+    assert recordings(g).replays == (3 if EXECUTES else 2), "watched once more, after a run of unfit that was undone"
 
 
 def test_row_158_operator_tagged_unsafe_is_named() -> None:
@@ -313,5 +314,5 @@ def test_row_164_three_threads() -> None:
         thread.join()
     assert [type(one).__name__ for one in found] == ["Tree"] * 3, found
     assert len({id(one) for one in found}) == 3
-    assert recordings(f).recordings <= 3
+    assert recordings(f).recordings <= 3 * (1 + AGAIN)
     assert roots() == []

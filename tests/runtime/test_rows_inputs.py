@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from capture import AnnotationError, capture, mark_step_begin, plans, recordings
 from capture.core.findings import Policy
-from tests.support.device import REBINDS
+from tests.support.device import AGAIN, REBINDS
 from tests.support.rows import (
     any_live,
     copies_in,
@@ -354,7 +354,7 @@ def test_row_084_ints_select_recordings() -> None:
     for i in range(4):
         x = rand(4, seed=i)
         same((f(3, x), f(2, x)), ((x * 3).repeat(3), (x * 2).repeat(2)))
-    assert (total(), times("f")) == (2, 4)
+    assert (total(), times("f")) == (2, 4 + AGAIN), "the first of two results is held beside the second"
 
 
 def test_row_087_scalar_tensors_are_read_at_every_call() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings, reset
+from tests.support.device import EXECUTES
 from tests.support.rows import counts, descendants, eager, kids, ran, rand, roots, same, taken, times, total, tree
 from tests.support.rows import fresh as fresh
 
@@ -292,4 +293,4 @@ def test_a_module_dies_while_a_body_runs() -> None:
         for seed, one in enumerate(kept):
             same(one, rand(4, seed=seed) * 2)
     assert recordings(f).replays >= 2
-    assert not recordings(f).eager_calls
+    assert recordings(f).eager_calls == (0 if EXECUTES else 1), "the first recording is not like the run before it"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import UncapturableError, capture, mark_step_begin, recordings
-from tests.support.device import DEVICE, REBINDS
+from tests.support.device import AGAIN, DEVICE, REBINDS
 from tests.support.rows import (
     copies_back,
     copies_in,
@@ -47,7 +47,7 @@ def test_row_117_mutated_argument_is_copied_in_and_back() -> None:
         assert whole is x
         same((x, summed), eager(f, twin, y))
         same(y, rand(4, seed=i + 9))
-    assert times("f") == 2
+    assert times("f") == 2 + AGAIN
     assert counts(f)[3] == 0
 
 

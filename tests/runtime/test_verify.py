@@ -191,4 +191,5 @@ def test_one_number_of_any_stride_is_compared(of: tuple[int, int], dtype: torch.
         for ours, theirs in zip(f(x), body(x), strict=True):
             assert torch.equal(ours, theirs)
             assert ours.stride() == theirs.stride()
+        del ours
     assert recordings(f).verifications == 3

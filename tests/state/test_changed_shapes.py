@@ -14,6 +14,7 @@ from torch import Tensor
 
 from capture import capture, config, mark_step_begin, recordings
 from capture.api.decorator import captured_state
+from tests.support.device import AGAIN
 from tests.support.writes import Cache, bits, x_of
 from tests.support.writes import fresh as fresh
 
@@ -214,4 +215,4 @@ def test_dicts_that_get_more_members(body: Callable[[Holder, Given], Any], repla
             [(results[side], given[side]) for results, given in held] + [(mine, theirs)[side]] for side in (0, 1)
         )
         assert shape_of(ours, {}) == shape_of(eagers, {})
-    assert recordings(captured).replays >= replays or again
+    assert recordings(captured).replays >= replays - AGAIN or again

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings, warmup
+from tests.support.device import AGAIN
 from tests.support.writes import bits, x_of
 from tests.support.writes import fresh as fresh
 
@@ -182,10 +183,13 @@ def test_warmup_leaves_no_effect(body: Callable[[Any, Tensor], Tensor]) -> None:
         assert bits(captured(x_of(seed))) == bits(twin(x_of(seed)))
         assert net.kept() == twin.kept()
     now = recordings(net.forward)
+    again = (
+        0 if body in (_argument, _view_of_argument, _view_of_weight) else AGAIN
+    )  # the state is an output that is held
     if body in (_last, _on_child):  # they read what was not there when it was warmed up
-        assert (now.replays, now.eager_calls) == (2, 0)
+        assert (now.replays, now.eager_calls) == (2 - again, 0)
     else:
-        assert now.replays == 4
+        assert now.replays == 4 - again
 
 
 def test_an_effect_outlives_the_module() -> None:

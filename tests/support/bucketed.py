@@ -31,9 +31,10 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 def run_beside(
-    captured: Callable[..., Any], eager: Callable[..., Any], calls: Iterable[tuple[Any, ...]]
+    captured: Callable[..., Any], eager: Callable[..., Any], calls: Iterable[tuple[Any, ...]], *, keep: bool = True
 ) -> None:  # fmt: skip
-    """Each call gives and leaves in its arguments what eager does; outputs are kept, and still equal in the end."""
+    """Each call gives and leaves in its arguments what eager does; outputs are kept, and still equal in the end.
+    Without ``keep`` they die before the next call, so that each recording is made once."""
     kept = []
     for arguments in calls:
         theirs_in, ours_in = copy.deepcopy(arguments), arguments
@@ -43,5 +44,8 @@ def run_beside(
         kept.append((ours, theirs))
         views = [[leaf._is_view() for leaf in leaves_of(one) if isinstance(leaf, torch.Tensor)] for one in kept[-1]]
         assert views[0] == views[1]
+        if not keep:
+            kept.clear()
+            del ours
     for ours, theirs in kept:
         assert_same(ours, theirs)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from capture import capture, mark_step_begin, recordings
-from tests.support.device import DEVICE
+from tests.support.device import AGAIN, DEVICE
 from tests.support.rows import any_live, counts, eager, kids, ran, rand, results, roots, same, times, total, warned
 from tests.support.rows import fresh as fresh
 
@@ -178,7 +178,7 @@ def test_row_104_geometry_and_dtype_are_eagers() -> None:
         for name in expected:
             same(actual[name], expected[name])
             assert actual[name].storage_offset() == expected[name].storage_offset(), name
-    assert counts(f) == (1, 1, 2, 0)
+    assert counts(f) == (1, 1 + AGAIN, 2 - AGAIN, 0)
 
 
 def test_row_106_none_and_ints_pass_through() -> None:
@@ -193,7 +193,7 @@ def test_row_106_none_and_ints_pass_through() -> None:
         actual = f(x)
         assert (actual[0], actual[1], actual[3:]) == (None, 3, ([4, None], {"size": x.size(), "name": "f"}, True))
         same(actual[2], x + 1)
-    assert counts(f) == (1, 1, 2, 0)
+    assert counts(f) == (1, 1 + AGAIN, 2 - AGAIN, 0)
     assert f(rand(4))[3] is not f(rand(4))[3]
 
 
@@ -288,4 +288,4 @@ def test_row_112_autocast_caches_no_cast() -> None:
             out.zero_()
             same(out @ x, torch.zeros(4, 4, dtype=torch.bfloat16))
         weight.mul_(-1.25)
-    assert counts(f) == (1, 1, 4, 0)
+    assert counts(f) == (1, 1 + AGAIN, 4 - AGAIN, 0)
