@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from capture import CaptureWarning, capture, config, load_plans, mark_step_begin, recordings, reset, save_plans
 from tests.support.device import AGAIN, DEVICE, EXECUTES, rng_state, set_rng_state
+from tests.support.processes import python_path
 from tests.support.rows import counts, descendants, eager, ran, rand, same, times, total, warned
 from tests.support.rows import fresh as fresh
 
@@ -310,7 +311,7 @@ def run_program(tmp_path: Path, mode: str) -> dict[str, Any]:
     program.write_text(PROGRAM, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-W", "ignore::UserWarning:torch", str(program), mode, str(tmp_path / "plans")],
-        env={"PYTHONPATH": str(ROOT), "CAPTURE_CACHE": "0", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": python_path(), "CAPTURE_CACHE": "0", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=False,

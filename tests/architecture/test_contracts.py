@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import python_path
+
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = "Data goes from earlier stages to later ones"
 CIRCLES = "No circle of modules"
@@ -26,7 +28,7 @@ def copy(tmp_path: Path) -> Path:
 def lint_imports(folder: Path) -> tuple[int, str]:
     """Exit status and output of ``lint-imports``, as ``make test`` runs it, on the package in this folder."""
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
-    environment = os.environ | {"PYTHONPATH": str(folder)}
+    environment = os.environ | {"PYTHONPATH": python_path(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 

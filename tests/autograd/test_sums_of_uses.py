@@ -201,7 +201,8 @@ def test_tied_weights(steps: int) -> None:
         for model, optimizer in zip(models, optimizers, strict=True):
             optimizer.zero_grad()
             for at in range(steps):
-                ids = torch.randint(10, (5,), generator=torch.Generator().manual_seed(number + at)).to(DEVICE)
+                generator = torch.Generator(DEVICE).manual_seed(number + at)
+                ids = torch.randint(10, (5,), generator=generator, device=DEVICE)
                 model(ids).logsumexp(-1).mean().backward()
             found.append([bits(one.grad) for one in model.parameters()])
             optimizer.step()

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from capture import capture, config, recordings
 from capture.tree import thread_trees
+from tests.support.device import use_device
 
 THREADS, POOLS, TURNS = 4, 2, 14
 
@@ -134,6 +135,7 @@ def test_all_at_once() -> None:
     wrong: list[str] = []
 
     def work(seed: int) -> None:
+        use_device()
         drawn = random.Random(seed)
         for turn in range(TURNS):
             use = uses[turn % len(uses)] if turn < len(uses) else drawn.choice(uses)

@@ -18,6 +18,7 @@ from benchmarks.timing import QUICK, Figure, alternate
 from capture import config
 from examples import plot
 from examples.workloads import WORKLOADS
+from tests.support.processes import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -107,7 +108,7 @@ IN_TWO_PROCESSES = {
 
 def run(file: str, *arguments: str, torchrun: bool = True) -> list[str]:
     """Lines that an example prints, in a process of its own, without the user's plan cache."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CAPTURE_CACHE": "0"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "CAPTURE_CACHE": "0"}
     starts_two = torchrun and file in IN_TWO_PROCESSES
     starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if starts_two else []
     done = subprocess.run(

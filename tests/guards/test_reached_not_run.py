@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
@@ -12,6 +13,7 @@ from capture import capture, recordings
 from tests.support.device import DEVICE
 
 other: Any = types.ModuleType("users.other")
+sys.modules |= {"users": types.ModuleType("users"), "users.other": other}  # Dynamo looks a function's module up by name
 exec(  # noqa: S102 - a module of the user's
     "import torch\nSCALE = 1.0\n\ndef deep(x):\n    return x * SCALE\n\ndef work(x):\n    return deep(x) + 1\n",
     vars(other),

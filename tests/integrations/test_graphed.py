@@ -18,7 +18,7 @@ from typing_extensions import override
 from capture import mark_step_begin, recordings
 from capture.integrations.graphed import make_graphed_callables
 from capture.tree import step
-from tests.support.device import DEVICE, rng_state
+from tests.support.device import AGAIN, DEVICE, rng_state
 from tests.support.graphed import STEPS, Block, bits, bodies, both, rand, same, state, train, twins
 from tests.support.graphed import fresh as fresh
 
@@ -60,7 +60,8 @@ def test_a_chain_replays_from_the_first_pass_on(between: str) -> None:
     before = bodies(*mine.blocks)
     for number in range(STEPS):
         both(train, mine, theirs, number)
-    assert bodies(*mine.blocks) == before
+    again = 2 * AGAIN if between == "eager code" else 0  # the pass holds what the first two gave to eager code
+    assert bodies(*mine.blocks) == before + again
 
 
 def test_each_of_a_tuple_runs_alone() -> None:

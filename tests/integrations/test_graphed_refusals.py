@@ -147,7 +147,7 @@ def test_what_cannot_be_recorded_runs_eagerly_and_says_so() -> None:
     class Reads(Block):
         @override
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * float(np.from_dlpack(x.detach()).sum())
+            return super().forward(x) * float(np.from_dlpack(x.detach().cpu()).sum())
 
     mine, theirs = twins(lambda: nn.Sequential(Block(), Reads()))
     with pytest.warns(CaptureWarning, match="CG201") as caught:

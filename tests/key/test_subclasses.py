@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, mark_step_begin, recordings
-from tests.support.device import AGAIN, DEVICE, know_nothing_of_writes
+from tests.support.device import AGAIN, DEVICE, EXECUTES, know_nothing_of_writes
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no process groups")
 
@@ -159,8 +159,10 @@ def test_parameters_gradients_and_optimizers(mesh: DeviceMesh) -> None:
                 with torch.no_grad():
                     weight.mul_(0.5)
         if captures:
-            assert recordings(run).replays >= 9, recordings(run)
-            assert recordings(run).eager_calls == 0
+            # of the recording that is unlike the run before, as torch reads its own source once, the call is undone
+            undone = 0 if EXECUTES else 1
+            assert recordings(run).replays >= 9 - undone, recordings(run)
+            assert recordings(run).eager_calls == undone
         states = [state["momentum_buffer"] for state in optimizer.state.values()]
         kept: list[Any] = [*(p.detach() for p in model.parameters()), *(p.grad for p in model.parameters()), *states]
         return [*losses, *[one.full_tensor() for one in kept]]

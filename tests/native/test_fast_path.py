@@ -20,7 +20,7 @@ from capture.key.code_names import same_value
 from capture.key.tensor_meta import same_bits
 from capture.native import MISS, native
 from capture.tree import thread_trees
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, use_device
 from tests.support.fast_paths import Named, goes_straight, refused, scaled, tensors
 from tests.support.fast_paths import fresh as fresh
 from tests.support.fast_paths import way as way
@@ -116,7 +116,7 @@ def test_what_goes_straight() -> None:
     assert not goes_straight(mine, *tensors(3), 3.0)
     assert not goes_straight(mine, *tensors(3, 5))
     assert not goes_straight(mine, *tensors(3), 2.0, 1.0), "keyword only"
-    with torch.autocast("cpu"):
+    with torch.autocast(DEVICE.type):
         assert not goes_straight(mine, *tensors(4))
     with config.patch(poison=True):
         assert not goes_straight(mine, *tensors(4))
@@ -145,6 +145,7 @@ def test_another_thread_has_a_way_of_its_own() -> None:
     found = []
 
     def work() -> None:
+        use_device()
         found.append(goes_straight(mine, x, y))
         found.extend(torch.equal(mine(x, y), scaled(x, y)) for _ in range(5))
         found.append(goes_straight(mine, x, y))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import python_path
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,7 +19,7 @@ def python(code: str, environment: Mapping[str, str], *options: str, cwd: Path |
     """What a new process prints that runs these lines."""
     done = subprocess.run(
         [sys.executable, *options, "-c", code], capture_output=True, text=True, check=False, timeout=300, cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": python_path(), **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -48,7 +50,7 @@ def test_the_other_name_may_come_first_and_runs_the_command_line() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-m", "torch_capture", "rule", "CG101"], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300,
+        env={**os.environ, "PYTHONPATH": python_path()}, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("CG101 ")

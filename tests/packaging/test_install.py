@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.installing import ROOT, new_environment, run
+from tests.support.processes import python_path
 
 
 @pytest.mark.slow
@@ -79,5 +80,5 @@ def test_free_threaded_builds_are_refused() -> None:
     assert done.returncode != 0
     assert done.stderr.startswith("torch-capture does not support free-threaded builds of Python")
     loaded = "import sys; sys.abiflags += 't'; import capture.native"
-    done = run(sys.executable, "-c", loaded, cwd=ROOT, PYTHONPATH=str(ROOT))
+    done = run(sys.executable, "-c", loaded, cwd=ROOT, PYTHONPATH=python_path())
     assert "ImportError: torch-capture does not support free-threaded builds of Python" in done.stderr

@@ -42,6 +42,7 @@ from tests.support.plans import (
     run,
 )
 from tests.support.plans import directory as directory
+from tests.support.processes import python_path
 
 # ------------------------------------------------------------------------------------------- what is no plan of ours
 
@@ -158,7 +159,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def process(*places: tuple[int, str]) -> list[str]:
     """What a process says that keeps a plan in each place, under a mask for the files that it makes. The first place is
     given by the environment."""
-    environment = os.environ | {"CAPTURE_CACHE": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"CAPTURE_CACHE": "1", "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
     environment["CAPTURE_CACHE_DIR"] = places[0][1]
     arguments = [text for mask, directory in places for text in (str(mask), directory)]
     done = subprocess.run(

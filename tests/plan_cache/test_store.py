@@ -38,6 +38,7 @@ from tests.support.plans import (
     run,
 )
 from tests.support.plans import directory as directory
+from tests.support.processes import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,7 +109,7 @@ def run_program(tmp_path: Path, num_others: int) -> dict[str, dict[str, Any]]:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM, encoding="utf-8")
     environment = os.environ | {
-        "CAPTURE_CACHE_DIR": str(tmp_path / "plans"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+        "CAPTURE_CACHE_DIR": str(tmp_path / "plans"), "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1",
         "PYTHONHASHSEED": str(num_others + 1),
     }  # fmt: skip
     environment.pop("CAPTURE_CACHE", None)
@@ -190,7 +191,7 @@ def test_eight_writers_never_leave_a_torn_file(tmp_path: Path, directory: Path) 
         run(reads_host)
     done = subprocess.run(
         [sys.executable, "-c", WRITERS, str(tmp_path / "many"), str(only_file(directory))],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": python_path()}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import python_path
+
 ROOT = Path(__file__).resolve().parents[2]
 BLANK = re.compile(r"<<.*?>>")
 
@@ -32,7 +34,7 @@ def add_rule(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def run_tests(copy: Path, code: str, *, golden: bool = False) -> tuple[int, str]:
     """Exit status and output of the tests that are about this rule."""
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-q", "-k", code]
-    environment = os.environ | {"PYTHONPATH": str(copy), "CAPTURE_UPDATE_GOLDEN": "1" if golden else "0"}
+    environment = os.environ | {"PYTHONPATH": python_path(copy), "CAPTURE_UPDATE_GOLDEN": "1" if golden else "0"}
     files = ["tests/rules/test_cases.py", "tests/rules/test_rules.py"]
     done = subprocess.run(command + files, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from capture import CaptureWarning, UncapturableError, capture, config, recordings
+from tests.support.processes import python_path
 
 
 def reads(x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def test_a_code_is_refused() -> None:
 @pytest.mark.parametrize(("text", "said"), [("cg201, CG906", ""), ("201", "'201' is no code of a finding")])
 def test_codes_of_the_environment(text: str, said: str) -> None:
     code = "from capture.core import config; print(sorted(config.current().silence))"
-    environment = {**os.environ, "CAPTURE_SILENCE": text, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "CAPTURE_SILENCE": text, "PYTHONPATH": python_path()}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=300
     )

@@ -280,7 +280,7 @@ def test_gradients_verification_poison_release_and_reset() -> None:
 
     for options in ({}, {"verify": "always"}, {"verify": "first"}):
         f = capture(body, **options)  # type: ignore[call-overload]
-        with one_for_each():
+        with one_for_each() if not options else contextlib.nullcontext():
             run_beside(f, body, MANY[:6])
         with config.patch(poison=True):
             run_beside(f, body, MANY[:6])

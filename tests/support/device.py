@@ -1,7 +1,7 @@
 """The device that tests which name none run on: ``CAPTURE_TEST_DEVICE``, the CPU without it; what its engine can do.
 
 ``CAPTURE_TEST_ENGINE=graphs`` has the CPU engine declare what an engine of graphs does, as far as a tape can: the
-counts that a GPU shows can be tried without one.
+counts that a GPU shows can be tried without one. So does ``CAPTURE_TEST_DEFAULT=1`` for the mode of a default device.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ if os.environ.get("CAPTURE_TEST_ENGINE") == "graphs":
     CpuBackend.lifts_numbers = CudaBackend.lifts_numbers
 
 _ENGINE = CpuBackend if DEVICE.type == "cpu" else CudaBackend
+
+OWN_MEMORY = _ENGINE.has_own_memory
+"""The host reads a tensor by a copy. Memory comes from torch's allocator: 2 MiB at least."""
 
 LIFTS = _ENGINE.lifts_numbers
 """Calls that differ in a number alone share a recording. Without it each number has one of its own."""
