@@ -22,6 +22,7 @@ _RANGE_BEGIN, _RANGE_SIZE, _MEMORY_TYPE = 11, 12, 2  # CU_POINTER_ATTRIBUTE_*
 _NAMES = (
     "cuGraphGetNodes", "cuGraphGetEdges_v2", "cuGraphAddDependencies_v2", "cuGraphRemoveDependencies_v2",
     "cuGraphKernelNodeGetAttribute", "cuPointerGetAttribute", "cuGraphUpload",
+    "cuGraphInstantiateWithFlags", "cuGraphExecDestroy",
 )  # fmt: skip
 _EVERYTHING = (0, 1 << 64)
 
@@ -90,6 +91,15 @@ def _change(name: str, graph: int, edge: GraphEdge) -> None:
     data = ctypes.create_string_buffer(edge.data, 8)
     one = ctypes.c_size_t(1)
     _check(name, _function(name)(ctypes.c_void_p(graph), ctypes.byref(first), ctypes.byref(then), data, one))
+
+
+def check(graph: int) -> None:
+    """Raises ``DriverError`` where the graph cannot be instantiated. Asked beforehand: torch destroys the graph that it
+    has before it makes another one."""
+    made = ctypes.c_void_p()
+    call = _function("cuGraphInstantiateWithFlags")
+    _check("cuGraphInstantiate", call(ctypes.byref(made), ctypes.c_void_p(graph), ctypes.c_ulonglong(0)))
+    _check("cuGraphExecDestroy", _function("cuGraphExecDestroy")(made))
 
 
 def is_cooperative(node: int) -> bool:

@@ -158,17 +158,32 @@ class CudaRecording:
         with torch.cuda.device(self._pool.device):
             try:
                 schedule.give_edges(order)
-                self._capture.instantiate()
-            except RuntimeError:
-                schedule.give_edges("recorded")
-                self._capture.instantiate()
-                self._schedule = None
-                self._told = Schedule(widths=(), longest=(), chosen="recorded: the driver takes no other edges")
-            self._use_copies()
-        self._replay_by(self._make_replay())
-        if self._schedule is None and self._choice is not None:
+            except kernel_params.DriverError as error:  # what is instantiated is as it was
+                if order == "recorded":
+                    raise
+                self._refuse(str(error))
+                return
+            self._instantiate_again()
+
+    def _refuse(self, reason: str) -> None:
+        self._schedule, self._told = None, Schedule(widths=(), longest=(), chosen=f"recorded: {reason}")
+        if self._choice is not None:
             self._choice.is_over = True
-            self.decide("recorded", None)
+        self.decide("recorded", None)
+
+    def _instantiate_again(self) -> None:
+        """With the edges that the graph has now. The graph that was launched so far is gone: where this is stopped in
+        the middle, the next replay does it once more."""
+
+        def first(leaves: Sequence[Any]) -> None:
+            with torch.cuda.device(self._pool.device):
+                self._instantiate_again()
+            self.step(leaves)
+
+        self._replay_by(first)
+        self._capture.instantiate()
+        self._use_copies()
+        self._replay_by(self._make_replay())
 
     def decide(self, order: Order, times: tuple[float, float] | None) -> None:
         """See ``schedule_choice.Scheduled``."""

@@ -48,6 +48,7 @@ class GraphSchedule:
         graph_edges.set_edges(self.graph, self.by_data if order == "by data" else self.recorded)
         if tuple(graph_edges.nodes_of(self.graph)) != self.nodes:
             raise kernel_params.DriverError("the driver tells the nodes in another order")
+        graph_edges.check(self.graph)
 
     def told(self, chosen: str, times: tuple[float, float] | None) -> Schedule:
         """For reports. ``times``: milliseconds of a replay as a chain, and by data."""

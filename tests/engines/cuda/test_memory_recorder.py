@@ -285,7 +285,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     for name, function in (
         ("missing", lambda: None), ("nodes_of", lambda _: [7, *handles()]), ("edges_of", edges),
-        ("is_cooperative", lambda _: False), ("block_of", lambda _: None),
+        ("is_cooperative", lambda _: False), ("check", lambda _: None), ("block_of", lambda _: None),
         ("set_edges", lambda _, given: told.update(set=given)),
     ):  # fmt: skip
         monkeypatch.setattr(graph_edges, name, function)
