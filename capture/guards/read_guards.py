@@ -40,6 +40,7 @@ from capture.state.snapshot import Change, Members
 from capture.state.source import Source
 from capture.torch_private import capabilities
 from capture.torch_private.dynamo import COMPILERS
+from capture.torch_private.getters import asked_of_torch
 
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and not to be changed
 CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "socket", "re", "typing", "abc",
@@ -238,6 +239,8 @@ class ReadWalk:
     _objects: list[tuple[Any, dict[str, Any] | None]] = field(factory=list)
     """With their ``__dict__``, where the guards on its names do not look it up."""
     _other_tensors: dict[int, torch.Tensor] = field(factory=dict)
+    _builtins: set[str] = field(factory=set)
+    """Names of functions in C that were found as values."""
 
     # --------------------------------------------------------------------------------------------------- from the top
 
@@ -324,6 +327,8 @@ class ReadWalk:
         if id(vars(abc)) in self.names.scopes:  # an abstract class was asked: C code keeps what is registered with it
             read = abc.get_cache_token
             guards.append(Guard("value", Source("call", read, None, "registered with abstract classes"), read()))
+        for path, read, value in asked_of_torch(self.names.of_packages(self.names.by_package) | self._builtins):
+            guards.append(Guard("value", Source("call", read, None, path), value))
         if self._other_tensors:
             same = OtherTensors(list(self._other_tensors.values()))
             guards.append(Guard("value", Source("call", same, None, "tensors that no operator read"), True))
@@ -380,7 +385,8 @@ class ReadWalk:
         self._enter(value.__self__, f"{path}.__self__")
 
     def _builtin_method(self, value: types.BuiltinFunctionType, path: str) -> None:
-        """Such as ``runs.append``: what it works on."""
+        """Such as ``runs.append``: what it works on. Of a module, it may be a getter of torch's."""
+        self._builtins.add(value.__name__)
         if not isinstance(value.__self__, types.ModuleType | None):
             self._enter(value.__self__, f"{path}.__self__")
 
@@ -723,12 +729,26 @@ class ReadWalk:
         if is_library(package):
             there = {name for name in wanted if name in own} | (self.names.asked - own.keys())
             self._members(own, sorted(there), prefix, lambda name, one: name in users and _opens_of_library(name, one))
+            if type(module) is not types.ModuleType:
+                computed = dir(type(module)) if self.names.is_computed else ()
+                self._given_by_class(module, sorted((users | {*computed}) - own.keys()), prefix)
             return
         wanted |= {"__getattr__"}  # what is looked up where a name is absent
         if self.names.is_computed:
             wanted |= own.keys() - OF_ALL_CLASSES
             self.found.guards.append(Guard("length", itself(own, module.__name__), len(own)))
         self._members(own, sorted(wanted - _OF_ALL_MODULES), prefix, _always)
+
+    def _given_by_class(self, module: types.ModuleType, wanted: Iterable[str], prefix: str) -> None:
+        """What a module of a class of its own gives for names that it does not have, as torch's modules of switches
+        do."""
+        for name in wanted:
+            value = MISSING if name[:2] == "__" else getattr(module, name, MISSING)
+            if type(value) in PLAIN_TYPES:
+                read = functools.partial(getattr, module, name, MISSING)
+                self.found.guards.append(Guard("value", Source("call", read, None, f"{prefix}{name}"), value))
+            elif value is not MISSING and _opens_of_library(name, value):
+                self._value(value, f"{prefix}{name}")
 
     def _cache(self, value: Any, path: str) -> None:
         """``functools.lru_cache``: what it holds, and that nothing came or went."""

@@ -120,10 +120,10 @@ def here() -> Here | None:
 def modes_like_now(device: str, more: Sequence[switches.Term]) -> Any:
     """A function in C that tells whether ``more`` and what ``here`` looks at in this thread are as they are now.
 
-    Left out are switches that change nothing on this kind of device, and what turns dispatch keys on or off
-    (transforms, tracers, inference mode, autocast): the comparison of a call's tensors, of which one has to be on such
-    a device, sees those. ``device`` may be empty: then nothing is left out for its kind. It sees dispatch modes too,
-    but for those that Dynamo ignores, as a watch is one. None where the modes are not compared by these alone."""
+    Left out is what turns dispatch keys on or off (transforms, tracers, inference mode, autocast): the comparison of a
+    call's tensors, of which one has to be on this kind of ``device``, sees that; it may be empty. It sees dispatch
+    modes too, but for those that Dynamo ignores, as a watch is one. None where the modes are not compared by these
+    alone."""
     thread, grad, depth = _local.thread, _is_grad(), _function_modes()
     last = thread.readings[grad]
     if last.check is _never or depth != last.depth or depth > 1:
@@ -135,7 +135,7 @@ def modes_like_now(device: str, more: Sequence[switches.Term]) -> Any:
     terms += [(_saved_hooks, (True,), None)] if grad else []
     terms += [(_function_modes, (), depth)]
     terms += [(_function_mode, (0,), last.mode)] if depth else []
-    return switches.modes_like_now([*more, *terms, *switches.thread_terms(last.check, device)], device)
+    return switches.modes_like_now([*more, *terms, *switches.thread_terms(last.check, device)])
 
 
 def foreign() -> str | None:

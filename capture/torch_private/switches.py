@@ -26,8 +26,6 @@ class Switch:
     name: str
     read: Callable[..., object]
     arguments: tuple[Any, ...] = ()
-    device: str = ""
-    """The kind of device whose operators it is about; empty for all."""
     nanoseconds: int = 5
 
     def value(self) -> object:
@@ -94,17 +92,16 @@ def _legacy_precision() -> str:
 def _switches() -> tuple[Switch, ...]:
     built = torch.backends.cuda.is_built()
     switches = [
-        Switch(name=name.removeprefix("_get_"), read=getattr(torch._C, name), device=device, nanoseconds=price)
+        Switch(name=name.removeprefix("_get_"), read=getattr(torch._C, name), nanoseconds=price)
         for name, device, price in _NAMES
         if hasattr(torch._C, name) and (built or device != "cuda")
     ]  # fmt: skip
     precision = getattr(torch._C, "_get_fp32_precision_getter", None)
     if precision is None:
         return (*switches, Switch(name="float32 precision", read=_legacy_precision, nanoseconds=500))
-    kinds = {"mkldnn": "cpu", "cuda": "cuda"}
     switches += [
         Switch(name=f"float32 precision of {backend} {op}", read=precision, arguments=(backend, op),
-               device=kinds[backend], nanoseconds=70)
+               nanoseconds=70)
         for backend, op in _PRECISIONS
         if built or backend == "mkldnn"
     ]  # fmt: skip
@@ -128,13 +125,13 @@ SLOW = 30
 """Nanoseconds from which on a switch is not read while nobody set one (``setter_calls``)."""
 
 
-def modes_like_now(terms: Sequence[Term], device: str = "") -> Any:
-    """A function in C that tells whether these terms hold and all switches are as they are now. ``device``: leave out
-    those of other kinds of device. The slow ones are compared once after each time that somebody set one."""
-    chosen = [one for one in SWITCHES if not device or one.device in ("", device)]
-    quick = [_term(one) for one in chosen if one.nanoseconds < SLOW]
+def modes_like_now(terms: Sequence[Term]) -> Any:
+    """A function in C that tells whether these terms hold and all switches are as they are now: those of other kinds of
+    device, too, as the body's Python may read them. The slow ones are compared once after each time that somebody set
+    one."""
+    quick = [_term(one) for one in SWITCHES if one.nanoseconds < SLOW]
     count = SETTER_CALLS.count  # before they are read: who sets one meanwhile is noticed
-    slow = _slow_terms([one for one in chosen if one.nanoseconds >= SLOW])
+    slow = _slow_terms([one for one in SWITCHES if one.nanoseconds >= SLOW])
     if notices_setters():
         return native.Modes((*terms, *quick), (native.Modes(tuple(slow)), SETTER_CALLS, "count", count))
     return native.Modes((*terms, *quick, *slow))

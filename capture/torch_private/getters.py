@@ -1,0 +1,52 @@
+"""Functions in C by which torch tells Python of its own settings and of this thread's.
+
+What a body's code asks such a function for is no attribute of any object. There is no list: a getter is known by its
+name and by giving a plain value to who asks without arguments, or with a kind of device. One that has another name is
+not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from capture.torch_private.switches import SWITCHES
+
+_NAME = re.compile(r"_?(get|is|are|has)_\w+")
+_KEYED = frozenset({
+    "is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "get_num_threads",
+    "_is_torch_function_enabled", "_get_tracing_state", "_are_functorch_transforms_active",
+})  # fmt: skip
+"""Part of every key, as the switches are."""
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+Getter = Callable[..., object]
+
+
+@functools.cache
+def _getters() -> dict[str, Getter]:
+    found: dict[str, Getter] = {}
+    keyed = {getattr(one.read, "__name__", "") for one in SWITCHES} | _KEYED
+    for module in (torch._C, torch):
+        for name in dir(module):
+            value = getattr(module, name)
+            if _NAME.fullmatch(name) and name not in keyed and isinstance(value, types.BuiltinFunctionType):
+                found[name] = value
+    return found
+
+
+def asked_of_torch(names: Iterable[str]) -> Iterator[tuple[str, Callable[[], object], object]]:
+    """Each of these names that is a getter's: what it reads, how, and what that gives now."""
+    known = _getters()
+    for name in sorted(known.keys() & names):
+        for arguments in ((), ("cpu",), ("cuda",)):
+            read = functools.partial(known[name], *arguments) if arguments else known[name]
+            try:
+                value = read()
+            except Exception:  # noqa: BLE001 - it takes something else
+                continue
+            if all(isinstance(one, _PLAIN) for one in (value if isinstance(value, tuple) else (value,))):
+                yield f"torch.{name}({', '.join(map(repr, arguments))})", read, value
