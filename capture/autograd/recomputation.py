@@ -222,8 +222,8 @@ class Blocks:
         self.found.append(block)
         try:
             self._note_draws(block)
-            state = checkpoints.state_of(block.function)
-            memo: dict[int, Any] = {id(state): (state, None)}
+            states = checkpoints.state_of(block.function), checkpoints.device_states_of(block.function)
+            memo: dict[int, Any] = {id(one): (one, None) for one in states}
             checked = functools.partial(self._stand_in, is_checked=True)  # what lies in containers is not looked at
             stand_in = [checked if isinstance(one, torch.Tensor) else self._stand_in for one in block.args]
             block.args = [copied(one, leaf, memo) for one, leaf in zip(block.args, stand_in, strict=True)]
@@ -252,9 +252,9 @@ class Blocks:
     def _note_draws(self, block: Block) -> None:
         now = _generator_states()
         moved = [not is_same_state(one, other) for one, other in zip(self._states, now, strict=False)]
+        block.draws, block.begin_state = moved[0], self._states[0]
         if any(moved[1:]):
             raise Obstacle("a checkpointed function that draws on an accelerator")
-        block.draws, block.begin_state = moved[0], self._states[0]
         if block.draws:
             if self._last_state is not None and not is_same_state(self._last_state, self._states[0]):
                 raise Obstacle("checkpointed functions that draw, and draws between them")

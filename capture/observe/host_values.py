@@ -30,8 +30,9 @@ ARRAYS = ("numpy", "__array__")
 
 
 def told_by(name: str, tensor: torch.Tensor) -> Told | None:
-    """How this read of this tensor is told; None where it cannot be done again on memory alone."""
+    """How this read of this tensor is told; None where it cannot be done again on the host's memory alone."""
     plain = type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided and not tensor.is_quantized
+    plain = plain and tensor.is_cpu
     if not plain or tensor.is_nested or not tensor.numel() or tensor.is_neg() or tensor.is_conj():
         return None
     if name in ("__repr__", "__format__") and tensor.requires_grad:

@@ -25,8 +25,14 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _BETWEEN = (
     _HERE,
-    *(_TORCH + name for name in ("_compile.py", "_dynamo", "_ops.py", "utils/_python_dispatch.py")),
-)
+    *(
+        _TORCH + name
+        for name in (
+            "_compile.py", "_dynamo", "_ops.py", "overrides.py", "utils/_device.py", "utils/_python_dispatch.py"
+        )
+    ),
+)  # fmt: skip
+"""What runs between a body and an operator: a watch, and modes such as a default device."""
 _BODY_RUNS_IN = (_HERE + "state/call.py", _HERE + "key/signature.py")
 RETURNED = "returned as "
 """What ``Facts.reads`` says of such a value begins so."""

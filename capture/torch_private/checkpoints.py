@@ -20,6 +20,7 @@ from capture.torch_private.devices import is_capturing_now
 from capture.torch_private.monkeypatch import replaced
 
 _STATE = "fwd_cpu_state"  # what the generator of the CPU drew from as the block began
+_DEVICE_STATES = "fwd_device_states"  # the same of accelerators, where one was in use
 _KEEPS_STATE = "preserve_rng_state"  # whether the generators are set to what they were, and back
 
 
@@ -101,6 +102,15 @@ def block_of(hooks: Any) -> Block:
 def state_of(function: types.FunctionType) -> torch.Tensor:
     """What the generator of the CPU drew from as the block began whose function this is."""
     found: torch.Tensor = _in_closure(function, _STATE)
+    return found
+
+
+def device_states_of(function: types.FunctionType) -> list[torch.Tensor]:
+    """The same of the generators of accelerators."""
+    try:
+        found: list[torch.Tensor] = _in_closure(function, _DEVICE_STATES)
+    except ValueError:  # no accelerator was in use, or a torch that has none
+        found = []
     return found
 
 

@@ -155,6 +155,13 @@ def test_number_that_is_returned_is_read_anew(body: Callable[..., Any]) -> None:
     assert counters.replays >= CALLS // 2, str(counters)
 
 
+def test_number_that_is_returned_below_a_mode_of_torch_functions() -> None:
+    """A default device is such a mode."""
+    with DEVICE:
+        counters = recordings(compared(program(alone)))
+    assert counters.replays >= CALLS // 2, str(counters)
+
+
 @pytest.mark.parametrize(
     "body",
     [
