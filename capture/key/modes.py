@@ -13,7 +13,7 @@ import torch
 from typing_extensions import override
 
 from capture.native import native
-from capture.torch_private import capabilities, switches
+from capture.torch_private import capabilities, parametrizations, switches
 
 
 class Ambient:
@@ -99,14 +99,14 @@ def here() -> Here | None:
     """This thread and the modes in force now.
 
     None where a captured function is to run inline: inside the body of another one, or under somebody else's dispatch
-    or function mode, functorch transform, tracer, level of forward-mode differentiation or hooks on saved tensors (a
-    checkpoint's above all).
+    or function mode, functorch transform, tracer, level of forward-mode differentiation, hooks on saved tensors (a
+    checkpoint's above all) or in a block that keeps parametrized weights.
     """
     thread = _local.thread
     if thread.inside or _dispatch_modes() or _transforms() is not None or _tracer() is not None or _dual_level() >= 0:
         return None
     grad = _is_grad()
-    if grad and _saved_hooks(True) is not None:
+    if (grad and _saved_hooks(True) is not None) or parametrizations.are_kept():
         return None
     depth = _function_modes()
     last = thread.readings[grad]
@@ -146,6 +146,8 @@ def foreign() -> str | None:
         return "a transform of torch.func"
     if _dual_level() >= 0:
         return "a level of forward-mode differentiation"
+    if parametrizations.are_kept():  # a fast path has it among its guards, where the body reads such weights
+        return "torch.nn.utils.parametrize.cached()"
     hooked = _is_grad() and _saved_hooks(True) is not None
     return "hooks on saved tensors, as a checkpoint sets them" if hooked else None
 

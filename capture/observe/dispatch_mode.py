@@ -29,7 +29,7 @@ from capture.core.facts import (
     MutationEvidence,
     Unkeyed,
 )
-from capture.key.modes import ambient
+from capture.key.modes import NAMES, ambient
 from capture.key.pytree import PLAIN_TYPES
 from capture.key.tensor_meta import is_in_order, is_part_of_one, memory_of, nbytes_of, storage_of
 from capture.observe import host_values, islands, operator_schema, returned_value, source_location
@@ -537,6 +537,11 @@ class ObserveMode(HigherOrderMode):
             begin.versions[key] = islands.version_of(external.tensor)
             if self.keep_undo and external.mutation is None:
                 self.trace.undo.append((external.tensor, external.storage.clone()))
+
+    def modes_left(self) -> list[str]:
+        """Which modes are others than before the body, once it is over."""
+        now, before = ambient().values, self._modes.values
+        return [name for name, one, other in zip(NAMES, now, before, strict=True) if one != other]
 
     def is_of_every_call(self, value: Any) -> bool:
         """The object is the one that each call with this key has in its place, as it is reached from the receiver, from

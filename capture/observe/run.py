@@ -296,7 +296,16 @@ def _compare(watched: ObservedRun) -> None:
         watched.watch.trace.work.append(HostWork(op=f"giving {path!r} other memory", kind="unsafe", where=where))
     for op, where in host_draws.drawn(watched.positions, watched.host_random, ran, watched.before):
         watched.watch.trace.work.append(HostWork(op=op, kind="unsafe", where=where))
+    for name in watched.watch.modes_left():
+        where = host_draws.line_of(ran, _MODE_SETTERS)
+        watched.watch.trace.work.append(HostWork(op=f"leaving another {name}", kind="unsafe", where=where))
     _note_gradients_of_arguments(watched)
+
+
+_MODE_SETTERS = (
+    "set_default_dtype", "set_default_device", "set_default_tensor_type", "use_deterministic_algorithms",
+    "set_deterministic_debug_mode", "set_float32_matmul_precision", "set_num_threads", "set_grad_enabled",
+)  # fmt: skip
 
 
 def _given_other_memory(before: Snapshot) -> Iterator[tuple[str, str]]:

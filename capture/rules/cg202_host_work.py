@@ -3,7 +3,7 @@
 ## What it does
 Finds operators on CPU tensors beside an accelerator, copies between the two, and, on any device, operators tagged as
 unsafe for graphs, tensors made of NumPy's arrays, operators of other libraries that get the address of a tensor as a
-number, numbers drawn by Python's `random` or by NumPy, and elements taken from an iterator.
+number, numbers drawn by Python's `random` or by NumPy, elements taken from an iterator, and modes left otherwise.
 
 ## Why it matters
 A graph of device kernels replays device work only. CPU work would be done once, while recording, and its result would
@@ -13,8 +13,7 @@ be read again by every replay.
 ```python
 @capture
 def step(x):
-    scale = torch.tensor(2.0)
-    return x * scale.to(x.device)
+    return x * torch.tensor(2.0).to(x.device)
 ```
 
 ## Instead
@@ -60,6 +59,11 @@ WORDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "a replay runs no Python, so the iterator would not go on",
         ("take from it before the call, and pass what it gave  (no cost)", "pass a list instead  (no cost)"),
     ),
+    "mode": (
+        "cannot be part of a recording",
+        "a replay runs no Python, so the mode would stay as it is",
+        ("set it before the call, or put it back in the function  (no cost)",),
+    ),
     "array": (
         "makes a tensor of an array",
         "arrays are written in place and nothing tells of it: a recording would keep the values of now",
@@ -75,7 +79,7 @@ WORDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
 }
 """What the operator does, why it matters and what helps, by kind of work."""
-BY_TEXT = {"drawing from ": "draw", "taking from ": "iterator"}
+BY_TEXT = {"drawing from ": "draw", "taking from ": "iterator", "leaving another ": "mode"}
 """Work that is no operator: the beginning of its text, and its key in ``WORDS``."""
 
 

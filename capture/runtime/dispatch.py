@@ -1472,8 +1472,9 @@ class _GoesOn:
         return commit.resumed(error, None)
 
     def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
-        """The recording that follows relies on state that is another now."""
-        return _guarded(self.captured, values, _ready, entry, leaves)
+        """The recording that follows relies on state that is another now. Some of that is a mode, such as a block that
+        keeps parametrized weights."""
+        return MISS if here() is None else _guarded(self.captured, values, _ready, entry, leaves)
 
 
 # ---------------------------------------------------------------------- the same steps without a trace, for the warm-up

@@ -21,6 +21,19 @@ ACCELERATOR_METHODS = frozenset(["cuda"])
 """Methods of a tensor that move it to the device they are named after."""
 
 
+_deeper = getattr(torch, "autocast_increment_nesting", None)
+_out = getattr(torch, "autocast_decrement_nesting", None)
+
+
+def autocast_depth() -> int:
+    """How many blocks of autocast are open in this thread; with the last one its cache goes. 1 where torch does not
+    tell."""
+    if _deeper is None or _out is None:
+        return 1
+    _deeper()
+    return int(_out())
+
+
 def has_captures() -> bool:
     """Some device of this machine takes graphs of kernels."""
     return torch.backends.cuda.is_built() and torch.cuda.is_available()

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrize
+from typing_extensions import override
 
 from capture import capture, recordings
 from capture.api.decorator import captured_states
@@ -312,6 +314,39 @@ def result_of(net: nn.Module, args: Sequence[Tensor]) -> Any:
         return str(error)
 
 
+class Symmetric(nn.Module):
+    """A parametrization."""
+
+    @override
+    def forward(self, weight: Tensor) -> Tensor:
+        """The upper half, twice."""
+        return weight.triu() + weight.triu(1).mT
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+@pytest.mark.parametrize("apart", [False, True], ids=["function", "module"])
+@pytest.mark.parametrize("kept", [lambda call: call % 2, lambda call: call > 5, lambda call: call < 3])
+@torch.enable_grad()
+def test_parametrized_weights_that_torch_keeps_go_on_as_part_of_the_callers_graph(
+    kept: Callable[[int], bool], apart: bool
+) -> None:
+    """With their graphs, which calls in one block have in common."""
+    torch.manual_seed(0)
+    net = nn.Linear(3, 3)
+    parametrize.register_parametrization(net, "weight", Symmetric())
+    twin = copy.deepcopy(net)
+    forward = capture(net) if apart else capture(lambda x: net(x))
+    for call in range(10):
+        x, grads = x_of(call, 2, 3), []
+        for one, owner in ((forward, net), (twin, twin)):
+            with parametrize.cached() if kept(call) else contextlib.nullcontext():
+                y = one(x) + one(x + 1)
+            owner.zero_grad()
+            y.sum().backward()
+            grads.append([bits(y), *[bits(parameter.grad) for parameter in owner.parameters()]])
+        assert grads[0] == grads[1], call
+
+
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 def test_the_default_device_is_in_the_key() -> None:
     captured = capture(lambda x: torch.zeros(3) + 1)
@@ -320,3 +355,72 @@ def test_the_default_device_is_in_the_key() -> None:
         for _ in range(3):
             assert captured(A).device.type == "meta"
     check_same(captured, lambda x: torch.zeros(3) + 1, A)
+
+
+SETTERS: dict[str, tuple[Callable[[], None], Callable[[], None], Callable[[], object]]] = {
+    "default dtype": (
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_default_dtype(torch.float32),
+        torch.get_default_dtype,
+    ),
+    "deterministic algorithms": (
+        lambda: torch.use_deterministic_algorithms(True),
+        lambda: torch.use_deterministic_algorithms(False),
+        torch.are_deterministic_algorithms_enabled,
+    ),
+    "precision": (
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: torch.set_float32_matmul_precision("highest"),
+        torch.get_float32_matmul_precision,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+@pytest.mark.parametrize("name", SETTERS)
+def test_a_mode_that_the_body_leaves_is_left_by_every_call(name: str) -> None:
+    begin, end, read = SETTERS[name]
+
+    def body(x: Tensor) -> Tensor:
+        begin()
+        return x + torch.ones(3)
+
+    captured = capture(body)
+    try:
+        for call in range(4):
+            found = [(bits(one(x_of(call, 3))), read(), end()) for one in (body, captured)]
+            assert found[0] == found[1], call
+    finally:
+        end()
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize("whole", [False, True], ids=["region", "step"])
+def test_a_block_of_autocast_in_the_body_casts_a_weight_once(whole: bool) -> None:
+    """Gradients of both uses are added in bfloat16."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 4)
+    twin = copy.deepcopy(net)
+
+    def loss_of(net: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            y: Tensor = net(x) * net(x + 1)
+            return y.float().pow(2).sum()
+
+    def step(net: nn.Module, x: Tensor) -> Tensor:
+        loss = loss_of(net, x)
+        loss.backward()
+        return loss.detach()
+
+    captured = capture(functools.partial(step if whole else loss_of, net))
+    for call in range(6):
+        x = x_of(call, 2, 4)
+        net.zero_grad()
+        twin.zero_grad()
+        loss = captured(x)
+        if not whole:
+            loss.backward()
+        assert bits(loss.detach()) == bits(step(twin, x)), call
+        for parameter, other in zip(net.parameters(), twin.parameters(), strict=True):
+            assert bits(parameter.grad) == bits(other.grad), call
+    assert recordings(captured).replays

@@ -189,8 +189,13 @@ def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
 
 @contextmanager
 def no_autocast_cache() -> Iterator[None]:
-    """A weight cast cached outside the body would be frozen; one cached inside would outlive it. Without autocast the
-    cache is left on until the body needs it: compiled functions that find it off are compiled again."""
+    """A weight cast cached outside the body would be frozen; one cached inside would outlive it: no cache in blocks of
+    the caller's. Those that the body opens take theirs with them, and adding up the gradients of all uses of a weight
+    there is done in the low precision because of it. Without autocast the cache is left on until the body needs it:
+    compiled functions that find it off are compiled again."""
+    if not devices.autocast_depth() and not _autocast_is_on():
+        yield
+        return
     thread = threading.get_ident()
     cached, original = torch.is_autocast_cache_enabled(), torch.set_autocast_cache_enabled
 
