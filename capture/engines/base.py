@@ -11,13 +11,14 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 import torch
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from capture.core.facts import Drift, SequenceChange
 from capture.core.schedule import Schedule
 from capture.engines.undo import Undo
 from capture.observe.described import DescribedRun
 from capture.observe.expectation import Expectation
+from capture.observe.islands import Before
 from capture.observe.operator_schema import read_text, tensors_out
 from capture.observe.returned_value import RETURNED
 from capture.observe.run import ObservedRun
@@ -169,10 +170,12 @@ class IslandCall:
     """The caller's tensors that segments write: the function may write them, too."""
     generators: Sequence[torch.Generator] = ()
     """What it may draw from."""
+    before: Before = field(factory=Before)
+    """What it finds in Python."""
 
     def forget(self) -> None:
         """It has run."""
-        self.args, self.kwargs, self.lent = (), {}, ()
+        self.args, self.kwargs, self.lent, self.before = (), {}, (), Before()
 
 
 @frozen(eq=False)

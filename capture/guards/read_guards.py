@@ -224,6 +224,8 @@ class ReadWalk:
     """Functions that are compiled, or that compiled ones may call, and whose code is in no names yet."""
     counted: Collection[str] = ()
     """See ``Place``."""
+    by_name: Collection[int] = ()
+    """``id`` of dicts of which only those members count whose names the code mentions."""
     more_names: set[str] = field(factory=set)
     """What objects such as ``operator.attrgetter`` look up."""
     found: Read = field(factory=Read)
@@ -586,7 +588,10 @@ class ReadWalk:
         before = self.rebuilt.get(id(value))
         if id(value) in self.rebuilt and before is None:
             return
-        if value or before is not None:
+        if id(value) in self.by_name and before is None and not self.names.is_computed:
+            named = self.names.of_packages(["torch"])
+            self._members(value, sorted(name for name in value if name in named), f"{path}.", _always)
+        elif value or before is not None:
             self._table(value, path, before=before)
         else:
             self._empty.append(value)
@@ -962,11 +967,12 @@ def _read_by(
 ) -> Read:
     """Code in compiled parts does not run as it is written: once one is found, all functions that are reached count."""
     ran, is_static, more, body = run, False, set[str](), call.function
+    groups = {id(one) for one in call.optimizers.groups_of_islands()}
     if isinstance(body, types.FunctionType):  # of a graph module's piece it is a function of ours, which is not noted
         run.add_function(body)
     while True:
         names, uses = names_of(ran, more), uses_of_names(ran)
-        walk = ReadWalk(names, *changed, tensors, is_static=is_static, counted=uses.only_counted())
+        walk = ReadWalk(names, *changed, tensors, is_static=is_static, counted=uses.only_counted(), by_name=groups)
         walk.begin(call.function, starts_of(call), [scope for scope, _ in names.scopes.values()])
         if not walk.compiled and walk.more_names <= more:
             walk.found.own = frozenset(walk.found.tensors.intersection(tensors))

@@ -67,8 +67,9 @@ _SEEDING = "seeding a generator, or setting its state,"
 class AtIslands(Protocol):
     """Tells what happens in Python around an island."""
 
-    def begin(self) -> str | None:
-        """What the body has changed so far, if anything."""
+    def begin(self) -> tuple[str | None, tuple[islands.Place, ...]]:
+        """What the body has changed so far: the path of what a replay could not put out before the island, if anything,
+        and the places of the rest."""
 
     def end(self) -> None:
         """What differs from then on is of the body again."""
@@ -82,6 +83,8 @@ class IslandBegin:
     where: CodeLocation | None
     obstacle: str | None = None
     fix: str = ""
+    before: islands.Before = field(factory=islands.Before)
+    """What the body changed in Python, and the island finds."""
     versions: dict[int, int | str] = field(factory=dict)
     """Of memory that the body used so far, by ``id`` of the storage."""
 
@@ -509,7 +512,7 @@ class ObserveMode(HigherOrderMode):
         try:
             with without_modes():
                 drawn = [generator for generator, _ in self._drawn.values()]
-                outcome, result = islands.perform(function, args, kwargs, generators=drawn)
+                outcome, result = islands.perform(function, args, kwargs, generators=drawn, before=before.before)
         finally:
             self.is_aside = False
         found = [result]
@@ -527,7 +530,8 @@ class ObserveMode(HigherOrderMode):
             begin.obstacle = str(unsuited)
             begin.fix = "detach" if "gradients" in begin.obstacle else "inside"
         if self.at_islands is not None:
-            changed = self.at_islands.begin()
+            changed, places = self.at_islands.begin()
+            begin.before = islands.Before.now(places)
             if changed is not None and begin.obstacle is None:
                 begin.obstacle = f"is called after the body changed {changed}, and would see it as it was"
                 begin.fix = "order"
@@ -568,7 +572,7 @@ class ObserveMode(HigherOrderMode):
             obstacle = obstacle or f"raises {type(outcome.error).__name__}, which the body catches"
         fix = begin.fix if begin.obstacle else "clone" if "keeps" in (obstacle or "") else ""
         trace.islands.append(Island(name=begin.name, where=begin.where, obstacle=obstacle, fix=fix))
-        tensors = list(islands.tensors_of((args, kwargs)))
+        tensors = list(islands.tensors_of((args, kwargs, begin.before.values)))
         for tensor in tensors if obstacle is None else ():
             self._see_input(tensor, tensor.untyped_storage(), known)
         for key, external in trace.externals.items():

@@ -9,11 +9,13 @@ in this thread.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -22,9 +24,11 @@ import torch
 from attrs import evolve, frozen
 
 from capture.key import pytree
+from capture.key.code_names import MISSING
 from capture.key.modes import inlined
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_meta import digest
+from capture.state.source import Source
 from capture.torch_private import capabilities
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -53,6 +57,81 @@ class Given:
         with torch.no_grad():
             base = tensor if tensor.dtype == dtype else tensor.view(dtype)
             return base.as_strided(shape, stride, offset)
+
+
+class Place:
+    """An attribute that the body gave another value before an island, as a backward pass does with ``grad``. Its object
+    is not kept alive. No attrs class, as above."""
+
+    __slots__ = ("holder", "name", "path")
+
+    def __init__(self, source: Source) -> None:
+        self.holder, self.name, self.path = weakref.ref(source.holder), source.name, source.path
+
+    def source(self) -> Source | None:
+        """Where it is now; None once the object is gone."""
+        holder = self.holder()
+        return None if holder is None else Source("attribute", holder, self.name, self.path)
+
+    def get(self) -> Any:
+        """What is there now."""
+        source = self.source()
+        return MISSING if source is None else source.get()
+
+    def put(self, value: Any) -> None:
+        """Have this there; ``MISSING``: nothing."""
+        source = self.source()
+        if source is not None and value is MISSING:
+            source.remove()
+        elif source is not None:
+            source.set(value)
+
+
+@frozen(eq=False)
+class Before:
+    """What the body changed in Python before an island, which is to find it so. A replay puts such changes out at its
+    end; before an island it does so for as long as that runs."""
+
+    places: tuple[Place, ...] = ()
+    values: tuple[Any, ...] = ()
+    """Tensors, or None."""
+
+    @classmethod
+    def now(cls, places: tuple[Place, ...]) -> Before:
+        """With what the places hold."""
+        return cls(places, tuple(one.get() for one in places))
+
+    @contextlib.contextmanager
+    def put_out(self) -> Iterator[list[StateLeft]]:
+        """In the block it is so, and afterwards as it was. Gives, once that is over, places to which the island itself
+        gave other values."""
+        found: list[StateLeft] = []
+        before = [one.get() for one in self.places]
+        try:
+            for place, value, was in zip(self.places, self.values, before, strict=True):
+                if value is not was:
+                    place.put(value)
+            yield found
+        finally:
+            for place, value, was in zip(self.places, self.values, before, strict=True):
+                now = place.get()
+                if now is not value:
+                    found.append(StateLeft(place, was, now))
+                elif value is not was:
+                    place.put(was)
+
+
+@frozen(eq=False)
+class StateLeft:
+    """A place that an island gave another value."""
+
+    place: Place
+    before: Any
+    after: Any
+
+    def put(self, value: Any) -> None:
+        """See ``Change``."""
+        self.place.put(value)
 
 
 class Change(Protocol):
@@ -92,6 +171,8 @@ class Outcome:
     """Those that it drew from, with their states then."""
     state: tuple[Change, ...] = ()
     """What it changed in Python state that the body may have read before it."""
+    places: tuple[Place, ...] = ()
+    """What the body had changed before it; what they held are the last of the arguments."""
     ms: float = 0.0
     """How long it took."""
 
@@ -101,9 +182,13 @@ class Outcome:
             self.result, lambda one: one.among(tensors) if type(one) is Given else made.get(id(one), one)
         )
 
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that ``Given`` counts, of a call with these arguments."""
+        return list(tensors_of((args, kwargs, Before.now(self.places).values)))
+
     def again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Leave all as it was left, without running."""
-        tensors = list(tensors_of((args, kwargs)))
+        tensors = self.given(args, kwargs)
         with torch.no_grad():
             for number, contents in self.written:
                 tensors[number].copy_(contents)
@@ -160,25 +245,27 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     outcome.again(args, kwargs)
     if outcome.error is not None:
         raise outcome.error
-    return outcome.among(list(tensors_of((args, kwargs))))
+    return outcome.among(outcome.given(args, kwargs))
 
 
 def perform(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-    beside: Sequence[torch.Tensor] = (), generators: Sequence[torch.Generator] = (),
+    beside: Sequence[torch.Tensor] = (), generators: Sequence[torch.Generator] = (), before: Before = Before(),
 ) -> tuple[Outcome, Any]:  # fmt: skip
     """Run it, or answer it. Gives what the body gets, too, where it raised nothing. ``beside``: other tensors that it
-    may write; ``generators``: those it may draw from."""
+    may write; ``generators``: those it may draw from; ``before``: what it is to find in Python."""
     answered = taken(function)
     if answered is not None:
         answered.again(args, kwargs)
-        return answered, answered.among(list(tensors_of((args, kwargs))))
-    tensors = list(tensors_of((args, kwargs)))
+        return answered, answered.among(answered.given(args, kwargs))
+    tensors = list(tensors_of((args, kwargs, before.values)))
     versions = [version_of(one) for one in (*tensors, *beside)]
     states = [one.get_state() for one in generators]
     result, begin = None, time.perf_counter()
+    left: Sequence[StateLeft] = ()
     try:
-        result = inlined(functools.partial(function, *args, **kwargs))
+        with before.put_out() as left:
+            result = inlined(functools.partial(function, *args, **kwargs))
     except BaseException as error:  # noqa: BLE001 - the body's own, raised again where it stands
         found = Outcome(function, None, f"raised {type(error).__name__}", error=error)
     else:
@@ -192,6 +279,9 @@ def perform(
     return evolve(
         found,
         ms=ms,
+        state=tuple(left),
+        places=before.places,
+        unsuited=found.unsuited or (f"changes {left[0].place.path}" if left else None),
         written=tuple((at, contents) for at, contents in written if at < count),
         beside=tuple((beside[at - count], contents) for at, contents in written if at >= count),
         generators=tuple(one for one, state in zip(drawn, states, strict=True) if not torch.equal(one[1], state)),
@@ -218,6 +308,23 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     elif type(value) is dict:
         for member in value.values():
             yield from tensors_of(member)
+
+
+def place_of(change: Any) -> Place | None:
+    """Where an island of a replay can find what the body changed: a plain tensor, or none, that is now an attribute of
+    an object that can be told from others."""
+    source, value = change.source, change.after
+    if change.container or source.kind != "attribute" or isinstance(source.holder, type):
+        return None
+    if not type(source.holder).__weakrefoffset__ or value is not source.get():
+        return None
+    if isinstance(value, torch.Tensor):
+        try:
+            _check_tensor(value)
+        except UnsuitedError:
+            return None
+        return None if value.requires_grad else Place(source)
+    return Place(source) if value is None else None
 
 
 def check_arguments(value: Any, is_same: Callable[[Any], bool], depth: int = 0) -> None:

@@ -150,7 +150,10 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
             _active.remove(watch)
         around.put_back(errors[0])
 
-    found: ObservedRun = native.guarded(_run_watched, (call, watch, values, around), mend)
+    with call.optimizers.steps_noted(
+        watch.trace
+    ):  # its hooks are there before the state is noted, and until it is compared
+        found: ObservedRun = native.guarded(_run_watched, (call, watch, values, around), mend)
     return found
 
 
@@ -183,6 +186,7 @@ def _run_watched(
             note, exported = quietly(watch.note_sync), quietly(watch.note_export)
             around.enter_context(host_reads(note, watch.read_on_host, exported, resized))
             around.enter_context(printing(watch.thread, run_island))
+            around.enter_context(call.optimizers.steps_apart(run_island))
             watch.at_islands = _AtIslands(watched)
             form = quietly(watch.note_form)
             around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs))
@@ -230,13 +234,16 @@ class _AtIslands:
     watched: ObservedRun
     known: list[Change] = field(factory=list)
 
-    def begin(self) -> str | None:
-        """What the body has changed so far: the island of a replay would see it as it was."""
+    def begin(self) -> tuple[str | None, tuple[islands.Place, ...]]:
+        """What the body has changed so far: the path of what the island of a replay would see as it was, and places
+        that a replay can give what they hold."""
         watched = self.watched
         drawn = host_draws.drawn(watched.positions, watched.host_random, None, watched.before)
         self.known = diff.changes(watched.before)
-        found = [one.source.path for one in self.known if not _is_left(one, watched.by_islands)]
-        return next(iter([*found, *[op for op, _ in drawn]]), None)
+        own = [one for one in self.known if not _is_left(one, watched.by_islands)]
+        places = [islands.place_of(one) for one in own]
+        found = [one.source.path for one, place in zip(own, places, strict=True) if place is None]
+        return next(iter([*found, *[op for op, _ in drawn]]), None), tuple(one for one in places if one is not None)
 
     def end(self) -> None:
         """The island is over: what differs from before it is its own business."""

@@ -1,7 +1,8 @@
 """A function runs eagerly in the middle of the body: an island.
 
 ## What it does
-Finds functions marked with `@capture.island`, and `print`, which count as islands wherever the body calls them.
+Finds functions marked with `@capture.island`, and `print`, which count as islands wherever the body calls them, and the
+`step()` of optimizers that does in each step what no recording does again.
 
 ## Why it matters
 A recording is cut there: a replay runs the segment before the island, then the function in Python, on the tensors that

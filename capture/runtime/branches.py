@@ -182,7 +182,9 @@ class _Walk(Commit):
         before, tree.recording = tree.recording, True  # nothing that is collected meanwhile changes the tree
         try:
             with torch.set_grad_enabled(call.grad):
-                outcome, _ = perform(call.function, call.args, call.kwargs, call.beside, call.generators)
+                outcome, _ = perform(
+                    call.function, call.args, call.kwargs, call.beside, call.generators, call.before
+                )  # fmt: skip
                 del _
         finally:
             tree.recording = before
@@ -192,7 +194,7 @@ class _Walk(Commit):
             changes = () if node.guard is None else tuple(changes_of_state(node.guard))
             for change in changes:
                 change.put(change.before)
-            outcome = evolve(outcome, state=changes)
+            outcome = evolve(outcome, state=(*outcome.state, *changes))
             self.is_lost = bool(node.check(self.leaves))
         self.islands.append(outcome)
         kept = [(block, held) for block, held in lent if held() is not None]

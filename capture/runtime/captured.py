@@ -213,7 +213,7 @@ class Captured:
         make = self.make_call if entry is None or entry.region is None else entry.region.make_call
         return make(
             annotation=self.annotation, function=self.function, receiver=self.receiver, binder=self.binder,
-            values=values, leaves=leaves, code=None if entry is None else entry.ran,
+            values=values, leaves=leaves, code=None if entry is None else entry.ran, optimizers=self.optimizers,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------- what is recorded

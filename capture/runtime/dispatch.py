@@ -90,7 +90,7 @@ from capture.runtime.bucket_proof import NOT_RECORDED, PaddedCall, PaddedNode
 from capture.runtime.buckets import Count, Size, Trim, way_of
 from capture.runtime.budget import AT_LIMIT
 from capture.runtime.captured import Captured
-from capture.runtime.entry import MOST_BRANCHES, RETRIES, Entry, Phase, drop_dead, drop_unused
+from capture.runtime.entry import MOST_BRANCHES, MOST_STOPS, RETRIES, Entry, Phase, drop_dead, drop_unused
 from capture.runtime.fast_path import Shortcuts
 from capture.runtime.replay import Commit, replay, tell
 from capture.runtime.training_region import Region, finish
@@ -600,6 +600,9 @@ def _observe(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     tree = planning.on_its_device(entry, observed.facts, tree)
     if planning.shares_with_state(captured, observed.facts):  # says nothing about calls that do not
         entry.overlapping = entry = entry.overlapping or Entry((*entry.key, "overlaps state"))
+    if _cuts_steps(captured, entry, tree, observed.facts):
+        captured.log.counters.watched_calls += 1
+        return observed.watched.result
     try:
         _plan(captured, entry, observed)
     except UncapturableError:
@@ -613,6 +616,24 @@ def _observe(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     else:
         captured.log.counters.watched_calls += 1
     return observed.watched.result
+
+
+def _cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts) -> bool:
+    """Optimizers whose steps read values, or compute numbers, that no recording has are islands from now on, or, where
+    no recording can be cut for those, no more. What was recorded and planned before is dropped."""
+    optimizers = captured.optimizers
+    if any(one.obstacle for one in facts.islands) and optimizers.refuse_islands():
+        told = "the step of an optimizer cannot run eagerly between two segments"
+    elif tree.backend.runs_islands and branches.may_follow(captured, entry) and optimizers.make_islands():
+        told = "the step of an optimizer is another one in each call: it runs eagerly between two segments from now on"
+    else:
+        if optimizers.is_lost:  # further branches would tell nothing more
+            entry.steadiness.stops = max(entry.steadiness.stops, MOST_STOPS)
+        return False
+    captured.log.add("plan", told)
+    _forget(captured, entry, tree)
+    captured.retire()
+    return True
 
 
 def _is_own(error: BaseException) -> bool:
@@ -760,6 +781,10 @@ def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: 
         if costs or not kept:
             captured.budget.spend("recordings" if kept else "drops", ms, key=entry.key)
     eviction.keep_within_limits(tree, entry, nbytes)
+    refuted = reply.refuted if reply.verdict is Verdict.DONE else None
+    if refuted is not None and _cuts_steps(captured, entry, tree, refuted.facts):
+        captured.log.counters.recorded_calls += 1
+        return reply.result
     if reply.verdict is Verdict.OBSERVE and reply.refuted is not None:
         entry.steadiness.note_stop(reply.refuted.facts.reads[-1], is_new=True)
         if entry.steadiness.is_lost:

@@ -17,6 +17,7 @@ from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Binder, Leaf
 from capture.state import body_run, snapshot
 from capture.state.code_run import CodeRun
+from capture.state.optimizers import Optimizers
 from capture.state.source import Source
 
 
@@ -41,6 +42,8 @@ class Call:
     """Gives the caller's tensors what that run wrote so far, where it writes copies of them. May be called again."""
     code: CodeRun | None = None
     """What the body ran in earlier calls, for runs in which nobody notes it."""
+    optimizers: Optimizers = field(factory=Optimizers)
+    """Those that the function was seen to use."""
     undo: Any = None
     """What that run has changed outside of the pool, as it was, where it was to capture and had to execute a part."""
 

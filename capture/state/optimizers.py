@@ -4,21 +4,29 @@ A recording freezes them, so those of every optimizer that takes a step in a bod
 in a tensor is read where it lives. Whether a parameter has a gradient is such a value too: it decides what an optimizer
 updates, what is clipped or zeroed, and whether a backward pass accumulates. So are a parameter's hooks, and the
 training flags of modules that the body reaches and that are neither its own nor arguments.
+
+An optimizer may do in each step what no recording does again: read its step count on the host, or compute numbers from
+one that it counts in Python. Two runs show that: in the second one the same operators get other numbers, or the host
+reads other values. Or a schedule gives it other settings before each step. Such a step is an **island** from then on:
+it runs eagerly in each replay, and its settings are its own business.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import threading
 import types
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from attrs import evolve, frozen
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from capture.key.code_names import part_of
+from capture.key.code_names import MISSING, part_of
 from capture.key.signature import training_reader
 from capture.state.snapshot import Change, Snapshot
 
@@ -33,6 +41,51 @@ def _names_step(code: types.CodeType) -> bool:
     return "step" in code.co_names or any(_names_step(one) for one in code.co_consts if type(one) is types.CodeType)
 
 
+MOST_MOVES = 2  # runs in a row that each found other settings
+
+
+class Trace(Protocol):
+    """What a run did so far."""
+
+    reads: list[str]
+    scalars: list[tuple[Any, ...]]
+    sequence: list[Any]
+
+
+@frozen
+class _Steps:
+    """What the steps of one optimizer were in one run."""
+
+    settings: tuple[Any, ...]
+    reads: tuple[str, ...] = ()
+    scalars: tuple[Any, ...] = ()
+    sequence: tuple[Any, ...] = ()
+    moves: int = 0
+    """How many runs in a row had other settings than the one before."""
+
+    def and_then(self, trace: Trace, begin: tuple[int, int, int]) -> _Steps:
+        """One more, which began there."""
+        reads, scalars, sequence = begin
+        return _Steps(
+            self.settings,
+            (*self.reads, *trace.reads[reads:]),
+            (*self.scalars, *trace.scalars[scalars:]),
+            (*self.sequence, *map(str, trace.sequence[sequence:])),
+        )
+
+    def after(self, before: _Steps) -> _Steps:
+        """The same, as it follows on a run."""
+        return evolve(self, moves=before.moves + 1 if self.settings != before.settings else 0)
+
+    def differs(self, before: _Steps) -> bool:
+        """No recording of the one does what the other did, and so it will go on."""
+        if self.reads and before.reads and self.reads != before.reads:
+            return True
+        if self.settings != before.settings:
+            return self.moves >= MOST_MOVES
+        return self.sequence == before.sequence and self.scalars != before.scalars
+
+
 class Optimizers:
     """What one captured function was seen to reach: optimizers, parameters whose ``grad`` it looked at, and modules."""
 
@@ -43,6 +96,14 @@ class Optimizers:
         """Each with all its submodules."""
         self.has_looked = False
         """Python state was searched for them."""
+        self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Steps] = weakref.WeakKeyDictionary()
+        """Of the last run."""
+        self._islands: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._refused: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        """Whose steps cannot be islands."""
+        self._unsteady: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.is_lost = False
+        """The step of one reads another value in each run, and cannot be an island."""
 
     def __bool__(self) -> bool:
         return bool(self._found or self._parameters)
@@ -84,6 +145,65 @@ class Optimizers:
         finally:
             hook.remove()
 
+    @contextlib.contextmanager
+    def steps_noted(self, trace: Trace) -> Iterator[None]:
+        """What optimizers do in the block is compared with what they did in the run before."""
+        thread, begun = threading.get_ident(), list[tuple[torch.optim.Optimizer, tuple[int, int, int]]]()
+        found: dict[torch.optim.Optimizer, _Steps] = {}
+
+        def begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if threading.get_ident() == thread and optimizer not in self._islands:
+                begun.append((optimizer, (len(trace.reads), len(trace.scalars), len(trace.sequence))))
+
+        def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if threading.get_ident() == thread and begun and begun[-1][0] is optimizer:
+                known = found.get(optimizer) or _Steps(tuple(_numbers(optimizer)))
+                found[optimizer] = known.and_then(trace, begun.pop()[1])
+
+        hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            begun.clear()
+        for optimizer, steps in found.items():
+            before = self._steps.get(optimizer)
+            self._steps[optimizer] = steps = steps if before is None else steps.after(before)
+            if before is not None and steps.differs(before):
+                if optimizer not in self._refused:
+                    self._unsteady.add(optimizer)
+                elif steps.reads:
+                    self.is_lost = True
+
+    def make_islands(self) -> bool:
+        """Steps that differed in the last run are islands from now on. False: there are none."""
+        found = list(self._unsteady)
+        self._unsteady.clear()
+        for optimizer in found:
+            self._islands.add(optimizer)
+        return bool(found)
+
+    def refuse_islands(self) -> bool:
+        """No recording can be cut for their steps: they are part of what is recorded again. False: none was cut."""
+        found = list(self._islands)
+        for optimizer in found:
+            self._refused.add(optimizer)
+        self._islands.clear()
+        return bool(found)
+
+    def groups_of_islands(self) -> list[dict[str, Any]]:
+        """Those of their parameters, with the settings, which other code may read by their names."""
+        return [group for one in self._islands for group in one.param_groups]
+
+    @contextlib.contextmanager
+    def steps_apart(self, island: Callable[..., Any]) -> Iterator[None]:
+        """Steps that are islands go through ``island(function, args, kwargs)`` in the block, in this thread."""
+        with contextlib.ExitStack() as around:
+            for optimizer in list(self._islands):
+                around.enter_context(_through(optimizer, island))
+            yield
+
     def note_gradients(
         self, read: Iterable[Any], changed: Iterable[Change], before: Snapshot, stand_ins: Collection[int]
     ) -> None:
@@ -124,7 +244,69 @@ class Optimizers:
 
     def _settings(self) -> Iterable[tuple[str, Any]]:
         for one in self._alive():
+            if one in self._islands:
+                continue
             several = len(one.param_groups) > 1
-            for number, group in enumerate(one.param_groups):
-                source = f"param_groups[{number}]" if several else type(one).__name__
-                yield from ((f"{name} of {source}", value) for name, value in group.items() if name != "params")
+            for number, name, value in _settings_of(one):
+                yield f"{name} of {f'param_groups[{number}]' if several else type(one).__name__}", value
+
+
+def _settings_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str, Any]]:
+    for number, group in enumerate(optimizer.param_groups):
+        yield from ((number, name, value) for name, value in group.items() if name != "params")
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    """Settings that are numbers, as text."""
+    return (repr(value) for *_, value in _settings_of(optimizer) if type(value) in (int, float, tuple))
+
+
+@contextlib.contextmanager
+def _through(optimizer: torch.optim.Optimizer, island: Callable[..., Any]) -> Iterator[None]:
+    """An attribute of the object stands for its method meanwhile, but while that runs. A schedule puts one there, too,
+    which is called then."""
+    own, thread, method = vars(optimizer), threading.get_ident(), optimizer.step
+    known = own.get("step", MISSING)
+    is_open = True
+
+    @functools.wraps(method)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return method(*args, **kwargs)
+        take()
+        try:
+            return island(_step_of(type(optimizer)), (optimizer, *args), kwargs)
+        finally:
+            if is_open:
+                own["step"] = step
+
+    def take() -> None:
+        if own.get("step") is not step:
+            return
+        if known is MISSING:
+            del own["step"]
+        else:
+            own["step"] = known
+
+    own["step"] = step
+    try:
+        yield
+    finally:
+        is_open = False
+        take()
+
+
+_kinds: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
+
+
+def _step_of(kind: type) -> Callable[..., Any]:
+    """The function that stands for the step of all optimizers of this class."""
+    found = _kinds.get(kind)
+    if found is None:
+
+        def found(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return optimizer.step(*args, **kwargs)
+
+        found.__qualname__ = f"{kind.__name__}.step"
+        found = _kinds.setdefault(kind, found)
+    return found

@@ -483,3 +483,23 @@ def state_nobody_reads() -> Program:
         return x * 2
 
     return body, one, counter
+
+
+@program
+def state_changed_before() -> Program:
+    class Holder:
+        last: Tensor | None = None
+
+    holder, log = Holder(), list[float]()
+
+    @island
+    def note() -> None:
+        assert holder.last is not None
+        log.append(float(holder.last.sum()))
+
+    def body(x: Tensor) -> Tensor:
+        holder.last = x * 2
+        note()
+        return x + 1
+
+    return body, one, log

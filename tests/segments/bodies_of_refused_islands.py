@@ -42,19 +42,18 @@ def state_that_the_body_reads() -> Program:
 
 
 @eager("would see it as it was")
-def state_changed_before() -> Program:
+def counted_before() -> Program:
     class Holder:
-        last: Tensor | None = None
+        count = 0
 
-    holder, log = Holder(), list[float]()
+    holder, log = Holder(), list[int]()
 
     @island
     def note() -> None:
-        assert holder.last is not None
-        log.append(float(holder.last.sum()))
+        log.append(holder.count)
 
     def body(x: Tensor) -> Tensor:
-        holder.last = x * 2
+        holder.count += 1
         note()
         return x + 1
 

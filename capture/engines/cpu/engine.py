@@ -385,7 +385,8 @@ class TapeRecorder(ObserveMode):
         self, begin: IslandBegin, obstacle: str | None, outcome: Outcome, args: tuple[Any, ...],
         kwargs: dict[str, Any], found: list[Any],
     ) -> None:  # fmt: skip
-        tensors = list(tensors_of((args, kwargs)))
+        before = begin.before
+        tensors = list(tensors_of((args, kwargs, before.values)))
         if obstacle is not None or not self._may_break:
             self._fail(f"{begin.name}() {obstacle or 'is called where no recording may be cut'}")
         for tensor in (*tensors, *outcome.made):
@@ -398,7 +399,7 @@ class TapeRecorder(ObserveMode):
             return
         grad = torch.is_grad_enabled()
         try:
-            given = [self._island_template(value) for value in (args, kwargs)]
+            given = [self._island_template(value) for value in (args, before.values, kwargs)]
         except LookupError as error:
             self._fail(f"{begin.name}(): {error}")
             return
@@ -408,12 +409,13 @@ class TapeRecorder(ObserveMode):
             moved[id(one)][0].copy_(one)
             self.note_made(moved[id(one)][0])
         outs = [_source_of(moved[id(one)]) for one in outcome.made]
-        name = f"{begin.name} {id(outcome.function):x} {grad}"
-        step = TapeStep(outcome.function, given[0], given[1], "break", outs, name=name, acts=True)
+        places = [(id(one.holder()), one.name) for one in before.places]
+        name = f"{begin.name} {id(outcome.function):x} {grad} {places}"
+        step = TapeStep(outcome.function, (given[0], given[1]), given[2], "break", outs, name=name, acts=True)
         self._tape.append(step)
         self._tape.ran.append(Ran(self.trace.sequence[-1], step))
         self._end_segment(step, self.trace.reads[-1])
-        self._tape.note_island(grad=grad)
+        self._tape.note_island(grad, before.places)
         found[0] = outcome.among(tensors, {key: visible for key, (visible, _, _) in moved.items()})
 
     def _island_template(self, value: Any) -> Any:

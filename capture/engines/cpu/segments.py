@@ -24,6 +24,7 @@ from capture.engines.cpu.tape import Leaf, Register, Stop, Tape, TapeMemory, Tap
 from capture.engines.undo import Undo
 from capture.key import pytree
 from capture.native import native
+from capture.observe.islands import Before, Place
 from capture.observe.returned_value import RETURNED
 from capture.torch_private.capabilities import generator_id
 
@@ -62,8 +63,9 @@ class SegmentedTape(Tape):
         """By number of a break, what the body only returns, as it was read in the call that was stopped."""
         self._met: int | None = None
         """The break whose operator raised."""
-        self._islands: dict[int, bool] = {}
-        """Numbers of breaks that are islands, with the grad mode that they are called in."""
+        self._islands: dict[int, tuple[bool, tuple[Place, ...]]] = {}
+        """Numbers of breaks that are islands, with the grad mode that they are called in, and the places that the body
+        changed before. The step has the arguments, and what these places held."""
         self._places: dict[int, tuple[TapeMemory, Geometry]] = {}
         """Of registers, by number."""
 
@@ -79,9 +81,9 @@ class SegmentedTape(Tape):
         roots = [one for one in found if one.kind == "static" or one.is_managed]
         self._written = _Written(roots, tuple(drew))
 
-    def note_island(self, *, grad: bool) -> None:
+    def note_island(self, grad: bool, places: tuple[Place, ...]) -> None:
         """The last break is an island."""
-        self._islands[len(self._breaks) - 1] = grad
+        self._islands[len(self._breaks) - 1] = grad, places
 
     def undo_bytes(self) -> int:
         """What every replay has to keep of the caller's memory."""
@@ -191,9 +193,9 @@ class SegmentedTape(Tape):
 
     def island(self, number: int, leaves: Sequence[Any]) -> IslandCall | None:
         """See ``SegmentedRecording``."""
-        grad = self._islands.get(number)
-        if grad is None:
+        if number not in self._islands:
             return None
+        grad, places = self._islands[number]
         step = self._breaks[number]
         assert callable(step.function)
         by_root: dict[int, list[int]] = {}
@@ -214,8 +216,9 @@ class SegmentedTape(Tape):
             else:
                 tensors.update((at, self.registers[at].clone()) for at in numbers)
         owners = [one.owner for one in self._written.roots if one.owner is not None]
-        args, kwargs = _with_tensors(step.args, tensors), _with_tensors(step.kwargs, tensors)
-        return IslandCall(step.function, args, kwargs, grad, lent, owners, self._generators(leaves))
+        (args, values), kwargs = _with_tensors(step.args, tensors), _with_tensors(step.kwargs, tensors)
+        before = Before(places, values)
+        return IslandCall(step.function, args, kwargs, grad, lent, owners, self._generators(leaves), before)
 
     def _meeting(self, step: TapeStep) -> Callable[[Sequence[Any]], Any]:
         function, registers = step.function, self.registers

@@ -1,0 +1,217 @@
+"""Whole steps whose optimizer does in each step what no recording does again: as eager bit for bit, in losses, weights,
+gradients and the optimizer's state, and replayed, with the optimizer's step between two segments."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from typing_extensions import override
+
+from capture import CaptureWarning, capture, recordings
+from tests.support.device import DEVICE
+
+REPLAYS = DEVICE.type == "cpu"
+CALLS = 24
+
+
+class CountsInPython(optim.Optimizer):
+    """Its numbers follow from a counter."""
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr})
+        self.count = 0
+
+    @torch.no_grad()
+    @override
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        del closure
+        self.count += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                    mean.mul_(0.9).add_(parameter.grad, alpha=0.1)
+                    parameter.add_(mean, alpha=-group["lr"] / (1 - 0.9**self.count))
+
+
+class CountsInState(optim.Optimizer):
+    """As above, one counter for each parameter."""
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    @override
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                parameter.add_(parameter.grad, alpha=-group["lr"] / state["step"])
+
+
+OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "Adam": lambda p: optim.Adam(p, lr=1e-2),
+    "AdamW": lambda p: optim.AdamW(p, lr=1e-2),
+    "amsgrad": lambda p: optim.Adam(p, amsgrad=True, weight_decay=0.1),
+    "foreach": lambda p: optim.AdamW(p, foreach=True),
+    "NAdam": optim.NAdam,
+    "RAdam": optim.RAdam,
+    "Adagrad": optim.Adagrad,
+    "Adamax": optim.Adamax,
+    "Adafactor": optim.Adafactor,
+    "ASGD": optim.ASGD,
+    "Rprop": optim.Rprop,
+    "CountsInPython": CountsInPython,
+    "CountsInState": CountsInState,
+    "SGD": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
+    "two groups": lambda p: optim.Adam([{"params": [one], "lr": 1e-2 * at} for at, one in enumerate(p)]),
+}
+
+
+class Step:
+    """A whole step on a model of its own."""
+
+    def __init__(self, make: Callable[[Any], optim.Optimizer], *options: str) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).to(DEVICE)
+        self.optimizer = make(self.model.parameters())
+        self.options = options
+        schedule = "schedule" in options
+        self.schedule = optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 1 / (1 + n)) if schedule else None
+        model, optimizer, none = self.model, self.optimizer, "keeps gradients" not in options
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            if "zeroed first" in options:
+                optimizer.zero_grad(set_to_none=none)
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            if "clipped" in options:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=True)
+            if "closure" in options:
+                optimizer.step(lambda: 0.0)
+            else:
+                optimizer.step()
+            if "zeroed first" not in options:
+                optimizer.zero_grad(set_to_none=none)
+            return loss.detach()
+
+        self.function: Any = step
+
+    def state(self) -> list[Any]:
+        """All that a step leaves."""
+        parameters = list(self.model.parameters())
+        grads = [None if one.grad is None else one.grad.clone() for one in parameters]
+        return [*parameters, *grads, self.optimizer.state_dict(), vars(self.optimizer).get("count")]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def batches(calls: int) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator("cpu").manual_seed(1)
+    for _ in range(calls):
+        x, y = (
+            torch.randn(3, 4, generator=generator, device="cpu"),
+            torch.randn(3, 1, generator=generator, device="cpu"),
+        )
+        yield x.to(DEVICE), y.to(DEVICE)
+
+
+def trained(name: str, *options: str, calls: int = CALLS) -> Any:
+    """The captured step, once it was compared with an eager one in each call."""
+    eager, ours = Step(OPTIMIZERS[name], *options), Step(OPTIMIZERS[name], *options)
+    function = capture(ours.function)
+    for number, (x, y) in enumerate(batches(calls)):
+        assert torch.equal(eager.function(x, y), function(x, y)), number
+        assert same(eager.state(), ours.state()), number
+        for one in (eager, ours):
+            if one.schedule is not None:
+                one.schedule.step()
+    return function
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_step_is_as_eager_and_replays(name: str) -> None:
+    counters = recordings(trained(name))
+    if REPLAYS:
+        assert counters.replays >= CALLS - 7, str(counters)
+
+
+@pytest.mark.parametrize("options", [
+    ("zeroed first",), ("keeps gradients",), ("zeroed first", "keeps gradients"), ("clipped",), ("schedule",),
+    ("clipped", "schedule", "zeroed first"),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["AdamW", "CountsInPython", "SGD"])
+def test_other_steps_are_as_eager_and_replay(name: str, options: tuple[str, ...]) -> None:
+    counters = recordings(trained(name, *options))
+    if REPLAYS:
+        assert counters.replays >= CALLS - 8, str(counters)
+
+
+def test_step_with_a_closure_is_as_eager() -> None:
+    with pytest.warns(CaptureWarning, match="fused=True"):
+        function = trained("AdamW", "closure", calls=20)
+    counters = recordings(function)
+    assert counters.replays == 0
+    if REPLAYS:
+        assert counters.observations + counters.recorded_calls <= 8, str(counters)
+
+
+def test_error_of_a_step_leaves_what_eager_leaves() -> None:
+    steps = [Step(OPTIMIZERS["AdamW"]) for _ in range(2)]
+    functions = [steps[0].function, capture(steps[1].function)]
+    due: list[int] = []
+
+    def fails(*_: Any) -> None:
+        if due:
+            raise RuntimeError("no step")
+
+    for one in steps:
+        one.optimizer.register_step_pre_hook(fails)
+    for number, (x, y) in enumerate(batches(CALLS)):
+        due[:] = [1] if number in (12, 16) else []
+        for function in functions:
+            if due:
+                with pytest.raises(RuntimeError, match="no step"):
+                    function(x, y)
+                for parameter in (p for one in steps for p in one.model.parameters() if function is functions[1]):
+                    assert parameter.grad is not None
+            else:
+                function(x, y)
+        assert same(steps[0].state(), steps[1].state()), number
+
+
+def test_a_copy_of_the_optimizer_takes_its_own_steps() -> None:
+    ours = Step(OPTIMIZERS["Adam"])
+    function = capture(ours.function)
+    for x, y in batches(8):
+        function(x, y)
+    assert "step" not in vars(ours.optimizer)
+    assert copy.deepcopy(ours.optimizer).state_dict().keys() == ours.optimizer.state_dict().keys()
+
+
+def test_settings_changed_between_steps_are_used() -> None:
+    eager, ours = Step(OPTIMIZERS["Adam"]), Step(OPTIMIZERS["Adam"])
+    function = capture(ours.function)
+    for number, (x, y) in enumerate(batches(CALLS)):
+        for one in (eager, ours):
+            one.optimizer.param_groups[0]["betas"] = (0.9 - number / 100, 0.99)
+            one.optimizer.param_groups[0]["weight_decay"] = number / 1000
+        assert torch.equal(eager.function(x, y), function(x, y)), number
+        assert same(eager.state(), ours.state()), number
+    if REPLAYS:
+        assert recordings(function).replays > CALLS // 2
