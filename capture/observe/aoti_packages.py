@@ -159,15 +159,15 @@ def _apart(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> l
     return parts
 
 
-def _together(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _together(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The package's outputs: those that share memory as views of it, which a watch sees."""
     outputs = []
     for index, geometry in _views.last:
         if geometry is None:
-            outputs.append(found[index])
+            outputs.append(tensors[index])
             continue
         dtype, shape, stride, offset = geometry
-        whole = found[index] if found[index].dtype == dtype else found[index].view(dtype)
+        whole = tensors[index] if tensors[index].dtype == dtype else tensors[index].view(dtype)
         outputs.append(whole.as_strided(shape, stride, offset))
     return outputs
 

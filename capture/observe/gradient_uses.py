@@ -76,11 +76,11 @@ def obstacles(
 def of_wrappers(watched: ObservedRun) -> Iterator[SubclassLeaf]:
     """Tensors that hold other tensors and are part of a graph themselves, of which those they hold know nothing."""
     arguments = watched.call.named_values(watched.values) if torch.is_grad_enabled() else {}
-    given = [one for name, value in arguments.items() for one in pytree.wrappers(value, name)]
-    left = [(path, one) for path, one in pytree.wrappers(watched.result, "output") if not one.is_leaf]
-    for path, one in (*given, *left):
-        if one.requires_grad:
-            yield SubclassLeaf(path=path, type=f"{type(one).__qualname__} that needs gradients")
+    given = [wrapper for name, value in arguments.items() for wrapper in pytree.wrappers(value, name)]
+    left = [(path, wrapper) for path, wrapper in pytree.wrappers(watched.result, "output") if not wrapper.is_leaf]
+    for path, wrapper in (*given, *left):
+        if wrapper.requires_grad:
+            yield SubclassLeaf(path=path, type=f"{type(wrapper).__qualname__} that needs gradients")
 
 
 def _path(watched: ObservedRun, arguments: Arguments, external: External) -> str | None:
@@ -153,13 +153,15 @@ def _known(watched: ObservedRun) -> dict[tuple[Any, int], torch.Tensor]:
     return {(tensor.grad_fn, tensor.output_nr): tensor for tensor in inputs if tensor.grad_fn is not None}
 
 
-def ends_of(above: list[Any], known: dict[tuple[Any, int], torch.Tensor]) -> list[tuple[torch.Tensor, GradientEdge]]:
+def ends_of(
+    above: list[Any], with_graphs: dict[tuple[Any, int], torch.Tensor]
+) -> list[tuple[torch.Tensor, GradientEdge]]:
     """Where a graph ends: at leaves, and at ``known`` tensors of Python state that come with a graph of their own."""
     stack, seen, ends = [*above], set(above), {}
     while stack:
         for node, number in stack.pop().next_functions:
-            if (node, number) in known:
-                ends[node, number] = known[node, number]
+            if (node, number) in with_graphs:
+                ends[node, number] = with_graphs[node, number]
             elif node is not None and node not in seen:
                 seen.add(node)
                 if hasattr(node, "variable"):
@@ -169,9 +171,9 @@ def ends_of(above: list[Any], known: dict[tuple[Any, int], torch.Tensor]) -> lis
     return [(tensor, GradientEdge(node, number)) for (node, number), tensor in ends.items()]
 
 
-def nodes_above(ends: Sequence[torch.Tensor], known: Iterable[Any] = ()) -> Iterator[Any]:
+def nodes_above(ends: Sequence[torch.Tensor], left_out: Iterable[Any] = ()) -> Iterator[Any]:
     """The nodes of a graph from these tensors on, without the ``known`` ones and what only they lead to."""
-    seen = {None, *known}
+    seen = {None, *left_out}
     stack: list[Any] = [tensor.grad_fn for tensor in ends]
     while stack:
         node = stack.pop()

@@ -109,16 +109,29 @@ _LOOKED_AT = frozenset({"_efficientzerotensor", "wait_tensor", "_to_copy", "copy
 
 def looked_up(op: Operator) -> Known:
     """Traits of an overload, what runs it, and itself; computed once."""
-    found = _known.get(id(op))
-    if found is None:
-        known, run = _traits_of(op), fast_operator(op)
-        special = known.writes or known.norm or known.draws or known.unseen or known.indexes or known.lifts
-        if known.plain and not special and known.composite is None:
-            readers[id(op)] = known.name, run, known.view
-            if not (known.foreign or known.reaches or known.opaque or known.collective or known.base in _LOOKED_AT):
-                plain[id(op)] = known
-        found = _known[id(op)] = known, run, op
-    return found
+    entry = _known.get(id(op))
+    if entry is None:
+        op_traits, run = _traits_of(op), fast_operator(op)
+        special = (
+            op_traits.writes
+            or op_traits.norm
+            or op_traits.draws
+            or op_traits.unseen
+            or op_traits.indexes
+            or op_traits.lifts
+        )
+        if op_traits.plain and not special and op_traits.composite is None:
+            readers[id(op)] = op_traits.name, run, op_traits.view
+            if not (
+                op_traits.foreign
+                or op_traits.reaches
+                or op_traits.opaque
+                or op_traits.collective
+                or op_traits.base in _LOOKED_AT
+            ):
+                plain[id(op)] = op_traits
+        entry = _known[id(op)] = op_traits, run, op
+    return entry
 
 
 def traits(op: Operator) -> OperatorTraits:
@@ -225,22 +238,22 @@ def plain_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Te
     and no device is named; else None."""
     if kwargs and ("device" in kwargs or not PLAIN_TYPES.issuperset(map(type, kwargs.values()))):
         return None
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for argument in args:
         kind = type(argument)
         if kind in TENSORS:
-            found.append(argument)
+            tensors.append(argument)
         elif kind is list:
-            found += tensors_in((argument,), {}) if argument and type(argument[0]) is not int else ()
+            tensors += tensors_in((argument,), {}) if argument and type(argument[0]) is not int else ()
         elif kind not in PLAIN_TYPES:
             return None
-    if not found:
+    if not tensors:
         return None
-    device = found[0].device
-    for one in found:
-        if one.layout is not torch.strided or one.is_nested or one.is_complex() or one.device != device:
+    device = tensors[0].device
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_complex() or tensor.device != device:
             return None
-    return found
+    return tensors
 
 
 def numbers_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:
@@ -315,8 +328,8 @@ def _fills(op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if op.base not in ("index_put", "index_put_", "_index_put_impl_") or given.get("accumulate"):
         return False
     value, chosen = given["values"], [index for index in given["indices"] if index is not None]
-    one = value.numel() == 1 and value.device.type == "cpu"
-    return one and len(chosen) == 1 and chosen[0].device == given["self"].device
+    is_number = value.numel() == 1 and value.device.type == "cpu"
+    return is_number and len(chosen) == 1 and chosen[0].device == given["self"].device
 
 
 def lacks_tensor(op: Operator, args: Sequence[Any]) -> bool:
@@ -330,11 +343,11 @@ def lacks_tensor(op: Operator, args: Sequence[Any]) -> bool:
 
 def raises_on_shapes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """An operator that raised does so without any values, too: for these shapes and types it always does."""
-    known: dict[int, torch.Tensor] = {}
+    on_meta: dict[int, torch.Tensor] = {}
 
     def bare(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return known.setdefault(id(value), torch.empty_like(value, device="meta"))
+            return on_meta.setdefault(id(value), torch.empty_like(value, device="meta"))
         if isinstance(value, (list, tuple)):
             return type(value)(map(bare, value))
         return torch.device("meta") if isinstance(value, torch.device) else value

@@ -50,10 +50,10 @@ class ReleasedGradients:
         if type(gradient) in TENSOR_TYPES:
             self._free(gradient)
             return
-        members = [one for _, one in pytree.children(gradient)]
-        for one, references in zip(members, _references(members), strict=True):
-            if type(one) in TENSOR_TYPES and references <= _INSIDE + self._held[id(one)]:
-                self._free(one)
+        members = [member for _, member in pytree.children(gradient)]
+        for member, references in zip(members, _references(members), strict=True):
+            if type(member) in TENSOR_TYPES and references <= _INSIDE + self._held[id(member)]:
+                self._free(member)
 
     def _free(self, tensor: torch.Tensor) -> None:
         """Give its memory up once all on it are dropped."""

@@ -38,22 +38,22 @@ class UnattributedMemory:
         if use_count(external.tensor) > 1 or storage_use_count(external.storage) > holders:
             return False
         return all(
-            used <= 1 + held.times[id(one)] and known <= _SAVED
-            for one, used, known in zip(held.tensors, uses, references, strict=True)
+            used <= 1 + held.times[id(tensor)] and count <= _SAVED
+            for tensor, used, count in zip(held.tensors, uses, references, strict=True)
         )
 
     @functools.cached_property
     def _saved(self) -> dict[int, _HeldStorage]:
         """What graphs have saved, by ``id`` of the storage."""
         ends = [one for one in self._left if not gradient_uses.refuses(one) and one.grad_fn is not None]
-        found: dict[int, _HeldStorage] = {}
+        storages: dict[int, _HeldStorage] = {}
         for tensor in gradient_uses.saved_above(ends):
             if tensor.layout is torch.strided:
-                found.setdefault(id(tensor.untyped_storage()), _HeldStorage()).note(tensor)
-        for held in found.values():
+                storages.setdefault(id(tensor.untyped_storage()), _HeldStorage()).note(tensor)
+        for held in storages.values():
             for base in [one._base for one in held.tensors if one._base is not None]:
                 held.note(base)
-        return found
+        return storages
 
 
 @define

@@ -27,9 +27,9 @@ def line_that_wrote(ran: CodeRun | None, change: Change) -> CodeLocation | None:
         if names and source_location.is_users(code.co_filename) and (line := _line_setting(code, names[0])):
             return source_location.of_line(code, line)
     for name in names:
-        found = line_of(ran, (name,))
-        if found is not None:
-            return found
+        place = line_of(ran, (name,))
+        if place is not None:
+            return place
     return None
 
 
@@ -46,18 +46,18 @@ def _line_setting(code: types.CodeType, name: str) -> int:
     if name not in (*code.co_names, *code.co_freevars, *code.co_cellvars):
         return 0
     line = code.co_firstlineno
-    for one in dis.get_instructions(code):
-        line = (one.positions.lineno if one.positions is not None else None) or line
-        if one.opname in _SETTING and one.argval == name:
+    for instruction in dis.get_instructions(code):
+        line = (instruction.positions.lineno if instruction.positions is not None else None) or line
+        if instruction.opname in _SETTING and instruction.argval == name:
             return line
     return 0
 
 
 def left_by_calls(ran: CodeRun) -> list[Effect]:
     """What functions in C left behind, by the user's line where that is one."""
-    found: dict[str, Effect] = {}
+    effects: dict[str, Effect] = {}
     for (what, place), code, line in ran.calls:
         own = source_location.of_line(code, line) if source_location.is_users(code.co_filename) else None
         where = place if place is not None else own
-        found.setdefault(what, Effect(path=what, kind="call", before="", after="", where=where))
-    return list(found.values())
+        effects.setdefault(what, Effect(path=what, kind="call", before="", after="", where=where))
+    return list(effects.values())

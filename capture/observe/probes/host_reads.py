@@ -163,10 +163,10 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     attribute up by its name."""
     _looking.append(tensor)
     try:
-        found: torch.Tensor | None = _GRAD.__get__(tensor)
+        gradient: torch.Tensor | None = _GRAD.__get__(tensor)
     finally:
         _looking.clear()
-    return found
+    return gradient
 
 
 @contextmanager

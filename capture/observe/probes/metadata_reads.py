@@ -53,10 +53,12 @@ def unkeyed_reads(
     tensors: dict[str, Any] = {name: _method(name, getattr(torch.Tensor, name), asked) for name in _METHODS}
     tensors |= {name: _property(name, getattr(torch.Tensor, name), asked) for name in _PROPERTIES}
     tensors |= {
-        name: _counting(name, found, asked) for name in COUNTING if (found := getattr(torch.Tensor, name, None))
+        name: _counting(name, original, asked) for name in COUNTING if (original := getattr(torch.Tensor, name, None))
     }
     tensors["stride"] = _method("stride", torch.Tensor.stride, asked_for_strides)
-    functions = {name: _counting(name, found, asked) for name in COUNTING if (found := getattr(torch, name, None))}
+    functions = {
+        name: _counting(name, original, asked) for name in COUNTING if (original := getattr(torch, name, None))
+    }
     named = {id(leaf): leaf for _, leaf in given if isinstance(leaf, torch.Tensor) and leaf.__dict__}
     if named:
         tensors["__getattribute__"] = _attributes(named, asked)
@@ -113,9 +115,9 @@ def _attributes(named: Mapping[int, torch.Tensor], asked: Callable[[str, Any], A
 
 def stand_ins(given: Iterable[tuple[str, Any]], theirs: Iterable[tuple[str, Any]]) -> dict[int, torch.Tensor]:
     """The caller's tensors, by ``id`` of what the body got instead, which has the attributes that were put on them."""
-    found = {}
+    originals = {}
     for (_, leaf), (_, original) in zip(given, theirs, strict=True):
         if leaf is not original and isinstance(original, torch.Tensor):
-            found[id(leaf)] = original
+            originals[id(leaf)] = original
             leaf.__dict__.update(original.__dict__)
-    return found
+    return originals
