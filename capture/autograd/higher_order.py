@@ -117,7 +117,7 @@ def apply(order: Order, tensors: Sequence[Any], come: Sequence[torch.Tensor]) ->
 
 
 def inputs_of(
-    node: Any, count: int, known: Sequence[torch.Tensor], handles: Mapping[int, torch.Tensor]
+    node: Any, count: int, sources: Sequence[torch.Tensor], handles: Mapping[int, torch.Tensor]
 ) -> list[torch.Tensor | None]:
     """Tensors that have the places in the graph of the first ``count`` inputs of a node: leaves, ``handles`` by
     position, or some of the ``known`` ones. None for an input that needs no gradients."""
@@ -130,5 +130,5 @@ def inputs_of(
         elif position in handles:
             inputs.append(handles[position])
         else:
-            inputs.append(next(one for one in known if one.grad_fn is above and one.output_nr == number))
+            inputs.append(next(one for one in sources if one.grad_fn is above and one.output_nr == number))
     return inputs

@@ -98,8 +98,8 @@ class Block:
                 raise _Enough
             return tensor
 
-        known: dict[int, Any] = {}
-        function, *args = [copied(one, fill, known) for one in (self.function, *self.args)]
+        copies: dict[int, Any] = {}
+        function, *args = [copied(one, fill, copies) for one in (self.function, *self.args)]
         with (
             contextlib.suppress(_Enough),
             saved_tensors_hooks(pack, lambda tensor: tensor),
@@ -118,9 +118,9 @@ class Block:
                 f"Number of tensors saved during forward: {len(self.saved)}\n"
                 f"Number of tensors saved during recomputation: {len(made)}."
             )
-        for at, (one, tensor, told) in enumerate(zip(self.saved, made, self.told, strict=False)):
+        for at, (saved, tensor, told) in enumerate(zip(self.saved, made, self.told, strict=False)):
             now = self._told(tensor)
-            if one() is not None and now != told:
+            if saved() is not None and now != told:
                 checkpoints.raise_mismatch(
                     "Recomputed values for the following tensors have different metadata than during the forward "
                     f"pass.\ntensor at position {at}:\nsaved metadata: {told}\nrecomputed metadata: {now}"
@@ -135,25 +135,25 @@ class _Enough(Exception):
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
-def copied(value: Any, leaf: Callable[[Any], Any], known: dict[int, Any]) -> Any:
+def copied(value: Any, leaf: Callable[[Any], Any], copies: dict[int, Any]) -> Any:
     """A copy of a function, with all that is in its cells, of a container or an object. ``leaf`` gives what takes the
-    place of what is no such thing, and of others ``NotImplemented``. ``known``: copies, with what they are of."""
+    place of what is no such thing, and of others ``NotImplemented``. ``copies``: made so far, with what they are of."""
     if type(value) in PLAIN_TYPES:
         return value
-    if id(value) in known:
-        return known[id(value)][1]
-    found = leaf(value)
-    if found is NotImplemented:
-        found = _opened(value, leaf, known)
-    known[id(value)] = value, found
-    return found
+    if id(value) in copies:
+        return copies[id(value)][1]
+    copy = leaf(value)
+    if copy is NotImplemented:
+        copy = _opened(value, leaf, copies)
+    copies[id(value)] = value, copy
+    return copy
 
 
-def _opened(value: Any, leaf: Callable[[Any], Any], known: dict[int, Any]) -> Any:
-    again = functools.partial(copied, leaf=leaf, known=known)
+def _opened(value: Any, leaf: Callable[[Any], Any], copies: dict[int, Any]) -> Any:
+    again = functools.partial(copied, leaf=leaf, copies=copies)
     kind = type(value)
     if kind is types.FunctionType:
-        return _of_function(value, leaf, known)
+        return _of_function(value, leaf, copies)
     if kind is types.MethodType:
         return types.MethodType(again(value.__func__), again(value.__self__))
     if kind is functools.partial:
@@ -168,14 +168,14 @@ def _each(again: Callable[[Any], Any], table: dict[str, Any]) -> Iterator[tuple[
         yield name, again(value)
 
 
-def _of_function(function: types.FunctionType, leaf: Callable[[Any], Any], known: dict[int, Any]) -> Any:
-    cells = tuple([known.setdefault(id(cell), (cell, types.CellType()))[1] for cell in function.__closure__ or ()])
+def _of_function(function: types.FunctionType, leaf: Callable[[Any], Any], copies: dict[int, Any]) -> Any:
+    cells = tuple([copies.setdefault(id(cell), (cell, types.CellType()))[1] for cell in function.__closure__ or ()])
     made = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells or None)
-    known[id(function)] = function, made  # it may be in a cell of its own
-    again = functools.partial(copied, leaf=leaf, known=known)
+    copies[id(function)] = function, made  # it may be in a cell of its own
+    again = functools.partial(copied, leaf=leaf, copies=copies)
     for cell, new in zip(function.__closure__ or (), cells, strict=True):
-        if id(new) not in known:
-            known[id(new)] = new, None
+        if id(new) not in copies:
+            copies[id(new)] = new, None
             with contextlib.suppress(ValueError):  # empty
                 new.cell_contents = again(cell.cell_contents)
     made.__defaults__ = None if function.__defaults__ is None else tuple(map(again, function.__defaults__))
@@ -234,20 +234,20 @@ class Blocks:
 
     def finish(self) -> Recomputation:
         """The body has run. Where there is an obstacle, its blocks are this run's alone."""
-        for known, before in self._run:
-            now = _reach(known.function)
+        for block_run, before in self._run:
+            now = _reach(block_run.function)
             if len(now) != len(before) or any(a is not b or v != w for (a, v), (b, w) in zip(now, before, strict=True)):
                 self.obstacle = (
                     self.obstacle or "a checkpointed function that reaches what is written or replaced later"
                 )
-        found = Recomputation(self.found, self.owners, self._begin_state, _generator_states()[0])
-        self.obstacle = self.obstacle or found.obstacle
+        recomputation = Recomputation(self.found, self.owners, self._begin_state, _generator_states()[0])
+        self.obstacle = self.obstacle or recomputation.obstacle
         if self.obstacle:
-            found.is_of_one_run = True
-            for block, (known, _) in zip(self.found, self._run, strict=True):
-                block.function, block.args = known.function, known.args
+            recomputation.is_of_one_run = True
+            for block, (block_run, _) in zip(self.found, self._run, strict=True):
+                block.function, block.args = block_run.function, block_run.args
         self._run.clear()
-        return found
+        return recomputation
 
     def _note_draws(self, block: Block) -> None:
         now = _generator_states()
@@ -280,8 +280,8 @@ class Blocks:
         return value
 
     def _number_of(self, value: Any) -> int:
-        for number, one in enumerate(self.owners):
-            if one() is value:
+        for number, owner in enumerate(self.owners):
+            if owner() is value:
                 return number
         try:
             self.owners.append(weakref.ref(value))
@@ -313,17 +313,17 @@ def _has_tensors(container: Any) -> bool:
 
 def _reach(function: Any) -> list[tuple[Any, int]]:
     """What it reaches now, and the versions of tensors."""
-    found: list[tuple[Any, int]] = []
+    reached: list[tuple[Any, int]] = []
 
     def leaf(value: Any) -> Any:
         if type(value) in _FUNCTIONS or (pytree.is_container(value) and not checkpoints.keeps_results(value)):
             return NotImplemented
         is_plain = isinstance(value, torch.Tensor) and not value.is_inference() and not pytree.is_container(value)
-        found.append((value, value._version if is_plain else 0))
+        reached.append((value, value._version if is_plain else 0))
         return value
 
     copied(function, leaf, {})
-    return found
+    return reached
 
 
 def _generator_states() -> list[torch.Tensor]:
@@ -365,15 +365,15 @@ class Recomputation:
     def states(self, begin: torch.Tensor | None, *, is_replay: bool) -> list[tuple[torch.Generator, torch.Tensor]]:
         """What generators are to draw from as blocks run again: of a replay that just ended, and began with this where
         the body draws; or of the run that was noted."""
-        known = default_generators()
-        states = [(one, one.get_state()) for one in (known if is_replay else known[1:])]
+        generators = default_generators()
+        states = [(one, one.get_state()) for one in (generators if is_replay else generators[1:])]
         if not is_replay:
-            return [(known[0], self.blocks[0].begin_state), *states]
+            return [(generators[0], self.blocks[0].begin_state), *states]
         if begin is None:
             return states
         first = advanced(begin, self.begin_state, self.blocks[0].begin_state)
         assert first is not None
-        return [(known[0], first), *states[1:]]
+        return [(generators[0], first), *states[1:]]
 
     def run(self, build: Callable[[Any], torch.Tensor], owners: Sequence[Any]) -> dict[Any, torch.Tensor]:
         """All that blocks save, by ``SavedTensor``. ``build``: gives the tensor that one stands for in the call."""
@@ -388,23 +388,23 @@ class Recomputation:
             return NotImplemented if is_opened else value
 
         generator, to_end = default_generators()[0], any(block.draws for block in self.blocks)
-        found, first = dict[Any, torch.Tensor](), generator.get_state()
+        saved, first = dict[Any, torch.Tensor](), generator.get_state()
         for block in self.blocks:
             begin = advanced(first, self.blocks[0].begin_state, block.begin_state)
             if begin is not None and not is_same_state(begin, generator.get_state()):
                 generator.set_state(begin)
-            found.update(block.run_again(fill, to_end=to_end))
-        return found
+            saved.update(block.run_again(fill, to_end=to_end))
+        return saved
 
 
 @contextlib.contextmanager
 def drawing_from(states: Sequence[tuple[torch.Generator, torch.Tensor]]) -> Iterator[None]:
     """In the block generators draw from there; afterwards as if nobody had drawn."""
-    known = [(one, one.get_state()) for one, _ in states]
+    before = [(generator, generator.get_state()) for generator, _ in states]
     try:
-        for one, state in states:
-            one.set_state(state)
+        for generator, state in states:
+            generator.set_state(state)
         yield
     finally:
-        for one, state in known:
-            one.set_state(state)
+        for generator, state in before:
+            generator.set_state(state)

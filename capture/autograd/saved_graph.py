@@ -136,12 +136,12 @@ class Passes:
     @contextlib.contextmanager
     def __call__(self, tensors: Sequence[torch.Tensor], again: Mapping[Any, torch.Tensor]) -> Iterator[Pass]:
         """One runs in the block, with the tensors of its call."""
-        one = Pass(tensors, again)
-        self._running.append(one)
+        running = Pass(tensors, again)
+        self._running.append(running)
         try:
-            yield one
+            yield running
         finally:
-            self._running.remove(one)
+            self._running.remove(running)
 
     def current(self) -> Pass:
         """The one that autograd, which asks, is in. It asks in the thread that began it, or in one of its own: then it
@@ -541,11 +541,11 @@ class GraphSaver:
         program, uses, nodes = self.program, Counter[int](), list[tuple[Any, dict[int, int]]]()
         numbers = {(edge.node, edge.output_nr): number for number, edge in enumerate(program.inputs)}
         for node in nodes_above(attached, {edge.node for edge in program.inputs}):
-            found = {at: numbers[above] for at, above in enumerate(node.next_functions) if above in numbers}
-            uses.update(found.values())
-            nodes.append((node, found))
-        for node, found in nodes:
-            several = {at: number for at, number in found.items() if uses[number] > 1}
+            positions = {at: numbers[above] for at, above in enumerate(node.next_functions) if above in numbers}
+            uses.update(positions.values())
+            nodes.append((node, positions))
+        for node, positions in nodes:
+            several = {at: number for at, number in positions.items() if uses[number] > 1}
             if several:
                 add_hook(node, SeveralUses(program.hooks.passes, several))
         return tuple(number for number in range(len(program.inputs)) for _ in range(uses[number] or 1))
