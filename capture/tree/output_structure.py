@@ -113,9 +113,9 @@ class EffectSlot:
         if self.amount is None and self.members is None:
             self.put_back(named_values, value)
             return
-        known = next((saved for slot, saved in begun if slot is self), None) if begun else None
-        if known is not DONE:
-            self._go_on(named_values, value, known, begun)
+        begun_with = next((saved for slot, saved in begun if slot is self), None) if begun else None
+        if begun_with is not DONE:
+            self._go_on(named_values, value, begun_with, begun)
         elif self.members is not None:
             container = self.at(named_values).get()
             keys, values = effects.members_of(container)
@@ -126,24 +126,24 @@ class EffectSlot:
         place = self.at(named_values)
         return place.get() is change.members.container if change.members else place.holder is change.source.holder
 
-    def _go_on(self, named_values: Callable[[], dict[str, Any]], value: Any, known: Any, begun: Begun) -> None:
+    def _go_on(self, named_values: Callable[[], dict[str, Any]], value: Any, begun_with: Any, begun: Begun) -> None:
         place = self.at(named_values)
         held = place.get()
         if self.amount is not None:
-            if known is None:
-                known = held
-                begun.append((self, known))
-            place.set(known + self.amount)
+            if begun_with is None:
+                begun_with = held
+                begun.append((self, begun_with))
+            place.set(begun_with + self.amount)
             return
         assert self.members is not None
         grows = self.members.is_free and getattr(held, "maxlen", None) is None
-        if known is None:
-            known = len(held) if grows else effects.members_of(held)
-            begun.append((self, known))
+        if begun_with is None:
+            begun_with = len(held) if grows else effects.members_of(held)
+            begun.append((self, begun_with))
         if grows:  # whatever it holds by now, it is not gone through
-            effects.put_at_end(held, known, value)
+            effects.put_at_end(held, begun_with, value)
         else:
-            effects.put_members(held, self.members.made(known[1], value), self.members.keys)
+            effects.put_members(held, self.members.made(begun_with[1], value), self.members.keys)
 
 
 @frozen(eq=False)
@@ -230,22 +230,22 @@ def fill(
     made = {} if made is None else made
     copies: dict[int, Any] = {}
 
-    def leaf(one: Any) -> Any:
-        if isinstance(one, Slot):
-            return values[one.index]
-        if isinstance(one, Copied):
-            kept = values[one.index]
+    def leaf(part: Any) -> Any:
+        if isinstance(part, Slot):
+            return values[part.index]
+        if isinstance(part, Copied):
+            kept = values[part.index]
             if id(kept) not in copies:
                 copies[id(kept)] = copy.copy(kept)
             return copies[id(kept)]
-        if isinstance(one, Shape):
-            new = made[one.number] = objects.blank(one.kind, is_own_dict=one.is_own_dict)
-            for name, member in one.members:
+        if isinstance(part, Shape):
+            new = made[part.number] = objects.blank(part.kind, is_own_dict=part.is_own_dict)
+            for name, member in part.members:
                 objects.put(new, name, fill(member, values, named_values, made))
             return new
-        if isinstance(one, Again):
-            return weakref.ref(made[one.number]) if one.is_weak else made[one.number]
-        return one.at(named_values) if isinstance(one, OwnContainer) else one
+        if isinstance(part, Again):
+            return weakref.ref(made[part.number]) if part.is_weak else made[part.number]
+        return part.at(named_values) if isinstance(part, OwnContainer) else part
 
     return pytree.rebuild(skeleton, leaf)
 
@@ -274,19 +274,19 @@ def filler(skeleton: Any, depth: int = 0) -> Filler | None:
     if kind is tuple and len(children) > 1 and all(isinstance(member, Slot) for member in children):
         return operator.itemgetter(*[member.index for member in children])
     members = [filler(member, depth + 1) for member in children]
-    known = [member for member in members if member is not None]
-    return None if len(known) < len(members) else lambda values: close([member(values) for member in known])
+    fillers = [member for member in members if member is not None]
+    return None if len(fillers) < len(members) else lambda values: close([member(values) for member in fillers])
 
 
 def _object_filler(shape: Shape, depth: int) -> Filler | None:
     members = [(name, filler(member, depth + 1)) for name, member in shape.members]
-    known = [(name, member) for name, member in members if member is not None]
-    if len(known) < len(members):
+    fillers = [(name, member) for name, member in members if member is not None]
+    if len(fillers) < len(members):
         return None
 
     def make(values: Sequence[Any]) -> Any:
         new = objects.blank(shape.kind, is_own_dict=shape.is_own_dict)
-        for name, member in known:
+        for name, member in fillers:
             objects.put(new, name, member(values))
         return new
 

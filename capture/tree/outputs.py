@@ -132,14 +132,15 @@ class OutputPlan:
         for number in self.owned:
             self.lose(number)
         self.shared_storages = tuple(
-            None if number in self.owned else one for number, one in enumerate(self.shared_storages)
+            None if number in self.owned else group for number, group in enumerate(self.shared_storages)
         )
         groups = [(number, self.groups[number]) for number in sorted(self.owned)]
         self.collect = recording.own(
-            [OwnedOutput(one.block, one.geometries, self.places, number) for number, one in groups]
+            [OwnedOutput(group.block, group.geometries, self.places, number) for number, group in groups]
         )
         self.sources = tuple(
-            (self.places, number) if number in self.owned else one for number, one in enumerate(self.shared_storages)
+            (self.places, number) if number in self.owned else group
+            for number, group in enumerate(self.shared_storages)
         )
         self.single = self.sources[0] if self.single is not None else None
         groups_left, effects = self.others
