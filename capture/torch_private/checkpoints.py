@@ -185,18 +185,18 @@ def with_results(context: Any, replace: Callable[[Any], Any]) -> Any:
     def again(entry: Any) -> Any:
         if type(entry) is wrapper:
             made = replace(entry.val)
-            found = copy.copy(entry)
-            found.val, found.version = made, made._version if isinstance(made, torch.Tensor) else None
-            return found
+            copied = copy.copy(entry)
+            copied.val, copied.version = made, made._version if isinstance(made, torch.Tensor) else None
+            return copied
         if type(entry) in (tuple, list):
             return type(entry)([again(one) for one in entry])
         return entry
 
-    found = copy.copy(context)
-    found.storage = {
+    copied = copy.copy(context)
+    copied.storage = {
         operator: {at: again(one) for at, one in entries.items()} if isinstance(entries, dict) else again(entries)
         for operator, entries in context.storage.items()
     }
-    if hasattr(found, "func_counter"):
-        found.func_counter = type(found.func_counter)(int)
-    return found
+    if hasattr(copied, "func_counter"):
+        copied.func_counter = type(copied.func_counter)(int)
+    return copied

@@ -71,8 +71,8 @@ def without_first_look() -> contextlib.AbstractContextManager[Any]:
     leave_out = getattr(_python_dispatch, "_disable_current_modes", None)
     if type(current).__name__ != "_AnalyzeCustomOpInputOutputMode" or leave_out is None or dispatch_mode_depth() != 1:
         return contextlib.nullcontext()
-    found: contextlib.AbstractContextManager[Any] = leave_out()
-    return found
+    left_out: contextlib.AbstractContextManager[Any] = leave_out()
+    return left_out
 
 
 def names_custom_operators(graph: torch.fx.GraphModule) -> bool:

@@ -114,8 +114,8 @@ def cuda_storage(address: int, device: torch.device, nbytes: int) -> torch.Untyp
     if make is None:
         memory = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 2}
         return torch.as_tensor(types.SimpleNamespace(__cuda_array_interface__=memory), device=device).untyped_storage()
-    found: torch.UntypedStorage = make(address, device, nbytes)
-    return found
+    storage: torch.UntypedStorage = make(address, device, nbytes)
+    return storage
 
 
 def cuda_builder(

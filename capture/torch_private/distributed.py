@@ -168,10 +168,10 @@ def passes_measured(modules: Sequence[torch.nn.Module]) -> int:
     """Forward passes to come of a ``DistributedDataParallel`` among ``modules`` that it measures with events of the
     device, which no capture survives: those to its eleventh. 0 where torch does not tell."""
     left = 0
-    for one in _replicated(modules):
+    for replica in _replicated(modules):
         with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
-            if one.device_type != "cpu":
-                left = max(left, _MEASURED - int(one._get_ddp_logging_data().get("iteration", 0)))
+            if replica.device_type != "cpu":
+                left = max(left, _MEASURED - int(replica._get_ddp_logging_data().get("iteration", 0)))
     return left
 
 
