@@ -113,41 +113,41 @@ class BucketComparison(Comparison):
         leaves = [leaf for _, leaf in pytree.result_leaves(self.eager)]
         if len(ours) != len(theirs):
             return self._refusal("differs", "output", "it has another number of parts")
-        for number, ((path, one), (_, other)) in enumerate(zip(ours, theirs, strict=True)):
+        for number, ((path, got), (_, wanted)) in enumerate(zip(ours, theirs, strict=True)):
             is_result = number < len(leaves)
-            if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-                if type(one) is not type(other) or one != other:
-                    return self._refusal("differs", path, f"{one} against {other} without padding")
+            if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+                if type(got) is not type(wanted) or got != wanted:
+                    return self._refusal("differs", path, f"{got} against {wanted} without padding")
                 if is_result:
                     self.trims.append(None)
                 continue
             if is_result:
-                trim = _trim_of(one, other, leaves[number], self.strides[number])
+                trim = _trim_of(got, wanted, leaves[number], self.strides[number])
                 if trim is not None and self.captured.annotation.outputs == "clone":
                     trim = evolve(trim, is_copied=True)
                 self.trims.append(trim)
-                one = one if trim is None else one[tuple(map(slice, trim.shape))]
-            told = self._distance(path, one, other)
+                got = got if trim is None else got[tuple(map(slice, trim.shape))]
+            told = self._distance(path, got, wanted)
             if told is not None:
                 generator = path.startswith("generator ")
                 return self._refusal("differs", GENERATORS if generator else path, "" if generator else told)
         return None
 
-    def _distance(self, path: str, one: torch.Tensor, other: torch.Tensor) -> str | None:
+    def _distance(self, path: str, got: torch.Tensor, wanted: torch.Tensor) -> str | None:
         """How far a tensor is off, where that is too much."""
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return f"it is {_meta(one)}, and {_meta(other)} without padding"
-        if tensor_meta.same_bits(one.contiguous(), other.contiguous()):
+        if got.dtype != wanted.dtype or got.shape != wanted.shape:
+            return f"it is {_meta(got)}, and {_meta(wanted)} without padding"
+        if tensor_meta.same_bits(got.contiguous(), wanted.contiguous()):
             return None
-        if not (one.dtype.is_floating_point or one.dtype.is_complex):
-            return f"{int((one != other).sum())} of {one.numel()} elements differ"
+        if not (got.dtype.is_floating_point or got.dtype.is_complex):
+            return f"{int((got != wanted).sum())} of {got.numel()} elements differ"
         rtol, atol = self.buckets.tolerance(path)
-        wide = torch.promote_types(one.dtype, torch.float64)
-        one, other = one.to(wide), other.to(wide)
-        if (rtol or atol) and torch.allclose(one, other, rtol=rtol, atol=atol, equal_nan=True):
+        wide = torch.promote_types(got.dtype, torch.float64)
+        got, wanted = got.to(wide), wanted.to(wide)
+        if (rtol or atol) and torch.allclose(got, wanted, rtol=rtol, atol=atol, equal_nan=True):
             return None
-        off = (one - other).abs().nan_to_num(nan=float("inf"))
-        off = torch.where(one.isnan() & other.isnan(), 0.0, off)
+        off = (got - wanted).abs().nan_to_num(nan=float("inf"))
+        off = torch.where(got.isnan() & wanted.isnan(), 0.0, off)
         allowed = f"rtol {rtol:g} and atol {atol:g} are allowed" if rtol or atol else "the same bits are asked for"
         return f"it is off by up to {float(off.max()):.2g}; {allowed}"
 
@@ -232,9 +232,9 @@ class PaddedCall:
     def fits(self, entry: Entry, node: Node, tree: Tree, learned: Sequence[Move]) -> PaddedNode | BucketRefusal:
         """A recording may stand for it, as far as can be told without a comparison."""
         self.proof = proof_of(self.tensors, entry)
-        known = node.proofs.get(self.proof)
-        if isinstance(known, BucketRefusal) and not node.reads:
-            return known
+        refusal = node.proofs.get(self.proof)
+        if isinstance(refusal, BucketRefusal) and not node.reads:
+            return refusal
         if any(facts.islands for facts in entry.known_facts()):  # what runs eagerly would see the padding
             return NOT_RECORDED
         written = {one.path for plan in entry.plans() for one in plan.placeholders if one.mutated}
@@ -263,12 +263,12 @@ class PaddedNode:
     """The result of the padded replay, where it has run."""
 
 
-def compared(captured: Captured, padded: PaddedCall, found: PaddedNode) -> Proved:
+def compared(captured: Captured, padded: PaddedCall, padded_node: PaddedNode) -> Proved:
     """Compare a padded replay with the body. The result is the body's own."""
     assert captured.annotation.buckets is not None
     comparison = BucketComparison(
-        captured, found.entry, found.node, found.tree, padded.call, padded=padded.values,
-        padded_leaves=padded.leaves, size=padded.size, buckets=captured.annotation.buckets, given=found.given,
+        captured, padded_node.entry, padded_node.node, padded_node.tree, padded.call, padded=padded.values,
+        padded_leaves=padded.leaves, size=padded.size, buckets=captured.annotation.buckets, given=padded_node.given,
     )  # fmt: skip
     try:
         return comparison.prove()

@@ -65,11 +65,11 @@ class Trim:
         number, done = iter(self.leaves), dict[int, Any]()
 
         def trimmed(leaf: Any) -> Any:
-            one = next(number)
-            if one is None:
+            trim = next(number)
+            if trim is None:
                 return leaf
             if id(leaf) not in done:
-                done[id(leaf)] = one(leaf)
+                done[id(leaf)] = trim(leaf)
             return done[id(leaf)]
 
         return pytree.replace_leaves(result, trimmed)
@@ -223,11 +223,11 @@ class Size:
     def pad(self, values: Values) -> Values:
         """The call that is recorded."""
         made = list(values)
-        for one in self.pads:
-            if one.path is None:
-                made[one.at] = one(values[one.at])
+        for pad in self.pads:
+            if pad.path is None:
+                made[pad.at] = pad(values[pad.at])
             else:
-                made[one.at] = _with(made[one.at], one.path, one)
+                made[pad.at] = _with(made[pad.at], pad.path, pad)
         return tuple(made)
 
     def replayed(self, values: Values) -> Any:
@@ -281,26 +281,26 @@ class Sizes:
     def of(cls, buckets: Buckets, binder: Binder) -> Sizes:
         """Of a function with these parameters."""
         places = []
-        for one in buckets.arguments:
-            root, _, below = one.path.partition(".")
+        for argument in buckets.arguments:
+            root, _, below = argument.path.partition(".")
             if root in binder.names and root != binder.keywords:
-                places.append(_Place(one, binder.names.index(root), f".{below}" if below else None))
+                places.append(_Place(argument, binder.names.index(root), f".{below}" if below else None))
             elif binder.keywords is not None:
-                places.append(_Place(one, binder.names.index(binder.keywords), f".{one.path}"))
+                places.append(_Place(argument, binder.names.index(binder.keywords), f".{argument.path}"))
             else:  # of a function that takes no names but in its calls
-                places.append(_Place(one, 0, f".{one.path}"))
+                places.append(_Place(argument, 0, f".{argument.path}"))
         return cls(buckets, tuple(places))
 
     def size_of(self, values: Values) -> Size:
         """Of one call."""
         tensors = [one.tensor(values) if one.path is not None else values[one.at] for one in self._places]
         key = tuple([getattr(one, "shape", None) for one in tensors])
-        found = self._known.get(key)
-        if found is None:
+        size = self._known.get(key)
+        if size is None:
             if len(self._known) >= _MOST_SIZES:
                 self._known.pop(next(iter(self._known)), None)
-            found = self._known[key] = self._new(tensors)
-        return found
+            size = self._known[key] = self._new(tensors)
+        return size
 
     def straight(self, count: int, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Takes the positional arguments of a call, all ``count`` of them; ``MISS`` if it is not one of the last ones
@@ -331,12 +331,12 @@ class Sizes:
 
     def seen(self) -> dict[str, dict[int, int]]:
         """How often each size came, by symbol."""
-        found: dict[str, dict[int, int]] = {one.name: {} for one in self.buckets.symbols}
+        counts_by_symbol: dict[str, dict[int, int]] = {one.name: {} for one in self.buckets.symbols}
         for size in list(self._known.values()):
-            for symbol, one in zip(self.buckets.symbols, size.sizes, strict=True):
-                if one is not None:
-                    found[symbol.name][one] = found[symbol.name].get(one, 0) + size.calls
-        return {name: dict(sorted(counts.items())) for name, counts in found.items()}
+            for symbol, rung in zip(self.buckets.symbols, size.sizes, strict=True):
+                if rung is not None:
+                    counts_by_symbol[symbol.name][rung] = counts_by_symbol[symbol.name].get(rung, 0) + size.calls
+        return {name: dict(sorted(counts.items())) for name, counts in counts_by_symbol.items()}
 
     def forget(self) -> None:
         """As if nobody had called."""
@@ -362,13 +362,13 @@ class Sizes:
     def sizes_of(self, tensors: Sequence[Any]) -> list[int | None] | None:
         """By symbol; None where dimensions that go together do not agree."""
         sizes: list[int | None] = [None] * len(self.buckets.symbols)
-        for place, one in zip(self._places, tensors, strict=True):
-            if type(one) not in pytree.TENSOR_TYPES or one.layout is not torch.strided:
+        for place, tensor in zip(self._places, tensors, strict=True):
+            if type(tensor) not in pytree.TENSOR_TYPES or tensor.layout is not torch.strided:
                 continue
             for dim, symbol in place.argument.dims:
-                if not -one.ndim <= dim < one.ndim or sizes[symbol] not in (None, one.shape[dim]):
+                if not -tensor.ndim <= dim < tensor.ndim or sizes[symbol] not in (None, tensor.shape[dim]):
                     return None
-                sizes[symbol] = one.shape[dim]
+                sizes[symbol] = tensor.shape[dim]
         return sizes
 
     def cases(self, values: Values) -> list[Values]:
@@ -377,11 +377,11 @@ class Sizes:
         sizes = self.sizes_of(tensors)
         if sizes is None or any(size == 0 for size in sizes):
             return [values]
-        found: list[tuple[int | None, ...]] = [()]
+        combinations: list[tuple[int | None, ...]] = [()]
         for symbol, size in zip(self.buckets.symbols, sizes, strict=True):
             rungs = (None,) if size is None else symbol.up_to(size)[::-1]
-            found = [(*one, rung) for one in found for rung in rungs]
-        return [self._resized(values, tensors, rungs) for rungs in found]
+            combinations = [(*one, rung) for one in combinations for rung in rungs]
+        return [self._resized(values, tensors, rungs) for rungs in combinations]
 
     def _resized(self, values: Values, tensors: Sequence[Any], rungs: Sequence[int | None]) -> Values:
         made = list(values)
@@ -459,11 +459,11 @@ def apart_of(
     static = [*_static(node), *[tensor for path, tensor in fixed.items() if path in guard.written]]
     pieces = pieces_of(*merged(sorted(map(range_of, static))))
     guards = [
-        Guard("apart", Source("argument", None, at, f"argument {at}"), (span_bytes(one), pieces), OVERLAPS)
-        for at, one in enumerate(tensors)
+        Guard("apart", Source("argument", None, at, f"argument {at}"), (span_bytes(tensor), pieces), OVERLAPS)
+        for at, tensor in enumerate(tensors)
     ]
-    found: Callable[[Sequence[Any]], int] = native.Guards(tuple(guards))
-    return found
+    check: Callable[[Sequence[Any]], int] = native.Guards(tuple(guards))
+    return check
 
 
 def way_of(

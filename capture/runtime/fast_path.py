@@ -180,20 +180,20 @@ def _key_guards(captured: Captured, count: int) -> list[Guard]:
     weak reference, which C looks at by itself. Keeps nothing alive."""
     receiver, named = captured.receiver, captured.named
     receiver_of = captured.receiver_of
-    found: list[Guard] = []
+    guards: list[Guard] = []
     for value, source in zip(named.read(receiver), named.sources(receiver_of), strict=True):
         told = named_guards(value, source)
-        found += [_part_guard(source.read, source.name or "a name")] if told is None else told
-    found += [_part_guard(one, "a guard of the annotation", limit=None) for one in captured.annotation.guards]
+        guards += [_part_guard(source.read, source.name or "a name")] if told is None else told
+    guards += [_part_guard(one, "a guard of the annotation", limit=None) for one in captured.annotation.guards]
     if captured.optimizers:
         optimizers, part = captured.optimizers, captured.optimizers.part()
-        found.append(call_guard(lambda: optimizers.part() == part, True, "settings of optimizers"))
+        guards.append(call_guard(lambda: optimizers.part() == part, True, "settings of optimizers"))
     if receiver is not None and not isinstance(receiver_of, weakref.ref):
-        found.append(call_guard(lambda: type(receiver_of()), type(receiver), "the class of self"))
+        guards.append(call_guard(lambda: type(receiver_of()), type(receiver), "the class of self"))
     modules = [receiver] if isinstance(receiver, torch.nn.Module) else []
     for module in (*modules, *captured.optimizers.modules()):
-        found += switch_guards(switches_of(module))
-    return found
+        guards += switch_guards(switches_of(module))
+    return guards
 
 
 def _part_guard(read: Callable[[], Any], path: str, *, limit: int | None = SMALL) -> Guard:
@@ -222,12 +222,12 @@ def _layout(leaves: Sequence[Leaf]) -> tuple[tuple[int, ...], tuple[int, ...], t
 
 def _modes(here: Here, device: str) -> Any:
     """The modes of this thread and the settings now, for the C module; None where it does not compare all of them."""
-    settings, known = config.current(), here.modes.get(device)
-    if known is None or known[0] is not settings or (known[1] is not None and not known[1]()):
+    settings, kept = config.current(), here.modes.get(device)
+    if kept is None or kept[0] is not settings or (kept[1] is not None and not kept[1]()):
         plain = not settings.poison and settings.verify == "off"
         made = modes_like_now(device, [(config.current, (), settings)]) if plain else None
-        known = here.modes[device] = settings, made
-    return known[1]
+        kept = here.modes[device] = settings, made
+    return kept[1]
 
 
 def _given(captured: Captured, values: Values) -> tuple[int, int] | None:

@@ -68,8 +68,9 @@ def inputs_for(call: Call, entry: Entry, tree: Tree, pattern: Pattern) -> list[I
     often = entry.often_moved()
     mutated = {one.path for plan in plans for one in plan.placeholders if one.mutated}
     policies: dict[str, Policy] = {}
-    for one in [one for plan in plans for one in plan.placeholders]:  # which way the body goes is not known yet
-        policies[one.path] = max(policies.get(one.path, one.policy), one.policy)
+    # Of all plans: which way the body goes is not known yet.
+    for placeholder in [placeholder for plan in plans for placeholder in plan.placeholders]:
+        policies[placeholder.path] = max(policies.get(placeholder.path, placeholder.policy), placeholder.policy)
     tensors = [leaf if isinstance(leaf, torch.Tensor) else torch.empty(0) for leaf in call.leaves]
     groups = alias_groups(tensors)
     inputs = []
@@ -131,15 +132,15 @@ def moving_paths(entry: Entry) -> frozenset[str]:
 
 def generators_of(call: Call, entry: Entry) -> list[torch.Generator]:
     """Generators the body may draw from: arguments, and those in Python state unless it is known to use none."""
-    found = [leaf for leaf in call.leaves if isinstance(leaf, torch.Generator)]
+    generators = [leaf for leaf in call.leaves if isinstance(leaf, torch.Generator)]
     arguments, plans = (
         {"default", *(path for path, leaf in call.paths() if isinstance(leaf, torch.Generator))},
         entry.plans(),
     )
     if plans and all(arguments.issuperset(plan.generators) for plan in plans):
-        return found
+        return generators
     state = snapshot.snapshot(call.roots())
-    return found + [source.get() for source in state.generators.values()]
+    return generators + [source.get() for source in state.generators.values()]
 
 
 def shares_with_state(call: Call, plans: Sequence[CapturePlan]) -> bool:

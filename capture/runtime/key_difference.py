@@ -35,10 +35,10 @@ def given_up(captured: Captured, call: Call) -> GivenUp:
     budget = captured.budget
     spent = budget.spent
     keys = [key for key in budget.keys if len(key) == len(budget.keys[-1])]
-    found = list(_of_keys(captured, keys, call)) if len(keys) > 1 else []
+    of_keys = list(_of_keys(captured, keys, call)) if len(keys) > 1 else []
     return GivenUp(
         observations=spent.observations, recordings=spent.recordings, drops=spent.drops, ms=spent.ms,
-        variations=(*found, *_of_state(budget.changed)), where=source_location.user_location(),
+        variations=(*of_keys, *_of_state(budget.changed)), where=source_location.user_location(),
     )  # fmt: skip
 
 

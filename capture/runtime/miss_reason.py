@@ -28,10 +28,10 @@ def difference(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern
         return LimitReached(num_recordings=num, difference=what, path=path, before=before, after=after, where=where)
     others = [other for other in captured.entries() if other is not entry and other.plan is not None]
     recorded = [other for other in others if other.nodes] or others
-    found = _of_keys(captured, recorded[-1], entry, call) if recorded else None
-    if found is None:
+    part = _of_keys(captured, recorded[-1], entry, call) if recorded else None
+    if part is None:
         return LimitReached(num_recordings=num, difference="its key is new", where=where)
-    path, before, after = found
+    path, before, after = part
     what = f"{path} changed"
     return LimitReached(num_recordings=num, difference=what, path=path, before=before, after=after, where=where)
 
@@ -73,17 +73,17 @@ def _text(part: Any) -> str:
     if isinstance(part, tuple) and len(part) == 2 and part[0] is float:
         return repr(float.fromhex(part[1]))
     if isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], type):
-        known = part[0] in (int, bool, str, torch.Size)
-        return repr(part[1]) if known else f"{part[0].__name__} object"
+        plain = part[0] in (int, bool, str, torch.Size)
+        return repr(part[1]) if plain else f"{part[0].__name__} object"
     return part.__name__ if isinstance(part, type) else repr(part)[:60]
 
 
 def _tensor(old: Entry, call: Call) -> tuple[str, str, str] | None:
     assert old.plan is not None
-    known = {one.path: one.tensor for one in old.plan.placeholders}
+    planned = {one.path: one.tensor for one in old.plan.placeholders}
     for path, leaf in call.paths():
-        if isinstance(leaf, torch.Tensor) and path in known:
-            info, before = tensor_meta.tensor_info(leaf), known[path]
+        if isinstance(leaf, torch.Tensor) and path in planned:
+            info, before = tensor_meta.tensor_info(leaf), planned[path]
             if (info.dtype, info.shape, info.device) != (before.dtype, before.shape, before.device):
                 return path, str(before), str(info)
             if info.stride != before.stride:

@@ -131,15 +131,20 @@ def twin_of(
     parameters. Where that is one of ``lifted`` numbers, those are to be others, too."""
     if len(entries) > _MOST_FAMILIES:
         return None
-    known = {id(one.entry): one for one in lifted}
-    for other in entries:
-        if other is entry or other.phase not in ("warm", "ready") or other.region is not None or other.has_reads:
+    lifted_of = {id(one.entry): one for one in lifted}
+    for candidate in entries:
+        if (
+            candidate is entry
+            or candidate.phase not in ("warm", "ready")
+            or candidate.region is not None
+            or candidate.has_reads
+        ):
             continue
-        at, less = _differing(entry.key, other.key), known.get(id(other))
+        at, less = _differing(entry.key, candidate.key), lifted_of.get(id(candidate))
         if not at or (less is not None and (not less.is_there() or not set(less.positions) <= set(at))):
             continue
         if all(type(values[position]) is float for position in at):
-            return other, at
+            return candidate, at
     return None
 
 
@@ -191,13 +196,13 @@ class Lifted:
         """The numbers of a call; None if they are not to be lifted, or not here."""
         if self.is_busy or self.tree.thread != threading.get_ident() or len(values) != len(self.values):
             return None
-        found = [values[at] for at in self.positions]
-        for number, value in enumerate(found):
+        given = [values[at] for at in self.positions]
+        for number, value in enumerate(given):
             if type(value) is not float or not may_vary(value):
                 return None
             if number in self.numbers.powers and value.is_integer():
                 return None
-        return found
+        return given
 
     def standing(self, values: Values) -> Values:
         """The call that was recorded, with these values but for the numbers."""
@@ -210,22 +215,22 @@ class Lifted:
         """The next call like this one may take the fast way."""
         self.paths.add(captured, values, leaves, self.entry, now, goes_on)
 
-    def run(self, found: Sequence[float], function: Callable[[], Any]) -> Any:
+    def run(self, given: Sequence[float], function: Callable[[], Any]) -> Any:
         """With these numbers in the recording. Nobody else runs it meanwhile: a call in a signal's handler does not."""
         self.is_busy = True
         try:
-            self.numbers.put(found)
+            self.numbers.put(given)
             return function()
         finally:
             self.is_busy, self.under_way = False, None
 
     def replayed(self, values: Values) -> Any:
         """The result of a call by the fast way; ``MISS`` if there is none."""
-        found = None if self.count.is_due else self.taken(values)
-        if found is None:
+        given = None if self.count.is_due else self.taken(values)
+        if given is None:
             return MISS
         standing, self.under_way = self.standing(values), values
-        result = self.run(found, lambda: self.paths.call(standing))
+        result = self.run(given, lambda: self.paths.call(standing))
         if result is not MISS:
             self.count.calls += 1
         return result

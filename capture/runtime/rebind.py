@@ -46,14 +46,14 @@ def state_moved(
     begin = time.perf_counter()
     if node.check is _is_being_bound:  # whoever did that was stopped: it may read any of both
         return Reply(Verdict.OBSERVE)
-    found = _moves(node, leaves, node.guard.current())
+    moves_and_others = _moves(node, leaves, node.guard.current())
     guard = None
-    if found is None or not found[0]:
+    if moves_and_others is None or not moves_and_others[0]:
         guard = _in_place(captured, entry, node, values, leaves)
-        found = _moves(node, leaves, [one.tensor for one in guard.owners]) if guard is not None else None
-    if found is None or not (found[0] or guard is not None):
+        moves_and_others = _moves(node, leaves, [one.tensor for one in guard.owners]) if guard is not None else None
+    if moves_and_others is None or not (moves_and_others[0] or guard is not None):
         return Reply(Verdict.OBSERVE)
-    moves, others = found
+    moves, others = moves_and_others
     outside = _outside(node, tree, moves)
     node.check = _is_being_bound
     refusal, learned = _bind(captured, entry, node, values, leaves, tree, moves, others, outside=outside)
@@ -110,9 +110,9 @@ def _in_place(
         return None
     latest = record.latest_guards.get(captured)
     call = captured.call(values, leaves, entry)
-    known = latest() if latest is not None else None
+    newest = latest() if latest is not None else None
     # under the lock: else some of what it reads may be another thread's stand-ins
-    return locked(in_place_of, node.guard, call, entry.ran, leaves, known)
+    return locked(in_place_of, node.guard, call, entry.ran, leaves, newest)
 
 
 def _moves(

@@ -177,11 +177,11 @@ def after_fault(watched: ObservedRun, tree: Tree, *, has_ended: bool) -> tuple[b
         _settle_effects(watched.call, watched)
     if not has_ended or watched.error is not None:
         return False, None
-    theirs, found = _theirs(watched.call, watched), watched.result
-    if type(found) is not ForwardOutputs:
-        return True, _with(theirs, found)
-    pair = found._replace(result=_with(theirs, found.result))
-    pair.program = found.program
+    theirs, result = _theirs(watched.call, watched), watched.result
+    if type(result) is not ForwardOutputs:
+        return True, _with(theirs, result)
+    pair = result._replace(result=_with(theirs, result.result))
+    pair.program = result.program
     return True, pair
 
 
@@ -240,8 +240,8 @@ def _settle_shapes(call: Call, recorded: Recorded) -> None:
     """The body may have given a staged input another shape, or other memory: the caller's tensor gets it, too."""
     assert recorded.watched is not None
     watch, before = recorded.watched.watch, dict[int, Reshaped]()
-    for one in watch.trace.reshaped:
-        before.setdefault(id(one[0]), one)
+    for reshaped in watch.trace.reshaped:
+        before.setdefault(id(reshaped[0]), reshaped)
     for (_, staged), theirs in zip(recorded.watched.arguments, call.leaves, strict=True):
         if not isinstance(staged, torch.Tensor) or staged is theirs or staged.layout is not torch.strided:
             continue

@@ -31,13 +31,13 @@ def _kept_values(described: DescribedRun) -> list[Any]:
 
 def _ids(value: Any) -> set[int]:
     """``id`` of a structure, of the containers in it, and of its leaves."""
-    found, stack = set[int](), [value]
+    ids, stack = set[int](), [value]
     while stack:
-        one = stack.pop()
-        if id(one) not in found and is_container(one):
-            stack += [member for _, member in children(one)]
-        found.add(id(one))
-    return found
+        part = stack.pop()
+        if id(part) not in ids and is_container(part):
+            stack += [member for _, member in children(part)]
+        ids.add(id(part))
+    return ids
 
 
 def _again(captured: Captured, result: Any) -> dict[int, Again]:

@@ -65,12 +65,12 @@ class Replacements:
             now, value = place.read(), held()
             if now is value or not may_be_input(now):
                 continue
-            known = self._places.get(place.key())
-            if known is None:
-                known = self._places[place.key()] = _Place(place)
+            kept = self._places.get(place.key())
+            if kept is None:
+                kept = self._places[place.key()] = _Place(place)
                 if value is not None:
-                    known.known.append(_weakly(value))
-            known.note(now, call)
+                    kept.known.append(_weakly(value))
+            kept.note(now, call)
 
     def note_new_key(self, call: int) -> None:
         """A call is unlike all before: it may be for what is in those places."""

@@ -135,12 +135,12 @@ class Commit:
         again = self.whole is not None
         if self.whole is None:
             self.whole = [None] * outputs.count
-        known: list[dict[str, Any]] = []
+        made: list[dict[str, Any]] = []
 
         def roots() -> dict[str, Any]:
-            if not known:  # a call is made only if it is asked for, and once
-                known.append(self.captured.call(self.values, self.leaves).named_roots())
-            return known[0]
+            if not made:  # a call is made only if it is asked for, and once
+                made.append(self.captured.call(self.values, self.leaves).named_roots())
+            return made[0]
 
         result = outputs.build(
             self.tree.pool, self.leaves, node.statics.__getitem__, roots, in_place=self.in_place, values=self.whole,

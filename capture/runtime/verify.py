@@ -74,17 +74,17 @@ class State:
 
 def _state(entry: Entry, nodes: Sequence[Node], call: Call, named: Callable[[], dict[str, Any]]) -> State:
     """``nodes``: those that may turn out to run, as branches of a body do."""
-    found, seen = State(), set[int]()
+    state, seen = State(), set[int]()
     for path, tensor in [one for node in nodes for one in _written(entry, node, call)]:
         storage = tensor.untyped_storage()
         if id(storage) not in seen:
             seen.add(id(storage))
-            found.tensors.append((path, tensor, storage.clone()))
+            state.tensors.append((path, tensor, storage.clone()))
     slots = {slot.path: slot for node in nodes if node.outputs is not None for slot in node.outputs.effects}
-    found.sources = [(slot, slot.saved(named)) for slot in slots.values()]
+    state.sources = [(slot, slot.saved(named)) for slot in slots.values()]
     drawn = {id(generator): generator for node in nodes for generator in _drawn(entry, node, call)}
-    found.generators = [(generator, generator.get_state()) for generator in drawn.values()]
-    return found
+    state.generators = [(generator, generator.get_state()) for generator in drawn.values()]
+    return state
 
 
 def _drawn(entry: Entry, node: Node, call: Call) -> list[torch.Generator]:
@@ -92,36 +92,36 @@ def _drawn(entry: Entry, node: Node, call: Call) -> list[torch.Generator]:
     named = {name for plan in entry.plans() for name in plan.generators}
     unseen = entry.facts is None or bool(entry.facts.unseen) or threading.active_count() == 1
     given = [(path, leaf) for path, leaf in call.paths() if isinstance(leaf, torch.Generator)]
-    found = default_generators() if unseen or "default" in named else []
-    found += [leaf for path, leaf in given if unseen or path in named]
-    return found + (list(node.generators) if unseen or named - {"default"} - {path for path, _ in given} else [])
+    generators = default_generators() if unseen or "default" in named else []
+    generators += [leaf for path, leaf in given if unseen or path in named]
+    return generators + (list(node.generators) if unseen or named - {"default"} - {path for path, _ in given} else [])
 
 
 def _written(entry: Entry, node: Node, call: Call) -> Iterator[tuple[str, torch.Tensor]]:
     """What a call writes, and may write: kernels that no operator tells of may write all that the body can reach."""
     unseen = entry.facts is not None and bool(entry.facts.unseen)
     leaves = dict(call.paths())
-    for one in [one for plan in entry.plans() for one in plan.placeholders]:
-        tensor = leaves.get(one.path) if one.kind == "argument" else node.statics.get(one.path)
-        if (one.mutated or unseen) and isinstance(tensor, torch.Tensor):
-            yield one.path, tensor
+    for placeholder in [placeholder for plan in entry.plans() for placeholder in plan.placeholders]:
+        tensor = leaves.get(placeholder.path) if placeholder.kind == "argument" else node.statics.get(placeholder.path)
+        if (placeholder.mutated or unseen) and isinstance(tensor, torch.Tensor):
+            yield placeholder.path, tensor
     if unseen:
         yield from node.statics.items()
 
 
 def _results(result: Any, state: State) -> Results:
     """Copies of all values a call gave: results, written memory, effects, generator states."""
-    found: Results = []
+    results: Results = []
     values = [*pytree.result_leaves(result)]
     for slot, value in state.sources:
         values += [(f"{slot.path}{path.removeprefix('output')}", leaf) for path, leaf in pytree.result_leaves(value)]
     for path, leaf in values:
-        found.append((path, leaf.detach().clone() if isinstance(leaf, torch.Tensor) else repr(leaf)))
+        results.append((path, leaf.detach().clone() if isinstance(leaf, torch.Tensor) else repr(leaf)))
     for path, tensor, contents in state.tensors:
         whole = contents.nbytes() // tensor.element_size()
-        found.append((path, tensor_meta.bytes_of(contents)[: whole * tensor.element_size()].view(tensor.dtype)))
-    found += [(f"generator {index}", value.clone()) for index, (_, value) in enumerate(state.generators)]
-    return found
+        results.append((path, tensor_meta.bytes_of(contents)[: whole * tensor.element_size()].view(tensor.dtype)))
+    results += [(f"generator {index}", value.clone()) for index, (_, value) in enumerate(state.generators)]
+    return results
 
 
 def _different(one: Results, other: Results) -> list[int]:
@@ -232,11 +232,11 @@ class Comparison:
         where = self.captured, self.node, self.tree, self.call.values, self.call.leaves
         if not self.node.reads:
             return replay(*where, None)
-        found = branches.replay(*where, None)
-        if found.node is None:
-            raise _Stopped(found)
-        self.node, self.ran = found.node, found.ran
-        return found.result
+        went = branches.replay(*where, None)
+        if went.node is None:
+            raise _Stopped(went)
+        self.node, self.ran = went.node, went.ran
+        return went.result
 
     def _body(self) -> Any:
         """The body, with islands that ran in the replay answered."""
@@ -286,16 +286,16 @@ class Comparison:
 
 def put_back_after(take: Callable[[], tuple[State, Results]], before: State, call: Call) -> tuple[State, Results]:
     """What is ``taken``, and whatever ends that: all is as it was ``before``."""
-    found: list[tuple[State, Results]] = []
+    taken: list[tuple[State, Results]] = []
 
     def run() -> None:
-        found.append(take())
+        taken.append(take())
 
     def finish(_: bool) -> None:
-        before.put_back(call.named_roots, found[0][0] if found else None)
+        before.put_back(call.named_roots, taken[0][0] if taken else None)
 
     native.committed(run, (), finish)
-    return found[0]
+    return taken[0]
 
 
 def verified(captured: Captured, entry: Entry, node: Node, tree: Tree, call: Call) -> Verified:
