@@ -157,7 +157,7 @@ class Arena:
     def snapshot(self) -> list[dict[str, Any]]:
         """The segments as ``torch.cuda.memory._snapshot`` tells those of a GPU."""
         live = sorted(self.live_blocks(), key=lambda block: block.address)
-        found = []
+        segments = []
         for segment in self._segments:
             blocks, end = [], segment.begin
             for block in (one for one in live if segment.begin <= one.address < segment.end):
@@ -168,13 +168,13 @@ class Arena:
             if end < segment.end:
                 blocks.append(_told(end, segment.end - end, 0, "inactive"))
             taken = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
-            found.append({
+            segments.append({
                 "address": segment.begin, "total_size": segment.end - segment.begin, "stream": 0, "device": 0,
                 "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False, "frames": [],
                 "allocated_size": taken, "active_size": taken, "blocks": blocks,
                 "requested_size": sum(block["requested_size"] for block in blocks),
             })  # fmt: skip
-        return found
+        return segments
 
     def overlay(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """Another storage over the memory of a caller's."""

@@ -38,25 +38,23 @@ class _Comparison:
     """Numbers of the first tape that are registers there."""
     places: dict[int, dict[int | str, int]] = field(factory=dict)
 
-    def compare(self, one: TapeStep, other: TapeStep) -> None:
-        same = (one.function, one.name, one.form, one.acts, one.single, len(one.args), list(one.kwargs)) == (
-            other.function, other.name, other.form, other.acts, other.single, len(other.args), list(other.kwargs),
-        )  # fmt: skip
-        outs = [None if out is None else out[1] for out in one.outs]
-        if not same or outs != [None if out is None else out[1] for out in other.outs]:
+    def compare(self, first: TapeStep, second: TapeStep) -> None:
+        same = _form(first) == _form(second)
+        outs = [None if out is None else out[1] for out in first.outs]
+        if not same or outs != [None if out is None else out[1] for out in second.outs]:
             raise _OtherTapeError
         pairs: list[tuple[int | str, Any, Any]] = [
-            (at, a, b) for at, (a, b) in enumerate(zip(one.args, other.args, strict=True))
+            (at, a, b) for at, (a, b) in enumerate(zip(first.args, second.args, strict=True))
         ]
-        pairs += [(key, one.kwargs[key], other.kwargs[key]) for key in one.kwargs]
-        for place, known, b in pairs:
-            a = self.lifted.get(known.number, known) if type(known) is Register else known
+        pairs += [(key, first.kwargs[key], second.kwargs[key]) for key in first.kwargs]
+        for place, value, b in pairs:
+            a = self.lifted.get(value.number, value) if type(value) is Register else value
             if self._is_same(a, b):
                 continue
             number = self._number(a, b)
-            if number is None or not _works_by_element(one.name):
+            if number is None or not _works_by_element(first.name):
                 raise _OtherTapeError
-            self.places.setdefault(id(other), {})[place] = number
+            self.places.setdefault(id(second), {})[place] = number
 
     def _is_same(self, a: Any, b: Any) -> bool:
         if type(a) is not type(b):
@@ -91,15 +89,15 @@ def _works_by_element(name: str) -> bool:
     return op is not None and torch.Tag.pointwise in op.tags
 
 
-def lift(one: Tape, other: Tape, numbers: Numbers) -> TapeNumbers | None:
-    """The numbers as registers of ``other``, if the tapes differ in them alone, and all of them are there."""
-    if one.reads or other.reads or len(one.steps) != len(other.steps) or len(one.roots) != len(other.roots):
+def lift(first: Tape, second: Tape, numbers: Numbers) -> TapeNumbers | None:
+    """The numbers as registers of ``second``, if the tapes differ in them alone, and all of them are there."""
+    if first.reads or second.reads or len(first.steps) != len(second.steps) or len(first.roots) != len(second.roots):
         return None
-    if not all(map(_same_memory, one.roots, other.roots)):
+    if not all(map(_same_memory, first.roots, second.roots)):
         return None
-    comparison = _Comparison(numbers, one.lifted)
+    comparison = _Comparison(numbers, first.lifted)
     try:
-        for a, b in zip(one.steps, other.steps, strict=True):
+        for a, b in zip(first.steps, second.steps, strict=True):
             comparison.compare(a, b)
     except _OtherTapeError:
         return None
@@ -108,22 +106,27 @@ def lift(one: Tape, other: Tape, numbers: Numbers) -> TapeNumbers | None:
         return None
     powers = {
         number
-        for step in other.steps for number in comparison.places.get(id(step), {}).values() if "pow" in step.name
+        for step in second.steps for number in comparison.places.get(id(step), {}).values() if "pow" in step.name
     }  # fmt: skip
     if any(value.is_integer() for number in powers for value in numbers[number]):
         return None
-    registers = other.lift(comparison.places, [second for _, second in numbers])
-    return TapeNumbers(other, registers, frozenset(powers))
+    registers = second.lift(comparison.places, [value for _, value in numbers])
+    return TapeNumbers(second, registers, frozenset(powers))
 
 
-def _same_memory(one: TapeMemory, other: TapeMemory) -> bool:
-    if (one.kind, one.registers) != (other.kind, other.registers):
+def _form(step: TapeStep) -> tuple[Any, ...]:
+    """What two steps have in common where they differ in values alone."""
+    return step.function, step.name, step.form, step.acts, step.single, len(step.args), list(step.kwargs)
+
+
+def _same_memory(first: TapeMemory, second: TapeMemory) -> bool:
+    if (first.kind, first.registers) != (second.kind, second.registers):
         return False
-    if one.kind == "constant":
-        assert one.storage is not None
-        assert other.storage is not None
-        return torch.equal(bytes_of(one.storage), bytes_of(other.storage))
-    return one.path == other.path and (one.owner is None) == (other.owner is None)
+    if first.kind == "constant":
+        assert first.storage is not None
+        assert second.storage is not None
+        return torch.equal(bytes_of(first.storage), bytes_of(second.storage))
+    return first.path == second.path and (first.owner is None) == (second.owner is None)
 
 
 @define(eq=False)

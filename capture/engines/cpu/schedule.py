@@ -60,9 +60,9 @@ def schedule(steps: Sequence[Any], memory_of: Sequence[int], registers_of: Any) 
 def _note(
     memories: dict[int, _Last], number: int, levels: Sequence[int], reads: Iterable[int], writes: Iterable[int]
 ) -> None:
-    for one in writes:
-        memories[one] = _Last(written=number)
-    for one in reads:
-        found = memories.setdefault(one, _Last())
-        if found.read is None or levels[found.read] < levels[number]:
-            found.read = number
+    for memory in writes:
+        memories[memory] = _Last(written=number)
+    for memory in reads:
+        last = memories.setdefault(memory, _Last())
+        if last.read is None or levels[last.read] < levels[number]:
+            last.read = number

@@ -290,11 +290,11 @@ class Tape:
         """Layers of a model do the same many times over: what failed once, or held on ``PROOFS`` values, is not tried
         again."""
         kind = self._kind_of(function, step)
-        known = [] if kind is None else self._proofs.setdefault((gives.__name__, *kind), [])
-        if not all(known) or len(known) >= PROOFS:
-            return all(known)
-        known.append(gives(function, step, results))
-        return known[-1]
+        verdicts = [] if kind is None else self._proofs.setdefault((gives.__name__, *kind), [])
+        if not all(verdicts) or len(verdicts) >= PROOFS:
+            return all(verdicts)
+        verdicts.append(gives(function, step, results))
+        return verdicts[-1]
 
     def _kind_of(self, function: Callable[..., Any], step: TapeStep) -> Any:
         """Equal for steps of which a kernel cannot tell one from another but by values: the same function, numbers,
@@ -303,10 +303,11 @@ class Tape:
 
         def told(value: Any) -> Any:
             if isinstance(value, Register):
-                root, one = self._geometries[value.number]
+                root, geometry = self._geometries[value.number]
                 at = _address(self.registers[value.number]) % ALIGNED
-                memory, begin = memories.setdefault(id(root), (len(memories), one.offset))
-                return one.dtype, one.shape, one.stride, one.conj, at, memory, one.offset - begin
+                memory, begin = memories.setdefault(id(root), (len(memories), geometry.offset))
+                metadata = geometry.dtype, geometry.shape, geometry.stride, geometry.conj
+                return *metadata, at, memory, geometry.offset - begin
             if isinstance(value, (list, tuple)):
                 return tuple(map(told, value))
             if type(value) in PLAIN_TYPES:
@@ -343,18 +344,18 @@ class Tape:
         try:
             with torch.no_grad():
                 args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
-                found, objected = warned(function, *args, **kwargs)
+                given, objected = warned(function, *args, **kwargs)
         except Exception as error:  # any objection means that this form is not used
             if is_interrupt(error):
                 raise
             return False
-        if objected or step.single is not isinstance(found, torch.Tensor):
+        if objected or step.single is not isinstance(given, torch.Tensor):
             return False
-        found = [found] if step.single else list(found)
-        same = len(found) == len(results) and all(isinstance(one, torch.Tensor) for one in found)
+        given = [given] if step.single else list(given)
+        same = len(given) == len(results) and all(isinstance(one, torch.Tensor) for one in given)
         return same and all(
             one.stride() == result.stride() and same_bits(one, result)
-            for one, result in zip(found, results, strict=True)
+            for one, result in zip(given, results, strict=True)
         )
 
     def compile(self, copies_in: list[TapeStep], copies_out: list[TapeStep]) -> None:
@@ -391,12 +392,12 @@ class Tape:
     def _make_replay(self) -> Callable[[Sequence[Any]], None]:
         plain: list[tuple[OwnedOutput, TapeMemory]] = []
         shared: list[tuple[OwnedOutput, TapeMemory]] = []
-        for one in self._owned:
-            root = self._kept_root(one.block)
-            (plain if self._is_in_c(one, root) else shared).append((one, root))
+        for output in self._owned:
+            root = self._kept_root(output.block)
+            (plain if self._is_in_c(output, root) else shared).append((output, root))
         owned = tuple(
-            (root.registers[one.geometries[0]], _maker(one.geometries[0]), one.places, one.number)
-            for one, root in plain
+            (root.registers[output.geometries[0]], _maker(output.geometries[0]), output.places, output.number)
+            for output, root in plain
         )
         self._owned_registers = tuple([number for number, *_ in owned])
         acting = (number for number, step in enumerate(self._steps) if step.acts)
@@ -433,10 +434,10 @@ class Tape:
                 if not ended:
                     return
                 with torch.no_grad():
-                    for storage, (one, _) in zip(storages, shared, strict=True):
-                        first = over(storage, one.geometries[0])
-                        made = on_storage(storage, [first, *views_of(first, one.geometries[1:])])
-                        one.places[one.number] = made if len(made) > 1 else made[0]
+                    for storage, (output, _) in zip(storages, shared, strict=True):
+                        first = over(storage, output.geometries[0])
+                        made = on_storage(storage, [first, *views_of(first, output.geometries[1:])])
+                        output.places[output.number] = made if len(made) > 1 else made[0]
 
             native.committed(run, (), finish)
 
@@ -449,12 +450,12 @@ class Tape:
     def own(self, outputs: Sequence[OwnedOutput]) -> Callable[[], None] | None:
         """Every replay writes where its caller's tensors are made."""
         self._owned = tuple(outputs)
-        roots = [self._kept_root(one.block) for one in outputs]
-        for one, root in zip(outputs, roots, strict=True):
+        roots = [self._kept_root(output.block) for output in outputs]
+        for output, root in zip(outputs, roots, strict=True):
             root.is_owned = True
-            if one.geometries[0] not in root.registers:  # no step looks at the output itself
+            if output.geometries[0] not in root.registers:  # no step looks at the output itself
                 self.registers.append(None)
-                root.registers[one.geometries[0]] = len(self.registers) - 1
+                root.registers[output.geometries[0]] = len(self.registers) - 1
         self._add_views()
         self.replay = self._make_replay()
         for number in [number for root in roots for number in root.registers.values()]:
@@ -466,11 +467,11 @@ class Tape:
         views: list[Any] = []
         read = {number for step in self._steps for number in registers_in((step.args, tuple(step.kwargs.values())))}
         written = {out[1] for step in self._steps if step.form == "out" for out in step.outs if out is not None}
-        for one in self._owned:
-            root = self._kept_root(one.block)
-            if not self._is_in_c(one, root):
+        for output in self._owned:
+            root = self._kept_root(output.block)
+            if not self._is_in_c(output, root):
                 continue
-            base = root.registers[one.geometries[0]]
+            base = root.registers[output.geometries[0]]
             for geometry, number in root.registers.items():
                 if number != base and number in read | written:
                     place = self._locals.setdefault(number, len(self._locals))

@@ -100,27 +100,29 @@ class InputCopies:
     def plain(self, leaves: Sequence[Any]) -> list[tuple[int, int, int, int]] | None:
         """Position, address of the buffer, source and bytes of every copy in, where that is all there is to copy, and
         each is of memory without gaps on the buffer's device, read as it is."""
-        singles = [one for one in self.staging.singles if one.tensor.numel()]
-        if self.staging.groups or self.device_copies or any(one.back or one.lent for one in singles):
+        singles = [single for single in self.staging.singles if single.tensor.numel()]
+        if self.staging.groups or self.device_copies or any(single.back or single.lent for single in singles):
             return None
-        there = [leaves[one.position] for one in singles]
-        elsewhere = any(leaf.device != one.tensor.device for one, leaf in zip(singles, there, strict=True))
+        there = [leaves[single.position] for single in singles]
+        elsewhere = any(leaf.device != single.tensor.device for single, leaf in zip(singles, there, strict=True))
         if elsewhere or len(leaves) > MOST_VALUES or any(leaf.is_conj() or leaf.is_neg() for leaf in there):
             return None
         if any(span_bytes(leaf) != leaf.nbytes for leaf in there):
             return None
         return [
-            (one.position, one.tensor.data_ptr(), leaf.data_ptr(), leaf.nbytes)
-            for one, leaf in zip(singles, there, strict=True)
+            (single.position, single.tensor.data_ptr(), leaf.data_ptr(), leaf.nbytes)
+            for single, leaf in zip(singles, there, strict=True)
         ]
 
     def returner(self) -> Callable[[Sequence[Any]], None] | None:
         """Copies inputs that the body wrote back to the caller's tensors; None if it wrote none."""
-        back = [one for one in self.staging.singles if one.back and one.tensor.numel()]
-        steps = [_copy_back(one.tensor, one.position) for one in back]
+        back = [copied for copied in self.staging.singles if copied.back and copied.tensor.numel()]
+        steps = [_copy_back(copied.tensor, copied.position) for copied in back]
         steps += [group.copy_out for group in self.staging.groups if group.back]
         steps += [
-            _copy_back_lent(one.tensor, one.position) for one in self.staging.singles if one.lent and one.tensor.numel()
+            _copy_back_lent(copied.tensor, copied.position)
+            for copied in self.staging.singles
+            if copied.lent and copied.tensor.numel()
         ]
         steps += [group.put_back for group in self.staging.groups if group.lent]
         return _in_order(steps)

@@ -118,7 +118,7 @@ class GraphRecorder(ObserveMode):
     def _surroundings(self) -> Iterator[None]:
         owned = {id(tensor): tensor for owners in self.before.tensors.values() for _, tensor in owners}
         ends = self.differentiates and any(
-            one.device == self.device and _ends_graphs(one) for one in owned.values()
+            generator.device == self.device and _ends_graphs(generator) for generator in owned.values()
         )  # fmt: skip
         here = torch.autograd.set_multithreading_enabled(mode=False)  # where cuBLAS has its workspaces (``streams``)
         with _as_if_eager(), here, stale_streams_overridden() if ends else contextlib.nullcontext():
@@ -165,10 +165,10 @@ class GraphRecorder(ObserveMode):
         """Memory of the pool that no operator announced, such as a compiled function's own."""
         if self.is_copy(tensor):
             return True
-        found = not self.before.owners(tensor.untyped_storage()) and self.made(tensor)
-        if found and self._count is None:
+        temporary = not self.before.owners(tensor.untyped_storage()) and self.made(tensor)
+        if temporary and self._count is None:
             self.unseen.append(source_location.user_location())
-        return found
+        return temporary
 
     @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -278,12 +278,12 @@ def _as_if_eager() -> Iterator[None]:
         yield
 
 
-def _unreadable(known: OperatorTraits, tensors: list[torch.Tensor]) -> str | None:
+def _unreadable(op_traits: OperatorTraits, tensors: list[torch.Tensor]) -> str | None:
     empty = False
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_nested:
             return "a tensor that is not strided"
-        empty = empty or bool(not known.view and not nbytes_of(tensor.untyped_storage()) and tensor.numel())
+        empty = empty or bool(not op_traits.view and not nbytes_of(tensor.untyped_storage()) and tensor.numel())
     return "memory that was given up" if empty else None
 
 

@@ -214,9 +214,9 @@ class VerifyingRecorder(GraphRecorder):
     def _check_call(
         self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
     ) -> None:
-        known, starts, begin, end = self._known, self._starts, self._now.begin, self._now.end
+        known_ids, starts, begin, end = self._known, self._starts, self._now.begin, self._now.end
         for tensor in tensors:
-            if id(tensor) not in known:
+            if id(tensor) not in known_ids:
                 address = address_of(tensor)
                 if not begin <= address < end and address not in starts:
                     self._path(tensor)
