@@ -105,8 +105,12 @@ class Recordings(Counters, Tabular):
         calls = {kind: number for kind, number in self.calls().items() if number}
         told = [Table(title=str(self), head=tuple(calls), rows=(tuple(map(str, calls.values())),) if calls else ())]
         sizes = tuple(
-            (one.arguments, str(one.num_ops), *map(bytes_text, (one.output_bytes, one.working_bytes, one.graph_bytes)))
-            for one in self.sizes
+            (
+                size.arguments,
+                str(size.num_ops),
+                *map(bytes_text, (size.output_bytes, size.working_bytes, size.graph_bytes)),
+            )
+            for size in self.sizes
         )
         if sizes:
             head = ("recorded for", "operators", "outputs", "while it runs", "graph")

@@ -123,8 +123,10 @@ def _function(captured: Captured, begin: float, path: str) -> FunctionData:
         graph_bytes=graph_bytes, counted=counted, paths=(path,) if path else (), recordings=tuple(_recordings(entries)),
         findings=by_cause([finding_data(one) for one in captured.findings.values()]), plans=tuple(plans[:_PLANS]),
         events=tuple(
-            EventData(kind=one.kind, detail=one.detail, at=(one.at - begin) * 1e3, ms=one.ms, nbytes=one.nbytes)
-            for one in events
+            EventData(
+                kind=event.kind, detail=event.detail, at=(event.at - begin) * 1e3, ms=event.ms, nbytes=event.nbytes
+            )
+            for event in events
         ),
     )  # fmt: skip
 

@@ -78,7 +78,7 @@ def warm_up(captured: Captured, values: tuple[Any, ...], *, say_limit: bool = Tr
     runs = captured.log.counters.body_runs
     outcome = _advance(captured, entry, call, tree, say_limit=say_limit)
     if captured.log.counters.body_runs == runs and any(
-        other.plan and other.plan.collectives for other in captured.entries()
+        ready_entry.plan and ready_entry.plan.collectives for ready_entry in captured.entries()
     ):
         dispatch.run_undone(captured, call)  # as often as the other ranks do: they wait in its collectives
     return outcome

@@ -57,13 +57,13 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
-def _check(found: os.stat_result, *, shipped: bool) -> None:
+def _check(status: os.stat_result, *, shipped: bool) -> None:
     """Raises ``UnusableFileError`` for what is no plan of this user's."""
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise UnusableFileError("cannot be read (not a regular file)")
-    if found.st_size > LARGEST:
+    if status.st_size > LARGEST:
         raise UnusableFileError(f"larger than {LARGEST} bytes")
-    if not shipped and not _is_ours(found):
+    if not shipped and not _is_ours(status):
         raise UnusableFileError("cannot be trusted (others own it or may write to it)")
 
 

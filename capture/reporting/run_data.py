@@ -165,10 +165,10 @@ def grouped(functions: Sequence[FunctionData]) -> tuple[FunctionData, ...]:
     Functions that were neither called nor warmed up since they were decorated or reset are left out.
     """
     kept: dict[Any, list[FunctionData]] = {}
-    for one in (each for each in functions if each.total or each.recordings or each.findings):
-        causes = tuple((finding.code, finding.where) for finding in by_cause(one.findings))
-        sizes = tuple(sorted(recording.operators for recording in one.recordings))
-        kept.setdefault((one.function, one.defined_at, causes, sizes), []).append(one)
+    for function in (each for each in functions if each.total or each.recordings or each.findings):
+        causes = tuple((finding.code, finding.where) for finding in by_cause(function.findings))
+        sizes = tuple(sorted(recording.operators for recording in function.recordings))
+        kept.setdefault((function.function, function.defined_at, causes, sizes), []).append(function)
     return tuple(_together(alike) for alike in kept.values())
 
 
@@ -201,8 +201,8 @@ def paths_text(paths: Sequence[str]) -> str:
     """``blocks.0-31`` for those from ``blocks.0`` to ``blocks.31``: paths that differ in their last number are one."""
     numbers: dict[tuple[str, str], list[int]] = {}
     for path in dict.fromkeys(paths):
-        found = re.fullmatch(r"(.*?)(\d+)(\D*)", path)
-        before, number, after = found.groups() if found else (path, "", "")
+        match = re.fullmatch(r"(.*?)(\d+)(\D*)", path)
+        before, number, after = match.groups() if match else (path, "", "")
         numbers.setdefault((before, after), []).extend([int(number)] if number else [])
     return ", ".join(f"{before}{_ranges(known)}{after}" for (before, after), known in numbers.items())
 
@@ -244,10 +244,10 @@ def _function(parsed: Mapping[str, Any]) -> FunctionData:
     parts = dict(parsed)
     parts["recordings"] = tuple(
         RecordingData(**{
-            **one, **{name: tuple(one[name]) for name in ("guards", "breaks", "widths", "longest")},
-            "inputs": tuple((path, tensor, policy) for path, tensor, policy in one["inputs"]),
+            **recording, **{name: tuple(recording[name]) for name in ("guards", "breaks", "widths", "longest")},
+            "inputs": tuple((path, tensor, policy) for path, tensor, policy in recording["inputs"]),
         })
-        for one in parsed["recordings"]
+        for recording in parsed["recordings"]
     )  # fmt: skip
     parts["findings"] = tuple(FindingData(**{**one, "fix": tuple(one["fix"])}) for one in parsed["findings"])
     parts["events"] = tuple(EventData(**one) for one in parsed["events"])

@@ -38,10 +38,10 @@ def format_segments(plan: CapturePlan, breaks: Sequence[Break]) -> str:
         return ""
     last = plan.num_ops - sum(one.operators for one in breaks)
     lines = [f"segments of a replay: {len(breaks) + 1}"]
-    for one in breaks:
-        took = "" if one.ms is None else f", {one.ms:.3f} ms here"
-        where = "" if one.where is None else f"  ({one.where})"
-        lines += [_segment(one.operators), _BETWEEN[one.kind].format(what=one.what) + took + where]
+    for between in breaks:
+        took = "" if between.ms is None else f", {between.ms:.3f} ms here"
+        where = "" if between.where is None else f"  ({between.where})"
+        lines += [_segment(between.operators), _BETWEEN[between.kind].format(what=between.what) + took + where]
     return "\n".join([*lines, _segment(last), ""])
 
 

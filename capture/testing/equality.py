@@ -225,9 +225,9 @@ def _short(value: Any) -> str:
     return value.info if isinstance(value, _TensorValue) else str(value)
 
 
-def _state_values(found: Snapshot) -> _Values:
-    values: _Values = {f"`{path}`": _frozen(value) for path, (_, value) in found.sources.items()}
-    for source, container, members in found.members:
+def _state_values(state: Snapshot) -> _Values:
+    values: _Values = {f"`{path}`": _frozen(value) for path, (_, value) in state.sources.items()}
+    for source, container, members in state.members:
         plain = [repr(member) for member in members if type(member) in PLAIN_TYPES]
         unordered = isinstance(container, (set, frozenset))
         values[f"the members of `{source.path}`"] = ", ".join(sorted(plain) if unordered else plain)
