@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command with nothing of this checkout in its environment, and without an index of packages."""
-    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CAPTURE_STRICT")}
+    """A command with nothing of this checkout or its tests in its environment, and without an index of packages."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and name[:8] != "CAPTURE_"}
     return subprocess.run(
         list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False, timeout=600,
         env={**own, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INDEX": "1", **environment},
