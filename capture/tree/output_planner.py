@@ -56,10 +56,8 @@ def plan_outputs(
     structures = Structures(iter(range(len(leaves))), own)
     skeleton = structures.skeleton(result)
     slots = tuple(
-        slot_of_change(
-            effect.change, None if effect.change.amount is not None else structures.skeleton(effect.change.after)
-        )
-        for effect in effects
+        slot_of_change(change, None if change.amount is not None else structures.skeleton(change.after))
+        for change in (effect.change for effect in effects)
     )
     made = tuple(
         OutputGroup(block, tuple(p), tuple(g), tuple(leaves[one].path for one in p)) for block, p, g in groups.values()
