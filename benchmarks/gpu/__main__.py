@@ -20,7 +20,7 @@ from capture.reporting.tables import format_table
 
 SCRIPTS = (
     "record", "call", "chain", "models", "decode", "coldstart", "rebind", "training", "trainmodels", "soak", "ranks",
-    "generate", "scale", "compiled", "inductor", "aoti",
+    "generate", "scale", "compiled", "inductor", "aoti", "schedule",
 )  # fmt: skip
 
 
