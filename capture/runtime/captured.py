@@ -127,6 +127,8 @@ class Captured:
     """How often it is tried to make one."""
     deaths_seen: int = field(default=0, init=False)
     """Objects in keys that had died when families were looked through for them."""
+    is_chained: bool = field(default=False, init=False)
+    """Results of it were arguments of captured functions, which read them in the pool."""
     range_name: str = field(init=False)
     """Of its replays in a profiler's trace."""
     straight: Callable[..., Any] = field(init=False)
@@ -254,7 +256,7 @@ class Captured:
         self.findings.clear()
         self.unsettled.clear()
         self.kept_outputs.clear()
-        self.hopeless = None
+        self.hopeless, self.is_chained = None, False
         self.lifts_left = MOST_LIFTS
         if self.sizes is not None:
             self.sizes.forget()

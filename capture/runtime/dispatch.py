@@ -542,6 +542,7 @@ def _warm_up(captured: Captured, bound: Call, tree: Tree, entry: Entry | None = 
     measured then."""
     if entry is not None and _is_measured(captured, entry) and entry.payoff.wants_body:
         return _measure_body(captured, entry, bound, tree)
+    tree.note_chain(captured, bound.leaves)
     result = run_eagerly(captured, bound, kind="warm-up")
     _note_warm(captured, result, bound, tree)
     return result
@@ -589,6 +590,7 @@ def _first_look(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> An
 def _observe(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     """Watch one eager run, plan by what it showed, and give its result."""
     begin = time.thread_time()
+    tree.note_chain(captured, bound.leaves)
     try:
         observed = planning.observe(captured, entry, bound)
     except BaseException as error:

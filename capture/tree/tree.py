@@ -153,10 +153,24 @@ class Tree:
 
     def has_warm(self, leaves: Sequence[Any]) -> bool:
         """One of these is the result of an eager run of this step."""
-        storages = [storage for warm in self.warm for held in warm.held if (storage := held()) is not None]
-        kept = {storage._cdata for storage in storages}
+        return bool(self._warm_behind(leaves))
+
+    def note_chain(self, function: Any, leaves: Sequence[Any]) -> None:
+        """What eager runs of this step gave are arguments of ``function``. Alone, a function that gets its own result
+        begins a step, which ends that of the call before."""
+        for warm in self._warm_behind(leaves) if self.warm else ():
+            if warm.function is not function or step.steps_begun():
+                warm.function.is_chained = True
+
+    def _warm_behind(self, leaves: Sequence[Any]) -> list[WarmCall]:
+        """Eager runs of this step that gave one of these."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
-        return bool(kept) and any(one.untyped_storage()._cdata in kept for one in tensors)
+        given = {one.untyped_storage()._cdata for one in tensors}
+        return [
+            warm
+            for warm in self.warm
+            if any((storage := held()) is not None and storage._cdata in given for held in warm.held)
+        ]
 
     def end_path(self, reason: str, successor: Node | None = None) -> None:
         """End the step. Outputs that are still used are pinned, or turn stale if they were borrowed. Gradients that the
