@@ -47,7 +47,7 @@ class Config:
     a share of its memory. A recording that would exceed it, as far as a watched run tells, is not made (CG907); one
     that turns out larger goes. During a call the excess is at most what that one recording takes."""
     max_recordings: int = 4096
-    """Recordings of all functions in one thread and on one device."""
+    """Recordings of all functions, in all threads together, on one device."""
     schedule_after: int = 20
     """Replays of a recording of ``schedule="auto"`` before another order of its kernels is tried
     (``CAPTURE_SCHEDULE_AFTER``): making it takes some 10 to 100 ms."""

@@ -5,12 +5,15 @@ place of the recording that was not used for longest, once it was asked for ``LE
 at all. So a shape that is hot displaces one that was only used at the beginning, and shapes that alternate do not
 displace each other: of six in turn and five places, the sixth runs eagerly.
 
-All recordings together have limits, too (``config.max_recordings``, ``config.memory_limit``), which hold at the end of
-every call. A recording that would exceed the limit of memory, as far as a watched run tells, is not made; one that
+The recordings of all threads together have limits, too (``config.max_recordings``, ``config.memory_limit``), which hold
+at the end of every call. A thread cannot take what another one runs: it asks for it, and the other lets go at its next
+call. A recording that would exceed the limit of memory, as far as a watched run tells, is not made; one that
 turns out larger goes, and it is known from then on how much it needs.
 """
 
 from __future__ import annotations
+
+import contextlib
 
 from capture.core import config as _config
 from capture.core.facts import MemoryForecast
@@ -21,7 +24,7 @@ from capture.runtime.entry import Entry
 from capture.runtime.inputs import span_of
 from capture.state.call import Call
 from capture.tree.node import Node, walk
-from capture.tree.thread_trees import bytes_of_others
+from capture.tree.thread_trees import bytes_of_others, others_beside, tree_for
 from capture.tree.tree import Tree
 
 _COPIED = (Policy.COPY, Policy.COPY_BACK)
@@ -78,17 +81,17 @@ def keep_within_limits(tree: Tree, entry: Entry, before: int) -> None:
     tree.sweep()
     config, limit = _config.current(), _limit(tree)
     others, pool = bytes_of_others(tree), tree.pool.reserved_bytes()
-    nodes = [node for node in walk(tree.root) if node.recording is not None]
+    nodes = tree.recordings()
     graphs = sum(node.recording.graph_bytes for node in nodes if node.recording is not None)
     idle = sorted((node for node in nodes if node not in tree.path), key=lambda node: node.last_used)
-    number = len(nodes)
-    while number > config.max_recordings or (graphs and others + pool + graphs > limit):
+    while graphs and others + pool + graphs > limit:
         last = next((node for node in idle if node.recording is not None and not node.children), None)
         if last is None:
             break
         assert last.recording is not None
-        number, graphs = number - 1, graphs - last.recording.graph_bytes
+        graphs -= last.recording.graph_bytes
         evict(last.function, last, tree)
+    _keep_number(tree, config.max_recordings)
     if others + pool + graphs > limit:
         for node in walk(tree.root):
             if node.log is not None:
@@ -97,20 +100,43 @@ def keep_within_limits(tree: Tree, entry: Entry, before: int) -> None:
         if pool > before:  # this recording needed that much
             entry.needs = max(entry.needs, pool - sum(block.nbytes for block in tree.beside))
         tree.retire()
-        pool = graphs = 0
+        pool = graphs = tree.count = 0
     tree.nbytes = pool + graphs
 
 
+def _keep_number(tree: Tree, most: int) -> None:
+    """The threads together have no more recordings on a device than this, those that go at a thread's next call left
+    out."""
+    trees = [tree, *others_beside(tree)]
+    tree.count = len(tree.recordings())
+    if sum(one.count for one in trees) <= most:
+        return
+    found = [(one, node) for one in trees for node in one.recordings()]
+    idle = sorted([pair for pair in found if pair[1] not in tree.path], key=lambda pair: pair[1].last_used)
+    for _ in range(len(found) - most):
+        last = next(((one, node) for one, node in idle if one.is_leaf(node)), None)
+        if last is None:
+            break
+        idle.remove(last)
+        evict(last[1].function, last[1], last[0])
+    for one in trees:
+        one.count = len(one.recordings())
+
+
 def evict(captured: Captured, node: Node, tree: Tree) -> None:
-    """Drop a recording, and those below it. Its plan stays."""
+    """Drop a recording, and those below it: of another thread's tree at that one's next call. Its plan stays."""
     for entry in captured.entries():
         if node in entry.nodes:
-            entry.nodes.remove(node)
+            with contextlib.suppress(ValueError):  # another thread may have done so
+                entry.nodes.remove(node)
             if not entry.nodes:
                 captured.fast_paths.forget(entry.number)
     captured.log.counters.evictions += 1
     captured.log.add("drop", f"not used for {native.runs() - node.last_used} replays: its place is another one's")
-    tree.forget(node)
+    if tree is tree_for(tree.backend):
+        tree.forget(node)
+    else:
+        node.drop()
 
 
 def _siblings(captured: Captured, tree: Tree) -> list[Node]:

@@ -187,7 +187,12 @@ def have_own_memory() -> bool:
 
 def bytes_of_others(tree: Tree) -> int:
     """What the trees of other threads take on the same device, as they counted it last."""
-    return sum(one.nbytes for one in _all.all() if one is not tree and one.backend.name == tree.backend.name)
+    return sum(one.nbytes for one in others_beside(tree))
+
+
+def others_beside(tree: Tree) -> list[Tree]:
+    """The trees of other threads on the same device."""
+    return [one for one in _all.all() if one is not tree and one.backend.name == tree.backend.name]
 
 
 def worker() -> Worker:

@@ -51,7 +51,7 @@ class Tree:
     """All recordings of one thread on one device type. Its lists and dicts are never other ones."""
 
     __slots__ = (
-        "__weakref__", "awaited", "backend", "base", "beside", "buried", "checkpoints", "current", "in_place",
+        "__weakref__", "awaited", "backend", "base", "beside", "buried", "checkpoints", "count", "current", "in_place",
         "lingering", "mark", "nbytes", "path", "pins", "pool", "pool_is_at", "recording", "root", "thread", "times",
         "warm",
     )  # fmt: skip
@@ -82,6 +82,8 @@ class Tree:
         self.pool_is_at: Node | None = self.root
         self.nbytes = 0
         """Of the pool and the graphs, when they were counted last."""
+        self.count = 0
+        """Recordings, when they were counted last."""
         self.checkpoints = 0
         self.buried: list[Node] = []
         self.recording = False
@@ -96,6 +98,14 @@ class Tree:
         busy = body_run.current() is not None or self.recording or dispatch_mode_depth() or self.backend.in_capture()
         if threading.get_ident() == self.thread and not busy:
             self.sweep()
+
+    def recordings(self) -> list[Node]:
+        """All, but for those that were buried. Asked for by other threads, too."""
+        return [node for node in walk(self.root) if node.recording is not None and node not in self.buried]
+
+    def is_leaf(self, node: Node) -> bool:
+        """Nothing is recorded below, but for what was buried."""
+        return all(below in self.buried for several in list(node.children.values()) for below in list(several))
 
     def sweep(self) -> None:
         """Forget what was buried; an empty tree gives its pool up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 from capture import CaptureWarning, capture, config, mark_step_begin, recordings, report, warmup
 from capture.api.decorator import captured_state
 from capture.api.decorator import captured_states as all_of
+from capture.runtime import record
 from capture.runtime.eviction import LEAST
 from capture.tree import thread_trees
-from tests.support.device import AGAIN, OWN_MEMORY
+from capture.tree.tree import Tree
+from tests.support.device import AGAIN, DEVICE, OWN_MEMORY
 
 SCALE = 1000 if OWN_MEMORY else 1
 """Of sizes where bytes are counted."""
@@ -25,7 +28,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Outputs take memory of the pool, though they are small."""
+    monkeypatch.setattr(record, "MOST_OWNED", 0)
     thread_trees.forget_trees()
     with config.patch(cache=False), torch.no_grad():
         yield
@@ -195,6 +200,48 @@ def test_the_bound_on_all_recordings() -> None:
         (tree,) = thread_trees.trees_here().values()
         assert sum(len(nodes) for nodes in tree.root.children.values()) <= 4
     assert sum(recordings(function).evictions for function in functions) > 0
+
+
+def test_the_bound_is_on_all_threads() -> None:
+    """What was used least goes, whichever thread made it: that of another one at its next call."""
+    hot, cold = capture(lambda x: torch.sin(x) + 1, name="hot"), capture(lambda x: torch.cos(x) + 1, name="cold")
+    there, may_go_on, found = threading.Event(), threading.Event(), list[Any]()
+    x = torch.full((2, 3), 0.2, device=DEVICE)
+
+    def other() -> None:
+        with torch.no_grad(), config.patch(cache=False, max_recordings=4):
+            for _ in range(3):
+                for f in (cold, hot):
+                    mark_step_begin()
+                    f(x)
+            found.append(_tree())
+            there.set()
+            may_go_on.wait(60)
+            found.append([cold(x), hot(x), len(_tree().recordings()), _tree().buried])
+
+    with config.patch(cache=False, max_recordings=4):
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert there.wait(60)
+        for number in range(3):
+            f = capture(lambda x, k=number: x * k)
+            for _ in range(3):
+                mark_step_begin()
+                f(x)
+            assert len(found[0].recordings()) + len(_tree().recordings()) <= 4
+            found.append(f)
+        assert [node.function.annotation.function for node in found[0].buried] == ["cold"]
+        may_go_on.set()
+        thread.join()
+    assert torch.equal(found[-1][0], torch.cos(x) + 1)
+    assert torch.equal(found[-1][1], torch.sin(x) + 1)
+    assert found[-1][3] == []
+    assert found[-1][2] + len(_tree().recordings()) <= 4
+
+
+def _tree() -> Tree:
+    (tree,) = thread_trees.trees_here().values()
+    return tree
 
 
 def test_a_chain_goes_from_its_end() -> None:
