@@ -241,9 +241,10 @@ class Entry:
     @property
     def is_proven(self) -> bool:
         """Recordings of it are replayed, and were not made in vain, as those of threads that end: one more, in another
-        thread or place, will be, too."""
-        worth = sum(node.runs > WORTH for node in list(self.nodes))
-        return worth > 0 and self.made <= 2 * worth + 2
+        thread or place, will be, too. One that is replayed much makes up for those of threads that have just come."""
+        runs = [node.runs for node in list(self.nodes)]
+        worth = sum(number > WORTH for number in runs)
+        return worth > 0 and (self.made <= 2 * worth + 2 or sum(runs) > 2 * WORTH * self.made)
 
     def often_moved(self) -> frozenset[str]:
         """Static tensors, by path, that an engine which cannot bind them anew copies in."""

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from typing_extensions import override
 from capture import CaptureWarning, UncapturableError, capture, config, mark_step_begin, recordings, warmup
 from capture.api.decorator import captured_state
 from capture.runtime import budget as budget_module
+from capture.runtime.entry import Entry
 from tests.support.decorated import bits
 from tests.support.decorated import fresh as fresh
 from tests.support.device import LIFTS, use_device
@@ -378,6 +380,24 @@ def test_threads_that_end_at_once_are_not_recorded_for_ever() -> None:
             thread.start()
             thread.join()
     assert recordings(function).recordings < 120
+
+
+@pytest.mark.parametrize(
+    ("runs", "made", "proven"),
+    [
+        ([], 0, False),
+        ([3], 1, False),
+        ([4], 1, True),
+        ([9, 2, 2], 5, False),
+        ([27, 2, 2], 5, True),
+        ([27, 2, 2], 6, False),
+    ],
+)
+def test_a_recording_that_is_replayed_much_makes_up_for_others(runs: list[int], made: int, proven: bool) -> None:
+    """Threads that have just come have recordings that were not replayed yet."""
+    entry: Any = Entry(key=())
+    entry.nodes, entry.made = [SimpleNamespace(runs=number) for number in runs], made
+    assert entry.is_proven == proven
 
 
 # ------------------------------------------------------------------------------------------------- the account itself
