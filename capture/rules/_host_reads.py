@@ -16,6 +16,8 @@ from capture.rules._rule import short_op
 
 FUSED = frozenset({"Adagrad", "Adam", "AdamW", "SGD"})
 """Optimizers of ``torch.optim`` that take ``fused=True``, and then keep all numbers in tensors (torch 2.11 to 2.14)."""
+_FUSED_ON_THE_HOST = frozenset({"Adagrad"})
+"""Of these the ones for which torch has no such kernel on a GPU."""
 CAPTURABLE = frozenset({"ASGD", "Adadelta", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"})
 """Those that take ``capturable=True``, for parameters on an accelerator."""
 
@@ -108,7 +110,7 @@ def _optimizer(name: str, *, on_accelerator: bool) -> HostRead:
     fix = []
     if on_accelerator and name in CAPTURABLE:
         fix.append(f"make it with capturable=True: {name}(..., capturable=True)  (no cost)")
-    elif name in FUSED:
+    elif name in FUSED and not (on_accelerator and name in _FUSED_ON_THE_HOST):
         fix.append(f"make it with fused=True: {name}(..., fused=True)  (no cost)")
     fix.append(f"leave the optimizer out: call {name}.step() after the captured function  (it is launched eagerly)")
     return HostRead(who=f"`.step()` of {name}", fix=tuple(fix))

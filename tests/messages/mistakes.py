@@ -103,7 +103,7 @@ def adamw_foreach() -> Any:
     return step_with(optimizer_of("AdamW", foreach=True))
 
 
-@mistake(lambda: step_with(optimizer_of("Adagrad", fused=True)))
+@mistake(lambda: step_with(optimizer_of("Adagrad", fused=not ON_GPU), outside=ON_GPU))
 def adagrad() -> Any:
     return step_with(optimizer_of("Adagrad"))
 

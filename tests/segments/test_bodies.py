@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from capture import capture, config, recordings
 from capture.tree import thread_trees
 from tests.segments.bodies import PROGRAMS, UNSTEADY, Program
-from tests.support.device import rng_state, set_rng_state, use_device
+from tests.support.device import EXECUTES, rng_state, set_rng_state, use_device
 from tests.support.observed import bits
 
 CALLS = 40
+MOVES = {"buffer_replaced"}
+"""Their state is a new tensor after each call."""
 
 
 @pytest.fixture(autouse=True)
@@ -84,14 +86,18 @@ def rng_device() -> torch.device:
 @pytest.mark.parametrize("name", [one for one in PROGRAMS if one not in UNSTEADY])
 def test_body_is_as_eager_and_replays(name: str) -> None:
     counters = recordings(both(name))
-    assert counters.replays >= CALLS // 2, str(counters)
+    if name in MOVES and not EXECUTES:  # recordings with breaks are bound to no other address there
+        assert counters.eager_calls >= CALLS // 2, str(counters)
+    else:
+        assert counters.replays >= CALLS // 2, str(counters)
 
 
 @pytest.mark.parametrize("name", sorted(UNSTEADY))
 def test_body_that_never_repeats_is_as_eager(name: str) -> None:
     counters = recordings(both(name))
     assert counters.recordings <= 10
-    assert any(one.code == "CG201" and one.severity.name == "EAGER" for one in counters.findings)
+    told = [(one.code, one.severity.name) for one in counters.findings]
+    assert ("CG201", "EAGER") in told or (not EXECUTES and "CG906" in dict(told)), told
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))

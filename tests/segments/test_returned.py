@@ -149,6 +149,13 @@ def program(body: Callable[..., Any]) -> Callable[[], Program]:
     return lambda: (body, lambda number: (draw(number),), None)
 
 
+def test_a_default_device_stands_not_between() -> None:
+    """Where one is set, functions of torch pass through Python of its own."""
+    with torch.device(DEVICE):
+        counters = recordings(compared(program(in_a_tuple)))
+    assert counters.replays >= CALLS // 2, str(counters)
+
+
 @pytest.mark.parametrize("body", [alone, in_a_tuple, by_name, after_a_write, metrics, between_operators, in_a_block])
 def test_number_that_is_returned_is_read_anew(body: Callable[..., Any]) -> None:
     counters = recordings(compared(program(body)))
