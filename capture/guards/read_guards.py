@@ -677,7 +677,11 @@ class ReadWalk:
             self._compiled(type(original).forward, "")
 
     def _as_if_run(self, function: types.FunctionType) -> None:
-        if function.__code__ not in self.names.codes and package_of(function.__module__) not in CLOSED:
+        """What torch's own functions, and Triton's, read in a compiled part is its compiler's business: behind them lie
+        all modules of both."""
+        package = package_of(function.__module__)
+        is_apart = package in CLOSED or is_library(package) or package == "triton"
+        if not is_apart and function.__code__ not in self.names.codes:
             self.compiled.append(function)
 
     def _cell(self, cell: types.CellType, path: str) -> None:
@@ -736,7 +740,7 @@ class ReadWalk:
             self._members(own, sorted(there), prefix, lambda name, one: name in users and _opens_of_library(name, one))
             if type(module) is not types.ModuleType:
                 computed = dir(type(module)) if self.names.is_computed else ()
-                self._given_by_class(module, sorted((users | {*computed}) - own.keys()), prefix)
+                self._given_by_class(module, (users | {*computed}) - own.keys(), prefix)
             return
         wanted |= {"__getattr__"}  # what is looked up where a name is absent
         if self.names.is_computed:
@@ -745,9 +749,11 @@ class ReadWalk:
         self._members(own, sorted(wanted - _OF_ALL_MODULES), prefix, _always)
 
     def _given_by_class(self, module: types.ModuleType, wanted: Iterable[str], prefix: str) -> None:
-        """What a module of a class of its own gives for names that it does not have, as torch's modules of switches
-        do."""
-        for name in wanted:
+        """What a module of a class of its own gives for names that it does not have, but its class or a module behind
+        it does, as torch's modules of switches do. One that makes what it is asked for, as ``torch.ops``, has none."""
+        behind = [vars(one) for one in vars(module).values() if type(one) is types.ModuleType]
+        known = set().union(*map(vars, type(module).__mro__[:-2]), *behind)
+        for name in sorted(known.intersection(wanted)):
             value = MISSING if name[:2] == "__" else getattr(module, name, MISSING)
             if type(value) in PLAIN_TYPES:
                 read = functools.partial(getattr, module, name, MISSING)

@@ -129,8 +129,9 @@ class RecordingGuard:
 
     def same_kinds(self, tensors: Sequence[torch.Tensor]) -> bool:
         """The tensors can take the places of the recorded ones: equal metadata."""
-        if self.metadata is not None and self.metadata(*tensors):
-            return True
+        if self.metadata is not None and self.metadata(*tensors):  # which does not look at what is lazily undone
+            pairs = zip(self.owners, tensors, strict=True)
+            return all(_lazy_bits(one) == self.kinds[owner.path][-1] for owner, one in pairs)
         return all(kind_of(one) == self.kinds[owner.path] for owner, one in zip(self.owners, tensors, strict=True))
 
     def settle(self, leaves: Sequence[Any]) -> None:
@@ -216,7 +217,12 @@ def _as_they_are(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
 def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Metadata that a recording has frozen."""
     return (type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.requires_grad,
-            tensor.is_inference(), tensor.data_ptr() & (ALIGNMENT - 1))  # fmt: skip
+            tensor.is_inference(), tensor.data_ptr() & (ALIGNMENT - 1), _lazy_bits(tensor))  # fmt: skip
+
+
+def _lazy_bits(tensor: torch.Tensor) -> tuple[bool, bool]:
+    """Its memory holds conjugates, or negated values."""
+    return tensor.is_conj(), tensor.is_neg()
 
 
 def make_recording_guard(
