@@ -83,6 +83,12 @@ def rng_device() -> torch.device:
     return torch.empty(0).device
 
 
+def says_that_it_gave_up(counters: Any) -> None:
+    """As its reads are others in each call. Where recordings execute nothing these come to nothing before."""
+    told = [(one.code, one.severity.name) for one in counters.findings]
+    assert ("CG201", "EAGER") in told or (not EXECUTES and "CG906" in dict(told)), told
+
+
 @pytest.mark.parametrize("name", [one for one in PROGRAMS if one not in UNSTEADY])
 def test_body_is_as_eager_and_replays(name: str) -> None:
     counters = recordings(both(name))
@@ -96,8 +102,7 @@ def test_body_is_as_eager_and_replays(name: str) -> None:
 def test_body_that_never_repeats_is_as_eager(name: str) -> None:
     counters = recordings(both(name))
     assert counters.recordings <= 10
-    told = [(one.code, one.severity.name) for one in counters.findings]
-    assert ("CG201", "EAGER") in told or (not EXECUTES and "CG906" in dict(told)), told
+    says_that_it_gave_up(counters)
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
