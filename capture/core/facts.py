@@ -335,6 +335,8 @@ class SlowReplay:
     replay: float
     body: float
     where: CodeLocation | None = None
+    optimizers: tuple[str, ...] = ()
+    """Classes whose step runs eagerly in each replay."""
 
 
 @frozen(kw_only=True)

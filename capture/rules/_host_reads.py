@@ -106,14 +106,19 @@ _LIBRARY: dict[str, tuple[str, ...]] = {
 """What helps in functions of torch that read values, by the beginning of their names."""
 
 
-def _optimizer(name: str, *, on_accelerator: bool) -> HostRead:
+def optimizer_fixes(name: str, *, on_accelerator: bool) -> tuple[str, ...]:
+    """What helps where the step of an optimizer of this class cannot be recorded."""
     fix = []
     if on_accelerator and name in CAPTURABLE:
         fix.append(f"make it with capturable=True: {name}(..., capturable=True)  (no cost)")
     elif name in FUSED and not (on_accelerator and name in _FUSED_ON_THE_HOST):
         fix.append(f"make it with fused=True: {name}(..., fused=True)  (no cost)")
     fix.append(f"leave the optimizer out: call {name}.step() after the captured function  (it is launched eagerly)")
-    return HostRead(who=f"`.step()` of {name}", fix=tuple(fix))
+    return tuple(fix)
+
+
+def _optimizer(name: str, *, on_accelerator: bool) -> HostRead:
+    return HostRead(who=f"`.step()` of {name}", fix=optimizer_fixes(name, on_accelerator=on_accelerator))
 
 
 def _call_text(called: list[str]) -> str:

@@ -35,8 +35,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Severity
-from capture.rules._rule import rule
+from capture.rules._host_reads import FUSED, optimizer_fixes
+from capture.rules._rule import rule, tensor_setting
 from capture.rules.case import Case
+
+
+def _fixes_of_optimizers(names: tuple[str, ...]) -> Iterator[str]:
+    """Their steps run eagerly between two segments, which is what most of the time goes into."""
+    for name in names:
+        yield from optimizer_fixes(name, on_accelerator=False)
+        if name in FUSED:
+            yield tensor_setting("lr", name)
 
 
 @rule("CG902", "recording-does-not-pay", severity=Severity.NOTE)
@@ -47,6 +56,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
             what=f"a replay takes {slow.replay:.0f} us, and the body {slow.body:.0f} us",
             why="what a replay costs by itself, and at each value that the host reads, is more than it saves here",
             fix=(
+                *_fixes_of_optimizers(slow.optimizers),
                 "capture a function further out, which runs more operators in a call  (no cost)",
                 "read values on the host outside of the function  (no cost)",
                 "set CAPTURE_DROP_SLOW=0 to keep recordings, as for tests on a CPU  (replays are slower than eager)",

@@ -470,7 +470,8 @@ def _measure_body(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
 def _does_not_pay(captured: Captured, entry: Entry, tree: Tree) -> None:
     """Its replays are slower than the body: calls run eagerly, and are looked at again rarely."""
     found, left = entry.payoff, entry.plain or entry  # of a forward pass, what stands for all calls again
-    slow = SlowReplay(replay=found.replay * 1e6, body=found.body * 1e6, where=captured.annotation.defined_at)
+    names, where = captured.optimizers.names_of_islands(), captured.annotation.defined_at
+    slow = SlowReplay(replay=found.replay * 1e6, body=found.body * 1e6, where=where, optimizers=names)
     captured.log.add("drop", "replays take longer than the body")
     captured.budget.spend("drops", found.loss * payoff.AFTER * 1e3, key=entry.key)
     _forget(captured, entry, tree)

@@ -192,6 +192,10 @@ class Optimizers:
         self._islands.clear()
         return bool(found)
 
+    def names_of_islands(self) -> tuple[str, ...]:
+        """Classes of those whose steps are islands."""
+        return tuple(sorted({type(one).__name__ for one in list(self._islands)}))
+
     def groups_of_islands(self) -> list[dict[str, Any]]:
         """Those of their parameters, with the settings, which other code may read by their names."""
         return [group for one in self._islands for group in one.param_groups]

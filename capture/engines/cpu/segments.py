@@ -68,6 +68,8 @@ class SegmentedTape(Tape):
         changed before. The step has the arguments, and what these places held."""
         self._places: dict[int, tuple[TapeMemory, Geometry]] = {}
         """Of registers, by number."""
+        self._given_to: dict[int, list[tuple[TapeMemory, list[int]]]] = {}
+        """Registers that islands get, by number of the break."""
 
     # ------------------------------------------------------------------------------------------------------ recording
 
@@ -198,13 +200,11 @@ class SegmentedTape(Tape):
         grad, places = self._islands[number]
         step = self._breaks[number]
         assert callable(step.function)
-        by_root: dict[int, list[int]] = {}
-        for at in dict.fromkeys(registers_in((step.args, step.kwargs))):
-            by_root.setdefault(self._places[at][0].number, []).append(at)
+        if number not in self._given_to:
+            self._given_to[number] = self._by_root(step)
         tensors: dict[int, torch.Tensor] = {}
         lent = []
-        for numbers in by_root.values():
-            root = self._places[numbers[0]][0]
+        for root, numbers in self._given_to[number]:
             if root.kind == "static":  # the caller's own
                 tensors.update((at, self.registers[at]) for at in numbers)
             elif root.kind == "block":
@@ -219,6 +219,14 @@ class SegmentedTape(Tape):
         (args, values), kwargs = _with_tensors(step.args, tensors), _with_tensors(step.kwargs, tensors)
         before = Before(places, values)
         return IslandCall(step.function, args, kwargs, grad, lent, owners, self._generators(leaves), before)
+
+    def _by_root(self, step: TapeStep) -> list[tuple[TapeMemory, list[int]]]:
+        """Registers among what a step gets, by the memory that they lie on."""
+        found: dict[int, tuple[TapeMemory, list[int]]] = {}
+        for at in dict.fromkeys(registers_in((step.args, step.kwargs))):
+            root = self._places[at][0]
+            found.setdefault(root.number, (root, []))[1].append(at)
+        return list(found.values())
 
     def _meeting(self, step: TapeStep) -> Callable[[Sequence[Any]], Any]:
         function, registers = step.function, self.registers
@@ -277,7 +285,7 @@ class SegmentedTape(Tape):
         super().release()
         self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
         self._begins, self._returned = [], {}
-        self._islands, self._places = {}, {}
+        self._islands, self._places, self._given_to = {}, {}, {}
 
 
 def _with_tensors(template: Any, tensors: dict[int, torch.Tensor]) -> Any:

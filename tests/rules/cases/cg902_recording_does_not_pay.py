@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from capture.core.facts import SlowReplay
 from capture.rules.case import Case
 from tests.support.samples import annotation, case, where
@@ -12,5 +14,6 @@ FIRES: list[Case] = [
     case(num_ops=0),
     case(slow_replay=SLOW),
     case(annotation(fallback="error"), slow_replay=SLOW),
+    case(slow_replay=evolve(SLOW, optimizers=("Adam", "NAdam"))),
 ]
 NEAR_MISSES: list[Case] = [case(num_ops=2), case(num_ops=0, runs=0)]
