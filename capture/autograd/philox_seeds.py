@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from capture.observe.gradient_uses import nodes_above
+from capture.observe.probes.device_syncs import unnoticed
 from capture.observe.run import active_watch
 from capture.torch_private.capabilities import unseen
 
@@ -34,7 +35,7 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU, of which a watch sees that the body may read it."""
     if tensor.device.type == "cpu":
         return tensor
-    with unseen():
+    with unseen(), unnoticed():
         copy = tensor.cpu()
     watch = active_watch()
     if watch is not None:

@@ -269,6 +269,8 @@ class ReadWalk:
 
     def _scope(self, scope: dict[str, Any], prefix: str) -> None:
         """Globals: names that code in this module looked up, or in any module where they are built in."""
+        if package_of(scope.get("__name__")) in CLOSED and prefix != "builtins.":
+            return
         if prefix == "builtins.":
             wanted = {name for other, names in self.names.scopes.values() for name in names if name not in other}
         else:

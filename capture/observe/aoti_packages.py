@@ -23,6 +23,7 @@ from capture.key.tensor_meta import bytes_of, same_bits
 from capture.observe import source_location
 from capture.observe.higher_order import HigherOrderMode
 from capture.observe.operator_schema import RUNS_PACKAGE
+from capture.observe.probes.device_syncs import unnoticed
 from capture.torch_private.aoti import (
     UPDATES,
     EntryPoint,
@@ -186,11 +187,11 @@ def _see(
             watch.trace.runners.append(runner)
     if capturing and not package.has_run:
         raise RuntimeError("the package did not run since it got its constants")
-    with unseen():
+    with unseen(), unnoticed():
         before = [] if capturing else [one.untyped_storage().clone() for one in inputs]
     outputs = _together(_operator()[1](inputs, package.number))
     package.has_run = package.has_run or not capturing
-    with unseen():
+    with unseen(), unnoticed():
         changed = [not _same(one, old) for one, old in zip(inputs, before, strict=False)]
     package.written.update(position for position, differs in enumerate(changed) if differs)
     _note_writes(watch, package, inputs, before if keep_undo else [])

@@ -39,6 +39,7 @@ from capture.observe.operator_schema import (
     OperatorTraits,
     breaks,
     looked_up,
+    on_one_device,
     plain,
     plain_inputs,
     read_text,
@@ -109,7 +110,7 @@ class ObserveMode(HigherOrderMode):
         """What runs is no part of the body."""
         self.before = Snapshot()
         self.generators: dict[int, str] = {}
-        self._operator = "code outside of operators"
+        self._operator: str | None = "code outside of operators"
         self._at: CodeLocation | None = None
         self.arguments: set[int] = set()
         """``id`` of the storages of the leaves the body was given."""
@@ -251,7 +252,7 @@ class ObserveMode(HigherOrderMode):
             self._raised = error
             if isinstance(error, Exception) and not operator_schema.raises_on_shapes(function, args, kwargs):
                 # the body may catch it: then values decided what it does
-                self.quietly(self.note_sync)(f"{self._operator}, which raised {type(error).__name__},")
+                self.quietly(self.note_sync)(f"{self._operator or 'an operator'}, which raised {type(error).__name__},")
             raise
         self._ran = (result,)
         return result
@@ -373,6 +374,7 @@ class ObserveMode(HigherOrderMode):
             self._see_writes(known, args, kwargs)
             given += [(one, one.shape) for one in operator_schema.given_outs(known, kwargs) if not self.made(one)]
         states = self._states(kwargs, inputs) if known.draws else None
+        self._operator = known.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         is_complex = any(map(torch.is_complex, inputs))
         result = self._execute(op, known, args, kwargs, is_complex=is_complex)
         if self._arrays and self._arrays.may_see(storage_of(one) for one, _ in written(known, args, kwargs)):
@@ -543,7 +545,10 @@ class ObserveMode(HigherOrderMode):
                 self.trace.undo.append((external.tensor, external.storage.clone()))
 
     def modes_left(self) -> list[str]:
-        """Which modes are others than before the body, once it is over."""
+        """Which modes are others than before the body, once it is over. A run that only follows another one tells
+        nothing: that one did."""
+        if self._modes is None:
+            return []
         now, before = ambient().values, self._modes.values
         return [name for name, one, other in zip(NAMES, now, before, strict=True) if one != other]
 
@@ -620,8 +625,8 @@ class ObserveMode(HigherOrderMode):
         return read_text(result) if place is None else f"{returned_value.RETURNED}{place}"
 
     def device_syncs(self) -> contextlib.AbstractContextManager[None]:
-        """Look for calls that wait for a device."""
-        return device_syncs(self._note_device_sync)
+        """Look for syncs that no schema tells of."""
+        return device_syncs(self._note_device_sync, lambda: self._operator)
 
     def _note_device_sync(self, op: str) -> None:
         where = source_location.user_location()  # an operator that reads values was noted for its line before it ran

@@ -264,6 +264,17 @@ def numbers_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:
         )
 
 
+def on_one_device(devices: set[torch.device], kwargs: dict[str, Any]) -> bool:
+    """All tensors that an operator gets, on these ``devices``, and makes are on devices of one type."""
+    target = kwargs.get("device")
+    if target is None and len(devices) < 2:
+        return True
+    kinds = {device.type for device in devices}
+    if target is not None:
+        kinds.add(torch.device(target).type)
+    return len(kinds) < 2
+
+
 def tensors_out(result: Any) -> list[torch.Tensor]:
     """Tensors among an operator's results."""
     if type(result) is torch.Tensor or isinstance(result, torch.Tensor):

@@ -70,7 +70,7 @@ def is_capturing_now() -> bool:
     return torch.cuda.is_initialized() and cuda.is_capturing()
 
 
-# ----------------------------------------------------------------------------------------- calls that wait for a device
+# ------------------------------------------------------------------------------- calls that wait for a device, debugged
 
 WAITS = (
     (torch.cuda, "synchronize"), (torch.cuda.Stream, "synchronize"), (torch.cuda.Event, "synchronize"),
@@ -79,6 +79,22 @@ WAITS = (
 """Calls that wait for a device, or ask whether it is done: the holder, and the name."""
 
 
+WAITED = "called a synchronizing CUDA operation"
+"""How a warning of the mode below begins."""
+IS_PROTOTYPE = "Synchronization debug mode is a prototype"
+"""How the warning begins that setting it gives."""
+
+
 def may_wait() -> bool:
     """A device is in use that the host may wait for."""
     return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+def wait_debug_mode() -> int:
+    """What torch does where the host waits for a device: 0 nothing, 1 warn, 2 raise."""
+    return torch.cuda.get_sync_debug_mode()
+
+
+def set_wait_debug_mode(mode: int) -> None:
+    """The same from now on, in all threads."""
+    torch.cuda.set_sync_debug_mode(mode)

@@ -1,8 +1,9 @@
-"""Calls in Python that make the host wait for a device, found while a body is watched.
+"""Calls that make the host wait for a device, found by torch's own debug mode while a body is watched.
 
-Operators that read values are known by their schema. One that waits inside, such as a solver that looks at a status,
-fails while it is captured, and the recorder tells its name: torch's debug mode would tell it in the watched run, but it
-is one of the whole process, and warns in other threads.
+Operators that read values are known by their schema; this finds the others, such as solvers that look at a status. The
+mode is one of the whole process, and other threads are spared its warnings. To find such an operator by a capture that
+fails is no way: a solver of cuSOLVER that was called in a capture fails in every later call of the process, captured or
+not (``torch.linalg.eigh`` on torch 2.11).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,19 +20,88 @@ from capture.torch_private import devices
 from capture.torch_private.monkeypatch import replaced
 
 
+class _Filter:
+    """The message of a warning filter that stays in place: a call that began under a watch may warn when it is over,
+    in any thread. It swallows what only the debug mode of a watch asked for."""
+
+    def __init__(self) -> None:
+        self.listeners: dict[int, Callable[[], None]] = {}
+        """By thread."""
+        self.users_mode = 0
+        self.is_setting = False
+
+    def match(self, text: str) -> bool:
+        """What the module ``warnings`` asks of a filter's message."""
+        if not text.startswith(devices.WAITED):
+            return self.is_setting and text.startswith(devices.IS_PROTOTYPE)
+        listener = self.listeners.get(threading.get_ident())
+        if listener is not None:
+            listener()
+        return not (self.users_mode if self.listeners else devices.wait_debug_mode())
+
+    def set_mode(self, mode: int) -> None:
+        """Without torch's remark that the mode is a prototype."""
+        self.put_first()
+        self.is_setting = True
+        try:
+            devices.set_wait_debug_mode(mode)
+        finally:
+            self.is_setting = False
+
+    def put_first(self) -> None:
+        """Before all other filters."""
+        item: Any = ("ignore", self, UserWarning, None, 0)
+        if warnings.filters[:1] != [item]:
+            warnings.filters.insert(0, item)  # type: ignore[attr-defined]
+            with warnings.catch_warnings():
+                pass  # which makes the interpreter forget what it decided by older filters
+
+
+_filter = _Filter()
+
+
 @contextmanager
-def device_syncs(note: Callable[[str], None]) -> Iterator[None]:
-    """Call ``note(name)`` at each such call in this thread."""
+def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]) -> Iterator[None]:
+    """Call ``note(name)`` at each sync in this thread. ``operator``: the one that runs, None to look away."""
     if not devices.may_wait():
         yield
         return
     thread = threading.get_ident()
-    with contextlib.ExitStack() as around:
-        for holder, name in devices.WAITS:
-            if name in holder.__dict__:
-                waiting = _noting(f"{holder.__name__}.{name}", holder.__dict__[name], note, thread)
-                around.enter_context(replaced(holder, {name: waiting}))
+
+    def listen() -> None:
+        name = operator()
+        if name is not None:
+            note(name)
+
+    before = _filter.users_mode = devices.wait_debug_mode()
+    try:
+        _filter.listeners[thread] = listen
+        with contextlib.ExitStack() as around:
+            for holder, name in devices.WAITS:
+                if name in holder.__dict__:
+                    waiting = _noting(f"{holder.__name__}.{name}", holder.__dict__[name], note, thread)
+                    around.enter_context(replaced(holder, {name: waiting}))
+            _filter.set_mode(before or 1)  # a mode of the user's stays, an error included
+            yield
+    finally:
+        _filter.set_mode(before)
+        _filter.listeners.pop(thread, None)
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """What this thread waits for in the block is no sync of a body's, nor one that a user's debug mode asks about."""
+    if not devices.may_wait():
         yield
+        return
+    listener, before = _filter.listeners.pop(threading.get_ident(), None), devices.wait_debug_mode()
+    _filter.set_mode(0)
+    try:
+        yield
+    finally:
+        _filter.set_mode(before)
+        if listener is not None:
+            _filter.listeners[threading.get_ident()] = listener
 
 
 def _noting(name: str, original: Any, note: Callable[[str], None], thread: int) -> Any:
