@@ -92,6 +92,7 @@ class SavedTensor:
         "is_made_again",
         "is_seed",
         "neg",
+        "stays",
         "tensor",
         "version",
     )
@@ -107,6 +108,8 @@ class SavedTensor:
         self.conj = self.neg = False
         self.is_seed = False
         """From what an attention kernel drew, which reads this on the host unless it is captured."""
+        self.stays = False
+        """The graph keeps the tensor itself, as it has no memory that could be told of: it is of this run alone."""
 
 
 class Pass:
@@ -219,7 +222,7 @@ class SavedTensorHooks:
     def end_run(self) -> None:
         """The graph keeps no memory from now on."""
         for saved_tensor in self.saved_tensors():
-            saved_tensor.tensor = None
+            saved_tensor.tensor = saved_tensor.tensor if saved_tensor.stays else None
         self._saved_tensors.clear()
 
     def unpack(self, saved_tensor: SavedTensor) -> torch.Tensor:
@@ -484,7 +487,9 @@ class GraphSaver:
             ):
                 result = self._call.run_plainly(given)
             attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
-            attached = list({id(leaf): leaf for leaf in attached if leaf.requires_grad}.values())
+            attached = list(
+                {id(leaf): leaf for leaf in attached if leaf.requires_grad and leaf.grad_fn is not None}.values()
+            )
             detached = {id(leaf): leaf.detach() for leaf in attached}
             ends = [_with_metadata(leaf) for leaf in attached]
         hooks.blocks, self.program.again, self.obstacle = None, blocks.finish(), blocks.obstacle
@@ -566,6 +571,10 @@ class GraphSaver:
             assert tensor is not None
             is_written = saved_tensor.is_checked and tensor._version != saved_tensor.version
             self.program.modified = self.program.modified or is_written
+            if tensor.layout is not torch.strided:
+                saved_tensor.stays, self.program.branch = True, None
+                self.obstacle = self.obstacle or "a tensor that is not strided, which its backward pass needs"
+                continue
             storage = tensor.untyped_storage()
             owners = [owner for _, owner in self._before.owners(storage)]
             if id(storage) in arguments:

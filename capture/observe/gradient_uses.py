@@ -30,8 +30,12 @@ def uses(watched: ObservedRun, arguments: Arguments, kept: Sequence[KeptLeaf]) -
     """Who asks for gradients; empty if nothing that is left has an autograd graph."""
     handed_back = ("input", "static")  # the caller's own tensor has its graph from elsewhere
     left = [leaf.value for leaf in kept if isinstance(leaf.value, torch.Tensor) and leaf.kind not in handed_back]
+    made = [leaf.value for leaf in kept if leaf.kind == "fresh"]
+    begins = any(
+        one.requires_grad and not refuses(one) and one.grad_fn is None for one in made
+    )  # of a graph of the caller's
     left += [one.tensor for one in watched.watch.trace.externals.values() if one.mutation is not None]
-    if not any(refuses(tensor) or tensor.grad_fn is not None for tensor in left):
+    if not begins and not any(refuses(tensor) or tensor.grad_fn is not None for tensor in left):
         return []
     uses_found = []
     for (storage, _), use in watched.watch.trace.gradients.items():
@@ -96,6 +100,8 @@ def _outputs(outputs: Sequence[KeptLeaf]) -> Iterator[GradientObstacle]:
             continue
         if leaf.kind != "fresh":
             yield GradientObstacle(path=leaf.path, reason=f"{leaf.path} is no new tensor ({leaf.kind})")
+        elif leaf.value.grad_fn is None:
+            yield GradientObstacle(path=leaf.path, reason=f"{leaf.path} is a leaf that the body made")
         elif not _are_apart(seen.setdefault(id(leaf.value.untyped_storage()), leaf.value), leaf.value):
             yield GradientObstacle(path=leaf.path, reason=f"{leaf.path} shares memory with another output")
 

@@ -42,11 +42,17 @@ class Alias:
     shift: int = 0
     shape: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
+    requires_grad: bool = False
 
     def build(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The alias of this call's tensor."""
+        """The alias of this call's tensor. It is part of no graph: with one, it would be no recording's."""
         if self.same:
             return tensor
+        is_apart = tensor.requires_grad and torch.is_grad_enabled()
+        made = self._on(tensor.detach() if is_apart else tensor)
+        return made.requires_grad_() if self.requires_grad and not made.requires_grad else made
+
+    def _on(self, tensor: torch.Tensor) -> torch.Tensor:
         begin = int(tensor.storage_offset()) * tensor.element_size() + self.shift
         offset = begin // self.dtype.itemsize
         if self.dtype == tensor.dtype:

@@ -1,0 +1,75 @@
+"""Results that are part of no graph, or begin one, beside those that are part of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capture import capture, recordings
+from tests.support.device import DEVICE
+from tests.support.regions import bits
+
+pytestmark = pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
+WEIGHT = nn.Parameter(torch.ones(3, 3))
+BODIES: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "data of an argument": lambda x: (x + 1, x.data),
+    "argument detached": lambda x: (x * 2, x.detach(), x.detach()[0]),
+    "data of a parameter": lambda x: (x @ WEIGHT, WEIGHT.data, WEIGHT.detach().mT),
+}
+LEAVES: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "new leaf": lambda x: (x + 1, torch.zeros(3, requires_grad=True)),
+    "leaf on an argument": lambda x: (x.detach().requires_grad_(), x.detach() * 2),
+    "leaf of what was made": lambda x: ((x * 2).detach().requires_grad_(),),
+    "parameter itself": lambda x: (x @ WEIGHT, WEIGHT),
+    "parameter": lambda x: (nn.Parameter(x.detach() * 2), x + 1),
+}
+
+
+def told(results: tuple[Tensor, ...]) -> list[Any]:
+    """What the results are, for autograd too."""
+    return [(bits(one.detach()), one.requires_grad, one.is_leaf, type(one), one is WEIGHT) for one in results]
+
+
+@pytest.mark.parametrize("needs", [False, True], ids=["values", "gradients"])
+@pytest.mark.parametrize("name", [*BODIES, *LEAVES])
+def test_results_are_leaves_where_those_of_eager_are(name: str, needs: bool) -> None:
+    body = BODIES.get(name) or LEAVES[name]
+    captured = capture(body)
+    for call in range(5):
+        x, twin = (torch.full((3, 3), float(call), requires_grad=needs) for _ in range(2))
+        found, expected = captured(x), body(twin)
+        assert told(found) == told(expected), call
+        for results in (found, expected):
+            WEIGHT.grad = None
+            total = sum(one.sum() for one in results)
+            if isinstance(total, Tensor) and total.requires_grad:
+                total.backward()
+        assert (x.grad is None) == (twin.grad is None), call
+        if x.grad is not None and twin.grad is not None:
+            assert torch.equal(x.grad, twin.grad), call
+    assert name in LEAVES or recordings(captured).replays
+
+
+def test_a_body_that_saves_a_sparse_tensor_is_part_of_the_callers_graph() -> None:
+    indices = torch.tensor([[0, 1, 2], [2, 0, 1]])
+    weight = nn.Parameter(torch.ones(3, 2, device=DEVICE))
+
+    def body(x: Tensor, values: Tensor) -> Tensor:
+        matrix = torch.sparse_coo_tensor(indices, values, (3, 3), check_invariants=True).coalesce()
+        y: Tensor = torch.sparse.mm(matrix, x @ weight)
+        return y
+
+    captured = capture(body)
+    for call in range(5):
+        x, values = torch.full((3, 3), call + 1.0), torch.arange(3.0)
+        grads = []
+        for run in (captured, body):
+            weight.grad = None
+            y = run(x, values)
+            y.pow(2).sum().backward()
+            grads.append((bits(y.detach()), bits(weight.grad)))
+        assert grads[0] == grads[1], call
