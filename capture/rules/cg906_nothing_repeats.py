@@ -48,6 +48,7 @@ _FIXES = {
     "number": "pass the number as a tensor: torch.tensor(...)  (one small copy a call)",
     "size": "pad the dimension that varies to a few sizes, with buckets=  (computes the padding)",
     "object": "make the object once and keep it, instead of a new one in every call  (no cost)",
+    "schedule": "call the schedule's step() after the captured function  (no cost)",
     "state": "keep what does not change in calls, and pass what does as a tensor  (one small copy a call)",
 }
 _ALWAYS = "capture a part of the function that does not depend on it  (no cost)"
@@ -61,6 +62,8 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     shown = effort.variations[:_NAMED]
     settings = [match.groups() for each in shown if (match := SETTING.fullmatch(each.what.strip("'")))]
     about = {each.about for each in shown if not SETTING.fullmatch(each.what.strip("'"))}
+    if any("param_groups[" in each.what for each in shown):  # the body itself gives an optimizer another setting
+        about = {*about - {"state"}, "schedule"}
     yield RULE.finding(
         what=f"{_efforts(effort)} led to no replay{_varied(effort)}",
         why="calls that differ need a recording each, and none was used again",

@@ -634,6 +634,7 @@ def _cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts) -> b
             entry.steadiness.stops = max(entry.steadiness.stops, MOST_STOPS)
         return False
     captured.log.add("plan", told)
+    captured.budget.keys.clear()  # keys have other parts from now on, and those are compared to say what changes
     _forget(captured, entry, tree)
     captured.retire()
     return True
