@@ -461,6 +461,8 @@ def _measure_body(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> 
     if entry.region is not None:
         entry.region.time_backward(result, bound.leaves, is_replay=False)
     entry.payoff.note_body(seconds)
+    if entry.region is not None and not entry.payoff.is_open:
+        entry.region.stop_timing()
     _note_warm(captured, result, bound, tree)
     if entry.payoff.loss:
         _does_not_pay(captured, entry, tree)

@@ -53,6 +53,9 @@ class TrainingRegion(Protocol):
     def time_backward(self, result: Any, leaves: list[Any], *, is_replay: bool) -> None:
         """Find out how long the backward pass of this call will take, and how long that of the last one took."""
 
+    def stop_timing(self) -> None:
+        """It is known whether replays pay."""
+
     def entries(self) -> list[Entry]:
         """Those of all backward passes."""
 

@@ -195,6 +195,12 @@ class Region:
             inputs = [*[leaves[index] for index in self._wanted], *program.now_parameters]
             self._timer = BackwardTimer(results, inputs, clock), is_replay
 
+    def stop_timing(self) -> None:
+        """It is known whether replays pay. A timer that stays looks at all backward passes of the parameters."""
+        timed, self._timer = self._timer, None
+        if timed is not None:
+            timed[0].stop()
+
     def make_call(self, **parts: Any) -> Call:
         """A call whose body is the forward pass."""
         return RegionCall(region=self, **parts)

@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from capture import capture, config, recordings
+from capture.autograd.backward_timer import BackwardTimer
 from capture.runtime import payoff
 from capture.runtime.payoff import AFTER, SAMPLES, Payoff
 from capture.tree import thread_trees
@@ -209,3 +210,23 @@ def test_pointing_a_recording_elsewhere_in_each_call_is_measured(monkeypatch: py
     found = recordings(captured)
     assert "CG902" in [one.code for one in found.findings]
     assert found.measured_calls == SAMPLES
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a device works on while the host goes on")
+def test_nothing_looks_at_backward_passes_once_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    note = BackwardTimer._note_end
+
+    def noted(self: BackwardTimer, given: Any) -> None:
+        seen.append(number)
+        note(self, given)
+
+    monkeypatch.setattr(BackwardTimer, "_note_end", noted)
+    model = Layers()
+    captured, parameters = capture(model), list(model.parameters())
+    with torch.enable_grad():
+        for number in range(DECIDED + 10):
+            gradients(captured, parameters, torch.full((2, 4), float(number)))
+    assert recordings(captured).measured_calls == SAMPLES + 1
+    assert seen
+    assert max(seen) < DECIDED
