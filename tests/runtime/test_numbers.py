@@ -278,21 +278,21 @@ def test_gradients_verification_poison_release_and_reset() -> None:
     def body(x: Tensor, s: float) -> Tensor:
         return torch.relu(x * weight) * s
 
-    for options in ({}, {"verify": "always"}, {"verify": "first"}):
-        f = capture(body, **options)  # type: ignore[call-overload]
-        with one_for_each() if not options else contextlib.nullcontext():
+    with one_for_each():
+        for options in ({}, {"verify": "always"}, {"verify": "first"}):
+            f = capture(body, **options)  # type: ignore[call-overload]
             run_beside(f, body, MANY[:6])
-        with config.patch(poison=True):
+            with config.patch(poison=True):
+                run_beside(f, body, MANY[:6])
+            with torch.enable_grad():
+                for number in MANY[:4]:
+                    x = torch.randn(4, 3)
+                    ours, theirs = (torch.autograd.grad(one(x, number).sum(), weight)[0] for one in (f, body))
+                    assert torch.equal(ours, theirs)
+            release(f)
             run_beside(f, body, MANY[:6])
-        with torch.enable_grad():
-            for number in MANY[:4]:
-                x = torch.randn(4, 3)
-                ours, theirs = (torch.autograd.grad(one(x, number).sum(), weight)[0] for one in (f, body))
-                assert torch.equal(ours, theirs)
-        release(f)
-        run_beside(f, body, MANY[:6])
-        reset(f)
-        run_beside(f, body, MANY[:6])
+            reset(f)
+            run_beside(f, body, MANY[:6])
 
 
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")  # while one thread lifts a number, others may give up
