@@ -651,6 +651,8 @@ def _is_own(error: BaseException) -> bool:
 def _plan(captured: Captured, entry: Entry, observed: planning.Observed) -> None:
     """Plan by what a watched run showed."""
     phase = planning.take(captured, entry, observed)
+    if observed.facts.reads:
+        entry.times_read[observed.facts.reads] += 1
     if phase == "eager" and observed.facts.reads and entry.nodes:  # other branches are recorded
         assert entry.plan is not None
         captured.report(entry.plan)
@@ -765,6 +767,8 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
         return done(_overlapping(captured, entry, bound.values, bound.leaves))
     if _tells_apart(captured, entry, entry.places):
         return START_OVER
+    if not (entry.nodes or entry.has_read_again or tree.backend.executes_recording_runs):
+        return done(_observe(captured, entry, bound, tree))  # to capture what reads a new value runs the body twice
     if entry.nodes:
         captured.log.counters.misses += 1
         captured.log.add("miss", miss_reason.difference(captured, entry, bound, tree, pattern).difference)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -108,6 +109,8 @@ class Entry:
     branches: dict[tuple[str, ...], Branch] = field(factory=dict)
     """Where the host reads values in the body: plan and facts by what it read. Those above are of the last run."""
     steadiness: Steadiness = field(factory=Steadiness)
+    times_read: Counter[tuple[str, ...]] = field(factory=Counter)
+    """How many watched runs read this."""
     warmups_left: int = 0
     differing_runs: int = 0
     settling: int = 0
@@ -195,6 +198,11 @@ class Entry:
         self.plan, self.facts = (None, None) if known is None else (known.plan, known.facts)
         self.expected = None
         return known is not None
+
+    @property
+    def has_read_again(self) -> bool:
+        """Two watched runs read the same, or none read anything."""
+        return max(self.times_read.values(), default=2) > 1
 
     def known_branches(self) -> list[tuple[tuple[str, ...], Branch]]:
         """All that runs took so far, with what the host read."""
