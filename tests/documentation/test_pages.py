@@ -46,7 +46,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_variable_that_is_named_exists() -> None:
     """In pages, and in what the library says."""
     known = {f"CAPTURE_{name.upper()}" for name in ConfigPatch.__annotations__}
-    known |= {"CAPTURE_LOGS", "CAPTURE_NAME", "CAPTURE_TEST_DEVICE", "CAPTURE_FAULTS", "CAPTURE_FUZZ_EXAMPLES"}
+    known |= {
+        "CAPTURE_LOGS",
+        "CAPTURE_NAME",
+        "CAPTURE_TEST_DEVICE",
+        "CAPTURE_TEST_ENGINE",
+        "CAPTURE_TEST_DEFAULT",
+        "CAPTURE_FAULTS",
+        "CAPTURE_FUZZ_EXAMPLES",
+    }
     texts = [*CHECKED, *(ROOT / "capture").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
     named = {(name_of(text), name) for text in texts for name in VARIABLE.findall(text.read_text(encoding="utf-8"))}
     assert [where for where in sorted(named) if where[1] not in known] == []
