@@ -79,7 +79,8 @@ def state_moved(
         return Reply(Verdict.REPLAY, learned=learned_now)
     if learned_now:
         _drop(captured, entry, node, learned_now, Refusal("it could not be compared with eager", lasting=False))
-    return GO_ON
+        return GO_ON
+    return GO_ON if guard is None else Reply(Verdict.OBSERVE)  # made of what is there now: it would fail for ever
 
 
 def _is_being_bound(_: Sequence[Any]) -> int:
