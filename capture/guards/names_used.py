@@ -183,8 +183,8 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
             if not owner:
                 names.set_only |= uses.set
                 names.scopes[id(scope)][1].update(uses.stored)
-            if "globals" in uses.scope:
-                names.scopes[id(scope)][1].update(uses.names)
+            if "globals" in uses.scope:  # which it may ask for any name
+                names.scopes[id(scope)][1].update(name for name in scope if name[:2] != "__")
             if owner:
                 names.stored.update((id(scope), name) for name in uses.stored)
             names.matches = names.matches or uses.matches

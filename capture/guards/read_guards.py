@@ -590,6 +590,11 @@ class ReadWalk:
         before = self.rebuilt.get(id(value))
         if id(value) in self.rebuilt and before is None:
             return
+        name = dict.get(value, "__name__")
+        module = sys.modules.get(name) if type(name) is str else None
+        if module is not None and getattr(module, "__dict__", None) is value:  # as guards of Dynamo's get it
+            self._enter(module, path)
+            return
         if id(value) in self.by_name and before is None and not self.names.is_computed:
             named = self.names.of_packages(["torch"])
             self._members(value, sorted(name for name in value if name in named), f"{path}.", _always)
