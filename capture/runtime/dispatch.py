@@ -768,11 +768,22 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
     if _tells_apart(captured, entry, entry.places):
         return START_OVER
     if not (entry.nodes or entry.has_read_again or tree.backend.executes_recording_runs):
-        return done(_observe(captured, entry, bound, tree))  # to capture what reads a new value runs the body twice
+        return done(_read_once_more(captured, entry, bound, tree))
     if entry.nodes:
         captured.log.counters.misses += 1
         captured.log.add("miss", miss_reason.difference(captured, entry, bound, tree, pattern).difference)
     return done(_record(captured, entry, bound, tree, pattern))
+
+
+def _read_once_more(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
+    """Watch another run: to capture one that reads what no run read before, where a capture executes nothing, would
+    have the body's Python run twice in this call."""
+    result = _observe(captured, entry, bound, tree)
+    if entry.facts is not None and entry.facts.reads and not entry.has_read_again:
+        entry.steadiness.note_stop(entry.facts.reads[-1], is_new=True)
+        if entry.steadiness.is_lost:
+            _lose_reads(captured, entry, tree)
+    return result
 
 
 def _record(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Any:

@@ -113,7 +113,8 @@ def test_a_read_that_is_compared_is_recorded(reader: Callable[[Tensor], Tensor])
     captured = capture(reader)
     for seed in (1, 1, 1, 1):
         assert bits(captured(x_of(seed))) == bits(reader(x_of(seed)))
-    assert (recordings(captured).recordings, recordings(captured).replays) == (1, 2)
+    replays = 2 if EXECUTES else 1  # where a capture executes nothing, a second run has to read the same first
+    assert (recordings(captured).recordings, recordings(captured).replays) == (1, replays)
     assert "CG201" in [finding.code for finding in recordings(captured).findings]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -27,6 +27,7 @@ from capture.observe.operator_schema import looked_up, tensors_in, tensors_out
 from capture.observe.run import run_watched
 from capture.schedule.accesses import Memory, accesses
 from capture.schedule.dependencies import dependencies
+from tests.support.device import without_default_device
 
 CPU = torch.device("cpu")
 Ran = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
@@ -85,6 +86,14 @@ class Counting(MemoryRecorder):
     @override
     def _taken(self) -> int:
         return 0
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Operators run on the CPU, and each is a node: no driver is asked."""
+    monkeypatch.setattr(recorder, "node_counter", lambda stream: None)
+    with without_default_device():
+        yield
 
 
 @pytest.fixture
