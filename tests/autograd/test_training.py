@@ -121,7 +121,7 @@ def test_an_optimizer_that_nobody_can_see_is_found_by_its_step() -> None:
         run(mine, step, theirs, eager, batches(5))
 
 
-def test_a_schedule_is_right_and_named() -> None:
+def test_a_schedule_is_right_and_replayed_or_named() -> None:
     mine, step, theirs, eager = pair(plain_step)
     schedules = [torch.optim.lr_scheduler.ExponentialLR(one.optimizer, 0.9) for one in (mine, theirs)]
     with warnings.catch_warnings(record=True) as caught:
@@ -131,7 +131,10 @@ def test_a_schedule_is_right_and_named() -> None:
             for one in schedules:
                 one.step()
     texts = [str(one.message) for one in caught if issubclass(one.category, CaptureWarning)]
-    assert any("lr" in text for text in texts), texts
+    if DEVICE.type == "cpu":  # the step runs eagerly between two segments, and finds the rate itself
+        assert recordings(step).replays >= 8, texts
+    else:
+        assert any("lr" in text for text in texts), texts
 
 
 def test_a_learning_rate_in_a_tensor_is_no_new_recording() -> None:
