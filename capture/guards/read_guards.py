@@ -18,7 +18,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -666,16 +666,16 @@ class ReadWalk:
         makes has that form, too, and runs as it is written."""
         if value.__dict__.get(_DISABLED):
             return False
-        original = value.__dict__[_COMPILED]
-        code = getattr(getattr(original, "__func__", original), "__code__", None)
-        return self.is_static or type(code) is not types.CodeType or place_of(code) in self.names.places
+        codes = [getattr(one, "__code__", None) for one in _and_wrapped(value.__dict__[_COMPILED])]
+        known = [place_of(one) for one in codes if type(one) is types.CodeType]
+        return self.is_static or not known or not self.names.places.isdisjoint(known)
 
     def _compiled(self, original: Any, path: str) -> None:
         """What ``torch.compile`` got. It runs as other code, by values that it found when it was compiled."""
         self._enter(original, path)
-        function = getattr(original, "__func__", original)
-        if type(function) is types.FunctionType:
-            self._as_if_run(function)
+        for function in _and_wrapped(original):
+            if type(function) is types.FunctionType:
+                self._as_if_run(function)
 
     def _compiled_module(self, own: dict[str, Any]) -> None:
         """The module in one that ``torch.compile`` made."""
@@ -913,6 +913,16 @@ def _key_text(key: Any) -> str:
 
 def _always(_: str, __: Any) -> bool:
     return True
+
+
+def _and_wrapped(original: Any) -> Iterator[Any]:
+    """A function and what it wraps: on torch 2.11 a function of the compiler's own stands around the user's."""
+    seen = list[Any]()
+    while original is not None and all(one is not original for one in seen):
+        seen.append(original)
+        original = getattr(original, "__func__", original)
+        yield original
+        original = getattr(original, "__dict__", {}).get("__wrapped__")
 
 
 def _opens_of_library(name: str, value: Any) -> bool:

@@ -18,7 +18,7 @@ from capture.key.packages import is_library, package_of
 from capture.native import native
 from capture.state import c_calls
 from capture.torch_private import warned
-from capture.torch_private.dynamo import COMPILE, RUN_COMPILED
+from capture.torch_private.dynamo import AROUND_COMPILED, COMPILE, RUN_COMPILED
 
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE = range(5)  # as in ``native/code_watch.c``
 _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
@@ -39,7 +39,7 @@ def _sort(name: str | None) -> int:
         return _BETWEEN if not folder or folder[0] in _CALLS_BODIES else _OURS
     if package == "importlib" or name in COMPILE:  # what they run, they run once
         return _ASIDE
-    if package == "triton" or (package == "torch" and str(name).startswith(RUN_COMPILED)):
+    if package == "triton" or (package == "torch" and str(name).startswith(RUN_COMPILED) and name != AROUND_COMPILED):
         return _BETWEEN
     return _AS_ITS_CALLER if package and is_library(package) else _NOTED  # generated code is of no module
 

@@ -17,6 +17,8 @@ RUN_COMPILED = ("torch._dynamo.", "torch._inductor.", "torch._functorch._aot_aut
 """Beginnings of modules that, as Triton does, look after what they read of their own, which may be another object in
 every call: counters, the allocator that Inductor gives to Triton. What they call counts as before: the pieces that were
 compiled, and hooks. Where a torch has other names, more is guarded, and such a body is watched more often."""
+AROUND_COMPILED = "torch._dynamo.external_utils"
+"""The module whose function stands around each that is compiled, up to torch 2.11 at least: it is what was compiled."""
 _hidden = False
 _WATCHING = ("key", "state", "observe", "engines")
 """Folders whose functions run while a body is watched."""
