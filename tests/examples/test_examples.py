@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -138,7 +139,8 @@ def test_an_example_of_two_processes(file: str) -> None:
     printed = run(file)
 
     assert [line for line in IN_TWO_PROCESSES[file] if line not in printed] == [], "\n".join(printed)
-    counted = [line for line in printed if "1 recordings" in line and "0 eager calls" in line]
+    # FSDP makes its whole parameters in the first step: leaves of a graph to come, for which that step is eager
+    counted = [line for line in printed if "1 recordings" in line and re.search(r"\b[01] eager calls", line)]
     assert len(counted) == len(IN_TWO_PROCESSES[file]), "\n".join(printed)
 
 
