@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture.schedule.dependencies import Dependencies, Edge, Node, Span, dependencies
+from tests.support.orders import some_order
 
 BYTES = 12
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -70,19 +71,6 @@ def orders(size: int, edges: Iterable[Edge]) -> Iterator[list[int]]:
                 yield from extend([*order, one])
 
     return extend([])
-
-
-def some_order(size: int, edges: Sequence[Edge], chosen: random.Random) -> list[int]:
-    """A random one of them."""
-    before: list[set[int]] = [set() for _ in range(size)]
-    for first, then in edges:
-        before[then].add(first)
-    left, order = set(range(size)), []
-    while left:
-        one = chosen.choice([one for one in sorted(left) if not before[one] & left])
-        left.remove(one)
-        order.append(one)
-    return order
 
 
 def run(nodes: Sequence[Node], order: Iterable[int]) -> tuple[list[object], dict[int, object]]:

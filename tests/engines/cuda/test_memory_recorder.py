@@ -28,6 +28,7 @@ from capture.observe.run import run_watched
 from capture.schedule.accesses import Memory, accesses
 from capture.schedule.dependencies import dependencies
 from tests.support.device import without_default_device
+from tests.support.orders import some_order
 
 CPU = torch.device("cpu")
 Ran = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
@@ -130,16 +131,6 @@ def memory_after(ran: list[Ran], order: list[int], storages: list[Any], before: 
     for one in order:
         again(ran[one])
     return [bytes_of(storage).clone() for storage in storages]
-
-
-def some_order(size: int, edges: tuple[tuple[int, int], ...], chosen: random.Random) -> list[int]:
-    before: list[set[int]] = [{first for first, then in edges if then == one} for one in range(size)]
-    left, order = set(range(size)), []
-    while left:
-        one = chosen.choice([one for one in sorted(left) if not before[one] & left])
-        left.remove(one)
-        order.append(one)
-    return order
 
 
 def in_place(x: Tensor, out: Tensor) -> Tensor:

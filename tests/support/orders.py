@@ -1,0 +1,19 @@
+"""Orders that dependencies allow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+
+def some_order(size: int, edges: Iterable[tuple[int, int]], chosen: random.Random) -> list[int]:
+    """A random one, of ``size`` nodes. ``edges``: pairs of a node and one that comes after it."""
+    before: list[set[int]] = [set() for _ in range(size)]
+    for first, then in edges:
+        before[then].add(first)
+    left, order = set(range(size)), list[int]()
+    while left:
+        one = chosen.choice([one for one in sorted(left) if not before[one] & left])
+        left.remove(one)
+        order.append(one)
+    return order
