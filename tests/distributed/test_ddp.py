@@ -110,7 +110,7 @@ def tensor_parallel(layers: nn.Sequential) -> nn.Module:
 
 
 def blocks_replay(counts: list[Any], texts: list[str]) -> None:
-    assert texts == []
+    assert texts == [], texts
     for count in counts:
         assert count.replays >= STEPS, count
         assert count.eager_calls == 0, count
@@ -119,7 +119,7 @@ def blocks_replay(counts: list[Any], texts: list[str]) -> None:
 def step_replays(counts: list[Any], texts: list[str]) -> None:
     """Once the gradients are there, whose memory the buckets are."""
     assert counts[0].replays >= 10, counts
-    assert texts == []
+    assert texts == [], texts
 
 
 def buckets_are_unknown(counts: list[Any], texts: list[str]) -> None:
@@ -130,7 +130,7 @@ def buckets_are_unknown(counts: list[Any], texts: list[str]) -> None:
 
 def from_the_third_step(counts: list[Any], texts: list[str]) -> None:
     """Two keys, of which each needs one more run for the optimizer's state, or for the parameters' gradients."""
-    assert texts == []
+    assert texts == [], texts
     assert counts[0].recordings == 2
     assert counts[0].replays >= STEPS - 6
     assert counts[0].eager_calls == 0
@@ -140,7 +140,7 @@ def after_ten_passes(counts: list[Any], texts: list[str]) -> None:
     """The wrapper measures as many on the device."""
     assert counts[0].replays >= 4, counts
     assert counts[0].eager_calls == 0, counts
-    assert texts == []
+    assert texts == [], texts
 
 
 def says_why(counts: list[Any], texts: list[str]) -> None:
