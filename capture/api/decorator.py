@@ -210,7 +210,7 @@ def _new(annotation: Annotation, function: Callable[..., Any], binder: Binder, r
         if config.current().strict:
             raise
         named, error = NamedKey(), found
-    captured = Captured(annotation, function, binder, Shortcuts(), named, weakly(receiver))
+    captured = Captured(annotation, function, binder, Shortcuts(), dispatch.call, named, weakly(receiver))
     if error is not None:
         dispatch.give_up(captured, error)
     _all.add(captured)

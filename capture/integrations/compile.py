@@ -184,7 +184,7 @@ class _Compiled:
 
         def make() -> Captured:
             return Captured(
-                annotation, body, binder, Shortcuts(),
+                annotation, body, binder, Shortcuts(), dispatch.call,
                 keeps_plans=False,  # a plan is found again by the source of a function
                 is_backward=part == "backward",
             )  # fmt: skip

@@ -78,6 +78,10 @@ def weakly(receiver: Any) -> Callable[[], Any]:
         return lambda: receiver
 
 
+Dispatch = Callable[["Captured", tuple[Any, ...], dict[str, Any]], Any]
+"""Calls a captured function, as ``dispatch.call`` does: autograd comes to it when it is time for a backward pass."""
+
+
 @define(eq=False, repr=False)
 class Captured:
     """One captured function, or one method of one instance."""
@@ -87,6 +91,8 @@ class Captured:
     """The user's; a method's receiver is bound when it runs."""
     binder: Binder
     fast_paths: FastPaths
+    dispatch: Dispatch
+    """Its backward pass, a captured function of its own, is called the same way."""
     named: NamedKey = field(factory=NamedKey)
     receiver_of: Callable[[], Any] = _nobody
     """Gives the instance that a method belongs to."""

@@ -667,7 +667,7 @@ def _plan(captured: Captured, entry: Entry, observed: planning.Observed) -> None
     captured.log.add("plan", "results need gradients: forward and backward are recorded apart")
     assert entry.backend is not None
     leaves, uses = observed.watched.call.leaves, observed.facts.gradients
-    region = Region(captured, entry.backend, leaves, call, uses, entry.payoff)
+    region = Region(captured, entry.backend, leaves, uses, entry.payoff)
     region.look_for_higher_order(observed.watched.result)
     entry.plan = None
     entry.with_region(region)

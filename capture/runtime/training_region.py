@@ -6,7 +6,7 @@ is alive. The backward pass is a captured function of its own, of those tensors 
 caller's graph sees one node, whose inputs are the arguments and parameters that need gradients.
 
 Dispatch asks the region to make the results part of that graph. When autograd comes to the node, much later and perhaps
-in another thread, it comes in by the front door, as any caller of a captured function: the region is handed that door.
+in another thread, it comes in by the front door, as any caller of a captured function: ``Captured.dispatch``.
 """
 
 from __future__ import annotations
@@ -107,18 +107,13 @@ def _order_of(captured: Captured) -> accumulate_grad.Order:
     return _orders.setdefault(captured, accumulate_grad.Order())
 
 
-Calls = Callable[[Captured, tuple[Any, ...], dict[str, Any]], Any]
-"""Calls a captured function: the front door, which autograd comes to when it is time for a backward pass."""
-
-
 class Region:
     """Forward and backward of one entry."""
 
     def __init__(
-        self, captured: Captured, backend: Backend, leaves: Sequence[Leaf], calls: Calls, uses: Sequence[GradientUse],
-        payoff: Payoff,
-    ) -> None:  # fmt: skip
-        self._captured, self._backend, self._calls, self.uses = captured, backend, calls, uses
+        self, captured: Captured, backend: Backend, leaves: Sequence[Leaf], uses: Sequence[GradientUse], payoff: Payoff
+    ) -> None:
+        self._captured, self._backend, self.uses = captured, backend, uses
         self.obstacle: GradientObstacle | None = None
         self.payoff = payoff
         self._timer: tuple[BackwardTimer, bool] | None = None
@@ -275,7 +270,7 @@ class Region:
         key = program.form, buffers is not None
         backward = self._backwards.get(key)
         if backward is None:
-            made = _Backward(self._captured, program, self._calls, accumulates=buffers is not None)
+            made = _Backward(self._captured, program, accumulates=buffers is not None)
             backward = self._backwards.setdefault(key, made)
         recorded = self._recorded.get(self._pool(), {}).get(program.form)
         if recorded is None and (backward.was_called or program.form in self._forms):
@@ -362,12 +357,11 @@ def _added(
 class _Backward:
     """The backward pass of programs of one form, as a captured function of the tensors it takes."""
 
-    def __init__(self, forward: Captured, program: SavedGraph, calls: Calls, *, accumulates: bool) -> None:
+    def __init__(self, forward: Captured, program: SavedGraph, *, accumulates: bool) -> None:
         self._accumulates, self.was_called = accumulates, False
         self._programs = weakref.WeakKeyDictionary[Worker, SavedGraph]()
         """The program whose backward pass a thread runs now, or ran last. On accelerators autograd's threads run it,
         and the thread that they work for asks which one it was."""
-        self._calls = calls
         names = [f"saved_{index}" for index in range(program.num_saved)]
         names += [f"input_{index}" for index in range(len(program.given))]
         held = [f"held_{index}" for index in range(len(program.held))]
@@ -381,9 +375,9 @@ class _Backward:
             outputs="preserve" if accumulates else "clone",
         )  # fmt: skip
         self.captured = Captured(
-            annotation, self._run, make_binder(signature), Shortcuts(), log=forward.log, findings=forward.findings,
-            keeps_plans=False, is_backward=True, deposits=self._receivers if accumulates else None,
-            make_call=BackwardCall,
+            annotation, self._run, make_binder(signature), Shortcuts(), forward.dispatch, log=forward.log,
+            findings=forward.findings, keeps_plans=False, is_backward=True,
+            deposits=self._receivers if accumulates else None, make_call=BackwardCall,
         )  # fmt: skip
 
     def __call__(
@@ -395,7 +389,7 @@ class _Backward:
         if result is MISS:
             given = (*tensors[: len(program.checked)], *grads, *buffers)
             is_batch = not all(one is None or capabilities.has_memory(one) for one in given)  # ``is_grads_batched``
-            result = self._run(*values) if is_batch else self._calls(self.captured, values, {})
+            result = self._run(*values) if is_batch else self.captured.dispatch(self.captured, values, {})
         found: Sequence[Any] = result
         return found
 
