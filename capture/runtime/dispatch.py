@@ -42,7 +42,7 @@ from typing import Any, Literal
 import torch
 from attrs import evolve, frozen
 
-from capture.core import config as _config
+from capture.core.config import current as current_config
 from capture.core.errors import CaptureBug, CaptureError, UncapturableError
 from capture.core.facts import (
     BucketRefusal,
@@ -87,7 +87,7 @@ from capture.runtime import (
     verify,
 )  # fmt: skip
 from capture.runtime.bucket_proof import NOT_RECORDED, PaddedCall, PaddedNode
-from capture.runtime.buckets import Count, Size, Trim, way_of
+from capture.runtime.buckets import Count, Size, Trim, Values, way_of
 from capture.runtime.budget import AT_LIMIT
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, MOST_STOPS, RETRIES, Entry, Phase, drop_dead, drop_unused
@@ -102,8 +102,6 @@ from capture.tree.node import Node, Pattern
 from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
 
-_current_config = _config.current
-Values = tuple[Any, ...]
 _lifting = threading.Lock()
 _MOST_LIFTED = 15  # of one function: for its shapes, modes and threads
 _MOST_WAYS = 4  # of one size: for some modes or plain values each
@@ -117,7 +115,7 @@ def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """One call, in the caller's own form. The steps are in the order of their cost."""
     if captured.budget.resting and run.active_watch() is None:
         return _straight(captured, args, kwargs)
-    now, config = here(), _current_config()
+    now, config = here(), current_config()
     if now is None or not config.enabled:
         return _inline(captured, args, kwargs)
     try:
@@ -157,7 +155,7 @@ def _inline(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         watch.trace.inlined.append(
             Inlined(function=captured.annotation.function, where=source_location.user_location())
         )
-    elif not _current_config().enabled:
+    elif not current_config().enabled:
         counters.inline_calls += 1
         begin = time.perf_counter()
         result = captured.body()(*args, **kwargs)
@@ -198,7 +196,7 @@ def _told_apart(captured: Captured, values: Values, run: BodyRun, step: Callable
         asked_for = isinstance(error, CaptureError) and not isinstance(error, CaptureBug)
         if isinstance(error, UncapturableError) and run.error is not error:
             captured.log.counters.refused_calls += 1
-        if run.error is error or asked_for or is_interrupt(error) or _current_config().strict:
+        if run.error is error or asked_for or is_interrupt(error) or current_config().strict:
             raise
         found = error
     return _after_fault(captured, values, run, found)
@@ -401,7 +399,7 @@ def _match(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf])
         return GO_ON
     if node is None:
         return _miss(captured, entry, captured.call(values, leaves, entry), tree, pattern)
-    state, config = node.check(leaves), _current_config()
+    state, config = node.check(leaves), current_config()
     if tree.lingering and (state or node.reads or config.poison or _verifies(captured)):
         tree.let_go()
         return GO_ON
@@ -446,7 +444,7 @@ def _is_measured(captured: Captured, entry: Entry) -> bool:
         return False
     if entry.backend.has_own_memory and (entry.region is not None or not entry.has_reads):
         return False
-    settings = _current_config()
+    settings = current_config()
     if not settings.drop_slow or settings.poison or _verifies(captured):
         return False
     return entry.plan is None or not entry.plan.collectives
@@ -710,7 +708,7 @@ def _limit_reached(
 ) -> Any:  # fmt: skip
     captured.limited += 1
     reason = "as many recordings exist as there may be"
-    is_asked_for = captured.annotation.fallback == "error" or _current_config().refuse
+    is_asked_for = captured.annotation.fallback == "error" or current_config().refuse
     if is_asked_for or captured.limited.bit_count() == 1:  # to find out takes longer than many a body
         limit, plan = limit_plan(captured, entry, bound, tree, pattern)
         captured.report(plan)
@@ -872,7 +870,7 @@ def _after_move(
 
 
 def _verifies(captured: Captured) -> bool:
-    return captured.annotation.verify != "off" or _current_config().verify != "off"
+    return captured.annotation.verify != "off" or current_config().verify != "off"
 
 
 def _replay(
@@ -880,7 +878,7 @@ def _replay(
     learned: Sequence[Move] = (),
 ) -> Any:  # fmt: skip
     """Run a recording that fits, and compare it with eager where that is due, or where it ``learned`` new addresses."""
-    if _current_config().poison:
+    if current_config().poison:
         tree.pool.poison([block for block, _ in tree.live_blocks()])
     if not learned and not (_verifies(captured) and verify.is_due(captured, node)):
         return replay(captured, node, tree, values, leaves, body_run.current())
@@ -901,7 +899,7 @@ def _replay(
 
 def _follow(captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree) -> Reply:
     """Run recordings segment by segment. Where none goes on after what was read, nothing has happened."""
-    if _current_config().poison:
+    if current_config().poison:
         tree.pool.poison([block for block, _ in tree.live_blocks()])
     siblings = tree.current.children[node.key]
     if _verifies(captured) and any(verify.is_due(captured, one) for one in siblings if one.reads):
@@ -1084,16 +1082,21 @@ def _call_of_size(captured: Captured, values: Values, size: Size, now: Here, *, 
     if result is not MISS:
         size.calls -= 1  # it has counted the call
         return result
-    return dispatch(captured, values, now, _padded, size)
+    return dispatch(captured, values, now, _padded_or_not, size)
+
+
+def _padded_or_not(captured: Captured, values: Values, now: Here, size: Size) -> Any:
+    result = _padded(captured, values, now, size)
+    return _dispatch(captured, values, now) if result is MISS else result
 
 
 def _padded(captured: Captured, values: Values, now: Here, size: Size) -> Any:
     """Replay a padded call that was compared with the body at this size, or compare it now. Nothing of a padded run is
-    the call but such a replay: watched and recorded, it is undone."""
+    the call but such a replay: watched and recorded, it is undone. ``MISS``: the call keeps its own size."""
     padded = PaddedCall.of(captured, values, size)
     outer, inner = body_run.current(), BodyRun()
     if outer is None:
-        return _dispatch(captured, values, now)
+        return MISS
     for _ in range(RETRIES + 1):
         try:
             found = body_run.during(inner, _padded_node, (captured, padded, now))
@@ -1109,11 +1112,11 @@ def _padded(captured: Captured, values: Values, now: Here, size: Size) -> Any:
         if found is not None:
             _not_padded(captured, found)  # raises as often as it is asked where the annotation says so
         size.let_rest()
-        return _dispatch(captured, values, now)
+        return MISS
     if found.node.reads:
-        return _read_padded(captured, padded, found, now)
+        return _read_padded(captured, padded, found)
     proof, count = found.node.proofs.get(padded.proof), size.counts.setdefault(padded.proof, Count())
-    always = "always" in (captured.annotation.verify, _current_config().verify)
+    always = "always" in (captured.annotation.verify, current_config().verify)
     if proof is None or count.is_due or always or found.learned:
         return _compare(captured, padded, found, count)
     count.calls += 1
@@ -1159,7 +1162,7 @@ def _padded_node(captured: Captured, padded: PaddedCall, now: Here) -> PaddedNod
             _after_move(captured, entry, node, padded.values, leaves, tree, reply)
             return None
         learned = reply.learned
-    if _current_config().poison:
+    if current_config().poison:
         tree.pool.poison([block for block, _ in tree.live_blocks()])
     return padded.fits(entry, node, tree, learned)
 
@@ -1193,7 +1196,7 @@ def _compare(captured: Captured, padded: PaddedCall, found: PaddedNode, count: C
     return proved.result
 
 
-def _read_padded(captured: Captured, padded: PaddedCall, found: PaddedNode, now: Here) -> Any:
+def _read_padded(captured: Captured, padded: PaddedCall, found: PaddedNode) -> Any:
     """Where the body reads values on the host, only the replay tells which recording gives the result. The body changes
     nothing, so it may run after that."""
     entry, size, inner = found.entry, padded.size, BodyRun()
@@ -1207,7 +1210,7 @@ def _read_padded(captured: Captured, padded: PaddedCall, found: PaddedNode, now:
     if followed.node is None:
         if followed.moved is not None or len(entry.branches) >= MOST_BRANCHES:
             size.let_rest()
-            return _dispatch(captured, padded.call.values, now)
+            return MISS
         call, known = captured.call(padded.values, padded.leaves, entry), tuple(entry.nodes)
         parts = captured, entry, call, found.tree, lambda: _made_since(known, entry, found.tree) is not None
         body_run.during(BodyRun(), bring_to_replay, parts)
@@ -1385,7 +1388,7 @@ def _by_number(
             _lift_no_more(captured, lifted)
             return MISS
         learned = reply.learned
-    if _current_config().poison:
+    if current_config().poison:
         tree.pool.poison([block for block, _ in tree.live_blocks()])
     bound = captured.call(values, leaves)
     if lifted.count.is_due or learned or _verifies(captured):

@@ -31,7 +31,7 @@ from capture.key.packages import package_of
 from capture.native import MISS
 from capture.observe import run
 from capture.runtime import planning
-from capture.runtime.buckets import Count
+from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import GoesOn, Shortcuts
@@ -42,7 +42,6 @@ from capture.state.code_run import CodeRun
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
-Values = tuple[Any, ...]
 _MOST_FAMILIES = 32  # looked through for a call like another one
 _KEPT = frozenset({0.0, 1.0, -1.0, 0.5, -0.5, 2.0})
 _READ_IN_C = frozenset({"math", "cmath", "numpy", "decimal", "fractions", "struct", "random", "statistics", "operator",
