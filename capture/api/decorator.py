@@ -26,7 +26,7 @@ from capture.key.code_names import NamedKey, named_key
 from capture.key.signature import Binder, make_binder, sees_form, signature_of
 from capture.native import MISS, native
 from capture.observe import aoti_packages, source_location
-from capture.runtime import dispatch
+from capture.runtime import dispatch, fault_boundary
 from capture.runtime.captured import Captured, weakly
 from capture.runtime.fast_path import Shortcuts
 from capture.torch_private.capabilities import is_profiling, profiler_flag, profiler_range
@@ -212,7 +212,7 @@ def _new(annotation: Annotation, function: Callable[..., Any], binder: Binder, r
         named, error = NamedKey(), found
     captured = Captured(annotation, function, binder, Shortcuts(), dispatch.call, named, weakly(receiver))
     if error is not None:
-        dispatch.give_up(captured, error)
+        fault_boundary.give_up(captured, error)
     _all.add(captured)
     return captured
 

@@ -27,9 +27,11 @@ from capture.native import native
 from capture.observe import source_location
 from capture.reporting.tables import Table, Tabular
 from capture.rules.compile_plan import compile_plan
-from capture.runtime import dispatch
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
+from capture.runtime.limits import limit_plan
+from capture.runtime.matching import engine_of, entry_of
+from capture.runtime.undone_runs import because, bring_to_replay, run_undone, stays_eager
 from capture.runtime.verdict import Outcome
 from capture.state.call import Call
 from capture.tree.node import Node
@@ -67,20 +69,20 @@ def warm_up(captured: Captured, values: tuple[Any, ...], *, say_limit: bool = Tr
         return Outcome("skipped", "captured functions are switched off (CAPTURE_ENABLED=0)")
     captured.budget.start_anew()
     try:
-        entry, leaves = dispatch.entry_of(captured, values)
+        entry, leaves = entry_of(captured, values)
     except (Unkeyable, TypeError) as error:
         return _unkeyable(captured, values, str(error))
     call = captured.call(values, leaves)
-    backend = dispatch.engine_of(captured, entry, leaves)
+    backend = engine_of(captured, entry, leaves)
     if backend is None or entry.phase == "eager":
-        return dispatch.stays_eager(captured, entry)
+        return stays_eager(captured, entry)
     tree = tree_for(backend)
     runs = captured.log.counters.body_runs
     outcome = _advance(captured, entry, call, tree, say_limit=say_limit)
     if captured.log.counters.body_runs == runs and any(
         ready_entry.plan and ready_entry.plan.collectives for ready_entry in captured.entries()
     ):
-        dispatch.run_undone(captured, call)  # as often as the other ranks do: they wait in its collectives
+        run_undone(captured, call)  # as often as the other ranks do: they wait in its collectives
     return outcome
 
 
@@ -90,7 +92,7 @@ def _advance(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say_li
     tree.end_path("warm-up")
     if tree.root.counts.get(captured.number, 0) >= captured.annotation.max_recordings:
         return _limit_reached(captured, entry, call, tree, say=say_limit)
-    outcome = dispatch.bring_to_replay(captured, entry, call, tree, lambda: _is_recorded(entry.in_use(), tree))
+    outcome = bring_to_replay(captured, entry, call, tree, lambda: _is_recorded(entry.in_use(), tree))
     tree.end_path("warm-up")
     return outcome
 
@@ -102,20 +104,20 @@ def _is_recorded(entry: Entry, tree: Tree) -> bool:
 
 def _limit_reached(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say: bool) -> Outcome:
     """Nothing runs, and a key that nothing is known about is forgotten, as many would count as ever new ones."""
-    _, plan = dispatch.limit_plan(captured, entry, call, tree)
+    _, plan = limit_plan(captured, entry, call, tree)
     family = captured.families.get(entry.key[:-1])
     if entry.plan is None and family is not None and [one.in_use() for one in family.entries.values()] == [entry]:
         del captured.families[entry.key[:-1]]
     if say:
         captured.report(plan)
-    return dispatch.because(plan)
+    return because(plan)
 
 
 def _unkeyable(captured: Captured, values: tuple[Any, ...], reason: str) -> Outcome:
     leaf = captured.call(values, []).unkeyable(reason)
     plan = compile_plan(captured.annotation, captured.bare_facts(opaque=(leaf,)))
     captured.report(plan)
-    return dispatch.because(plan)
+    return because(plan)
 
 
 # ----------------------------------------------------------------------------------------------------- many cases

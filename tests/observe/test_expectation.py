@@ -25,7 +25,7 @@ from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.facts_builder import describe
 from capture.observe.operator_schema import TENSORS
 from capture.observe.run import run_watched
-from capture.runtime.dispatch import entry_of
+from capture.runtime.matching import entry_of
 from capture.torch_private.capabilities import HAS_METADATA_GUARD
 
 pytestmark = pytest.mark.skipif(not HAS_METADATA_GUARD, reason="this torch has no guard that following needs")

@@ -34,13 +34,13 @@ def function_around(path: Path, text: str) -> list[str]:
 
 def test_one_place_writes_a_phase() -> None:
     assert len(lines_with(r"\.phase\b[^=]*[^=!<>]=[^=]", sorted(PACKAGE.rglob("*.py")))) == 1
-    assert lines_with(r"\.advance\(", sorted(PACKAGE.rglob("*.py"))) == ["dispatch.py: entry.advance(phase)"]
+    assert lines_with(r"\.advance\(", sorted(PACKAGE.rglob("*.py"))) == ["phases.py: entry.advance(phase)"]
 
 
 def test_one_place_runs_a_bound_call_eagerly() -> None:
     callers = {line.partition(":")[0] for line in lines_with(r"\.run_plainly\(", RUNTIME)}
-    assert callers == {"dispatch.py"}
-    assert function_around(PACKAGE / "runtime" / "dispatch.py", ".run_plainly(") == ["run_eagerly"]
+    assert callers == {"eager_call.py"}
+    assert function_around(PACKAGE / "runtime" / "eager_call.py", ".run_plainly(") == ["run_eagerly"]
 
 
 def test_no_stage_knows_dispatch() -> None:

@@ -100,7 +100,7 @@ def _fails_on(place: str, monkeypatch: pytest.MonkeyPatch, calls: range, *, afte
 
 
 _PLACES = [
-    "runtime.captured:key_of", "runtime.dispatch:tree_for", "runtime.dispatch:backend_for",
+    "runtime.captured:key_of", "runtime.dispatch:tree_for", "runtime.matching:backend_for",
     "runtime.planning:describe", "runtime.planning:compile_plan", "runtime.planning:expected", "plan_cache.store:save",
     "state.snapshot:snapshot", "state.diff:changes", "observe.dispatch_mode:traits",
     "observe.dispatch_mode:tensors_out", "observe.dispatch_mode:tensors_in",

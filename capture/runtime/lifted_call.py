@@ -1,0 +1,190 @@
+"""Lifted calls: one recording serves all values of numbers that are others in each call.
+
+`numbers` holds what is known of such a recording; here one is made of two entries, found for a call, and compared.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from capture.core.config import current as current_config
+from capture.engines.base import Move
+from capture.guards.guard import OVERLAPS
+from capture.key.modes import Here
+from capture.key.signature import Leaf, Leaves
+from capture.native import MISS
+from capture.runtime import inputs, numbers, rebind, verify
+from capture.runtime.buckets import Count, Values
+from capture.runtime.captured import Captured
+from capture.runtime.checked_replay import verifies
+from capture.runtime.entry import Entry
+from capture.runtime.fast_path import Shortcuts
+from capture.runtime.matching import fitting
+from capture.runtime.replay import replay
+from capture.runtime.replay_apart import GoesOnApart
+from capture.runtime.undone_runs import bring_to_replay
+from capture.runtime.verdict import Verdict
+from capture.state import body_run
+from capture.state.body_run import BodyRun
+from capture.state.call import Call
+from capture.tree.node import Node
+from capture.tree.thread_trees import tree_for
+from capture.tree.tree import Tree
+
+_lifting = threading.Lock()
+_MOST_LIFTED = 15  # of one function: for its shapes, modes and threads
+
+
+def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
+    """A new key that differs from a known one in numbers alone: have one recording serve both. The call's result, or
+    ``MISS`` where that is not so."""
+    plain = captured.sizes is None and not captured.is_backward and entry.region is None
+    begins = tree.backend.lifts_numbers and not (tree.path or tree.warm)
+    if not plain or not begins or not any(type(value) is float for value in bound.values):
+        return MISS
+    found = numbers.twin_of(entry, captured.entries(), captured.lifted, bound.values)
+    if found is None:
+        return MISS
+    if not _lifting.acquire(blocking=False):  # another thread compares entries, and takes some away
+        return MISS
+    run = BodyRun()
+    try:
+        lifted = body_run.during(run, _lifted, (captured, entry, bound, *found, tree))
+    except Exception as error:
+        if run.error is not error:
+            raise
+        lifted = None  # the body's own, which the call comes to
+    finally:
+        _lifting.release()
+    if lifted is None:
+        captured.lifts_left = max(captured.lifts_left - 1, 0)
+        return MISS
+    for one in tuple(captured.lifted):
+        if one.entry is found[0]:  # it serves some values of fewer numbers
+            _lift_no_more(captured, one)
+    alive = [one for one in captured.lifted if one.node.recording is not None]
+    captured.lifted[:] = [*alive[-_MOST_LIFTED:], lifted]
+    captured.log.add("plan", "one recording serves all values of its numbers")
+    result = _compare_numbers(captured, lifted, bound, bound.leaves)
+    lifted.count = Count()  # that was the number which was recorded: the next one says more
+    return result
+
+
+def _lifted(
+    captured: Captured, entry: Entry, bound: Call, twin: Entry, positions: tuple[int, ...], tree: Tree
+) -> numbers.Lifted | None:  # fmt: skip
+    """Record both calls, without a trace, and compare what was recorded."""
+    sequence = numbers.noted_run(captured, bound, positions)
+    if sequence is None:
+        captured.lifts_left = 0  # with other numbers the code is the same
+        return None
+    now, then = [bound.values[at] for at in positions], [numbers.number_of(twin.key[1][at]) for at in positions]
+    node, other = (
+        _node_at_root(captured, one, numbers.with_numbers(bound.values, positions, own), bound.leaves, tree)
+        for one, own in ((entry, now), (twin, then))
+    )
+    if node is None or other is None or entry.facts is None or entry.facts.sequence != sequence:
+        return None
+    assert other.recording is not None
+    assert node.recording is not None
+    found = tree.backend.lift(other.recording, node.recording, list(zip(then, now, strict=True)))
+    if found is None:
+        return None
+    for one in (twin, entry):  # calls come to the recording by ``Lifted`` alone, which puts their numbers there
+        family = captured.families.pop(one.key[:-1], None)
+        for below in list(family.entries.values()) if family is not None else ():
+            if below is not entry:
+                below.retire()
+    captured.clear_fast_paths()
+    return numbers.Lifted(entry, entry.key, node, tree, found, positions, bound.values, Shortcuts())
+
+
+def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf], tree: Tree) -> Node | None:
+    """A recording that begins a step, made without a trace where there is none."""
+
+    def found() -> Node | None:
+        return next((node for node in entry.nodes if node.parent is tree.root and not node.reads), None)
+
+    if found() is None:
+        call = captured.call(values, leaves)
+        bring_to_replay(captured, entry, call, tree, lambda: found() is not None, with_gradients=False)
+        tree.end_path("numbers")
+    return found()
+
+
+def with_its_numbers(captured: Captured, values: Values, now: Here) -> Any:
+    """The result of a call by a recording that serves all values of its numbers; ``MISS`` where none does."""
+    for one in tuple(captured.lifted):
+        found = one.taken(values)
+        if found is None:
+            continue
+        standing, leaves = one.standing(values), Leaves()
+        key = (now.ambient, captured.arguments(standing, leaves), *(captured.rest(standing) if one.key[2:-1] else ()))
+        family = one.entry.family
+        assert family is not None
+        if key != one.key[:-1] or inputs.alias_pattern(leaves, family.spans) != one.key[-1]:
+            continue
+        if family.takes_any_form or family.form(leaves) == one.entry.form:
+            return _by_number(captured, one, found, values, leaves, now)
+    return MISS
+
+
+def _by_number(
+    captured: Captured, lifted: numbers.Lifted, found: Sequence[float], values: Values, leaves: list[Leaf], now: Here
+) -> Any:  # fmt: skip
+    entry, tree, standing = lifted.entry, lifted.tree, lifted.standing(values)
+    if tree_for(tree.backend) is not tree:  # that of a thread which is gone, whose number this one has
+        _lift_no_more(captured, lifted)
+        return MISS
+    tree.begin_call(captured, captured.annotation.max_recordings, entry.number)
+    if tree.lingering:
+        tree.let_go()
+    if tree.warm or tree.backend.in_capture():
+        return MISS
+    node = fitting(captured, entry, tree, tree.pattern(leaves)) if lifted.node in entry.nodes else None
+    if node is None or (state := node.check(leaves)) == OVERLAPS:
+        if lifted.node not in entry.nodes:
+            _lift_no_more(captured, lifted)
+        return MISS
+    learned: Sequence[Move] = ()
+    if state:
+        reply = rebind.state_moved(captured, entry, node, standing, leaves, tree)
+        if reply.verdict is not Verdict.REPLAY:
+            _lift_no_more(captured, lifted)
+            return MISS
+        learned = reply.learned
+    if current_config().poison:
+        tree.pool.poison([block for block, _ in tree.live_blocks()])
+    bound = captured.call(values, leaves)
+    if lifted.count.is_due or learned or verifies(captured):
+        return _compare_numbers(captured, lifted, bound, leaves)
+    run = body_run.current()
+    result = lifted.run(found, lambda: replay(captured, node, tree, values, leaves, run))
+    lifted.count.calls += 1
+    lifted.add_path(captured, standing, leaves, now, GoesOnApart(captured, own_values=lifted.values_now))
+    return result
+
+
+def _compare_numbers(captured: Captured, lifted: numbers.Lifted, bound: Call, leaves: list[Leaf]) -> Any:
+    """The result of a call whose replay is compared with its body."""
+    found = lifted.taken(bound.values)
+    assert found is not None
+    verified = numbers.compared(captured, lifted, bound, found, leaves)
+    if verified.is_wrong:
+        captured.lifts_left = 0
+        _lift_no_more(captured, lifted)
+    elif verified.undecided is None:
+        lifted.count.compared()
+    return verified.result if verified.has_result else verify.run_body(captured, bound)
+
+
+def _lift_no_more(captured: Captured, lifted: numbers.Lifted) -> None:
+    """Its numbers are part of the key again."""
+    captured.log.add("drop", "numbers are part of the key again")
+    if lifted in captured.lifted:
+        captured.lifted.remove(lifted)
+    for node in list(lifted.entry.nodes):
+        lifted.tree.forget(node)
+    lifted.entry.retire()

@@ -1,0 +1,96 @@
+"""State changes: what a body can have read is another thing now, so that keys get other parts, or recordings go."""
+
+from __future__ import annotations
+
+import torch
+
+from capture.core.facts import Facts
+from capture.guards.read_guards import Places
+from capture.key.signature import Leaf, forget_module_structure
+from capture.observe.capture_lock import locked
+from capture.runtime import branches, key_difference
+from capture.runtime.buckets import Values
+from capture.runtime.captured import Captured
+from capture.runtime.entry import MOST_STOPS, Entry
+from capture.runtime.phases import enter, forget
+from capture.runtime.verdict import GO_ON, START_OVER, Reply, Verdict
+from capture.tree.node import Node
+from capture.tree.thread_trees import tree_for
+from capture.tree.tree import Tree
+
+
+def cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts) -> bool:
+    """Optimizers whose steps read values, or compute numbers, that no recording has are islands from now on, or, where
+    no recording can be cut for those, no more. What was recorded and planned before is dropped."""
+    optimizers = captured.optimizers
+    if any(one.obstacle for one in facts.islands) and optimizers.refuse_islands():
+        told = "the step of an optimizer cannot run eagerly between two segments"
+    elif tree.backend.runs_islands and branches.may_follow(captured, entry) and optimizers.make_islands():
+        told = "the step of an optimizer is another one in each call: it runs eagerly between two segments from now on"
+    else:
+        if optimizers.is_lost:  # further branches would tell nothing more
+            entry.steadiness.stops = max(entry.steadiness.stops, MOST_STOPS)
+        return False
+    captured.log.add("plan", told)
+    captured.budget.keys.clear()  # keys have other parts from now on, and those are compared to say what changes
+    forget(captured, entry, tree)
+    captured.retire()
+    return True
+
+
+def after_move(
+    captured: Captured, entry: Entry, node: Node, values: Values, leaves: list[Leaf], tree: Tree, reply: Reply
+) -> Reply:  # fmt: skip
+    """A recording is no more what its state asks for."""
+    if reply.verdict is Verdict.OBSERVE:
+        if not tells_apart(captured, entry, node.guard.places):
+            changed = key_difference.changed_state(captured, node, leaves)
+            captured.log.add("drop", f"{changed or 'what the recording relies on'} was replaced")
+            captured.budget.spend("drops", 0.0, changed=changed)
+            forget(captured, entry, tree)
+            for one in (captured.receiver, *values, *captured.optimizers.modules()):
+                if isinstance(one, torch.nn.Module):
+                    forget_module_structure(one)
+        return START_OVER
+    if reply.verdict is Verdict.EAGER:
+        entry.plan, entry.may_change = reply.plan, False
+        enter(captured, entry, "eager")
+        return GO_ON
+    return reply
+
+
+def tells_apart(captured: Captured, entry: Entry, known: Places) -> bool:
+    """What the body can have read has other values than those that are known: they are part of the key from now on,
+    and all that was recorded is dropped, as no call has one of the keys so far any more."""
+    if finds_inputs(captured, entry, known):
+        return True
+    told = locked(known.tell_apart, captured.named) if known.all else []  # else another thread's stand-ins may be seen
+    if not told:
+        return False
+    captured.log.add("drop", f"{told[0]} is another value, and tells calls apart from now on")
+    captured.budget.spend("drops", 0.0, changed=told[0])
+    if entry.backend is not None:
+        forget(captured, entry, tree_for(entry.backend))
+    captured.retire()
+    return True
+
+
+def finds_inputs(captured: Captured, entry: Entry, known: Places) -> bool:
+    """Objects that are others in call after call are inputs from now on, and all that was recorded is dropped."""
+    if captured.is_backward or captured.sizes is not None:
+        return False
+    counters, replacements = captured.log.counters, captured.replacements
+    number = counters.body_runs + counters.replays
+    replacements.note(known.objects, number)
+    if not entry.was_watched:
+        replacements.note_new_key(number)
+    found = replacements.inputs()
+    if not found:
+        return False
+    captured.take_inputs(found)
+    paths = ", ".join([one.path for one in found])
+    captured.log.add("drop", f"{paths}: another object in each call, an input from now on")
+    if entry.backend is not None:
+        forget(captured, entry, tree_for(entry.backend))
+    captured.retire()
+    return True

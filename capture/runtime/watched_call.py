@@ -1,0 +1,136 @@
+"""Watched calls: a call whose one run of the body is watched, or recorded, and what that takes from the budget."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from capture.core.errors import UncapturableError
+from capture.observe import run
+from capture.runtime import eviction, planning, record
+from capture.runtime.captured import Captured
+from capture.runtime.eager_call import run_eagerly
+from capture.runtime.entry import Entry
+from capture.runtime.phases import enter, give_up_reads, settle
+from capture.runtime.state_changes import cuts_steps
+from capture.runtime.training_region import Region
+from capture.runtime.verdict import Verdict
+from capture.state import body_run
+from capture.state.call import Call
+from capture.tree.node import Pattern
+from capture.tree.tree import Tree
+
+
+def observe_call(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
+    """Watch one eager run, plan by what it showed, and give its result."""
+    begin = time.thread_time()
+    tree.note_chain(captured, bound.leaves)
+    try:
+        observed = planning.observe(captured, entry, bound)
+    except BaseException as error:
+        captured.log.counters.watched_calls += is_own(error)
+        raise
+    finally:
+        captured.budget.spend("observations", (time.thread_time() - begin) * 1e3, key=entry.key)
+    captured.budget.note_operators(observed.facts.num_ops)
+    tree = planning.on_its_device(entry, observed.facts, tree)
+    if planning.shares_with_state(captured, observed.facts):  # says nothing about calls that do not
+        entry.overlapping = entry = entry.overlapping or Entry((*entry.key, "overlaps state"))
+    if cuts_steps(captured, entry, tree, observed.facts):
+        captured.log.counters.watched_calls += 1
+        return observed.watched.result
+    try:
+        plan_by(captured, entry, observed)
+    except UncapturableError:
+        run.undo(observed.watched)
+        raise
+    if entry.phase == "warm":
+        fresh = [leaf.value for leaf in observed.described.outputs if leaf.kind == "fresh"]
+        tree.note_warm(captured, fresh)
+    if entry.phase == "eager":
+        captured.log.counters.eager_calls += 1
+    else:
+        captured.log.counters.watched_calls += 1
+    return observed.watched.result
+
+
+def is_own(error: BaseException) -> bool:
+    """The body of this thread's call raised it."""
+    run = body_run.current()
+    return run is not None and run.error is error
+
+
+def plan_by(captured: Captured, entry: Entry, observed: planning.Observed) -> None:
+    """Plan by what a watched run showed."""
+    phase = planning.take(captured, entry, observed)
+    if observed.facts.reads:
+        entry.times_read[observed.facts.reads] += 1
+    if phase == "eager" and observed.facts.reads and entry.nodes:  # other branches are recorded
+        assert entry.plan is not None
+        captured.report(entry.plan)
+        return
+    if phase is not None:
+        enter(captured, entry, phase)
+        return
+    # Nothing is in the way but that results need gradients. What is watched and recorded from now on is the forward
+    # pass, and its backward pass beside it.
+    assert entry.plan is not None
+    captured.note_findings(entry.plan)
+    captured.log.add("plan", "results need gradients: forward and backward are recorded apart")
+    assert entry.backend is not None
+    leaves, uses = observed.watched.call.leaves, observed.facts.gradients
+    region = Region(captured, entry.backend, leaves, uses, entry.payoff)
+    region.look_for_higher_order(observed.watched.result)
+    entry.plan = None
+    entry.with_region(region)
+
+
+def read_once_more(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
+    """Watch another run: to capture one that reads what no run read before, where a capture executes nothing, would
+    have the body's Python run twice in this call."""
+    result = observe_call(captured, entry, bound, tree)
+    if entry.facts is not None and entry.facts.reads and not entry.has_read_again:
+        entry.steadiness.note_stop(entry.facts.reads[-1], is_new=True)
+        if entry.steadiness.is_lost:
+            give_up_reads(captured, entry, tree)
+    return result
+
+
+def record_call(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pattern) -> Any:
+    """The result of a call that is recorded, or was to be."""
+    begin, before, kept = time.thread_time(), captured.log.counters.recordings, False
+    costs = not entry.is_proven
+    nbytes = tree.pool.reserved_bytes()
+    try:
+        reply = record.record(captured, entry, bound, tree, pattern)
+        kept = captured.log.counters.recordings > before
+    except BaseException as error:
+        captured.log.counters.recorded_calls += is_own(error)
+        raise
+    finally:
+        ms = (time.thread_time() - begin) * 1e3
+        if costs or not kept:
+            captured.budget.spend("recordings" if kept else "drops", ms, key=entry.key)
+    eviction.keep_within_limits(tree, entry, nbytes)
+    refuted = reply.refuted if reply.verdict is Verdict.DONE else None
+    if refuted is not None and cuts_steps(captured, entry, tree, refuted.facts):
+        captured.log.counters.recorded_calls += 1
+        return reply.result
+    if reply.verdict is Verdict.OBSERVE and reply.refuted is not None:
+        entry.steadiness.note_stop(reply.refuted.facts.reads[-1], is_new=True)
+        if entry.steadiness.is_lost:
+            give_up_reads(captured, entry, tree)
+            return run_eagerly(captured, bound, "what the host reads does not come again")
+        return observe_call(captured, entry, bound, tree)
+    if reply.verdict is Verdict.OBSERVE:
+        enter(captured, entry, planning.forget_stored(entry))
+        return observe_call(captured, entry, bound, tree)
+    if not reply.body_first:
+        settle(captured, entry, reply)
+    if reply.verdict is not Verdict.EAGER:
+        captured.log.counters.recorded_calls += 1
+        return reply.result
+    result = run_eagerly(captured, bound, reply.reason)
+    if reply.body_first:
+        settle(captured, entry, reply)
+    return result
