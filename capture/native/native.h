@@ -158,6 +158,8 @@ typedef struct {
 } Steps;
 PyObject *steps_take(
     const Steps *steps, PyObject *tree, PyObject *const *values, PyObject *const *tensors, const uint64_t *addresses);
+/* The call goes on in Python, with nothing done. */
+PyObject *steps_ready(const Steps *steps, PyObject *const *values, PyObject *const *tensors);
 /* Its objects are of the classes that are read: 1, or 0 with an exception set. */
 int are_seen(const Steps *steps);
 int add_steps(PyObject *module);

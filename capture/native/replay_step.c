@@ -239,6 +239,14 @@ static PyObject *in_python(const Steps *self, PyObject *node, PyObject *tree, Py
     return result;
 }
 
+PyObject *steps_ready(const Steps *self, PyObject *const *values, PyObject *const *tensors)
+{
+    PyObject *leaves = list_of(tensors, self->tensors);
+    PyObject *result = leaves == NULL ? NULL : in_python(self, NULL, NULL, values, leaves);
+    Py_XDECREF(leaves);
+    return result;
+}
+
 /* ``raised(node, tree, values, leaves, error)``, which gives the call's result or raises. */
 static PyObject *after_error(
     const Steps *self, PyObject *node, PyObject *tree, PyObject *const *values, PyObject *leaves)

@@ -30,6 +30,7 @@ from capture.observe import source_location
 from capture.runtime.buckets import Sizes
 from capture.runtime.budget import Budget, most_efforts
 from capture.runtime.entry import Entry, Family
+from capture.runtime.payoff import Trial
 from capture.runtime.replacements import Replacements
 from capture.state.call import Call
 from capture.state.optimizers import Optimizers
@@ -53,6 +54,12 @@ class FastPaths(Protocol):
         on_trial: bool = False,
     ) -> None:  # fmt: skip
         """The next call like this one may take one. ``on_trial``: until it is known whether replays pay."""
+
+    def pause(self) -> None:
+        """Take no call until ``resume``."""
+
+    def resume(self) -> None:
+        """Take calls again."""
 
     def times(self) -> list[tuple[int, int]]:
         """Begin and length, in nanoseconds, of the replays that were timed last."""
@@ -133,6 +140,8 @@ class Captured:
     """How often it is tried to make one."""
     deaths_seen: int = field(default=0, init=False)
     """Objects in keys that had died when families were looked through for them."""
+    trial: Trial | None = field(default=None, init=False)
+    """Its body is measured in calls like one."""
     is_chained: bool = field(default=False, init=False)
     """Results of it were arguments of captured functions, which read them in the pool."""
     range_name: str = field(init=False)
@@ -240,6 +249,7 @@ class Captured:
     def clear_fast_paths(self) -> None:
         """Entries were dropped, or what they stand for is another now."""
         self.fast_paths.clear()
+        self.trial = None
         if self.sizes is not None:
             self.sizes.clear()
 

@@ -68,7 +68,7 @@ from capture.runtime import (
 from capture.runtime.buckets import Size, Values
 from capture.runtime.captured import Captured
 from capture.runtime.checked_replay import replay_checked, verifies
-from capture.runtime.eager_call import is_measured, measure_body, run_eagerly, warm_up
+from capture.runtime.eager_call import body_in_place, is_measured, measure_body, run_eagerly, run_on_trial, warm_up
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.fault_boundary import MOST_FAULTS, guarded
 from capture.runtime.lifted_call import lift, with_its_numbers
@@ -95,6 +95,8 @@ def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     """One call, in the caller's own form. The steps are in the order of their cost."""
     if captured.budget.resting and run.active_watch() is None:
         return _straight(captured, args, kwargs)
+    if (trial := captured.trial) is not None and run.active_watch() is None:
+        return run_on_trial(captured, trial, args, kwargs)
     now, config = here(), current_config()
     if now is None or not config.enabled:
         return _inline(captured, args, kwargs)
@@ -540,6 +542,12 @@ class _GoesOn:
         return commit.resumed(error, None)
 
     def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
-        """The recording that follows relies on state that is another now. Some of that is a mode, such as a block that
-        keeps parametrized weights."""
-        return MISS if here() is None else guarded(self.captured, values, _ready, entry, leaves)
+        """The recording that follows relies on state that is another now, or the body is to be measured. Some of that
+        state is a mode, such as a block that keeps parametrized weights."""
+        if here() is None:
+            return MISS
+        if not entry.payoff.wants_body:
+            return guarded(self.captured, values, _ready, entry, leaves)
+        if not is_measured(self.captured, entry):
+            return MISS
+        return guarded(self.captured, values, body_in_place, entry, leaves)

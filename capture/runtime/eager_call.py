@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Literal
 
 import torch
 
 from capture.core.config import current as current_config
-from capture.key.modes import inlined
+from capture.core.errors import UncapturableError
+from capture.core.interrupts import is_interrupt
+from capture.key.modes import here, inlined
 from capture.key.pytree import result_leaves
-from capture.runtime import payoff
+from capture.key.signature import Leaf
+from capture.observe import run
+from capture.runtime import fault, payoff
+from capture.runtime.buckets import Values
 from capture.runtime.captured import Captured
 from capture.runtime.checked_replay import verifies
 from capture.runtime.entry import Entry
+from capture.runtime.payoff import Trial
 from capture.runtime.phases import give_up_slow
+from capture.runtime.training_region import finish
+from capture.state import body_run
 from capture.state.call import Call
+from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
 
 
@@ -35,18 +43,96 @@ def is_measured(captured: Captured, entry: Entry) -> bool:
 def measure_body(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     """Run the body in the place of a replay. The rest of the step runs eagerly, too: recordings of others that follow
     on this one's would be made again."""
-    begin = payoff.clock()
-    result = run_eagerly(captured, bound, "to be compared with how long replays take", kind="measured")
-    seconds = payoff.clock() - begin
+    took: list[float] = []
+    result = run_eagerly(captured, bound, "to be compared with how long replays take", kind="measured", took=took)
+    note_warm(captured, result, bound, tree)
     if entry.region is not None:
         entry.region.time_backward(result, bound.leaves, is_replay=False)
-    entry.payoff.note_body(seconds)
-    if entry.region is not None and not entry.payoff.is_open:
+    entry.payoff.note_body(took[0])
+    _decide(captured, entry, tree)
+    if captured.trial is None and entry.payoff.wants_body:
+        _begin_trial(captured, entry, bound.values)
+    return result
+
+
+def _decide(captured: Captured, entry: Entry, tree: Tree) -> None:
+    """What does not pay is dropped, once that is known."""
+    if entry.payoff.is_open:
+        return
+    if entry.region is not None:
         entry.region.stop_timing()
-    note_warm(captured, result, bound, tree)
     if entry.payoff.loss:
         give_up_slow(captured, entry, tree)
+
+
+def body_in_place(captured: Captured, values: Values, entry: Entry, leaves: list[Leaf]) -> Any:
+    """The body in the place of a replay that C found to fit."""
+    assert entry.backend is not None
+    run_now = body_run.current()
+    assert run_now is not None
+    run_now.entry, run_now.leaves = entry, leaves
+    tree = tree_for(entry.backend)
+    tree.begin_call(captured, captured.annotation.max_recordings, entry.number)
+    if tree.lingering:
+        tree.let_go()
+    return finish(measure_body(captured, entry, captured.call(values, leaves), tree), leaves)
+
+
+def run_on_trial(captured: Captured, trial: Trial, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The body in the place of a replay, with nothing before it: what a call goes through makes a body up to twice as
+    slow as it is in a loop of its own. Nearly all that is to be noted is noted at the end, as it would slow the next
+    one down."""
+    counters, function = captured.log.counters, captured.body()
+    begin = payoff.clock()
+    try:
+        result = function(*args, **kwargs)
+    finally:
+        counters.body_runs += 1
+        counters.measured_calls += 1
+        seconds = payoff.clock() - begin
+    region = trial.entry.region
+    if region is None and trial.goes_on(args, kwargs, seconds):
+        return result
+    try:
+        if region is not None and trial.goes_on(args, kwargs, seconds):
+            region.time_backward(result, payoff.tensors_of(args, kwargs), is_replay=False)
+        else:
+            _end_trial(captured, trial)
+    except UncapturableError:  # as the annotation asks
+        raise
+    except Exception as error:
+        captured.trial = None
+        if is_interrupt(error) or current_config().strict:
+            raise
+        fault.log(captured, error)
     return result
+
+
+def _begin_trial(captured: Captured, entry: Entry, values: Values) -> None:
+    """The next calls go straight to the body: fast paths are out of the way. Not where other recordings are in use,
+    nor where others begin with results of this one."""
+    own = (entry, *(entry.region.entries() if entry.region is not None else ()))
+    is_alone = all(one in own or not one.nodes for one in captured.entries())
+    if not is_alone or captured.is_chained or captured.sizes is not None or captured.lifted:
+        return
+    trial = Trial.of(entry, values, entry.payoff.wanted)
+    if run.active_watch() is None and trial is not None:
+        captured.trial = trial
+        captured.fast_paths.pause()
+
+
+def _end_trial(captured: Captured, trial: Trial) -> None:
+    """Take note of what was measured."""
+    captured.trial, entry, now = None, trial.entry, here()
+    captured.fast_paths.resume()
+    if now is None or now.ambient != entry.key[0] or not entry.nodes or not is_measured(captured, entry):
+        return
+    captured.log.add("measure", f"{len(trial.bodies)} calls, to be compared with how long replays take")
+    captured.log.eager_ms.extend([seconds * 1e3 for seconds in trial.bodies])
+    captured.budget.ran_eagerly(min(trial.bodies, default=0.0) * 1e3, weight=0.0)
+    for seconds in trial.bodies:
+        entry.payoff.note_body(seconds)
+    _decide(captured, entry, tree_for(entry.backend))
 
 
 def run_eagerly(
@@ -56,11 +142,12 @@ def run_eagerly(
     *,
     kind: Literal["eager", "warm-up", "measured", "inline"] = "eager",
     weight: float = 1.0,
+    took: list[float] | None = None,
 ) -> Any:
     """The one place where a bound call runs its body eagerly, on the caller's own tensors. ``warm-up``: calls like this
     are recorded soon; ``measured``: it stands for a replay, to learn which of the two is faster; ``inline``: somebody
     else captures what it does, and neither counts nor watches are ours.
-    ``weight``: as for ``Budget.ran_eagerly``."""
+    ``weight``: as for ``Budget.ran_eagerly``. ``took``: gets the seconds that the body took."""
     log = captured.log
     if kind == "inline":
         log.counters.inline_calls += 1
@@ -70,18 +157,20 @@ def run_eagerly(
         log.counters.warm_up_calls += 1
         with log.timed("warm-up"):
             return inlined(bound.run_plainly)
-    if kind == "measured":
-        log.counters.measured_calls += 1
-    else:
-        log.counters.eager_calls += 1
     log.add("measure" if kind == "measured" else "eager", reason)
-    begin = time.perf_counter()
+    begin = payoff.clock()
     try:
         return bound.run_plainly()
     finally:
-        ms = (time.perf_counter() - begin) * 1e3
-        log.eager_ms.append(ms)
-        captured.budget.ran_eagerly(ms, weight=weight)
+        if kind == "measured":
+            log.counters.measured_calls += 1
+        else:
+            log.counters.eager_calls += 1
+        seconds = payoff.clock() - begin
+        if took is not None:
+            took.append(seconds)
+        log.eager_ms.append(seconds * 1e3)
+        captured.budget.ran_eagerly(seconds * 1e3, weight=0.0 if kind == "measured" else weight)
 
 
 def warm_up(captured: Captured, bound: Call, tree: Tree, entry: Entry | None = None) -> Any:

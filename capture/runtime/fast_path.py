@@ -116,6 +116,16 @@ class Shortcuts:
         alike[:] = [(*whose, path), *[one for one in alike if id(one) not in stale]]
         del alike[_KEPT:]
 
+    def pause(self) -> None:
+        """Take no call until ``resume``."""
+        self._paths.clear()
+
+    def resume(self) -> None:
+        """Take calls again."""
+        for paths in reversed(list(self._by_shapes.values())):
+            for *_, path in reversed(paths):
+                self._paths.add(path)
+
     def times(self) -> list[tuple[int, int]]:
         """Begin and length of the replays that were timed last, in nanoseconds of ``time.perf_counter_ns``; one of 64
         is."""

@@ -1,25 +1,34 @@
 """Payoff: whether replays of a recording are faster than its body.
 
-They are not where the body is short, or where a replay goes through Python. After ``AFTER`` replays ``SAMPLES`` calls
+They are not where the body is short, or where a replay goes through Python. After ``AFTER`` replays ``BODIES`` calls
 run the body in their place, and of each the second shortest is compared: what waited for something else took longer,
 and a single call that had less to do decides nothing.
-A fast path serves so many replays, and is closed until the body was measured. Of forward and backward passes that are
-recorded apart the sums are compared.
+A fast path serves so many replays, and then leads to the body until that was measured. Where one recording is in use,
+and nothing follows on it, the bodies run with nothing before them (``Trial``): what a call goes through takes the code
+of a small body out of the processor's caches, which makes it up to twice as slow as in a loop of its own.
+Of forward and backward passes that are recorded apart the sums are compared.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self
 
+import torch
 from attrs import define, field
+
+from capture.guards.key_guards import SAME
+from capture.key.signature import Leaf
 
 AFTER = 12
 """Replays before the body is measured."""
 SAMPLES = 5
-_SHARE, _LEAST = 0.05, 5e-6  # a replay may take this much more than the body, or so many seconds
+BODIES = 10
+"""Runs of the body that are measured: Python runs code that is new for some eight times before it is at its fastest."""
+_SHARE, _LEAST = 0.05, 5e-6  # a call may take this much more than the body, or so many seconds
+_AROUND = 3e-6  # seconds that a call with a replay takes beside it
 
 clock = time.perf_counter
 """Seconds."""
@@ -54,10 +63,14 @@ class Payoff:
         return self._noted + sum(most - path.left for path, most in self.paths)
 
     @property
+    def wanted(self) -> int:
+        """Runs of the body that are still to be measured. The last one's backward pass is to come."""
+        return BODIES + bool(self.backward_replays) - len(self.bodies)
+
+    @property
     def is_open(self) -> bool:
         """More is to be measured."""
-        wanted = SAMPLES + bool(self.backward_replays)  # the last one's backward pass is to come
-        return len(self.bodies) < wanted and not self._is_given_up
+        return self.wanted > 0 and not self._is_given_up
 
     @property
     def wants_body(self) -> bool:
@@ -114,8 +127,43 @@ class Payoff:
             return 0.0
         if self.backward_replays and len(self.backward_bodies) < SAMPLES // 2:
             return 0.0
-        return self.replay - self.body if self.replay > self.body + max(_SHARE * self.body, _LEAST) else 0.0
+        allowed = max(_SHARE * self.body, _LEAST) - _AROUND
+        return self.replay - self.body if self.replay > self.body + allowed else 0.0
 
 
 def _usual(seconds: Sequence[float]) -> float:
     return sorted(seconds)[:2][-1] if seconds else 0.0
+
+
+_KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
+
+
+def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
+    """The tensors among arguments."""
+    return [value for value in (*args, *kwargs.values()) if type(value) in _KINDS]
+
+
+@define(eq=False)
+class Trial:
+    """The next calls run the body, and are taken for calls like the one before, with as little around it as can be."""
+
+    entry: Any
+    _wanted: int
+    bodies: list[float] = field(factory=list)
+    """Seconds."""
+    _shapes: Any = None
+
+    @classmethod
+    def of(cls, entry: Any, values: Sequence[Any], wanted: int) -> Self | None:
+        """None where a call is told by more than tensors and plain values."""
+        return cls(entry, wanted) if {type(value) for value in values} <= _KINDS | SAME else None
+
+    def goes_on(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> bool:
+        """A call with these arguments took so long. False: it is another one, or was the last."""
+        shapes = tuple([one.shape if type(one) in _KINDS else one for one in (*args, *kwargs.values())])
+        if self._shapes is None:
+            self._shapes = shapes
+        if shapes != self._shapes:
+            return False
+        self.bodies.append(seconds)
+        return len(self.bodies) < self._wanted
