@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 31 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 32 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -29,7 +29,8 @@ int is_path(PyObject *one);
    an object is made with are never other ones. */
 #define TREE(X) \
     X(path) X(warm) X(buried) X(lingering) X(times) X(pins) X(current) X(root) X(mark) X(pool_is_at) X(pool)
-#define NODE(X) X(clear_of) X(latest_children) X(view) X(verified) X(check) X(recording)
+#define NODE(X) X(clear_of) X(latest_children) X(view) X(verified) X(check) X(recording) X(function)
+#define CAPTURED(X) X(is_backward)
 #define ENTRY(X) X(phase)
 #define COUNTERS(X) X(replays)
 #define MARKS(X) X(begun)
@@ -41,7 +42,7 @@ int is_path(PyObject *one);
 #define CLASSES(X) \
     X(Tree, TREE) X(Node, NODE) X(Entry, ENTRY) X(Counters, COUNTERS) X(Marks, MARKS) X(InUse, IN_USE) \
     X(Guard, GUARD) X(SharedStorage, SHARED_STORAGE) \
-    X(CudaPool, POOL) X(Source, SOURCE)
+    X(CudaPool, POOL) X(Source, SOURCE) X(Captured, CAPTURED)
 #define AT(name) Py_ssize_t name;
 #define OF_CLASS(class, names) \
     struct { \

@@ -88,17 +88,41 @@ static int end_step(PyObject *tree, const Lists *at)
     return PyList_SetSlice(at->path, 0, PyList_GET_SIZE(at->path), NULL);
 }
 
-/* Outputs are still used, but the step goes on as it is: it ends by marks alone, and no mark came since. */
+/* It is the backward pass of another function: 1, 0; -1 for what is no captured function, without an exception. */
+static int is_backward(PyObject *function)
+{
+    PyObject *said = Py_TYPE(function) == slots.Captured.type ? SLOT(function, Captured, is_backward) : NULL;
+    return said == NULL ? -1 : said == Py_True;
+}
+
+/* The step, whose first node this is, goes on with a function that is not in it: it does not begin with a backward pass
+   that another function's forward pass follows. 1, 0, -1. */
+static int takes_another(PyObject *first, PyObject *function)
+{
+    PyObject *begins = is_of(first, slots.Node.type) ? SLOT(first, Node, function) : NULL;
+    if (begins == NULL)
+        return -1;
+    int backward = is_backward(begins);
+    return backward == 0 || (backward > 0 && is_backward(function) > 0);
+}
+
+/* Outputs are still used, but the step goes on as it is, as no mark came since: 1, 0, -1. Where a thread never marks
+   steps, one goes on until a function comes again. */
 static int goes_on(PyObject *tree, const Lists *at, PyObject *marks, PyObject *function, PyObject *limit)
 {
     PyObject *begun = SLOT(marks, Marks, begun), *mark = SLOT(tree, Tree, mark);
-    int same = begun == NULL || mark == NULL ? -1 : PyObject_IsTrue(begun);
-    if (same > 0)
-        same = begun == mark ? 1 : PyObject_RichCompareBool(begun, mark, Py_EQ);
+    if (begun == NULL || mark == NULL)
+        return -1;
+    int same = begun == mark ? 1 : PyObject_RichCompareBool(begun, mark, Py_EQ);
     if (same <= 0)
         return same;
     PyObject *times = PyDict_GetItemWithError(at->times, function);
-    return times == NULL ? (PyErr_Occurred() ? -1 : 1) : PyObject_RichCompareBool(times, limit, Py_LE);
+    int marked = PyErr_Occurred() ? -1 : PyObject_IsTrue(begun);
+    if (marked < 0)
+        return -1;
+    if (!marked) /* looking at outputs runs Python, which may have ended the path */
+        return times == NULL && PyList_GET_SIZE(at->path) ? takes_another(PyList_GET_ITEM(at->path, 0), function) : 0;
+    return times == NULL ? 1 : PyObject_RichCompareBool(times, limit, Py_LE);
 }
 
 /* The step is over because nothing of it is used, or goes on as it is: 1, and all is done; 0: with nothing done; -1. */

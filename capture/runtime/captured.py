@@ -26,6 +26,7 @@ from capture.key.code_names import NamedKey, part_of
 from capture.key.input_places import InputPlace, with_places
 from capture.key.modes import Here
 from capture.key.signature import Binder, Key, Leaf, Leaves, key_of, make_binder, module_key, sees_form, signature_of
+from capture.native import seen
 from capture.observe import source_location
 from capture.runtime.buckets import Sizes
 from capture.runtime.budget import Budget, most_efforts
@@ -89,6 +90,7 @@ Dispatch = Callable[["Captured", tuple[Any, ...], dict[str, Any]], Any]
 """Calls a captured function, as ``dispatch.call`` does: autograd comes to it when it is time for a backward pass."""
 
 
+@seen
 @define(eq=False, repr=False)
 class Captured:
     """One captured function, or one method of one instance."""
