@@ -4,25 +4,52 @@ Autograd keeps one node for each leaf as long as any graph ends there, and runs 
 it was made: that of some eager call, which a capture must not touch, as the default stream cannot be captured. For the
 length of a run on such a device a leaf is another tensor on the same memory, with the same version counter, in the same
 Python object: its node is as old as the run.
+
+Other threads that use the leaf meanwhile would get gradients of the other tensor, or none. So nothing is lent while
+there are other threads (``others_may_see``): such a call runs eagerly.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator
 
 import torch
 
 from capture.observe.probes.host_reads import gradient_of
 from capture.torch_private.capabilities import leaf_like, swap_tensors
+from capture.torch_private.devices import captures_kernels
 
 Lent = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Tensors that were lent and whose they are, by ``id``."""
 
+_FEEDERS = {"multiprocessing.queues", "torch.utils.data._utils.pin_memory"}
+"""Modules whose threads carry batches from and to the workers of a ``DataLoader``, and run no code of users: most
+training programs have such threads, and parameters are none of their business."""
+
+
+def is_needed(device: torch.device) -> bool:
+    """Nodes of leaves belong to streams there, which captures must not touch."""
+    return captures_kernels(device) and swap_tensors is not None
+
+
+def others_may_see() -> bool:
+    """Another thread may use what is lent."""
+    if threading.active_count() == 1:
+        return False
+    here = threading.get_ident()
+    return any(one.ident != here and not _is_feeder(one) for one in threading.enumerate())
+
+
+def _is_feeder(thread: threading.Thread) -> bool:
+    """By what it runs, which ``threading`` keeps as long as it does; else it counts as anybody's."""
+    return getattr(getattr(thread, "_target", None), "__module__", None) in _FEEDERS
+
 
 @contextlib.contextmanager
 def lent(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
-    """Exchange these; other threads see that, too. A ``grad`` that the block leaves is theirs afterwards."""
+    """Exchange these; other threads would see that, too. A ``grad`` that the block leaves is theirs afterwards."""
     swap = swap_tensors
     if swap is None:
         yield {}

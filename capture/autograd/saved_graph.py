@@ -29,6 +29,7 @@ import torch
 from attrs import define, field
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
+from capture.autograd import leaf_swap
 from capture.autograd.leaf_swap import Lent, lent
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
@@ -42,7 +43,7 @@ from capture.torch_private.autograd import add_hook, donation_allowed, stale_str
 from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.torch_private.checkpoints import without_recomputing
 from capture.torch_private.cuda import is_capturing
-from capture.torch_private.devices import captures_kernels, is_capturing_now
+from capture.torch_private.devices import is_capturing_now
 from capture.tree.outputs import Alias
 
 
@@ -451,7 +452,7 @@ def _apart(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _has_streams(tensor: torch.Tensor) -> bool:
-    return type(tensor) in TENSOR_TYPES and captures_kernels(tensor.device)
+    return type(tensor) in TENSOR_TYPES and leaf_swap.is_needed(tensor.device)
 
 
 def _has_graph(end: torch.Tensor | GradientEdge | None) -> bool:
@@ -459,10 +460,13 @@ def _has_graph(end: torch.Tensor | GradientEdge | None) -> bool:
 
 
 class GraphSaver:
-    """Runs a body and makes its program. ``before``: what the body can reach."""
+    """Runs a body and makes its program. ``before``: what the body can reach; ``lends``: it uses tensors of Python
+    state that need gradients."""
 
-    def __init__(self, call: Call, values: tuple[Any, ...], before: Snapshot, wanted: Sequence[int]) -> None:
-        self._call, self._before = call, before
+    def __init__(
+        self, call: Call, values: tuple[Any, ...], before: Snapshot, wanted: Sequence[int], *, lends: bool = True
+    ) -> None:  # fmt: skip
+        self._call, self._before, self._lends = call, before, lends
         self._leaves = [leaf for _, leaf in call.paths(values)]
         self._aliases: dict[int, torch.Tensor] = {}
         self._lent: Lent = {}
@@ -483,7 +487,7 @@ class GraphSaver:
             with (
                 saved_tensors_hooks(hooks.pack, hooks.unpack),
                 without_recomputing(blocks.begin, blocks.end),
-                lent(self._to_lend()) as self._lent,
+                lent(self._to_lend() if self._lends else ()) as self._lent,
             ):
                 result = self._call.run_plainly(given)
             attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -512,7 +516,7 @@ class GraphSaver:
         given = {id(leaf) for leaf in self._leaves}
         for owners in self._before.tensors.values():
             for _, tensor in owners:
-                if id(tensor) not in given and _has_streams(tensor) and tensor.requires_grad:
+                if id(tensor) not in given and tensor.requires_grad and _has_streams(tensor):
                     given.add(id(tensor))
                     if not refuses(tensor):
                         yield tensor

@@ -72,7 +72,7 @@ from capture.runtime.eager_call import body_in_place, is_measured, measure_body,
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.fault_boundary import MOST_FAULTS, guarded
 from capture.runtime.lifted_call import lift, with_its_numbers
-from capture.runtime.limits import run_at_limit, run_given_up, run_too_large, run_without_key
+from capture.runtime.limits import run_at_limit, run_beside_threads, run_given_up, run_too_large, run_without_key
 from capture.runtime.matching import engine_of, find_entry, fitting, siblings_after, starts_over
 from capture.runtime.padded_call import replay_padded
 from capture.runtime.phases import enter, give_up_gradients, give_up_reads, load, note_difference
@@ -229,6 +229,8 @@ def _prepare(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf
         return GO_ON
     if backend.in_capture():
         return done(run_eagerly(captured, bound, kind="inline"))
+    if entry.region is not None and entry.region.has_to_wait():
+        return done(run_beside_threads(captured, bound, entry.region))
     tree = tree_for(backend)
     tree.begin_call(captured, captured.annotation.max_recordings)
     is_cold = entry.phase == "cold"
@@ -334,6 +336,8 @@ def _miss(captured: Captured, entry: Entry, bound: Call, tree: Tree, pattern: Pa
     """No recording fits: make one, within the limit."""
     if tree.lingering:  # nobody else has those gradients yet; an eager run may change that
         tree.let_go()
+    if entry.region is not None and entry.region.has_to_wait():
+        return done(run_beside_threads(captured, bound, entry.region))
     if not entry.is_proven and not captured.budget.allows(entry.key, begun=not entry.nodes):
         return done(run_given_up(captured, entry, bound))
     if (too_large := eviction.forecast(captured, entry, bound, tree)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from capture.core.config import current as current_config
-from capture.core.facts import LimitReached, MemoryForecast
+from capture.core.facts import GradientObstacle, LimitReached, MemoryForecast
 from capture.core.plan import CapturePlan
 from capture.rules.compile_plan import compile_plan
 from capture.runtime import key_difference, miss_reason
@@ -13,6 +13,7 @@ from capture.runtime.budget import AT_LIMIT
 from capture.runtime.captured import Captured
 from capture.runtime.eager_call import run_eagerly
 from capture.runtime.entry import Entry
+from capture.runtime.training_region import Region
 from capture.state.call import Call
 from capture.tree.node import Pattern
 from capture.tree.tree import Tree
@@ -48,6 +49,19 @@ def run_too_large(captured: Captured, bound: Call, too_large: MemoryForecast) ->
     captured.report(too_large_plan(captured, too_large))
     reason = f"a recording would bring {too_large.device} to {too_large.nbytes} bytes of {too_large.limit}"
     return run_eagerly(captured, bound, reason, weight=AT_LIMIT)
+
+
+WAITS = "another thread runs, which may use the parameters while they are lent to a recording"
+
+
+def run_beside_threads(captured: Captured, bound: Call, region: Region) -> Any:
+    """What other threads would see in a run that is watched or recorded now is another tensor than theirs."""
+    if region.waits is None:
+        obstacle = GradientObstacle(path=None, reason=WAITS)
+        facts = captured.bare_facts(gradients=region.uses, gradient_obstacles=(obstacle,))
+        region.waits = compile_plan(captured.annotation, facts)
+    captured.report(region.waits)
+    return run_eagerly(captured, bound, WAITS)
 
 
 def run_without_key(captured: Captured, entry: Entry, bound: Call) -> Any:

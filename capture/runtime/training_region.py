@@ -21,12 +21,13 @@ import torch
 from attrs import define, evolve
 from typing_extensions import override
 
-from capture.autograd import accumulate_grad, higher_order
+from capture.autograd import accumulate_grad, higher_order, leaf_swap
 from capture.autograd.backward_timer import BackwardTimer
 from capture.autograd.recomputation import drawing_from
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
 from capture.core.config import current as current_config
-from capture.core.facts import GradientObstacle, GradientOrder, GradientUse
+from capture.core.facts import Facts, GradientObstacle, GradientOrder
+from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Pool
 from capture.key.modes import inlined
 from capture.key.pytree import TENSOR_TYPES, replace_leaves, result_leaves
@@ -111,9 +112,16 @@ class Region:
     """Forward and backward of one entry."""
 
     def __init__(
-        self, captured: Captured, backend: Backend, leaves: Sequence[Leaf], uses: Sequence[GradientUse], payoff: Payoff
-    ) -> None:
-        self._captured, self._backend, self.uses = captured, backend, uses
+        self, captured: Captured, backend: Backend, leaves: Sequence[Leaf], facts: Facts, payoff: Payoff
+    ) -> None:  # fmt: skip
+        self._captured, self._backend, self.uses = captured, backend, facts.gradients
+        given = {one.path for one in facts.placeholders if one.kind != "implicit"}
+        self._lends = any(use.path not in given for use in self.uses) and leaf_swap.is_needed(
+            torch.device(backend.name)
+        )
+        """Runs are lent what needs gradients in Python state."""
+        self.waits: CapturePlan | None = None
+        """What was said of calls that had to run eagerly for that."""
         self.obstacle: GradientObstacle | None = None
         self.payoff = payoff
         self._timer: tuple[BackwardTimer, bool] | None = None
@@ -139,7 +147,7 @@ class Region:
         """The user's function in grad mode, and its program."""
         watch = run_module.active_watch()
         before = watch.before if watch is not None else snapshot.snapshot(call.roots())
-        saver = GraphSaver(call, values, before, self._wanted)
+        saver = GraphSaver(call, values, before, self._wanted, lends=self._lends)
         saver.program.owner = self
         pair = saver.run(values, self._empty)
         if watch is not None and watch.trace.reads:
@@ -147,6 +155,10 @@ class Region:
         if saver.obstacle:
             self._note_obstacle(f"the body uses {saver.obstacle}")
         return pair
+
+    def has_to_wait(self) -> bool:
+        """No run may be watched or recorded now, as another thread would see what is lent to it."""
+        return self._lends and leaf_swap.others_may_see()
 
     def _note_obstacle(self, reason: str) -> None:
         """Calls to come are eager."""

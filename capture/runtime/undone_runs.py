@@ -11,7 +11,7 @@ from capture.observe import run
 from capture.runtime import eviction, planning, record
 from capture.runtime.captured import Captured
 from capture.runtime.entry import RETRIES, Entry
-from capture.runtime.limits import too_large_plan
+from capture.runtime.limits import WAITS, too_large_plan
 from capture.runtime.phases import enter, load, settle
 from capture.runtime.verdict import Outcome, Verdict
 from capture.runtime.watched_call import plan_by
@@ -30,6 +30,8 @@ def bring_to_replay(
         entry = entry.in_use()
         if entry.region is not None and not with_gradients:
             return Outcome("skipped", "its results need gradients")
+        if entry.region is not None and entry.region.has_to_wait():
+            return Outcome("skipped", WAITS)
         call = captured.call(call.values, call.leaves, entry)
         phase = load(captured, entry, call.leaves) if entry.phase == "cold" else entry.phase
         if phase == "cold":

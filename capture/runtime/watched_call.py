@@ -78,8 +78,7 @@ def plan_by(captured: Captured, entry: Entry, observed: planning.Observed) -> No
     captured.note_findings(entry.plan)
     captured.log.add("plan", "results need gradients: forward and backward are recorded apart")
     assert entry.backend is not None
-    leaves, uses = observed.watched.call.leaves, observed.facts.gradients
-    region = Region(captured, entry.backend, leaves, uses, entry.payoff)
+    region = Region(captured, entry.backend, observed.watched.call.leaves, observed.facts, entry.payoff)
     region.look_for_higher_order(observed.watched.result)
     entry.plan = None
     entry.with_region(region)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import multiprocessing
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from capture import BorrowedOutputError, capture, mark_step_begin, recordings
+from capture import BorrowedOutputError, CaptureWarning, capture, mark_step_begin, recordings
+from capture.autograd import leaf_swap
 from capture.autograd.leaf_swap import lent
 from capture.torch_private import autograd
 from tests.support.device import DEVICE, know_nothing_of_writes
@@ -180,6 +184,78 @@ def test_a_whole_step_where_nodes_are_kept_and_hooked() -> None:
     counted = recordings(ended[1])
     takes_nodes = DEVICE.type == "cpu" or autograd.TAKES_STALE_STREAMS
     assert counted.replays >= 8 if takes_nodes else counted.eager_calls, counted.findings
+
+
+@contextlib.contextmanager
+def another_thread() -> Iterator[None]:
+    """It does nothing, but nobody knows that."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of leaves belong to streams, as far as regions know."""
+    monkeypatch.setattr(leaf_swap, "captures_kernels", lambda device: True)
+
+
+def test_nothing_is_lent_while_there_are_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those calls run eagerly, which is told once. When the threads have ended the region is recorded."""
+    on_a_device(monkeypatch)
+    mine, theirs = captured_twins(Block)
+    swapped, real = list[Tensor](), leaf_swap.swap_tensors
+    assert real is not None
+    monkeypatch.setattr(leaf_swap, "swap_tensors", lambda one, other: (swapped.append(one), real(one, other)))
+
+    def step(model: Any, number: int) -> Tensor:
+        model.zero_grad()
+        loss: Tensor = model.m[0](inputs(number)).square().mean()
+        loss.backward()
+        return loss
+
+    with another_thread(), pytest.warns(CaptureWarning, match="CG501.*another thread runs") as told:
+        both(step, mine, theirs)
+    assert len(told) == 1
+    assert recordings(mine.m[0]).replays == 0
+    assert not swapped
+    both(step, mine, theirs)
+    assert swapped
+    replays = recordings(mine.m[0]).replays
+    assert replays >= 6
+    with another_thread():
+        both(step, mine, theirs)
+    assert recordings(mine.m[0]).replays > replays
+
+
+def test_arguments_are_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that uses no weights is recorded whatever threads there are."""
+    on_a_device(monkeypatch)
+    f, w = capture(lambda x, w: torch.tanh(x @ w)), inputs(3, 6, 6).requires_grad_()
+    with another_thread():
+        for number in range(8):
+            x = inputs(number, 6, 6)
+            found = torch.autograd.grad(f(x, w).sum(), w)
+            assert bits(found[0]) == bits(torch.autograd.grad(torch.tanh(x @ w).sum(), w)[0])
+    assert recordings(f).eager_calls == 0
+    assert recordings(f).replays >= 8
+
+
+def test_threads_that_carry_batches_use_no_weights() -> None:
+    assert not leaf_swap.others_may_see()
+    queue = multiprocessing.get_context("fork").Queue()
+    queue.put(1)  # starts its thread
+    assert threading.active_count() == 2
+    assert not leaf_swap.others_may_see()
+    with another_thread():
+        assert leaf_swap.others_may_see()
+    queue.get()
+    queue.close()
+    queue.join_thread()
 
 
 class Recurrent(nn.Module):
