@@ -18,6 +18,9 @@ from tests.support.regions import fresh as fresh
 
 THREADS = 3
 
+tells_that_it_waits = pytest.mark.filterwarnings("ignore:.*another thread runs:capture.CaptureWarning")
+"""On a device a region with weights is recorded while there is one thread; else its calls run eagerly, and say so."""
+
 
 def in_threads(work: Callable[[int], None], count: int = THREADS) -> None:
     """Run ``work(number)`` in threads that begin together. Raises the first error."""
@@ -82,6 +85,7 @@ def test_a_function_that_is_first_called_in_all_threads_at_once(name: str) -> No
         in_threads(lambda number, f=f: compared(f, body, loss, number))  # type: ignore[misc]
 
 
+@tells_that_it_waits
 def test_a_module_whose_weights_all_threads_read() -> None:
     """Gradients are asked for, so that nobody adds to what another thread reads."""
     for turn in range(4):
@@ -152,6 +156,7 @@ def test_every_thread_replays() -> None:
     assert recordings(f).eager_calls == 0
 
 
+@tells_that_it_waits
 @pytest.mark.parametrize("hooks", [False, True])
 def test_eager_code_of_another_thread_on_the_same_weights(hooks: bool) -> None:
     """It sees the parameters themselves, and their hooks, while they are recorded here."""

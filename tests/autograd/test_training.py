@@ -243,7 +243,7 @@ def test_two_that_train_in_turn(rounds: int, marks: bool) -> None:
         for _ in range(rounds):
             run(mine_2, step_2, theirs_2, eager_2, [data[number]], marks=marks)
     found = [recordings(one) for one in (step, step_2)]
-    assert all(one.eager_calls == 0 and one.replays >= 5 * rounds - 2 for one in found)
+    assert all(one.eager_calls == 0 and one.replays >= 5 * rounds - 2 - AGAIN for one in found)
     assert all(one.kept_outputs <= len(list(mine.model.parameters())) + 1 for one in found)
 
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 from capture import CaptureWarning, capture, config, mark_step_begin, recordings, release
 from capture.torch_private import capabilities
 from tests.generated.runner import quickly
-from tests.support.device import DEVICE, know_nothing_of_writes
+from tests.support.device import DEVICE, know_nothing_of_writes, refuses_kept_nodes
 from tests.support.trainers import (
     STEPS,
     Body,
@@ -205,6 +205,7 @@ def test_training_flags_of_a_model_that_the_body_names() -> None:
     assert all(recordings(f).replays >= 12 and recordings(f).recordings <= 4 for f in functions)
 
 
+@refuses_kept_nodes
 @pytest.mark.parametrize("optimizer", ["sgd fused", "adamw fused", "sgd momentum"])
 def test_steps_count_as_writes_where_eagers_do(optimizer: str) -> None:
     """Fused optimizers' do not: a backward pass that was pending goes through, with what eager computes."""

@@ -94,7 +94,7 @@ def test_reads_of_values(name: str) -> None:
     as_eager(READS[name], calls=4)
 
 
-@pytest.mark.parametrize("name", ["item", "bool", "tolist", "nonzero", "boolean index"])
+@pytest.mark.parametrize("name", ["item", "tolist"])
 def test_refused_bodies_run_once_a_call(name: str) -> None:
     """A body refused after its first call has its Python side effects once per call."""
 
@@ -108,6 +108,24 @@ def test_refused_bodies_run_once_a_call(name: str) -> None:
         same(f(x), eager(f, x))
         assert times("f") == i + 1
     assert counts(f)[1:3] == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["bool", "nonzero", "boolean index"])
+def test_bodies_whose_reads_are_followed_run_once_more_at_most(name: str) -> None:
+    """They are recorded after two watched runs that read the same. A capture executes nothing: where it comes to
+    another value, the body runs once more in that call, and what nobody can see of it (here: memory that C code keeps)
+    happens twice. That is not tried again and again."""
+
+    @capture
+    def f(x: Tensor) -> Any:
+        ran("f")
+        return READS[name](x)
+
+    for i in range(12):
+        x, before = rand(4, 4, seed=i), times("f")
+        same(f(x), eager(f, x))
+        assert times("f") - before <= 2
+    assert times("f") <= 12 + 4
 
 
 WAITS: dict[str, Body] = {

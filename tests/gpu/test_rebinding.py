@@ -90,11 +90,14 @@ def test_a_thousand_alternating_swaps_are_one_recording() -> None:
         swap(block, weights[i % 2])
         x = rand(8, 64, seed=i % 13)
         same(captured(x), twins[i % 2](x))
+        if i < 10:
+            kinds = [event.kind for event in recordings(captured).events]
     now = recordings(captured)
     assert (now.recordings, now.eager_calls, now.rebinds) == (1, 0, 998)
-    kinds = [event.kind for event in now.events]
     assert kinds.count("calibrate") == (1 if ON_CUDA else 0)
-    assert kinds.count("rebind") > 0
+    later = {event.kind for event in now.events}  # the latest of a thousand calls
+    assert "rebind" in later
+    assert "calibrate" not in later
 
 
 class Layer(nn.Module):

