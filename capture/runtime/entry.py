@@ -47,6 +47,11 @@ class TrainingRegion(Protocol):
     """Why forward and backward cannot be apart any more, once that was seen."""
     uses: Sequence[GradientUse]
     """Who asks for gradients."""
+    waits: CapturePlan | None
+    """What was said of calls that had to wait."""
+
+    def has_to_wait(self) -> bool:
+        """No run may be watched or recorded now, as another thread would see what is lent to it."""
 
     def attach(self, result: Any, leaves: list[Any], node: Node) -> Any:
         """What C replayed of the forward pass as part of the caller's graph."""

@@ -12,8 +12,7 @@ from capture.runtime import key_difference, miss_reason
 from capture.runtime.budget import AT_LIMIT
 from capture.runtime.captured import Captured
 from capture.runtime.eager_call import run_eagerly
-from capture.runtime.entry import Entry
-from capture.runtime.training_region import Region
+from capture.runtime.entry import Entry, TrainingRegion
 from capture.state.call import Call
 from capture.tree.node import Pattern
 from capture.tree.tree import Tree
@@ -54,7 +53,7 @@ def run_too_large(captured: Captured, bound: Call, too_large: MemoryForecast) ->
 WAITS = "another thread runs, which may use the parameters while they are lent to a recording"
 
 
-def run_beside_threads(captured: Captured, bound: Call, region: Region) -> Any:
+def run_beside_threads(captured: Captured, bound: Call, region: TrainingRegion) -> Any:
     """What other threads would see in a run that is watched or recorded now is another tensor than theirs."""
     if region.waits is None:
         obstacle = GradientObstacle(path=None, reason=WAITS)

@@ -26,7 +26,7 @@ from capture.autograd.backward_timer import BackwardTimer
 from capture.autograd.recomputation import drawing_from
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
 from capture.core.config import current as current_config
-from capture.core.facts import Facts, GradientObstacle, GradientOrder
+from capture.core.facts import Facts, GradientObstacle, GradientOrder, GradientUse
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Pool
 from capture.key.modes import inlined
@@ -114,7 +114,8 @@ class Region:
     def __init__(
         self, captured: Captured, backend: Backend, leaves: Sequence[Leaf], facts: Facts, payoff: Payoff
     ) -> None:  # fmt: skip
-        self._captured, self._backend, self.uses = captured, backend, facts.gradients
+        self._captured, self._backend = captured, backend
+        self.uses: Sequence[GradientUse] = facts.gradients
         given = {one.path for one in facts.placeholders if one.kind != "implicit"}
         self._lends = any(use.path not in given for use in self.uses) and leaf_swap.is_needed(
             torch.device(backend.name)

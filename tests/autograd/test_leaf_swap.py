@@ -18,6 +18,7 @@ from typing_extensions import override
 from capture import BorrowedOutputError, CaptureWarning, capture, mark_step_begin, recordings
 from capture.autograd import leaf_swap
 from capture.autograd.leaf_swap import lent
+from capture.torch_private.capabilities import swap_tensors
 from tests.support.device import DEVICE, TAKES_KEPT_NODES, know_nothing_of_writes, refuses_kept_nodes
 from tests.support.regions import Block, bits, both, captured_twins, inputs, twins
 from tests.support.regions import fresh as fresh
@@ -208,9 +209,14 @@ def test_nothing_is_lent_while_there_are_other_threads(monkeypatch: pytest.Monke
     """Those calls run eagerly, which is told once. When the threads have ended the region is recorded."""
     on_a_device(monkeypatch)
     mine, theirs = captured_twins(Block)
-    swapped, real = list[Tensor](), leaf_swap.swap_tensors
+    swapped, real = list[Tensor](), swap_tensors
     assert real is not None
-    monkeypatch.setattr(leaf_swap, "swap_tensors", lambda one, other: (swapped.append(one), real(one, other)))
+
+    def swap(one: Tensor, other: Tensor) -> None:
+        swapped.append(one)
+        real(one, other)
+
+    monkeypatch.setattr(leaf_swap, "swap_tensors", swap)
 
     def step(model: Any, number: int) -> Tensor:
         model.zero_grad()

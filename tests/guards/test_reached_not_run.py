@@ -6,6 +6,7 @@ import sys
 import types
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -60,7 +61,10 @@ def test_a_function_that_the_compiler_leaves_alone() -> None:
     assert recordings(run).replays >= 3
 
 
+@pytest.mark.filterwarnings("ignore:CG201.*item:capture.CaptureWarning")
 def test_a_compiled_function_that_runs() -> None:
+    """Compiled anew for another number, torch makes a tensor of that, which the compiled code reads: where it is on a
+    device, such calls are eager."""
     run = capture(lambda x: Library.compiled(x) * 2)
     x = torch.ones(3, device=DEVICE)
     for _ in range(5):

@@ -28,6 +28,7 @@ from capture.core import forks
 from capture.engines.cpu.engine import CpuBackend
 from capture.engines.cpu.tape import Tape
 from capture.observe.capture_lock import capture_lock
+from capture.torch_private import devices
 from capture.tree import thread_trees
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
@@ -255,9 +256,25 @@ def test_a_body_that_forks() -> None:
     assert recordings(f).replays == 0
 
 
+def use_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has used one: torch tells of waits there, and raises where a child asks it to."""
+    parent = os.getpid()
+
+    def set_mode(mode: int) -> None:
+        if os.getpid() != parent:
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    monkeypatch.setattr(devices, "may_wait", lambda: os.getpid() == parent)
+    monkeypatch.setattr(devices, "wait_debug_mode", lambda: 0)
+    monkeypatch.setattr(devices, "set_wait_debug_mode", set_mode)
+
+
+@pytest.mark.parametrize("beside_a_device", [False, True])
 @pytest.mark.filterwarnings("ignore::capture.CaptureWarning")
-def test_a_child_goes_on_in_the_body() -> None:
+def test_a_child_goes_on_in_the_body(monkeypatch: pytest.MonkeyPatch, beside_a_device: bool) -> None:
     """It returns from the call that forked as from an eager one, and records anew."""
+    if beside_a_device:
+        use_a_device(monkeypatch)
 
     def going_on(x: Tensor) -> Any:
         y = body(x)

@@ -84,7 +84,8 @@ def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]
             _filter.set_mode(before or 1)  # a mode of the user's stays, an error included
             yield
     finally:
-        _filter.set_mode(before)
+        if devices.may_wait():  # in the child of a fork that the body made, torch sets nothing, and raises
+            _filter.set_mode(before)
         _filter.listeners.pop(thread, None)
 
 
@@ -99,7 +100,8 @@ def unnoticed() -> Iterator[None]:
     try:
         yield
     finally:
-        _filter.set_mode(before)
+        if devices.may_wait():
+            _filter.set_mode(before)
         if listener is not None:
             _filter.listeners[threading.get_ident()] = listener
 
