@@ -21,7 +21,8 @@ from attrs import define, field, frozen
 
 from capture.engines.base import Geometry
 from capture.guards.guard import MOVED, OK, OVERLAPS, Guard, pieces_of
-from capture.guards.read_guards import Places, Read, path_read, read_by, starts_of
+from capture.guards.read import Places, Read
+from capture.guards.read_guards import begins_with, path_read, read_by, starts_of
 from capture.key.code_names import MISSING
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_meta import merged, range_of, span_bytes
@@ -267,7 +268,7 @@ def make_recording_guard(
         for position, path, tensor in static_arguments if tensor.numel()
     ]  # fmt: skip
     tensors, rebuilt = own_tensors(described, leaves), watched.rebuilt()
-    if read is None or watched.changed or rebuilt or not read.still_holds(ran, call, tensors):
+    if read is None or watched.changed or rebuilt or not read.still_holds(begins_with(ran, call), tensors):
         read = read_by(ran, call, watched.changed, rebuilt, tensors)
     guard.structure += read.guards
     if (path := path_read(read, watched.by_islands)) is not None:  # no replay: the next watched run says why

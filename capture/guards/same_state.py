@@ -19,7 +19,9 @@ import torch
 from attrs import define, field
 
 from capture.guards.guard import OK, OVERLAPS, Guard, Referent
-from capture.guards.read_guards import CLOSED, OtherTensors, read_by, starts_of
+from capture.guards.read import OtherTensors
+from capture.guards.read_guards import read_by, starts_of
+from capture.guards.read_walk import CLOSED
 from capture.guards.recording_guard import RecordingGuard, StaticOwner, add_owner, kind_of
 from capture.key.code_names import same_value
 from capture.key.packages import package_of

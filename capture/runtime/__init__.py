@@ -13,6 +13,10 @@ they found and know neither it nor each other's front doors:
     training_region   forward and backward apart, where results need gradients
     miss_reason       why one more recording is asked for, in words
 
+Around them, each named after what it does: ``matching`` (entry and recording of a call), ``phases`` (what moves an
+entry), ``eager_call``, ``watched_call``, ``checked_replay``, ``undone_runs`` (for a warm-up), ``limits``,
+``state_changes``, ``padded_call``, ``lifted_call`` and ``fault_boundary``.
+
 ``captured`` (a callable), ``entry`` (one of its keys) and ``verdict`` (what a stage replies) are the data they share;
 ``inputs`` says how arguments reach a recording. Imports go from ``dispatch`` to stages to data, and never back.
 

@@ -12,7 +12,8 @@ from attrs import define, evolve, field, frozen
 from capture.core.facts import Facts, GradientObstacle, GradientUse, diff_facts
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Refusal
-from capture.guards.read_guards import Places, Read, path_read, read_by
+from capture.guards.read import Places, Read
+from capture.guards.read_guards import path_read, read_by
 from capture.guards.recording_guard import own_tensors
 from capture.key.signature import Key, names_the_dead
 from capture.native import seen

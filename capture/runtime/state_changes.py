@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from capture.core.facts import Facts
-from capture.guards.read_guards import Places
+from capture.guards.read import Places
 from capture.key.signature import Leaf, forget_module_structure
 from capture.observe.capture_lock import locked
 from capture.runtime import branches, key_difference

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from capture import CaptureWarning, capture, recordings
-from capture.guards.read_guards import MOST_OBJECTS
+from capture.guards.read_walk import MOST_OBJECTS
 
 rows = [SimpleNamespace(weight=1.0, number=number) for number in range(2 * MOST_OBJECTS)]
 

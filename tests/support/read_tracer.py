@@ -28,7 +28,7 @@ from attrs import define, field
 from capture import config
 from capture.api.decorator import captured_states
 from capture.guards.guard import Guard
-from capture.guards.read_guards import CLOSED
+from capture.guards.read_walk import CLOSED
 from capture.key.packages import is_library, package_of
 from capture.runtime.captured import Captured
 from capture.state.source import Source

@@ -1,0 +1,148 @@
+"""Opened code: what a walk does with functions, classes and modules."""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from capture.guards.guard import Guard, itself
+from capture.guards.names_used import OF_ALL_CLASSES, place_of
+from capture.guards.read_walk import CLOSED, HANDLE, HEAP, IMMUTABLE, ReadWalk, always, and_wrapped, opens_of_library
+from capture.key.code_names import MISSING
+from capture.key.packages import is_library, package_of
+from capture.key.pytree import PLAIN_TYPES
+from capture.state.source import Source
+from capture.torch_private.dynamo import COMPILERS
+
+_OF_ALL_MODULES = frozenset({"__builtins__", "__spec__", "__loader__", "__cached__"})
+_COMPILED = "_torchdynamo_orig_callable"
+"""In the ``__dict__`` of a function that ``torch.compile`` made; without it, its globals and cells are not guarded."""
+_DISABLED = "_torchdynamo_disable"
+
+
+def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
+    """Its code, its defaults, and its closure cells, where it ran."""
+    if HANDLE in value.__dict__:
+        walk.enter(getattr(value.__dict__[HANDLE], "function", None), path)
+    if _COMPILED in value.__dict__ and _has_run_compiled(walk, value):
+        walk.enter_compiled(value.__dict__[_COMPILED], path)
+    if not is_library(package_of(value.__module__)):
+        _attributes_of_function(walk, value)
+    if value.__code__ not in walk.names.codes:
+        if walk.is_static and not is_library(package_of(value.__module__)):
+            walk.note_as_run(value)
+        return
+    walk.functions.append(value)
+    for default in (*(value.__defaults__ or ()), value.__kwdefaults__ or {}):
+        walk.enter_value(default, f"a default of {value.__qualname__}")
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+        if id(cell) not in walk.seen:
+            walk.seen.add(id(cell))
+            walk.kept.append(cell)
+            _cell(walk, cell, f"{value.__qualname__}:{name}" if path else name)
+
+
+def _attributes_of_function(walk: ReadWalk, value: types.FunctionType) -> None:
+    """What is kept on a function itself. One that is captured would be kept alive by its ``__dict__``."""
+    wanted, own = walk.names.of_packages(()), value.__dict__
+    wanted -= {HANDLE, _COMPILED, *walk.always_set(id(value))}
+    names, kept, kinds = walk.columns(id(value), own, wanted, value.__qualname__)
+    holder: Any = weakref.ref(value) if HANDLE in own else own
+    source = itself(holder, value.__qualname__)
+    walk.add(Guard("names", source, (wanted, names, kept, kinds)), weakref.ref(value))
+
+
+def _has_run_compiled(walk: ReadWalk, value: types.FunctionType) -> bool:
+    """What ``torch.compile`` made of it ran, or may have run inside of such a part. What ``torch.compiler.disable``
+    makes has that form, too, and runs as it is written."""
+    if value.__dict__.get(_DISABLED):
+        return False
+    codes = [getattr(one, "__code__", None) for one in and_wrapped(value.__dict__[_COMPILED])]
+    known = [place_of(one) for one in codes if type(one) is types.CodeType]
+    return walk.is_static or not known or not walk.names.places.isdisjoint(known)
+
+
+def _cell(walk: ReadWalk, cell: types.CellType, path: str) -> None:
+    try:
+        held = cell.cell_contents
+    except ValueError:
+        read = functools.partial(_is_empty, cell)
+        walk.found.guards.append(Guard("value", Source("call", read, None, path), True))
+        return
+    walk.guard_place((id(cell), None), held, Source("closure", cell, None, path))
+
+
+def open_class(walk: ReadWalk, kind: type, _: str) -> None:
+    """What code can have read of a class itself, or through its objects."""
+    module: Any = kind.__module__
+    if kind.__flags__ & (HEAP | IMMUTABLE) != HEAP or package_of(module) in CLOSED:
+        return
+    if type(module) is str and module.startswith(COMPILERS):
+        return
+    for base in kind.__mro__[1:-1]:
+        walk.enter(base, base.__qualname__)
+    wanted = walk.names.of_own_class(kind)
+    if walk.names.is_computed and not is_library(package_of(kind.__module__)):
+        wanted |= frozenset(kind.__dict__) - OF_ALL_CLASSES
+        walk.found.guards.append(Guard("length", itself(kind.__dict__, kind.__qualname__), len(kind.__dict__)))
+    if walk.names.matches:
+        walk.more_names.update(one for one in kind.__dict__.get("__match_args__", ()) if type(one) is str)
+    walk.classes.append(kind)
+    wanted -= walk.always_set(id(kind))
+    names, kept, kinds = walk.columns(id(kind), kind.__dict__, wanted, kind.__qualname__, kind)
+    walk.add(Guard("names", itself(kind, kind.__qualname__), (wanted, names, kept, kinds)), lambda: kind)
+    _attributes_of_metaclass(walk, kind)
+
+
+def _attributes_of_metaclass(walk: ReadWalk, kind: type) -> None:
+    if type(kind) is not type:
+        metaclass: type = type(kind)
+        for one in metaclass.__mro__:
+            if one not in (type, object):
+                walk.enter(one, one.__qualname__)
+
+
+def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
+    """What users' code reads of a module that it imported."""
+    if package_of(module.__name__) in CLOSED:
+        return
+    own, package = module.__dict__, package_of(module.__name__)
+    users, wanted = walk.names.of_packages(()), walk.names.of_packages([package])
+    prefix = f"{module.__name__}."
+    if is_library(package):
+        there = {name for name in wanted if name in own} | (walk.names.asked - own.keys())
+        walk.guard_members(own, sorted(there), prefix, lambda name, one: name in users and opens_of_library(name, one))
+        if type(module) is not types.ModuleType:
+            computed = dir(type(module)) if walk.names.is_computed else ()
+            _given_by_class(walk, module, (users | {*computed}) - own.keys(), prefix)
+        return
+    wanted |= {"__getattr__"}  # what is looked up where a name is absent
+    if walk.names.is_computed:
+        wanted |= own.keys() - OF_ALL_CLASSES
+        walk.found.guards.append(Guard("length", itself(own, module.__name__), len(own)))
+    walk.guard_members(own, sorted(wanted - _OF_ALL_MODULES), prefix, always)
+
+
+def _given_by_class(walk: ReadWalk, module: types.ModuleType, wanted: Iterable[str], prefix: str) -> None:
+    """What a module of a class of its own gives for names that it does not have, but its class or a module behind
+    it does, as torch's modules of switches do. One that makes what it is asked for, as ``torch.ops``, has none."""
+    behind = [vars(one) for one in vars(module).values() if type(one) is types.ModuleType]
+    known = set().union(*map(vars, type(module).__mro__[:-2]), *behind)
+    for name in sorted(known.intersection(wanted)):
+        value = MISSING if name[:2] == "__" else getattr(module, name, MISSING)
+        if type(value) in PLAIN_TYPES:
+            read = functools.partial(getattr, module, name, MISSING)
+            walk.found.guards.append(Guard("value", Source("call", read, None, f"{prefix}{name}"), value))
+        elif value is not MISSING and opens_of_library(name, value):
+            walk.enter_value(value, f"{prefix}{name}")
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - raises where it is empty
+    except ValueError:
+        return True
+    return False

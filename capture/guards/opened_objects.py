@@ -1,0 +1,211 @@
+"""Opened objects: what a walk does with methods, containers, caches, references and the like."""
+
+from __future__ import annotations
+
+import array
+import contextvars
+import functools
+import gc
+import operator
+import sys
+import threading
+import types
+import weakref
+from typing import Any
+
+from capture.guards.guard import Guard
+from capture.guards.opened_code import open_class, open_function, open_module
+from capture.guards.read_walk import SEQUENCES, Opener, ReadWalk, always, item_key
+from capture.key import numpy_arrays
+from capture.key.code_names import MISSING
+from capture.native import native
+from capture.state.source import Source
+
+
+def _method(walk: ReadWalk, value: types.MethodType, path: str) -> None:
+    walk.enter(value.__func__, path)
+    walk.enter(value.__self__, f"{path}.__self__")
+
+
+def _builtin_method(walk: ReadWalk, value: types.BuiltinFunctionType, path: str) -> None:
+    """Such as ``runs.append``: what it works on. Of a module, it may be a getter of torch's."""
+    walk.builtins.add(value.__name__)
+    if not isinstance(value.__self__, types.ModuleType | None):
+        walk.enter(value.__self__, f"{path}.__self__")
+
+
+def _partial(walk: ReadWalk, value: functools.partial[Any], path: str) -> None:
+    for name in ("func", "args", "keywords"):
+        walk.enter(getattr(value, name), f"{path}.{name}")
+
+
+def _each(walk: ReadWalk, values: Any, path: str) -> None:
+    plain: Any = tuple if issubclass(type(values), tuple) else frozenset
+    for at, one in enumerate(plain.__iter__(values)):
+        walk.enter_value(one, f"{path}[{at}]")
+
+
+def _dict(walk: ReadWalk, value: dict[Any, Any], path: str) -> None:
+    before = walk.rebuilt.get(id(value))
+    if id(value) in walk.rebuilt and before is None:
+        return
+    name = dict.get(value, "__name__")
+    module = sys.modules.get(name) if type(name) is str else None
+    if module is not None and getattr(module, "__dict__", None) is value:  # as guards of Dynamo's get it
+        walk.enter(module, path)
+        return
+    if id(value) in walk.by_name and before is None and not walk.names.is_computed:
+        named = walk.names.of_packages(["torch"])
+        walk.guard_members(value, sorted(name for name in value if name in named), f"{path}.", always)
+    elif value or before is not None:
+        walk.guard_table(value, path, before=before)
+    else:
+        walk.empty.append(value)
+
+
+def _sequence(walk: ReadWalk, value: Any, path: str) -> None:
+    before = walk.rebuilt.get(id(value))
+    if id(value) in walk.rebuilt and before is None:
+        return
+    plain = next(one for one in SEQUENCES if issubclass(type(value), one))
+    members = tuple(plain.__iter__(value)) if before is None else before.before
+    expected = [walk.expect(item_key(value, at), member, f"{path}[{at}]") for at, member in enumerate(members)]
+    kept, kinds = tuple([member for member, _ in expected]), tuple([kind for _, kind in expected])
+    if before is None and plain is list:
+        for at, member in enumerate(members):
+            walk.note_object(member, f"{path}[{at}]", value, at)
+    walk.found.guards.append(Guard("sequence", Source("root", value, plain, path), (kept, kinds)))
+
+
+def _wrapped(walk: ReadWalk, value: Any, path: str) -> None:
+    walk.enter(value.__func__, path)
+
+
+def _property(walk: ReadWalk, value: property, path: str) -> None:
+    for part in (value.fget, value.fset):
+        walk.enter(part, path)
+
+
+def _cache(walk: ReadWalk, value: Any, path: str) -> None:
+    """``functools.lru_cache``: what it holds, and that nothing came or went."""
+    walk.enter(value.__wrapped__, path)
+    info = value.cache_info()
+    read = functools.partial(_cache_state, value)
+    walk.found.guards.append(Guard("value", Source("call", read, None, f"{path}.cache_info()"), info.misses))
+    for part in gc.get_referents(value):
+        if isinstance(part, dict) and part is not value.__dict__:
+            for held in part.values():
+                walk.enter_value(held, f"{path}()")
+        elif part is not value.__wrapped__:
+            walk.enter_value(part, f"{path}()")
+
+
+def _context(walk: ReadWalk, value: contextvars.ContextVar[Any], path: str) -> None:
+    held = value.get(MISSING)
+    source = Source("context", value, None, path)
+    if held is MISSING:
+        read = functools.partial(value.get, MISSING)
+        walk.found.guards.append(Guard("value", Source("call", read, None, path), MISSING))
+    else:
+        walk.guard_place((id(value), None), held, source)
+
+
+def _reference(walk: ReadWalk, value: weakref.ref[Any], path: str) -> None:
+    held = value()
+    if held is not None:
+        walk.enter(held, path)
+    walk.found.guards.append(
+        Guard("value", Source("call", functools.partial(_is_dead, value), None, path), held is None)
+    )
+
+
+def _proxy(walk: ReadWalk, value: Any, path: str) -> None:
+    held = native.referent(value)
+    if held is not None:
+        walk.enter(held, path)
+    is_dead = functools.partial(_proxy_is_dead, value)
+    walk.found.guards.append(Guard("value", Source("call", is_dead, None, path), held is None))
+
+
+def _getter(walk: ReadWalk, value: Any, path: str) -> None:
+    """Its names are in no code. Those that ``operator.itemgetter`` has need not be: all members are guarded."""
+    walk.more_names.update(part for name in value.__reduce__()[1] if type(name) is str for part in name.split("."))
+
+
+def _buffer(walk: ReadWalk, value: array.array[Any], path: str) -> None:
+    if len(value) * value.itemsize > numpy_arrays.MOST_BYTES:
+        walk.found.obstacle = walk.found.obstacle or ("the content of a large array", path)
+        return
+    read = functools.partial(_same_bytes, value, value.tobytes())
+    walk.found.guards.append(Guard("value", Source("call", read, None, path), True))
+
+
+def _array(walk: ReadWalk, value: Any, path: str) -> None:
+    """An array is written in place: what counts is its content."""
+    content = numpy_arrays.content(value)
+    if content is None:
+        walk.found.obstacle = walk.found.obstacle or ("the content of a large array", path)
+        return
+    read = functools.partial(_same_content, value, content)
+    walk.found.guards.append(Guard("value", Source("call", read, None, path), True))
+
+
+def _view(walk: ReadWalk, value: Any, path: str) -> None:
+    for held in gc.get_referents(value):
+        walk.enter_value(held, path)
+
+
+def _thread_local(walk: ReadWalk, value: threading.local, path: str) -> None:
+    """What this thread has there: recordings are of one thread."""
+    own = value.__dict__
+    walk.guard_names(own, own, walk.names.of_class(type(value)), path)
+
+
+def _cache_state(cache: Any) -> int:
+    return int(cache.cache_info().misses)
+
+
+def _is_dead(reference: weakref.ref[Any]) -> bool:
+    return reference() is None
+
+
+def _proxy_is_dead(proxy: Any) -> bool:
+    return native.referent(proxy) is None
+
+
+def _same_bytes(value: array.array[Any], known: bytes) -> bool:
+    return value.tobytes() == known
+
+
+def _same_content(value: Any, known: tuple[Any, ...]) -> bool:
+    return numpy_arrays.content(value) == known
+
+
+OPENED: tuple[tuple[Any, Opener], ...] = (
+    (types.FunctionType, open_function),
+    (type, open_class),
+    (types.ModuleType, open_module),
+    (dict, _dict),
+    ((tuple, frozenset), _each),
+    (SEQUENCES, _sequence),
+    (types.MethodType, _method),
+    (types.BuiltinFunctionType, _builtin_method),
+    (functools.partial, _partial),
+    (bytearray, _array),
+    (functools._lru_cache_wrapper, _cache),
+    (contextvars.ContextVar, _context),
+    (weakref.ref, _reference),
+    (types.MappingProxyType, _view),
+    ((staticmethod, classmethod), _wrapped),
+    (property, _property),
+    (threading.local, _thread_local),
+    ((operator.attrgetter, operator.methodcaller), _getter),
+    (array.array, _buffer),
+    (weakref.ProxyTypes, _proxy),
+)
+
+
+def opener_of(kind: type) -> Opener | None:
+    """How objects of this class are gone into."""
+    found = next((open_it for of, open_it in OPENED if issubclass(kind, of)), None)
+    return _array if found is None and numpy_arrays.is_array_type(kind) else found

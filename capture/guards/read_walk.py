@@ -1,0 +1,548 @@
+"""Read walk: from what is the same in each call, breadth first, to all that a body can have read.
+
+``opened_code`` and ``opened_objects`` go into functions, classes, modules, containers and the like; here is what is
+done with names, attributes and members, whoever keeps them.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import sys
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+
+from capture.guards.guard import Guard, Referent, itself
+from capture.guards.names_used import Names
+from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced
+from capture.key.code_names import MISSING
+from capture.key.input_places import InputPlace, may_be_input
+from capture.key.packages import is_library, package_of
+from capture.key.pytree import PLAIN_TYPES
+from capture.state.snapshot import Members
+from capture.state.source import Source
+from capture.torch_private.dynamo import COMPILERS
+from capture.torch_private.getters import asked_of_torch
+
+HEAP, IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and not to be changed
+CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "socket", "re", "typing", "abc",
+                     "concurrent", "multiprocessing", "asyncio", "capture", "importlib", "warnings",
+                     "inspect", "contextlib"})  # fmt: skip
+"""Packages whose objects are not opened: machinery that has no part in what a body computes, or our own."""
+_STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", *COMPILERS)
+"""Whose objects count their steps in attributes, and have switches or guards of their own."""
+_NOT_OPENED = (
+    torch.Tensor, torch.Generator, torch.Stream, torch.Event, torch.UntypedStorage, torch.device,
+    types.CodeType, types.FrameType, types.GeneratorType, types.TracebackType,
+)  # fmt: skip
+_WITH_GUARDS = (torch.Tensor, torch.Generator)
+SEQUENCES: tuple[Any, ...] = (list, set, deque)
+_SMALL = 64  # members of a library's container
+HANDLE = "__capture__"  # in the ``__dict__`` of a function that is captured
+MOST_OBJECTS = 50_000
+"""That a walk opens, some 10 us each: a model's config and layers are hundreds, a data set is millions. Beyond it the
+call is eager, as its guards would take longer than its operators."""
+Opener = Callable[["ReadWalk", Any, str], None]
+"""Goes into an object, which is reached by this path."""
+
+
+@frozen(eq=False)
+class OfClass:
+    """What a walk does with objects of one class."""
+
+    open: Opener | None
+    has_attributes: bool
+    is_closed: bool
+    """Of a package whose objects are not looked into."""
+    is_module: bool
+    is_users: bool
+    """Made by a ``class`` statement: its objects may be given another class, or another ``__dict__``."""
+    has_slots: bool
+    wanted: frozenset[str]
+    """Names that may have been looked up in its objects."""
+
+
+@define(eq=False)
+class ReadWalk:
+    """One walk, breadth first, from what is known to be the same in each call with this key."""
+
+    names: Names
+    changed: dict[Key, Any]
+    """Places that the body itself gave another value, with the one before: that has to be there again if it is a plain
+    one, and of others one of its class."""
+    rebuilt: Mapping[int, Members | None]
+    """Containers whose members the body changed, by ``id``, with those that it had, where these count."""
+    tensors: Collection[int]
+    """``id`` of tensors that have guards of their own."""
+    opener: Callable[[type], Opener | None]
+    """How objects of a class are gone into."""
+    is_static: bool = False
+    """Functions that are reached count as if they had run."""
+    compiled: list[types.FunctionType] = field(factory=list)
+    """Functions that are compiled, or that compiled ones may call, and whose code is in no names yet."""
+    counted: Collection[str] = ()
+    """See ``Place``."""
+    by_name: Collection[int] = ()
+    """``id`` of dicts of which only those members count whose names the code mentions."""
+    more_names: set[str] = field(factory=set)
+    """What objects such as ``operator.attrgetter`` look up."""
+    found: Read = field(factory=Read)
+    _changed_in: dict[int, dict[Any, Any]] = field(factory=dict)
+    seen: set[int] = field(factory=set)
+    _queue: deque[tuple[Any, str]] = field(factory=deque)
+    _classes_met: dict[type, OfClass] = field(factory=dict)
+    kept: list[Any] = field(factory=list)
+    """Keeps what was seen, so that no ``id`` comes twice."""
+    empty: list[Any] = field(factory=list)
+    functions: list[types.FunctionType] = field(factory=list)
+    classes: list[type] = field(factory=list)
+    _objects: list[tuple[Any, dict[str, Any] | None]] = field(factory=list)
+    """With their ``__dict__``, where the guards on its names do not look it up."""
+    _other_tensors: dict[int, torch.Tensor] = field(factory=dict)
+    builtins: set[str] = field(factory=set)
+    """Names of functions in C that were found as values."""
+
+    # --------------------------------------------------------------------------------------------------- from the top
+
+    def begin(self, function: Any, starts: Iterable[tuple[Any, str]], scopes: Iterable[dict[str, Any]]) -> None:
+        """Go from the function that is captured, from these objects, and from globals. The first one's globals have
+        plain names."""
+        for (keeper, name), before in self.changed.items():
+            self._changed_in.setdefault(keeper, {})[name] = before
+        own = getattr(function, "__globals__", None)
+        self.enter(function, "" if isinstance(function, types.FunctionType) else "function")
+        for value, path in starts:
+            self.enter(value, path)
+        for scope in scopes:
+            module = scope.get("__name__", "a module")
+            self._scope(scope, "" if scope is own else f"{module}.")
+        self._scope(vars(sys.modules["builtins"]), "builtins.")
+        while self._queue:
+            value, path = self._queue.popleft()
+            if len(self.seen) > MOST_OBJECTS:
+                self.found.obstacle = (f"more than {MOST_OBJECTS:,} objects", path)
+                break
+            self._open(value, path)
+        self._finish()
+
+    def _scope(self, scope: dict[str, Any], prefix: str) -> None:
+        """Globals: names that code in this module looked up, or in any module where they are built in."""
+        if package_of(scope.get("__name__")) in CLOSED and prefix != "builtins.":
+            return
+        if prefix == "builtins.":
+            wanted = {name for other, names in self.names.scopes.values() for name in names if name not in other}
+        else:
+            wanted = self.names.scopes[id(scope)][1]
+        is_theirs = is_library(package_of(scope.get("__name__")))
+        self.guard_members(scope, sorted(wanted), prefix, opens_of_library if is_theirs else always)
+
+    def guard_members(
+        self, scope: dict[str, Any], wanted: Iterable[str], prefix: str, opens: Callable[[str, Any], bool]
+    ) -> None:
+        """``opens``: by name and value, whether to go into it."""
+        absent, there = [], []
+        for name in wanted:
+            value = scope.get(name, MISSING)
+            if (id(scope), name) in self.names.stored:
+                continue
+            before = self.changed.get((id(scope), name), value)
+            if type(before) is Replaced and name in self.names.set_only:
+                continue
+            before = before_of(before)
+            if before is MISSING:
+                absent.append(name)
+            elif type(before) is Counted:
+                read = functools.partial(_is_a, scope, name, before.kind)
+                self.found.guards.append(Guard("value", Source("call", read, None, f"{prefix}{name}"), True))
+            elif (id(scope), name) in self.changed:
+                if type(before) in PLAIN_TYPES:
+                    there.append((name, before))
+            elif not self._has_own_guard(value):
+                there.append((name, value))
+                self.note_object(value, f"{prefix}{name}", scope, name)
+                if opens(name, value):
+                    self.enter_value(value, f"{prefix}{name}")
+        if absent or there:
+            guard = Guard("members", itself(scope, prefix.rstrip(".") or "globals"), (tuple(absent), tuple(there)))
+            self.add(guard, lambda: scope)
+
+    def add(self, guard: Guard, keeper: Callable[[], Any]) -> None:
+        self.found.guards.append(guard)
+        self.found.places.all.append(Place(guard, keeper, self.counted))
+
+    def _finish(self) -> None:
+        guards = self.found.guards
+        if self.empty:  # one guard for all is made and looked at fastest
+            guards.append(Guard("empty", itself(tuple(self.empty), "what was empty")))
+        if self.functions:
+            functions = tuple(self.functions)
+            parts = [part for one in functions for part in (one.__code__, one.__defaults__, one.__kwdefaults__)]
+            guards.append(Guard("functions", itself(functions, "code and defaults"), tuple(parts)))
+        if self.classes:
+            guards.append(
+                Guard("bases", itself(tuple(self.classes), "bases"), tuple([o.__mro__ for o in self.classes]))
+            )
+        if self._objects:
+            objects = tuple([_weakly(one) for one, _ in self._objects])
+            kinds, owns = tuple([type(one) for one, _ in self._objects]), tuple([own for _, own in self._objects])
+            guards.append(Guard("classes", itself(objects, "classes"), (kinds, owns)))
+        if id(vars(abc)) in self.names.scopes:  # an abstract class was asked: C code keeps what is registered with it
+            read = abc.get_cache_token
+            guards.append(Guard("value", Source("call", read, None, "registered with abstract classes"), read()))
+        for path, read, value in asked_of_torch(self.names.of_packages(self.names.by_package) | self.builtins):
+            guards.append(Guard("value", Source("call", read, None, path), value))
+        if self._other_tensors:
+            same = OtherTensors(list(self._other_tensors.values()))
+            guards.append(Guard("value", Source("call", same, None, "tensors that no operator read"), True))
+        closed = {id(one) for one in self.kept if issubclass(type(one), (types.FunctionType, types.ModuleType, type))}
+        self.found.opened = frozenset(self.seen - closed)
+
+    # -------------------------------------------------------------------------------------------------- what is opened
+
+    def enter(self, value: Any, path: str) -> None:
+        kind = type(value)  # not ``isinstance``, which asks the object: a weak proxy answers for another one
+        if kind in PLAIN_TYPES or id(value) in self.seen or issubclass(kind, _NOT_OPENED):
+            return
+        self.seen.add(id(value))
+        self.kept.append(value)
+        if (kind is dict or kind is OrderedDict) and not value:  # a module has ten of them, its tables of hooks
+            self._open(value, path)
+            return
+        self._queue.append((value, path))
+
+    def _open(self, value: Any, path: str) -> None:
+        kind = type(value)
+        met = self._classes_met.get(kind) or self.of_class(kind)
+        if met.open is not None:
+            met.open(self, value, path)
+        if met.has_attributes:
+            self.attributes(value, met, path)
+
+    def of_class(self, kind: type) -> OfClass:
+        """With the first object of a class that is not closed, its classes are gone into, too."""
+        made = self._classes_met.get(kind)
+        if made is not None:
+            return made
+        has_attributes = not issubclass(kind, (type, types.ModuleType, types.FunctionType))
+        module: Any = kind.__module__
+        is_closed = package_of(module) in CLOSED or (type(module) is str and module.startswith(_STEPS_ASIDE))
+        if has_attributes and not is_closed:
+            for base in kind.__mro__[:-1]:
+                self.enter(base, base.__qualname__)
+        made = self._classes_met[kind] = OfClass(
+            self.opener(kind), has_attributes, is_closed, issubclass(kind, torch.nn.Module),
+            kind.__flags__ & (HEAP | IMMUTABLE) == HEAP and not issubclass(kind, weakref.ref),
+            any(base.__flags__ & HEAP and "__slots__" in base.__dict__ for base in kind.__mro__[:-1]),
+            self.names.of_class(kind) if has_attributes and not is_closed else frozenset(),
+        )  # fmt: skip
+        return made
+
+    def enter_value(self, value: Any, path: str) -> None:
+        if not self._is_other_tensor(value):
+            self.enter(value, path)
+
+    def _is_other_tensor(self, value: Any) -> bool:
+        """A tensor that no operator read: Python code may look at its metadata. Its values do not count."""
+        if not issubclass(type(value), torch.Tensor):
+            return False
+        self._attributes_of_tensor(value)
+        if self._has_own_guard(value):
+            return False
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
+            self._other_tensors[id(value)] = value
+        return True
+
+    def _has_own_guard(self, value: Any) -> bool:
+        """It is one of ``tensors``, among which are generators."""
+        if issubclass(type(value), _WITH_GUARDS):
+            self.found.tensors.add(id(value))
+        return id(value) in self.tensors
+
+    def _attributes_of_tensor(self, value: torch.Tensor) -> None:
+        """What users' code put on it. Most have nothing, and only code that asks can tell that there is something."""
+        own = None if id(value) in self.seen else dict_of(value)
+        if own is None or not (own or self.names.asked):
+            return
+        self.seen.add(id(value))
+        self.kept.append(value)
+        if own:
+            self.guard_names(value, own, self.names.of_packages(()), "an attribute of a tensor")
+        else:
+            self.empty.append(own)
+
+    def note_object(self, value: Any, path: str, keeper: Any, name: Any, *, is_attribute: bool = False) -> None:
+        """Unless the body itself puts it there."""
+        if may_be_input(value):
+            get = (_weak_or_none(keeper) if is_attribute else None) or (lambda: keeper)
+            held = _weak_or_none(value) or (lambda: value)
+            self.found.places.objects.append((InputPlace(path, get, name, is_attribute), held))
+
+    def expect(self, key: Key, value: Any, path: str) -> tuple[Any, type | None]:
+        """What has to be here again, which is gone into; or a class of which anything may be here."""
+        if key in self.changed:
+            value = self.changed[key]
+            if type(value) is Counted:
+                return None, value.kind
+            value = value.before if type(value) is Replaced else value
+            return (value, None) if type(value) in PLAIN_TYPES else (None, type(value))
+        if id(value) in self.rebuilt and self.rebuilt[id(value)] is None:
+            return None, type(value)
+        self.enter_value(value, path)
+        return (None, type(value)) if self._has_own_guard(value) else (value, None)
+
+    # ------------------------------------------------------------------------------------------------------ attributes
+
+    def attributes(self, value: Any, of_class: OfClass, path: str) -> None:
+        """What is in the object's ``__dict__`` and slots, and in its classes."""
+        kind, own = type(value), dict_of(value)
+        if of_class.is_closed:
+            if own is not None and of_class.is_module:  # such as what ``torch.compile`` puts around one
+                self._module(own, path)
+                self._compiled_module(own)
+            return
+        if of_class.is_users:
+            self._objects.append((value, None if own is None or _handle_of(own.get("forward")) else own))
+        if own is not None:
+            if of_class.is_module:
+                self._module(own, path)
+                if self.is_static and type(kind.forward) is types.FunctionType:
+                    self.note_as_run(kind.forward)
+            if own or of_class.is_users or id(value) in self._changed_in:
+                self.guard_names(value, own, of_class.wanted, path)
+            else:  # of a class of Python's, such as ``OrderedDict``: hardly anybody puts something on it
+                self.empty.append(own)
+        if of_class.has_slots:
+            self._slots(value, kind, of_class.wanted, path)
+
+    def guard_names(self, value: Any, own: dict[str, Any], wanted: frozenset[str], path: str) -> None:
+        if self.names.is_computed:
+            wanted |= frozenset(own)
+            if id(value) not in self._changed_in:
+                self.found.guards.append(Guard("length", itself(own, path), len(own)))
+        handle = _handle_of(own["forward"]) if "forward" in own else None
+        is_captured = handle is not None
+        if is_captured:  # a captured instance, which its own ``__dict__`` would keep alive
+            wanted -= {"forward"}
+            self._captured(value, handle, path)
+        wanted -= self.always_set(id(value))
+        names, kept, kinds = self.columns(id(value), own, wanted, path, value if value is not own else None)
+        if value is own:  # of a thread
+            for name, value_there in zip(names, kept, strict=True):
+                self.note_object(value_there, f"{path}.{name}", own, name)
+        keeper = _weak_or_none(value)
+        holder = keeper if is_captured and keeper is not None else own
+        expected = (wanted, names, kept, kinds)
+        self.add(Guard("names", itself(holder, path), expected), keeper if keeper is not None else lambda: own)
+
+    def always_set(self, keeper: int) -> frozenset[str]:
+        """Names there to which the body gives tensors, and which no code looks up."""
+        changed = self._changed_in.get(keeper, {})
+        return frozenset(
+            [name for name, before in changed.items() if type(before) is Replaced and name in self.names.set_only]
+        )
+
+    def columns(
+        self, keeper: int, own: Mapping[str, Any], wanted: frozenset[str], path: str, holder: Any = None
+    ) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[type | None, ...]]:
+        """Names that are there, their values, and classes, where they count instead."""
+        there = {name: value for name, value in own.items() if name in wanted}
+        is_changed = keeper in self._changed_in
+        if is_changed:
+            there |= {name: before for name, before in self._changed_in[keeper].items() if name in wanted}
+            there = {name: value for name, value in there.items() if before_of(value) is not MISSING}
+        values, kinds, seen = list(there.values()), list[type | None](), self.seen
+        for at, (name, value) in enumerate(there.items()):
+            kind = type(value)
+            if holder is not None and kind not in PLAIN_TYPES and (keeper, name) not in self.changed:
+                self.note_object(value, f"{path}.{name}" if path else name, holder, name, is_attribute=True)
+            if not is_changed and (kind in PLAIN_TYPES or (id(value) in seen and not issubclass(kind, _WITH_GUARDS))):
+                kinds.append(None)  # the common case of the one below
+                continue
+            values[at], kept = self.expect((keeper, name), value, f"{path}.{name}" if path else name)
+            kinds.append(kept)
+        return tuple(there), tuple(values), tuple(kinds)
+
+    def _captured(self, value: Any, handle: Any, path: str) -> None:
+        source = Source("weak", weakref.ref(value), "forward", f"{path}.forward")
+        self.found.guards.append(Guard("object", source, Referent.of(value.__dict__["forward"])))
+        self.enter(getattr(handle, "function", None), f"{path}.forward")
+
+    def _slots(self, value: Any, kind: type, wanted: frozenset[str], path: str) -> None:
+        for base in kind.__mro__[:-1]:
+            if not base.__flags__ & HEAP or "__slots__" not in base.__dict__:
+                continue
+            for name, slot in base.__dict__.items():
+                if type(slot) is not types.MemberDescriptorType or (name not in wanted and not self.names.is_computed):
+                    continue
+                try:
+                    held = slot.__get__(value, kind)
+                except AttributeError:
+                    read = functools.partial(_is_unset, slot, value)
+                    self.found.guards.append(Guard("value", Source("call", read, None, f"{path}.{name}"), True))
+                    continue
+                self.guard_place((id(value), name), held, Source("slot", value, slot, f"{path}.{name}"))
+
+    def _module(self, own: dict[str, Any], path: str) -> None:
+        """A module's submodules, and the parameters and buffers that it has."""
+        for name in ("_modules", "_parameters", "_buffers"):
+            table = own.get(name)
+            if isinstance(table, dict):
+                self.seen.add(id(table))
+                if table:
+                    self.guard_table(table, path, is_tensors=name != "_modules")
+                else:
+                    self.empty.append(table)
+
+    def guard_table(
+        self, table: dict[Any, Any], path: str, *, is_tensors: bool = False, before: Members | None = None
+    ) -> None:
+        """All members of a dict, in order. Of a module's tensors, those that its code can name have to be there.
+        ``before``: those that it had, if the body changed them."""
+        expected: list[tuple[Any, type | None]] = []
+        items = list(dict.items(table)) if before is None else list(zip(before.keys, before.before, strict=True))
+        items = [
+            (key, member) for key, member in items if before_of(self.changed.get(item_key(table, key))) is not MISSING
+        ]
+        for key, member in items:
+            place = f"{path}.{key}" if type(key) is str and not key.isdigit() else f"{path}[{_key_text(key)}]"
+            is_unnamed = is_tensors and key not in self.names.by_package.get("", ())
+            if is_unnamed and issubclass(type(member), torch.Tensor) and not self._has_own_guard(member):
+                expected.append((None, type(member)))
+                continue
+            expected.append(self.expect(item_key(table, key), member, place))
+            if not is_tensors and item_key(table, key) not in self.changed:
+                self.note_object(member, place, table, key)
+            if not is_tensors and type(key) is not str:
+                self.enter_value(key, f"a key of {path}")
+        keys = tuple([key for key, _ in items])
+        values, kinds = tuple([value for value, _ in expected]), tuple([kind for _, kind in expected])
+        self.found.guards.append(Guard("table", itself(table, path), (keys, values, kinds)))
+        if type(table) is OrderedDict and len(keys) > 1:  # has an order beside that of the dict
+            source = Source("root", table, OrderedDict, path)
+            order = tuple(table) if before is None and len(keys) == len(table) else keys
+            self.found.guards.append(Guard("sequence", source, (order, (None,) * len(keys))))
+
+    def guard_place(self, key: Key, held: Any, source: Source) -> None:
+        """A place of its own."""
+        value, kind = self.expect(key, held, source.path)
+        if key not in self.changed and source.kind in ("closure", "context"):
+            self.note_object(held, source.path, source.holder, None)
+        if kind is None:
+            weak = issubclass(type(value), (types.FunctionType, torch.nn.Module))
+            guard = Guard("object", source, Referent.of(value)) if weak else Guard("value", source, value)
+            self.found.guards.append(guard)
+        elif type(self.changed.get(key)) is Counted:
+            read = functools.partial(_holds_a, source, kind)
+            self.found.guards.append(Guard("value", Source("call", read, None, source.path), True))
+
+    # ----------------------------------------------------------------------------------------- functions and the like
+
+    def enter_compiled(self, original: Any, path: str) -> None:
+        """What ``torch.compile`` got. It runs as other code, by values that it found when it was compiled."""
+        self.enter(original, path)
+        for function in and_wrapped(original):
+            if type(function) is types.FunctionType:
+                self.note_as_run(function)
+
+    def _compiled_module(self, own: dict[str, Any]) -> None:
+        """The module in one that ``torch.compile`` made."""
+        original = own["_modules"].get("_orig_mod")
+        if original is not None:
+            self.enter_compiled(type(original).forward, "")
+
+    def note_as_run(self, function: types.FunctionType) -> None:
+        """What torch's own functions, and Triton's, read in a compiled part is its compiler's business: behind them lie
+        all modules of both."""
+        package = package_of(function.__module__)
+        is_apart = package in CLOSED or is_library(package) or package == "triton"
+        if not is_apart and function.__code__ not in self.names.codes:
+            self.compiled.append(function)
+
+
+def _holds_a(source: Source, kind: type) -> bool:
+    return type(source.get()) is kind
+
+
+def before_of(value: Any) -> Any:
+    return value.before if type(value) is Replaced else value
+
+
+def _is_a(scope: dict[str, Any], name: str, kind: type) -> bool:
+    return type(scope.get(name)) is kind
+
+
+def _is_unset(slot: types.MemberDescriptorType, value: Any) -> bool:
+    try:
+        slot.__get__(value, type(value))
+    except AttributeError:
+        return True
+    return False
+
+
+def _key_text(key: Any) -> str:
+    return str(key) if type(key) in PLAIN_TYPES else type(key).__qualname__
+
+
+def always(_: str, __: Any) -> bool:
+    return True
+
+
+def and_wrapped(original: Any) -> Iterator[Any]:
+    """A function and what it wraps: on torch 2.11 a function of the compiler's own stands around the user's."""
+    seen = list[Any]()
+    while original is not None and all(one is not original for one in seen):
+        seen.append(original)
+        original = getattr(original, "__func__", original)
+        yield original
+        original = getattr(original, "__dict__", {}).get("__wrapped__")
+
+
+def opens_of_library(name: str, value: Any) -> bool:
+    """What a library's module holds is its own business, but for functions, classes, modules, and small containers such
+    as tables of hooks; and for what others put there."""
+    kind = type(value)
+    if issubclass(kind, (types.FunctionType, types.ModuleType, type)):
+        return True
+    if issubclass(kind, (dict, list)):
+        return len(value) <= _SMALL
+    return not is_library(package_of(kind.__module__))
+
+
+def _handle_of(forward: Any) -> Any:
+    """What captures it; None for what is not captured."""
+    function = forward.__func__ if isinstance(forward, types.MethodType) else forward
+    return function.__dict__.get(HANDLE) if isinstance(function, types.FunctionType) else None
+
+
+def dict_of(value: Any) -> dict[str, Any] | None:
+    """The ``__dict__`` of an object, without running what a class may define for it."""
+    if not type(value).__dictoffset__:
+        return None
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return own if type(own) is dict else None
+
+
+def _weak_or_none(value: Any) -> Callable[[], Any] | None:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
+def _weakly(value: Any) -> Any:
+    reference = _weak_or_none(value)
+    return value if reference is None else reference
+
+
+def item_key(container: Any, key: Any) -> Key:
+    """A container of a class of its own may have an attribute with the same name."""
+    return id(container), (item_key, key) if type(container).__dictoffset__ else key
