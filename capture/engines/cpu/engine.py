@@ -27,8 +27,9 @@ from capture.engines.undo import MOST_UNDO
 from capture.key import pytree
 from capture.key.tensor_meta import span_bytes
 from capture.observe import collectives
+from capture.observe.break_notes import IslandBegin
 from capture.observe.described import KeptLeaf
-from capture.observe.dispatch_mode import IslandBegin, ObserveMode
+from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.expectation import Expectation
 from capture.observe.facts_builder import describe
 from capture.observe.host_values import Told

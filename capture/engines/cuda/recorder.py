@@ -23,8 +23,9 @@ from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.segment_run import SegmentRun, seen_by
 from capture.key.tensor_meta import nbytes_of
 from capture.observe import source_location
+from capture.observe.break_notes import IslandBegin
 from capture.observe.collectives import obstacle, registers_segments
-from capture.observe.dispatch_mode import IslandBegin, ObserveMode
+from capture.observe.dispatch_mode import ObserveMode
 from capture.observe.gradient_uses import refuses
 from capture.observe.operator_schema import (
     Operator,

@@ -1,0 +1,177 @@
+"""Notes of breaks: where the host reads values in a way that no operator tells of, and where an island runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import define, evolve, field
+
+from capture.core.facts import CodeLocation, Island, Mutation
+from capture.key.modes import ambient
+from capture.key.pytree import PLAIN_TYPES
+from capture.key.tensor_meta import storage_of
+from capture.observe import host_values, islands, source_location
+from capture.observe.operator_schema import read_text, traits
+from capture.observe.run_notes import RunNotes
+from capture.torch_private.capabilities import generator_id, unseen, without_modes
+
+_NOTHING = contextlib.nullcontext()
+
+
+@define(eq=False)
+class IslandBegin:
+    """What is known of an island that is about to run."""
+
+    name: str
+    where: CodeLocation | None
+    obstacle: str | None = None
+    fix: str = ""
+    before: islands.Before = field(factory=islands.Before)
+    """What the body changed in Python, and the island finds."""
+    versions: dict[int, int | str] = field(factory=dict)
+    """Of memory that the body used so far, by ``id`` of the storage."""
+
+
+class BreakNotes(RunNotes):
+    """What is noted where the host reads values, and around islands."""
+
+    def read_on_host(
+        self, name: str, tensor: torch.Tensor, read: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Code reads values in a way that no operator tells of. Gives what it read."""
+        if self._is_reading or self.is_aside or self.fault is not None or self.looks_away:
+            return read(tensor, *args, **kwargs)
+        told = host_values.told_by(name, tensor)
+        self._is_reading = True  # what it is made of is read with it
+        self.quietly(self._note_reading)(name, tensor if told is not None else None)
+        try:
+            with _NOTHING if told is None else unseen():
+                result = read(tensor, *args, **kwargs)
+                if told is not None:
+                    self.quietly(self._note_read)(name, tensor, told, args, kwargs, result)
+        finally:
+            self._is_reading = False
+        return result
+
+    def _note_reading(self, name: str, tensor: torch.Tensor | None) -> None:
+        self.note_sync(name, compared_on=None if tensor is None else tensor.device.type)
+
+    def _note_read(
+        self, name: str, tensor: torch.Tensor, told: host_values.Told, args: tuple[Any, ...], kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:  # fmt: skip
+        storage, trace = tensor.untyped_storage(), self.trace
+        self._at, trace.plain = None, False
+        self._see_input(tensor, storage, traits(torch.ops.aten.item.default))
+        text = read_text(told(tensor, *args, **kwargs))
+        trace.reads.append(text)
+        trace.note_break("value", name, self._line())
+        trace.sequence.append(f"host.{name}")
+        trace.scalars.append(tuple(map(repr, (*args, *kwargs.items()))))
+        trace.lines.append(self._line())
+        if name in host_values.ARRAYS:
+            self._arrays.add(tensor, result)
+        self.end_at_read(f"host.{name}", text, told, (tensor, *args), kwargs)
+
+    def island(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The body calls a function that is to run eagerly in every replay. Gives its result."""
+        if self.is_aside or self.fault is not None or self.looks_away:
+            return islands.call(function, args, kwargs)
+        before = IslandBegin(islands.name_of(function), source_location.user_location())
+        with unseen():
+            self.quietly(self.begin_island)(before, args, kwargs)
+        self.is_aside = True
+        try:
+            with without_modes():
+                drawn = [generator for generator, _ in self._drawn.values()]
+                outcome, result = islands.perform(function, args, kwargs, generators=drawn, before=before.before)
+        finally:
+            self.is_aside = False
+        found = [result]
+        with unseen():
+            self.quietly(self._end_island)(before, outcome, args, kwargs, found)
+        if outcome.error is not None:
+            raise outcome.error
+        return found[0]
+
+    def begin_island(self, begin: IslandBegin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An island is about to run: what stands in the way of a recording, as far as that is known before it."""
+        try:
+            islands.check_arguments((args, kwargs), self.is_of_every_call)
+        except islands.UnsuitedError as unsuited:
+            begin.obstacle = str(unsuited)
+            begin.fix = "detach" if "gradients" in begin.obstacle else "inside"
+        if self.at_islands is not None:
+            changed, places = self.at_islands.begin()
+            begin.before = islands.Before.now(places)
+            if changed is not None and begin.obstacle is None:
+                begin.obstacle = f"is called after the body changed {changed}, and would see it as it was"
+                begin.fix = "order"
+        if begin.obstacle is None and ambient().values[1:] != self._modes.values[1:]:
+            begin.obstacle = "is called under other modes than the captured function"
+        for key, external in self.trace.externals.items():
+            begin.versions[key] = islands.version_of(external.tensor)
+            if self.keep_undo and external.mutation is None:
+                self.trace.undo.append((external.tensor, external.storage.clone()))
+
+    def is_of_every_call(self, value: Any) -> bool:
+        """The object is the one that each call with this key has in its place, as it is reached from the receiver, from
+        globals and the like: a guard sees to that where code names it. Arguments may be others in each call."""
+        for source, one in list(self.before.sources.values()):
+            if one is value:
+                root = [*source.chain()][-1]
+                return root.kind != "root" or root.path in ("self", "function")
+        return False
+
+    def _end_island(
+        self, begin: IslandBegin, outcome: islands.Outcome, args: tuple[Any, ...], kwargs: dict[str, Any],
+        found: list[Any],
+    ) -> None:  # fmt: skip
+        """It is over. ``found``: its result, in the place of which the body may get another."""
+        trace, known = self.trace, traits(torch.ops.aten.item.default)
+        self._at, trace.plain = begin.where, False
+        if self.at_islands is not None:
+            self.at_islands.end()
+        for generator, state in outcome.generators:
+            self._drawn[generator_id(generator)] = (generator, state)
+        obstacle = begin.obstacle or outcome.unsuited
+        if outcome.error is not None:
+            obstacle = obstacle or f"raises {type(outcome.error).__name__}, which the body catches"
+        fix = begin.fix if begin.obstacle else "clone" if "keeps" in (obstacle or "") else ""
+        trace.islands.append(Island(name=begin.name, where=begin.where, obstacle=obstacle, fix=fix))
+        tensors = list(islands.tensors_of((args, kwargs, begin.before.values)))
+        for tensor in tensors if obstacle is None else ():
+            self._see_input(tensor, tensor.untyped_storage(), known)
+        for key, external in trace.externals.items():
+            wrote = key in begin.versions and islands.version_of(external.tensor) != begin.versions[key]
+            wrote = wrote or any(storage_of(tensors[number]) is external.storage for number, _ in outcome.written)
+            if wrote and external.mutation is None:
+                external.mutation = Mutation(evidence="version", op=f"{begin.name}()", where=begin.where)
+        for tensor in outcome.made or islands.tensors_of(found[0]) if outcome.unsuited else outcome.made:
+            self.note_made(tensor)
+        trace.reads.append(read_text(outcome.told))
+        trace.note_break("island", begin.name, begin.where, outcome.ms)
+        trace.sequence.append(f"island.{begin.name}")
+        trace.scalars.append(tuple(repr(one) for one in (*args, *kwargs.values()) if type(one) in PLAIN_TYPES))
+        trace.lines.append(begin.where)
+        self.end_at_island(begin, obstacle, outcome, args, kwargs, found)
+
+    def note_shared_state(self, paths: list[str]) -> None:
+        """Places that an island changed, and the body, too: which of both did what is not known."""
+        if paths and self.trace.islands:
+            told = f"changes {paths[0]}, which the body changes, too"
+            self.trace.islands = [evolve(one, obstacle=told, fix="order") for one in self.trace.islands]
+
+    def end_at_island(
+        self, begin: IslandBegin, obstacle: str | None, outcome: islands.Outcome, args: tuple[Any, ...],
+        kwargs: dict[str, Any], found: list[Any],
+    ) -> None:  # fmt: skip
+        """A recorder, whose segment ends there, replaces this."""
+
+    def end_at_read(
+        self, name: str, text: str, told: host_values.Told, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """The host got this in a way that no operator tells of. A recorder, whose segment ends there, replaces this."""
