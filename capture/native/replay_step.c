@@ -396,6 +396,8 @@ end:
     return result;
 }
 
+static _Thread_local int on_the_way; /* calls of this thread that are here, from the tree on to their results */
+
 PyObject *steps_take(
     const Steps *self, PyObject *tree, PyObject *const *values, PyObject *const *tensors, const uint64_t *addresses)
 {
@@ -404,15 +406,24 @@ PyObject *steps_take(
     Lists at;
     if (lists_of(tree, &at) < 0)
         return left_to_python(self->miss);
+    on_the_way++;
     int begun = begins(self, tree, &at);
     node = begun <= 0 ? NULL : fitting(self, tree, &at, addresses, &view);
     if (node != NULL)
         result = run(self, node, view, tree, &at, values, tensors, addresses);
     else
         result = PyErr_Occurred() ? left_to_python(self->miss) : Py_NewRef(self->miss);
+    on_the_way--;
     Py_XDECREF(node);
     Py_XDECREF(view);
     return result;
+}
+
+/* Nothing that such a call may use is given up meanwhile: the collector may ask for it between any two steps. */
+static PyObject *py_is_on_the_way(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    (void)module;
+    return PyBool_FromLong(on_the_way);
 }
 
 int are_seen(const Steps *self)
@@ -484,6 +495,7 @@ static PyObject *py_runs(PyObject *module, PyObject *Py_UNUSED(ignored))
 }
 
 static PyMethodDef methods[] = {
+    {"is_on_the_way", py_is_on_the_way, METH_NOARGS, "A call of this thread is on the fast way."},
     {"runs", py_runs, METH_NOARGS, "How many recordings ran in this process."},
     {"may_run", py_may_run, METH_O, "All that was dead when the node was recorded is dead now."},
     {"is_path_used", py_is_path_used, METH_O, "Some output of a node on the path is still used."},

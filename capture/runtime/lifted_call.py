@@ -186,5 +186,5 @@ def _lift_no_more(captured: Captured, lifted: numbers.Lifted) -> None:
     if lifted in captured.lifted:
         captured.lifted.remove(lifted)
     for node in list(lifted.entry.nodes):
-        lifted.tree.forget(node)
+        tree_for(lifted.tree.backend).forget(node)
     lifted.entry.retire()

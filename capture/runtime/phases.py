@@ -94,7 +94,7 @@ def note_difference(captured: Captured, entry: Entry, tree: Tree, path: str, *, 
 
 
 def forget(captured: Captured, entry: Entry, tree: Tree) -> None:
-    """Drop all recordings of an entry and start it over."""
+    """Drop all recordings of an entry, those of other threads at their next calls, and start it over."""
     for node in list(entry.nodes):
         tree.forget(node)
     entry.nodes.clear()

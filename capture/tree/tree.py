@@ -17,6 +17,7 @@ A recording that is dropped may be asked for by garbage collection, in the middl
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -95,7 +96,8 @@ class Tree:
         if sys.is_finalizing():
             return
         self.buried.append(node)
-        busy = body_run.current() is not None or self.recording or dispatch_mode_depth() or self.backend.in_capture()
+        calls = body_run.current() is not None or native.is_on_the_way()
+        busy = calls or self.recording or dispatch_mode_depth() or self.backend.in_capture()
         if threading.get_ident() == self.thread and not busy:
             self.sweep()
 
@@ -110,7 +112,10 @@ class Tree:
     def sweep(self) -> None:
         """Forget what was buried; an empty tree gives its pool up."""
         while self.buried:
-            self.forget(self.buried.pop())
+            node = self.buried[0]
+            self.forget(node)  # an interrupt comes out behind it
+            with contextlib.suppress(ValueError):  # the collector came here meanwhile
+                self.buried.remove(node)
         if not self.root.children and self.pool.reserved_bytes() and not self.path:
             self.retire()
 
@@ -407,7 +412,14 @@ class Tree:
             node.lose()
 
     def forget(self, node: Node) -> None:
-        """Drop a recording and all below it. Outputs still held keep their memory."""
+        """Drop a recording and all below it. Outputs still held keep their memory. One of another thread's tree goes at
+        that thread's next call, as it may be running."""
+        if node.tree is not self:
+            node.drop()
+            return
+        native.committed(bool, (), lambda _: self._forget(node))  # whole, whoever is stopped in between
+
+    def _forget(self, node: Node) -> None:
         self.let_go()
         if node in self.path:
             self.end_path("drop")
