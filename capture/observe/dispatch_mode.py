@@ -83,7 +83,7 @@ class ObserveMode(BreakNotes):
         try:
             return self._watch(op, types, args, kwargs)
         except Exception as error:
-            if error is self._raised or not self.hides_faults:
+            if error is self._raised or not self.executes:
                 raise
             self.fault = error
             ran: tuple[Any] | None = self._ran

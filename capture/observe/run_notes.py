@@ -45,8 +45,9 @@ class RunNotes(HigherOrderMode):
     """What is noted of a run beside what an operator does. ``undo``: see ``ObserveMode``."""
 
     notes_code = True
-    hides_faults = True
-    """The body goes on where a note of its operators fails; not so in a capture, which is to end."""
+    executes = True
+    """The body's operators run, and where a note of them fails the body goes on. In a capture nothing happens but the
+    body's Python, and such a fault is to end it."""
 
     def __init__(self, *, undo: bool = False) -> None:
         super().__init__()
@@ -195,7 +196,7 @@ class RunNotes(HigherOrderMode):
             try:
                 note(*args)
             except Exception as error:
-                if not self.hides_faults:
+                if not self.executes:
                     raise
                 self.fault = self.fault or error
 

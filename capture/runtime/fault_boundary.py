@@ -61,7 +61,7 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
             if run.watched is not None and run.error is None and not (has_result or run.replayed):
                 has_result, result = record_failure.after_fault(run.watched, tree, has_ended=run.has_ended)
                 result = finish(result, run.watched.call.leaves)
-                may_run = may_run or not tree.backend.executes_recording_runs
+                may_run = may_run or not run.watched.watch.executes
             _start_over_after_fault(captured, entry, tree)
         tell_fault(captured, error, entry)
     except UncapturableError:  # as the annotation asks

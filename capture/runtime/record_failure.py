@@ -163,9 +163,10 @@ def undo_run(recorded: Recorded) -> None:
 
 
 def after_fault(watched: ObservedRun, tree: Tree, *, has_ended: bool) -> tuple[bool, Any]:
-    """Something went wrong here beside a run that was to be recorded. One that only captured is undone. The result of
-    one that executed stands, as its effects do, on memory that the pool is given up for. Gives whether it has one."""
-    if not tree.backend.executes_recording_runs:
+    """Something went wrong here beside a run that was watched, or to be recorded. One that only captured is undone. The
+    result of one that executed stands, as its effects do, on memory that the pool is given up for. Gives whether it has
+    one."""
+    if not watched.watch.executes:
         _run.undo_python(watched)
         return False, None
     if watched.values is not watched.call.values:

@@ -14,6 +14,7 @@ from torch import nn
 from typing_extensions import override
 
 from capture import CaptureWarning, UncapturableError, capture, config, recordings
+from capture.engines.cpu.engine import CpuBackend
 from tests.support.device import EXECUTES, rng_state
 
 
@@ -144,6 +145,25 @@ def test_a_fault_anywhere_costs_no_more_than_speed(
             assert all(map(_same, found, expected))
             texts = [str(one.message) for one in said if "CG905" in str(one.message)]
             assert len(texts) == len(set(texts))
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("place", ["planning:describe", "planning:expected", "planning:compile_plan"])
+def test_a_watched_run_stands_where_recording_runs_execute_nothing(
+    place: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph's recording run is undone after a fault, and the body runs. A watched run did all that the body does."""
+    monkeypatch.setattr(CpuBackend, "executes_recording_runs", False)
+    eager, captured = Differentiable(), capture(Differentiable())
+    with monkeypatch.context() as patched, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _fails_on(f"runtime.{place}", patched, range(first, 100), after=False)
+        for number in range(3):
+            results = list[Any]()
+            for module in (eager, captured):
+                torch.manual_seed(number)
+                results.append(_told(module, torch.full((2, 3), float(number))))
+            assert _same(*results)
 
 
 def _breaking(monkeypatch: pytest.MonkeyPatch) -> Any:

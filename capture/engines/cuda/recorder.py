@@ -49,7 +49,7 @@ _WAITED = "not permitted when stream is capturing"
 class GraphRecorder(ObserveMode):
     """A watch whose run is a capture."""
 
-    hides_faults = False
+    executes = False
 
     def __init__(
         self, pool: CudaPool, registered: set[int], moving: frozenset[str], segments: SegmentRun | None = None
