@@ -19,7 +19,7 @@ from capture.api.decorator import all_states, captured_state, captured_states
 from capture.api.progress import progress
 from capture.api.warmup import Case, RecordingSize, WarmupReport
 from capture.core.errors import AnnotationError, CaptureWarning
-from capture.core.events import SHOWN, Counters, Event
+from capture.core.events import Counters, Event
 from capture.core.facts import Facts
 from capture.core.findings import Finding, Policy, Severity
 from capture.core.plan import CapturePlan
@@ -119,7 +119,7 @@ class Recordings(Counters, Tabular):
 
     @override
     def __str__(self) -> str:
-        return f"{self.function}: " + ", ".join(f"{getattr(self, name)} {name.replace('_', ' ')}" for name in SHOWN)
+        return f"{self.function}: {self.text()}"
 
 
 class _ToBeCalled(Generic[P]):

@@ -56,12 +56,16 @@ class Event:
     """Memory it is about: the pool's size after ``record``, a graph's after ``instantiate``; 0 where there is none."""
 
 
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
 @seen
 @define
 class Counters:
     """Totals of one captured function, over all threads.
 
-    What is counted is said here alone: ``Recordings`` has the same fields, and ``report()`` shows those in ``SHOWN``.
+    What is counted is said here alone: ``Recordings`` has the same fields.
     """
 
     observations: int = 0
@@ -113,15 +117,18 @@ class Counters:
             "inline": self.inline_calls, "refused": self.refused_calls,
         }  # fmt: skip
 
+    def text(self) -> str:
+        """One line: the calls by kind, which add up, and the recordings that were made."""
+        calls = {kind: number for kind, number in self.calls().items() if number}
+        parts = f": {', '.join(f'{number} {kind}' for kind, number in calls.items())}" if calls else ""
+        made = [_counted(self.recordings, "recording")] + [_counted(self.rebinds, "rebind")] * bool(self.rebinds)
+        return f"{_counted(sum(calls.values()), 'call')}{parts}; {', '.join(made)}"
+
     @classmethod
     def total(cls, parts: Iterable[Counters]) -> Counters:
         """The sum of several."""
         found = [part.items() for part in parts]
         return Counters(**{one.name: sum(part[one.name] for part in found) for one in fields(Counters)})
-
-
-SHOWN = ("recordings", "replays", "rebinds", "eager_calls", "observations")
-"""Counters that a line of text has room for, in this order."""
 
 
 @define

@@ -232,10 +232,14 @@ class OpaqueLeaf:
 
 @frozen(kw_only=True)
 class SubclassLeaf:
-    """A tensor that is no plain strided ``torch.Tensor``: a subclass, sparse, quantized or nested."""
+    """A tensor that is no plain strided ``torch.Tensor``: a subclass, sparse, quantized or nested.
+
+    ``path`` is empty where nobody knows what holds it; ``where`` is then the line that reads it.
+    """
 
     path: str
     type: str
+    where: CodeLocation | None = None
 
 
 @frozen(kw_only=True)
@@ -272,7 +276,10 @@ class SequenceChange:
 
 @frozen(kw_only=True)
 class GradientUse:
-    """An operator whose result requires grad; ``path`` names the placeholder that asks for it, if known."""
+    """An operator whose result requires grad; ``path`` names the placeholder that asks for it, if known.
+
+    ``op`` is empty where a result has a graph that no operator of the body made.
+    """
 
     path: str | None
     op: str

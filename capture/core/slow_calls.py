@@ -31,12 +31,17 @@ class _Line:
         self.begin = time.perf_counter()
         self.next = self.begin + AFTER
 
+    @property
+    def count(self) -> str:
+        """Operators so far."""
+        return f"{self.operators} operator{'' if self.operators == 1 else 's'}"
+
     def tick(self) -> None:
         """One more operator."""
         self.operators += 1
         now = time.perf_counter()
         if now >= self.next:
-            self.write(f"{now - self.begin:.1f} s, {self.operators} operators")
+            self.write(f"{now - self.begin:.1f} s, {self.count}")
             self.next = now + _EVERY
 
     def write(self, rest: str, end: str = "") -> None:
@@ -70,7 +75,7 @@ def told(kind: str, function: str) -> Iterator[None]:
         _current = None
         seconds = time.perf_counter() - line.begin
         if seconds >= AFTER:
-            line.write(f"took {seconds:.1f} s, {line.operators} operators", end="\n")
+            line.write(f"took {seconds:.1f} s, {line.count}", end="\n")
 
 
 @contextmanager

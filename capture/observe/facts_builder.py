@@ -31,7 +31,7 @@ from capture.core.facts import (
 from capture.key import objects, pytree
 from capture.key.code_names import MISSING
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
-from capture.key.tensor_meta import alias_groups, tensor_info
+from capture.key.tensor_meta import alias_groups, storage_of, tensor_info
 from capture.observe import gradient_uses, written_lines
 from capture.observe.described import DescribedRun, ImplicitInput, KeptEffect, KeptLeaf
 from capture.observe.returned_value import returned_at
@@ -413,20 +413,29 @@ def odd_kind(tensor: torch.Tensor) -> str | None:
 
 
 def _subclasses(watched: ObservedRun) -> list[SubclassLeaf]:
-    found: list[SubclassLeaf] = []
-    externals = watched.watch.trace.externals.values()
-    tensors = [
-        *watched.arguments,
-        *result_leaves(watched.result),
-        *((type(e.tensor).__name__, e.tensor) for e in externals),
-    ]
-    for path, leaf in tensors:
-        kind = odd_kind(leaf) if isinstance(leaf, torch.Tensor) else None
-        if kind is None and isinstance(leaf, torch.Tensor) and leaf.is_conj() and not path.startswith("output"):
-            kind = "lazily conjugated tensor"
+    leaves: list[SubclassLeaf] = []
+    names = {id(storage_of(leaf)): path for path, leaf in watched.arguments if isinstance(leaf, torch.Tensor)}
+    for path, leaf in (*watched.arguments, *result_leaves(watched.result)):
+        kind = _odd(leaf, may_conjugate=path.startswith("output")) if isinstance(leaf, torch.Tensor) else None
         if kind is not None:
-            found.append(SubclassLeaf(path=path, type=kind))
-    return list(dict.fromkeys([*found, *gradient_uses.of_wrappers(watched)]))
+            leaves.append(SubclassLeaf(path=path, type=kind))
+    for external in watched.watch.trace.externals.values():
+        kind = _odd(external.tensor)
+        if kind is not None:
+            path = names.get(id(external.storage)) or _owner(watched, external)
+            leaves.append(SubclassLeaf(path=path, type=kind, where=None if path else external.first_use))
+    return list(dict.fromkeys([*leaves, *gradient_uses.of_wrappers(watched)]))
+
+
+def _odd(tensor: torch.Tensor, *, may_conjugate: bool = False) -> str | None:
+    lazy = None if may_conjugate or not tensor.is_conj() else "lazily conjugated tensor"
+    return odd_kind(tensor) or lazy
+
+
+def _owner(watched: ObservedRun, external: External) -> str:
+    """A place of Python state that holds memory which the body used; empty if there is none."""
+    owners = watched.before.owners(external.storage)
+    return owners[0][0].path if owners else ""
 
 
 def _unmatched(watched: ObservedRun) -> list[str]:

@@ -42,7 +42,7 @@ def uses(watched: ObservedRun, arguments: Arguments, kept: Sequence[KeptLeaf]) -
         external = watched.watch.trace.externals.get(storage)
         path = _path(watched, arguments, external) if external is not None else None
         uses_found.append(GradientUse(path=path, op=use.op, where=use.where))
-    return uses_found or [GradientUse(path=None, op="output requires grad")]
+    return uses_found or [GradientUse(path=None, op="")]
 
 
 def refuses(tensor: torch.Tensor) -> bool:

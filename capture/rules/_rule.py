@@ -121,7 +121,7 @@ _FAMILIAR = {
     "index": "x[mask]",
     "index_put": "x[mask] = y",
     "index_put_": "x[mask] = y",
-    "lift_fresh": "torch.tensor",
+    "lift_fresh": "torch.tensor` or `torch.from_numpy",
     "_softmax": "softmax",
     "_unique2": "unique",
     "addmm": "linear",

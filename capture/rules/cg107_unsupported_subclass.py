@@ -46,12 +46,14 @@ from capture.rules.case import Case
 @rule("CG107", "unsupported-subclass", severity=Severity.EAGER)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     for leaf in case.facts.subclasses:
+        named = repr(leaf.path) if leaf.path else ""
         yield RULE.finding(
-            what=f"{leaf.path!r} is a {leaf.type}, no plain strided tensor",
+            what=f"{named or 'a tensor that the body reads'} is a {leaf.type}, no plain strided tensor",
             why="a recording keeps one address a tensor, and this type keeps its values elsewhere",
             fix=(
-                f"pass the plain tensors inside {leaf.path!r}  (no cost)",
-                f"convert it before the call, for example with {leaf.path}.to_dense()  (one copy a call)",
+                f"pass the plain tensors inside {named or 'it'}  (no cost)",
+                f"convert it before the call, for example with {leaf.path or 'tensor'}.to_dense()  (one copy a call)",
             ),
-            path=leaf.path,
+            where=leaf.where,
+            path=leaf.path or None,
         )

@@ -62,10 +62,12 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     if not uses:
         return
     paths = dict.fromkeys(use.path for use in uses if use.path)
-    asked = f", asked for by {names_text(paths, most=2)}" if paths else ""
+    begins = [op_text(uses[0].op)] * bool(uses[0].op)
+    asked = " for ".join(begins + [names_text(paths, most=2)] * bool(paths))
+    what = f"the call leaves an autograd graph{f' (begun by {asked})' if asked else ''}"
     if not obstacles:
         yield RULE.finding(
-            what=f"the result of {op_text(uses[0].op)} needs gradients{asked}",
+            what=what,
             why="forward and backward are recorded apart: the backward pass is recorded when it runs",
             where=uses[0].where,
             path=uses[0].path,
@@ -73,7 +75,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         )
         return
     yield RULE.finding(
-        what=f"the result of {op_text(uses[0].op)} needs gradients{asked}, and {obstacles[0].reason}",
+        what=f"{what}, and {obstacles[0].reason}",
         why="so forward and backward cannot be recorded apart",
         fix=(
             "return it detached, where its backward pass is inside: return loss.detach()  (no cost)",

@@ -65,7 +65,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
     if any("param_groups[" in each.what for each in shown):  # the body itself gives an optimizer another setting
         about = {*about - {"state"}, "schedule"}
     yield RULE.finding(
-        what=f"{_efforts(effort)} led to no replay{_varied(effort)}",
+        what=f"{_efforts(effort)}{_varied(effort)}",
         why="calls that differ need a recording each, and none was used again",
         fix=(
             *[tensor_setting(*setting) for setting in settings],
@@ -82,7 +82,10 @@ def _efforts(effort: GivenUp) -> str:
         (effort.observations, "watched run"), (effort.recordings, "recording"), (effort.drops, "dropped recording")
     )  # fmt: skip
     parts = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count]
-    return f"{' and '.join(parts) or 'what was tried'} ({effort.ms:.0f} ms)"
+    if not parts:  # replays came since, and what was recorded after them went with its objects
+        return "recordings are made, and not used again"
+    time = f"{effort.ms:.0f} ms" if effort.ms >= 1 else "less than 1 ms"
+    return f"{' and '.join(filter(None, [', '.join(parts[:-1]), parts[-1]]))} ({time}) led to no replay"
 
 
 def _varied(effort: GivenUp) -> str:

@@ -57,7 +57,9 @@ def changed_state(captured: Captured, node: Node, leaves: Sequence[Any]) -> str:
 def _of_state(changed: Sequence[str]) -> Iterator[Variation]:
     for path in dict.fromkeys(filter(None, changed)):
         count = sum(one == path for one in changed)
-        yield Variation(what=f"'{path}'", change=f"replaced or changed {count} times", about="state")
+        yield Variation(
+            what=f"'{path}'", change=f"replaced or changed {'once' if count == 1 else f'{count} times'}", about="state"
+        )
 
 
 def _of_keys(captured: Captured, keys: Sequence[tuple[Any, ...]], call: Call) -> Iterator[Variation]:

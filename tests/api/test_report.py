@@ -57,7 +57,7 @@ def test_notebooks_and_rich_show_tables() -> None:
         warmed = warmup(captured).cases([(x,), (torch.ones(4),)], progress=False)
     counted, explained, told = recordings(captured), explain(captured)(x), report()
     parts: list[tuple[Tabular, tuple[str, ...]]] = [
-        (counted, ("shown in a notebook: 1 recordings", "replayed", "while it runs")),
+        (counted, ("shown in a notebook: 4 calls: 2 replayed", "replayed", "while it runs")),
         (explained, ("inputs", "CG108", "guards looked at")),
         (warmed, ("1 skipped", "status", "CG901")),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capture import CaptureError, UncapturableError, capture, config, mark_step_begin, recordings, step
+from capture import CaptureError, UncapturableError, capture, config, mark_step_begin, recordings, release, step
 
 
 def counted(function: Any) -> dict[str, int]:
@@ -92,3 +93,27 @@ def test_what_each_kind_is() -> None:
     with pytest.raises(CaptureError):
         refuses(x)
     assert counted(refuses)["refused"] == sum(counted(refuses).values()) == 1
+
+
+def test_calls_add_up_where_recordings_are_dropped() -> None:
+    """The line for people still says what was recorded."""
+    layers = [nn.Linear(4, 4) for _ in range(3)]
+
+    @capture
+    def replaced(x: Tensor) -> Tensor:
+        return torch.relu(layers[0](x)) * layers[1].in_features
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for number in range(30):
+            replaced(torch.ones(2, 4))
+            if number % 4 == 3:
+                layers[1] = nn.Linear(number + 4, 4)
+            if number % 7 == 6:
+                release(replaced)
+    line = str(recordings(replaced))
+    parts = {kind: int(count) for count, kind in re.findall(r"(\d+) ([a-z-]+)", line.split("calls:")[1].split(";")[0])}
+    assert line.split("; ")[1] == f"{recordings(replaced).recordings} recordings"
+    assert recordings(replaced).recordings > len(recordings(replaced).sizes)
+    assert sum(parts.values()) == 30, line
+    assert ": 30 calls: " in line

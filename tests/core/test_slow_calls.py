@@ -57,9 +57,10 @@ def said(stderr: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_it_is_told_while_it_goes_on_and_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = said(Terminal(), monkeypatch).split("\r")
     assert lines[0] == ""
-    assert re.match(r"capture: watching the first call of f: \d\.\d s, 2 operators", lines[1])
-    assert re.match(r"capture: watching the first call of f: took \d\.", lines[2])
-    assert lines[2].endswith(", 3 operators\n")
+    told = [line for line in lines if "watching" in line]  # a busy machine may be slow at another operator, too
+    assert re.match(r"capture: watching the first call of f: \d\.\d s, [12] operators?", lines[1])
+    assert re.match(r"capture: watching the first call of f: took \d\.", told[-1])
+    assert told[-1].endswith(", 3 operators\n")
     assert re.match(r"capture: recording f: took \d\.", lines[-1])
 
 

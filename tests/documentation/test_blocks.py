@@ -22,7 +22,7 @@ WITH_CODE = [page for page in PAGES if any(block.is_run for block in blocks(page
 def _as_in_a_new_process() -> Iterator[None]:
     threads = torch.get_num_threads()
     capture.reset()
-    with config.patch(cache=False):
+    with config.patch(cache=False), torch.set_grad_enabled(True):  # a page may switch them off
         yield
     torch.set_num_threads(threads)
     gc.collect()

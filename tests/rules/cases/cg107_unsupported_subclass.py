@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from capture.core.facts import SubclassLeaf
 from capture.rules.case import Case
-from tests.support.samples import argument, case
+from tests.support.samples import argument, case, where
 
-FIRES: list[Case] = [case(subclasses=(SubclassLeaf(path="weight", type="sparse_coo tensor"),))]
+FIRES: list[Case] = [
+    case(subclasses=(SubclassLeaf(path="weight", type="sparse_coo tensor"),)),
+    case(subclasses=(SubclassLeaf(path="", type="sparse_coo tensor", where=where()),)),
+]
 NEAR_MISSES: list[Case] = [case(placeholders=(argument("weight"),))]

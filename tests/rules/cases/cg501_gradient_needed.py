@@ -16,6 +16,7 @@ FIRES: list[Case] = [
         )
     ),
     case(gradients=(GradientUse(path=None, op="aten.mul.Tensor"),)),
+    case(gradients=(GradientUse(path=None, op=""),)),
     case(
         gradients=(GradientUse(path="x", op="aten.mul.Tensor", where=where()),),
         gradient_obstacles=(

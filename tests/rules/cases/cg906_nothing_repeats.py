@@ -17,6 +17,8 @@ FIRES: list[Case] = [
     case(given_up=GivenUp(observations=8, recordings=0, drops=0, ms=12.4, variations=(RATE,), where=where())),
     case(given_up=GivenUp(observations=8, recordings=2, drops=0, ms=12.4, variations=(SHAPE,), where=where())),
     case(given_up=GivenUp(observations=1, recordings=0, drops=4, ms=3.0, variations=(SHAPE, *OTHERS))),
+    case(given_up=GivenUp(observations=5, recordings=4, drops=4, ms=12.4, variations=(SHAPE,))),
+    case(given_up=GivenUp(observations=0, recordings=0, drops=0, ms=0.0, variations=(SHAPE,))),
     case(annotation(fallback="error"), given_up=GivenUp(observations=0, recordings=0, drops=1, ms=0.0)),
 ]
 NEAR_MISSES: list[Case] = [case()]
