@@ -445,11 +445,10 @@ class Dissent:
 class PackageRunner:
     """A model package of AOTInductor on a device that no graph can hold as it was loaded.
 
-    ``entry``: it calls the entry point for many threads (``threaded``), and its library has no other (``missing``); or
-    nothing tells which it calls (``unknown``).
+    ``entry``: it calls the entry point for many threads (``threaded``), or nothing tells which it calls (``unknown``).
     """
 
-    entry: Literal["threaded", "missing", "unknown"]
+    entry: Literal["threaded", "unknown"]
     where: CodeLocation | None = None
 
 

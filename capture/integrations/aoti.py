@@ -21,7 +21,7 @@ def entry_point(model: Callable[..., Any]) -> EntryPoint:
 
     Returns:
         ``"single-threaded"``: a graph can hold it. ``"threaded"``: none can; load it with ``run_single_threaded=True``.
-        ``"missing"``: as before, and the package has to be compiled again for that. ``"unknown"``: nothing tells.
+        ``"unknown"``: it was loaded before this library was imported, or by C++, and nothing tells.
 
     Raises:
         AnnotationError: it is no loaded package, or this torch has none.

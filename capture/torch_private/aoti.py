@@ -5,41 +5,24 @@ Loads no compiler: the class that loads packages is a binding of torch's own lib
 
 from __future__ import annotations
 
-import ctypes
-import os
-import struct
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 from attrs import frozen
 
-from capture.torch_private.libraries import library
-
 Loader: Any = getattr(getattr(torch._C, "_aoti", None), "AOTIModelPackageLoader", None)
 """The class of ``AOTICompiledModel.loader``. Without it packages are code that no operator tells of: run eagerly on the
 CPU, and on a device as any kernel that is not seen."""
 
-EntryPoint = Literal["single-threaded", "threaded", "missing", "unknown"]
-"""What a loaded package calls. ``missing``: ``threaded``, and its library has no other. ``unknown``: nothing tells."""
+EntryPoint = Literal["single-threaded", "threaded", "unknown"]
+"""What a loaded package calls. ``unknown``: nothing tells."""
 
-_ENTRIES = {
-    b"AOTInductorModelContainerRun": "threaded",
-    b"AOTInductorModelContainerRunSingleThreaded": "single-threaded",
-}
-_SINGLE = "AOTInductorModelContainerRunSingleThreaded"
-_RUNNER_WORDS = 32  # of the runner, where the entry point is the sixth
-_GET_RUNNER = "_ZN5torch8inductor22AOTIModelPackageLoader10get_runnerEv"
-"""The loader's method that gives its runner: it reads the fifth word of the loader."""
-_LOADER_WORDS = 5
-
-
-class _Symbol(ctypes.Structure):
-    """``Dl_info`` of the C library."""
-
-    _fields_ = (
-        ("library", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("at", ctypes.c_void_p),
-    )  # fmt: skip
+_SINGLE_THREADED = 2  # the position of that option, behind the path and the name of the model
+_loaded: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+"""Whether a loader was made with ``run_single_threaded=True``."""
 
 
 @frozen
@@ -69,58 +52,27 @@ def runs_on_device(loader: Any) -> bool:
 def entry_point(loader: Any) -> EntryPoint:
     """Which function of its library a package calls.
 
-    No binding tells, so the runner's memory is looked through for a function of that name: read by the kernel, which
-    refuses what is no memory. Without ``/proc``, ``dladdr``, the loader's method that gives its runner, or with another
-    layout: ``unknown``. About 0.1 ms.
+    No binding tells, so what each loader was made with is noted from the import of this library on. torch refuses
+    ``run_single_threaded=True`` for a package that has no such function. Loaded earlier, or by C++: ``unknown``.
     """
-    if Loader is None or not isinstance(loader, Loader):
+    if Loader is None or not isinstance(loader, Loader) or loader not in _loaded:
         return "unknown"
-    try:
-        memory = os.open("/proc/self/mem", os.O_RDONLY)
-    except OSError:
-        return "unknown"
-    try:
-        return _first_entry(_words(memory, _runner(memory, loader), _RUNNER_WORDS))
-    except (AttributeError, OSError):
-        return "unknown"
-    finally:
-        os.close(memory)
+    return "single-threaded" if _loaded[loader] else "threaded"
 
 
-def _runner(memory: int, loader: Any) -> int:
-    """The address of the loader's runner, or 0. Asked of the loader's own method: memory beside a loader is another's,
-    with a runner of its own."""
-    ask = getattr(library("libtorch_cpu"), _GET_RUNNER)
-    ask.argtypes, ask.restype = [ctypes.c_void_p], ctypes.c_void_p
-    for held in _words(memory, id(loader) + object.__basicsize__, 1):  # pybind11 keeps the object first
-        if len(_words(memory, held, _LOADER_WORDS)) == _LOADER_WORDS:
-            return ask(held) or 0
-    return 0
+def _note_loaders() -> None:
+    """For good: a package may be loaded at any time. It is called as it was, and one attribute of the class is set."""
+    original = Loader.__init__
+
+    @functools.wraps(original)
+    def make(loader: Any, *args: Any, **kwargs: Any) -> None:
+        original(loader, *args, **kwargs)
+        asked = args[_SINGLE_THREADED] if len(args) > _SINGLE_THREADED else None
+        if isinstance(asked, bool):
+            _loaded[loader] = asked
+
+    Loader.__init__ = make
 
 
-def _first_entry(runner: Sequence[int]) -> EntryPoint:
-    look_up = ctypes.CDLL(None).dladdr
-    look_up.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Symbol)]
-    for word in runner:
-        symbol = _Symbol()
-        if look_up(word, ctypes.byref(symbol)) and symbol.at == word and symbol.name in _ENTRIES:
-            if _ENTRIES[symbol.name] == "single-threaded":
-                return "single-threaded"
-            return "threaded" if _has_single(symbol.library) else "missing"
-    return "unknown"
-
-
-def _words(memory: int, address: int, count: int) -> tuple[int, ...]:
-    """Up to so many pointers at an address; none where no memory is."""
-    try:
-        data = os.pread(memory, 8 * count, address)
-    except (OSError, OverflowError):
-        return ()
-    return struct.unpack(f"{len(data) // 8}Q", data[: len(data) // 8 * 8])
-
-
-def _has_single(library: bytes) -> bool:
-    try:
-        return hasattr(ctypes.CDLL(library.decode(), mode=os.RTLD_NOLOAD | os.RTLD_LAZY), _SINGLE)
-    except OSError:
-        return True
+if Loader is not None:
+    _note_loaders()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import queue
 import random
 import threading
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +29,6 @@ pytestmark = [
     pytest.mark.skipif(private.runner_methods() is None, reason="this torch loads no packages"),
     pytest.mark.usefixtures("on_the_cpu"),
 ]
-SINGLE = b"AOTInductorModelContainerRunSingleThreaded"
 WIDTH, ROWS = 4, 6
 
 
@@ -380,17 +377,6 @@ def test_other_threads_and_later_calls_meet_the_loader_itself(package: Path) -> 
 # --------------------------------------------------------------------------------------- what only a device cannot hold
 
 
-def without_single(package: Path, folder: Path) -> Path:
-    """The package as an older torch compiled it."""
-    old = folder / "old.pt2"
-    with zipfile.ZipFile(package) as source, zipfile.ZipFile(old, "w") as target:
-        for member in source.infolist():
-            data = source.read(member)
-            library = member.filename.endswith(".so")
-            target.writestr(member.filename, data.replace(SINGLE, SINGLE[:-1] + b"X") if library else data)
-    return old
-
-
 @contextmanager
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
@@ -399,24 +385,21 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_the_entry_point_is_told_without_a_call(package: Path, tmp_path: Path) -> None:
+def test_the_entry_point_is_told_without_a_call(package: Path) -> None:
     assert entry_point(load(package)) == "single-threaded"
     assert entry_point(load(package, single=False)) == "threaded"
-    old = without_single(package, tmp_path)
-    assert entry_point(load(old, single=False)) == "missing"
-    with pytest.raises(RuntimeError, match="rebuild your model"):  # torch's own words, before capture sees anything
-        load(old)
 
 
-def test_each_of_many_packages_tells_of_its_own(package: Path, tmp_path: Path) -> None:
-    """Loaders and runners lie side by side in memory, some already freed."""
-    old = without_single(package, tmp_path)
-    kinds = {"single-threaded": (package, True), "threaded": (package, False), "missing": (old, False)}
+def test_the_entry_point_of_a_loader_of_its_own_is_told(package: Path) -> None:
+    assert private.entry_point(private.Loader(str(package), "model", True, 1, -1)) == "single-threaded"
+    assert private.entry_point(private.Loader(str(package), "model", False, 1, -1)) == "threaded"
+
+
+def test_each_of_many_packages_tells_of_its_own(package: Path) -> None:
     choose, held = random.Random(1), []
-    for _ in range(150):
-        kind = choose.choice(list(kinds))
-        path, single = kinds[kind]
-        held.append((kind, load(path, single=single)))
+    for _ in range(30):
+        single = choose.random() < 0.5
+        held.append(("single-threaded" if single else "threaded", load(package, single=single)))
         if choose.random() < 0.5:
             held.pop(choose.randrange(len(held)))
         assert [entry_point(model) for _, model in held] == [kind for kind, _ in held]
@@ -429,37 +412,23 @@ def test_what_is_no_package_is_told() -> None:
     assert private.entry_point(0) == "unknown"
 
 
-def test_memory_that_cannot_be_read_tells_nothing(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load(package)
-
-    def refuse(*_: Any) -> Any:
-        raise PermissionError
-
+def test_nothing_is_known_of_a_package_that_was_loaded_before(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(os, "open", refuse)
-        assert entry_point(model) == "unknown"
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pread", refuse)
-        assert entry_point(model) == "unknown"
-    with monkeypatch.context() as patched:
-        patched.setattr(private, "_GET_RUNNER", "no_such_method")
-        assert entry_point(model) == "unknown"
+        patched.setattr(private.Loader, "__init__", private.Loader.__init__.__wrapped__)
+        model = load(package)
+    assert entry_point(model) == "unknown"
 
 
-@pytest.mark.parametrize("kind", ["threaded", "missing", "unknown"])
-def test_on_a_device_a_rule_names_the_fix(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    path = without_single(package, tmp_path) if kind == "missing" else package
+@pytest.mark.parametrize("kind", ["threaded", "unknown"])
+def test_on_a_device_a_rule_names_the_fix(package: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     words = {
         "threaded": ("for many threads", "run_single_threaded=True"),
-        "missing": ("no entry point", "aoti_compile_and_package"),
         "unknown": ("nothing tells", "run_single_threaded=True"),
     }
     with as_on_a_device(monkeypatch):
         if kind == "unknown":
             monkeypatch.setattr(aoti_packages, "entry_point", lambda loader: "unknown")
-        captured = capture(load(path, single=False))
+        captured = capture(load(package, single=False))
         ours, theirs = Side(captured), Side(load(package))
         with pytest.warns(CaptureWarning, match="(.|\n)*test_aoti.py(.|\n)*".join(words[kind])):
             compare(ours, theirs, 4)
