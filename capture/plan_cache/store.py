@@ -259,9 +259,15 @@ def _source(function: Any) -> str:  # Any: whatever can be called
 
 @functools.lru_cache(maxsize=256)
 def _text_of(code: types.CodeType, file: str) -> str:
-    """Source as it was when it was first asked for. ``file``: code compares equal to that of another file."""
-    del file
-    return inspect.getsource(code)
+    """Source as it was when it was first asked for. ``file``: code compares equal to that of another file.
+
+    ``inspect`` looks through all modules of the process for the one that a file belongs to, which takes as long as many
+    watched runs; that is needed only where the file cannot be read by its name."""
+    linecache.checkcache(file)
+    lines = linecache.getlines(file)
+    if code.co_name == "<module>" or not 0 < code.co_firstlineno <= len(lines):
+        return inspect.getsource(code)
+    return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))
 
 
 def _code_text(function: Any) -> str:  # Any: a function or its code
