@@ -10,7 +10,8 @@ times at once, later when the calls in between were worth it. What repeats by th
 ==================  ===============================================================================================
 ``AT_ONCE``         efforts for keys that are new, or come again, whatever they take. From then on an effort is made
                     while all of them took no more than ``PART`` of the time of all calls, and what replays saved; one
-                    for a key that comes for the ``OFTEN``-th time and was not tried yet is made at once.
+                    for a key that comes for the ``OFTEN``-th time and was not tried yet is made at once, if
+                    it came among the ``IN_TURN`` calls before
                     ``CAPTURE_DROP_SLOW=0`` lets times decide nothing
 ``most``            2 ``max_recordings`` + ``FRUITLESS`` efforts that led to no replay; half of them, once they took
                     ``PATIENCE``. Once half of it is spent, a key is looked at when it comes again
@@ -38,6 +39,7 @@ from capture.core.events import Counters
 AT_ONCE = 2.0, 4.0
 PART = 0.25
 OFTEN = 3
+IN_TURN, NEAR = 10, 4
 FRUITLESS = 8
 RECORDING = 0.25
 PATIENCE = 10_000.0  # milliseconds
@@ -85,6 +87,8 @@ class Budget:
     """State for which recordings were dropped."""
     calls: int = 0
     """Calls that were looked at since replays came last."""
+    _recent: deque[int] = field(factory=lambda: deque(maxlen=IN_TURN))
+    """Hashes of the keys that were looked at last."""
     _times: deque[float] = field(factory=lambda: deque(maxlen=5))
     _guess: float = 0.0
     _efforts: float = 0.0
@@ -185,6 +189,7 @@ class Budget:
         if not self.keys or self.keys[-1] is not key:
             self.keys.append(key)
         number = hash(key)
+        self._recent.append(number)
         self._seen[number] = self._seen.pop(number, 0) + 1
         if len(self._seen) > _SEEN:
             self._seen.popitem(last=False)
@@ -205,11 +210,12 @@ class Budget:
             self.gave_up = self.debt >= self.most
             self._note(key)
             return False
+        is_near = self._is_frequent(key, NEAR)
         self._note(key)
         again = self._seen[hash(key)]
         if again < 2 or not self._can_afford(key, again):
             return False
-        if self._free and self._rested and not lasting:
+        if self._free and self._rested and not lasting and is_near:
             self._free -= 1
         elif self._earned >= self._price:
             self._earned, self._price = 0.0, self._price * 2
@@ -219,11 +225,16 @@ class Budget:
         self.debt, self.gave_up = min(self.debt, self.most - LOOK), False
         return True
 
+    def _is_frequent(self, key: Any, among: int) -> bool:
+        """It was the key of one of so many calls before, of those that were looked at. Of more keys that come in turn
+        few can be recorded."""
+        return hash(key) in list(self._recent)[-among:]
+
     def _can_afford(self, key: Any, again: int) -> bool:
         """Efforts took little time beside that of the calls. ``again``: calls with this key so far."""
         if self.debt < AT_ONCE[again > 0] or not config.current().drop_slow:
             return True
-        if again >= OFTEN and hash(key) not in self._tried:
+        if again >= OFTEN and hash(key) not in self._tried and self._is_frequent(key, IN_TURN):
             return True
         calls, replays = self.counters.body_runs + self.counters.replays, self.counters.replays
         return self._ms <= (PART * calls + _SAVED * replays) * self.eager_ms
