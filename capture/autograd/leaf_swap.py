@@ -24,9 +24,9 @@ from capture.torch_private.devices import captures_kernels
 Lent = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Tensors that were lent and whose they are, by ``id``."""
 
-_FEEDERS = {"multiprocessing.queues", "torch.utils.data._utils.pin_memory"}
-"""Modules whose threads carry batches from and to the workers of a ``DataLoader``, and run no code of users: most
-training programs have such threads, and parameters are none of their business."""
+_FEEDERS = {"multiprocessing.queues", "torch.utils.data._utils.pin_memory", "tqdm._monitor"}
+"""Modules whose threads carry batches from and to the workers of a ``DataLoader``, or watch progress bars, and run no
+code of users: most training programs have such threads, and parameters are none of their business."""
 
 
 def is_needed(device: torch.device) -> bool:
@@ -43,8 +43,9 @@ def others_may_see() -> bool:
 
 
 def _is_feeder(thread: threading.Thread) -> bool:
-    """By what it runs, which ``threading`` keeps as long as it does; else it counts as anybody's."""
-    return getattr(getattr(thread, "_target", None), "__module__", None) in _FEEDERS
+    """By what it runs, which ``threading`` keeps as long as it does, or by its class; else it counts as anybody's."""
+    modules = type(thread).__module__, getattr(getattr(thread, "_target", None), "__module__", None)
+    return not _FEEDERS.isdisjoint(modules)
 
 
 @contextlib.contextmanager

@@ -251,14 +251,33 @@ def test_arguments_are_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recordings(f).replays >= 8
 
 
-def test_threads_that_carry_batches_use_no_weights() -> None:
+class Monitor(threading.Thread):
+    """As a progress bar has one."""
+
+    __module__ = "tqdm._monitor"
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.over = threading.Event()
+
+    @override
+    def run(self) -> None:
+        self.over.wait()
+
+
+def test_threads_that_run_no_code_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, before, enumerate_all = threading.current_thread(), {*threading.enumerate()}, threading.enumerate
+    monkeypatch.setattr(threading, "enumerate", lambda: [here, *({*enumerate_all()} - before)])
     assert not leaf_swap.others_may_see()
-    queue = multiprocessing.get_context("fork").Queue()
+    queue, monitor = multiprocessing.get_context("fork").Queue(), Monitor()
     queue.put(1)  # starts its thread
-    assert threading.active_count() == 2
+    monitor.start()
+    assert len(threading.enumerate()) == 3
     assert not leaf_swap.others_may_see()
     with another_thread():
         assert leaf_swap.others_may_see()
+    monitor.over.set()
+    monitor.join()
     queue.get()
     queue.close()
     queue.join_thread()
