@@ -36,7 +36,8 @@ from capture.autograd.recomputation import Blocks, Recomputation
 from capture.engines.base import Geometry
 from capture.key import pytree
 from capture.key.pytree import TENSOR_TYPES, result_leaves
-from capture.observe.gradient_uses import ends_of, hooks_off, nodes_above, refuses
+from capture.key.tensor_kind import refuses
+from capture.observe.gradient_uses import ends_of, hooks_off, nodes_above
 from capture.state.call import Call
 from capture.state.snapshot import Snapshot
 from capture.torch_private.autograd import add_hook, donation_allowed, stale_streams_overridden, writes_saved_tensors

@@ -21,10 +21,11 @@ from capture.api.warmup import leaves_of
 from capture.core.config import current, patch
 from capture.core.errors import AnnotationError, CaptureError
 from capture.key import pytree
+from capture.key.tensor_kind import refuses
 from capture.observe import dispatch_mode
 from capture.observe import run as _run
 from capture.observe.capture_lock import capture_lock
-from capture.observe.gradient_uses import hooks_off, refuses
+from capture.observe.gradient_uses import hooks_off
 from capture.observe.probes.host_reads import no_autocast_cache
 from capture.state import diff
 

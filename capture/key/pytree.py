@@ -19,14 +19,12 @@ import torch
 
 from capture.key import objects
 from capture.key.objects import Visit
+from capture.key.tensor_kind import PLAIN_TYPES as PLAIN_TYPES
+from capture.key.tensor_kind import TensorKind
 from capture.torch_private import capabilities
 from capture.torch_private.subclasses import is_wrapper, open_wrapper
 
 TENSOR_TYPES: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-PLAIN_TYPES = frozenset({
-    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout,
-    torch.memory_format, torch.Size, range, slice, type(Ellipsis), type(NotImplemented),
-})  # fmt: skip
 
 Child = tuple[str, Any]
 """Suffix of the path (``".k"`` or ``".0"``) and the value."""
@@ -44,6 +42,8 @@ class Shell:
     shape: torch.Size
     stride: tuple[int, ...]
     members: tuple[Any, ...]
+    own: TensorKind | None
+    """What it is itself, where that is more than the tensors it holds."""
 
     @classmethod
     def of(cls, value: torch.Tensor) -> Shell:
@@ -52,14 +52,16 @@ class Shell:
         tensors = {name: one for name, one in held.items() if isinstance(one, torch.Tensor)}
         others = {name: one for name, one in held.items() if name not in tensors}
         shape, stride = value.shape, value.stride()
-        return cls(type(value), tuple(tensors), others, context, shape, stride, tuple(tensors.values()))
+        members, own = tuple(tensors.values()), TensorKind.of(value)
+        return cls(type(value), tuple(tensors), others, context, shape, stride, members, own)
 
     def around(self, members: list[Any]) -> Any:
         """The tensor around these, or a shell again if they only stand for tensors."""
         if not all(isinstance(one, torch.Tensor) for one in members):
             return attrs.evolve(self, members=tuple(members))
         held = self.others | dict(zip(self.names, members, strict=True))
-        return self.kind.__tensor_unflatten__(held, self.context, self.shape, self.stride)
+        made = self.kind.__tensor_unflatten__(held, self.context, self.shape, self.stride)
+        return made if self.own is None else self.own.given_to(made)
 
 
 def field_names(kind: type) -> tuple[str, ...] | None:

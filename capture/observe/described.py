@@ -16,6 +16,8 @@ from capture.state.snapshot import Change
 from capture.state.source import Source
 
 LeafKind = Literal["fresh", "input", "input-view", "static", "static-view", "python", "foreign"]
+MADE: tuple[LeafKind, ...] = ("fresh", "input-view", "static-view")
+"""Tensors that the body made, whosever memory they are on."""
 
 
 @frozen(eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,15 +31,15 @@ from capture.core.facts import (
 from capture.key import objects, pytree
 from capture.key.code_names import MISSING
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
+from capture.key.tensor_kind import TensorKind, attributes_of, is_leaf, kept_for_gradients
 from capture.key.tensor_meta import alias_groups, storage_of, tensor_info
 from capture.observe import gradient_uses, written_lines
-from capture.observe.described import DescribedRun, ImplicitInput, KeptEffect, KeptLeaf
+from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf
 from capture.observe.returned_value import returned_at
 from capture.observe.run import ObservedRun, collections_of_old
 from capture.observe.trace import External, Produced, RunTrace
 from capture.observe.unattributed_memory import UnattributedMemory
 from capture.state.call import is_opaque
-from capture.state.namespaces import counts
 from capture.state.snapshot import Change, place_key
 from capture.state.source import Source
 from capture.torch_private.capabilities import is_zero_tensor
@@ -64,8 +64,8 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     implicit = classify.implicit()
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
-    effect_facts += [*_put_on_results(outputs), *watched.left]
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
+    effect_facts += [*kinds_of(watched, kept), *watched.left]
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     handed_on = classify.handed_on(kept)
     implicit += handed_on
@@ -328,12 +328,33 @@ def _told(change: Change, leaves: Sequence[KeptLeaf]) -> tuple[str, str]:
     return f"{len(members.before)} members", f"{len(members.recipe)} members ({recipe}) {values}".rstrip()
 
 
-def _put_on_results(outputs: Sequence[KeptLeaf]) -> list[Effect]:
-    """Attributes of tensors that the body made and gives: a replay gives others."""
-    return [
-        Effect(path=f"{leaf.path}.{name}", kind="python", before=repr(MISSING), after=_short(value))
-        for leaf in outputs if leaf.kind == "fresh" for name, value in leaf.value.__dict__.items() if counts(name)
-    ]  # fmt: skip
+def kinds_of(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> list[Effect]:
+    """What tensors that the body made are beside their memory: see ``TensorKind``. Others a replay cannot make."""
+    facts = []
+    for leaf in kept:
+        kind = TensorKind.of(leaf.value) if leaf.kind in MADE else None
+        if kind is None:
+            continue
+        told: list[tuple[str, EffectKind, str, str]] = []
+        if kind.kind is not torch.Tensor:
+            told.append(("__class__", "value", "Tensor", kind.kind.__name__))
+        if kind.requires_grad:
+            told.append(("requires_grad", "value", "False", "True"))
+        for name, value in attributes_of(leaf.value).items():
+            told.append((name, "value" if name in kind.attributes else "python", repr(MISSING), _short(value)))
+        facts += [Effect(path=f"{leaf.path}.{name}", kind=how, before=was, after=now) for name, how, was, now in told]
+    return [*facts, *_kept_for_gradients(watched, kept)]
+
+
+def _kept_for_gradients(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> Iterator[Effect]:
+    """Gradients of leaves that the body made, and hooks on them."""
+    left = [("output", watched.result), *[(one.source.path, one.after) for one in watched.changed]]
+    around = [one for path, value in left for one in pytree.wrappers(value, path)]
+    old = {id(value) for _, value in watched.before.sources.values()} if around else ()
+    made = [(leaf.path, leaf.value) for leaf in kept if leaf.kind in MADE]
+    for path, tensor in [*made, *[one for one in around if id(one[1]) not in old]]:
+        for name, value in kept_for_gradients(tensor) if is_leaf(tensor) and tensor.requires_grad else ():
+            yield Effect(path=f"{path}.{name}", kind="python", before="None", after=_short(value))
 
 
 def _short(value: Any) -> str:

@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge
 
 from capture.core.facts import GradientObstacle, GradientUse, SubclassLeaf
 from capture.key import pytree
+from capture.key.tensor_kind import is_leaf, refuses
 from capture.observe.described import KeptEffect, KeptLeaf
 from capture.observe.run import ObservedRun
 from capture.observe.trace import External
@@ -30,12 +31,8 @@ def uses(watched: ObservedRun, arguments: Arguments, kept: Sequence[KeptLeaf]) -
     """Who asks for gradients; empty if nothing that is left has an autograd graph."""
     handed_back = ("input", "static")  # the caller's own tensor has its graph from elsewhere
     left = [leaf.value for leaf in kept if isinstance(leaf.value, torch.Tensor) and leaf.kind not in handed_back]
-    made = [leaf.value for leaf in kept if leaf.kind == "fresh"]
-    begins = any(
-        one.requires_grad and not refuses(one) and one.grad_fn is None for one in made
-    )  # of a graph of the caller's
     left += [one.tensor for one in watched.watch.trace.externals.values() if one.mutation is not None]
-    if not begins and not any(refuses(tensor) or tensor.grad_fn is not None for tensor in left):
+    if all(is_leaf(tensor) for tensor in left):
         return []
     uses_found = []
     for (storage, _), use in watched.watch.trace.gradients.items():
@@ -43,15 +40,6 @@ def uses(watched: ObservedRun, arguments: Arguments, kept: Sequence[KeptLeaf]) -
         path = _path(watched, arguments, external) if external is not None else None
         uses_found.append(GradientUse(path=path, op=use.op, where=use.where))
     return uses_found or [GradientUse(path=None, op="")]
-
-
-def refuses(tensor: torch.Tensor) -> bool:
-    """A view made without gradients, whose base was written with them: autograd refuses to look at its graph."""
-    try:
-        _ = tensor.grad_fn
-    except RuntimeError:
-        return True
-    return False
 
 
 def obstacles(
@@ -81,7 +69,8 @@ def of_wrappers(watched: ObservedRun) -> Iterator[SubclassLeaf]:
     """Tensors that hold other tensors and are part of a graph themselves, of which those they hold know nothing."""
     arguments = watched.call.named_values(watched.values) if torch.is_grad_enabled() else {}
     given = [wrapper for name, value in arguments.items() for wrapper in pytree.wrappers(value, name)]
-    left = [(path, wrapper) for path, wrapper in pytree.wrappers(watched.result, "output") if not wrapper.is_leaf]
+    results = [("output", watched.result), *[(one.source.path, one.after) for one in watched.changed]]
+    left = [one for path, value in results for one in pytree.wrappers(value, path) if not one[1].is_leaf]
     for path, wrapper in (*given, *left):
         if wrapper.requires_grad:
             yield SubclassLeaf(path=path, type=f"{type(wrapper).__qualname__} that needs gradients")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from attrs import define, field
 
+from capture.key.tensor_kind import refuses
 from capture.observe import gradient_uses
 from capture.observe.trace import External
 from capture.state.snapshot import Snapshot
@@ -45,7 +46,7 @@ class UnattributedMemory:
     @functools.cached_property
     def _saved(self) -> dict[int, _HeldStorage]:
         """What graphs have saved, by ``id`` of the storage."""
-        ends = [one for one in self._left if not gradient_uses.refuses(one) and one.grad_fn is not None]
+        ends = [one for one in self._left if not refuses(one) and one.grad_fn is not None]
         storages: dict[int, _HeldStorage] = {}
         for tensor in gradient_uses.saved_above(ends):
             if tensor.layout is torch.strided:

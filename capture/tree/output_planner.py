@@ -11,7 +11,8 @@ from attrs import evolve
 
 from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, Pool
-from capture.observe.described import KeptEffect, KeptLeaf
+from capture.key.tensor_kind import TensorKind
+from capture.observe.described import MADE, KeptEffect, KeptLeaf
 from capture.state.source import Source
 from capture.tree.liveness import Again, SharedStorage
 from capture.tree.output_structure import EffectSlot, Slot, Structures, filler, slot_of_change
@@ -30,8 +31,7 @@ def plan_outputs(
     own: dict[int, Source],
     again: Mapping[int, Again],
 ) -> OutputPlan:
-    """Plan from what one recording run returned and left behind. ``blocks``: as in ``Recorded``. ``again``: by ``id``,
-    what may be handed out again."""
+    """Of what one recording run left. ``blocks``: as in ``Recorded``. ``again``: by ``id``, what may be given again."""
     leaves = [*outputs, *(leaf for effect in effects for leaf in effect.leaves)]
     groups: dict[int, tuple[Block, list[int], list[Geometry]]] = {}
     aliases, constants, empties, repeats = [], [], [], []
@@ -64,15 +64,15 @@ def plan_outputs(
     )
     fresh = [leaf.value for leaf in leaves if leaf.kind == "fresh"]
     inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
-    values = [leaf.value for leaf in leaves]
-    shared_storages = tuple(_source(pool, one, again.get(id(values[one.positions[0]]), "no")) for one in made)
-    alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not (inference or effects)
+    shared_storages = tuple(_source(pool, one, again.get(id(leaves[one.positions[0]].value), "no")) for one in made)
+    kinds = _kinds(leaves)
+    alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not (inference or effects or kinds)
     gradients, taken, others = _gradients(made, effects, slots)
     shared = _shared_gradients(made, effects, len(outputs), gradients)
     every = [*gradients.values(), *(one for several in shared.values() for one in several)]
     return OutputPlan(
         policy=policy, preserving=policy != "borrow", count=len(leaves), skeleton=skeleton, groups=made,
-        aliases=tuple(aliases),
+        aliases=tuple(aliases), kinds=kinds,
         constants=tuple(constants), empties=tuple(empties), repeats=tuple(repeats), effects=slots,
         inference=inference, live=[None] * len(made), tensors=[[] for _ in made],
         shared_storages=shared_storages, single=shared_storages[0] if alone else None, gradients=gradients,
@@ -80,6 +80,12 @@ def plan_outputs(
         numbers=tuple(range(len(made))), first_positions=tuple(group.positions[0] for group in made), slots=taken,
         others=(tuple(number for number in range(len(made)) if number not in gradients), others),
     )  # fmt: skip
+
+
+def _kinds(leaves: Sequence[KeptLeaf]) -> tuple[tuple[int, TensorKind], ...]:
+    """What leaves that the body made are beside their memory, by position."""
+    kinds = [(at, TensorKind.of(one.value)) for at, one in enumerate(leaves) if one.kind in MADE]
+    return tuple((at, kind) for at, kind in kinds if kind is not None)
 
 
 def _gradients(
@@ -134,5 +140,4 @@ def _alias(leaf: KeptLeaf, base: torch.Tensor) -> Alias:
         shift=int(value.storage_offset()) * value.element_size() - int(base.storage_offset()) * base.element_size(),
         shape=tuple(value.shape),
         stride=tuple(value.stride()),
-        requires_grad=value.requires_grad,
     )

@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, OwnedOutput, Pool, Recording, on_storage
 from capture.key import pytree
+from capture.key.tensor_kind import TensorKind
 from capture.native import native
 from capture.state.snapshot import Change
 from capture.torch_private import capabilities
@@ -42,15 +43,13 @@ class Alias:
     shift: int = 0
     shape: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
-    requires_grad: bool = False
 
     def build(self, tensor: torch.Tensor) -> torch.Tensor:
         """The alias of this call's tensor. It is part of no graph: with one, it would be no recording's."""
         if self.same:
             return tensor
         is_apart = tensor.requires_grad and torch.is_grad_enabled()
-        made = self._on(tensor.detach() if is_apart else tensor)
-        return made.requires_grad_() if self.requires_grad and not made.requires_grad else made
+        return self._on(tensor.detach() if is_apart else tensor)
 
     def _on(self, tensor: torch.Tensor) -> torch.Tensor:
         begin = int(tensor.storage_offset()) * tensor.element_size() + self.shift
@@ -83,6 +82,8 @@ class OutputPlan:
     skeleton: Any
     groups: tuple[OutputGroup, ...]
     aliases: tuple[tuple[int, Alias], ...]
+    kinds: tuple[tuple[int, TensorKind], ...]
+    """Of leaves that the body made and that are more than plain tensors, by position."""
     constants: tuple[tuple[int, Any], ...]
     empties: tuple[tuple[int, Geometry, torch.device], ...]
     repeats: tuple[tuple[int, int], ...]
@@ -169,7 +170,7 @@ class OutputPlan:
 
     def several(self) -> tuple[Any, ...] | None:
         """For the C module: how results are built where there are fresh tensors, constants and repeats alone."""
-        if self.inference or self.aliases or self.empties or self.effects or self.fills is None:
+        if self.inference or self.aliases or self.kinds or self.empties or self.effects or self.fills is None:
             return None
         return (
             self.sources,
@@ -274,6 +275,7 @@ class OutputPlan:
         for position, alias in self.aliases:
             base = leaves[alias.source] if isinstance(alias.source, int) else statics(alias.source)
             values[position] = alias.build(base)
+        self._give_kinds(values)
         for position, value in self.constants:
             values[position] = value
         for position, first in self.repeats:
@@ -286,6 +288,17 @@ class OutputPlan:
         self.build_left(pool, values, left)
         for position, geometry, device in self.empties:
             values[position] = torch.empty_strided(geometry.shape, geometry.stride, dtype=geometry.dtype, device=device)
+        self._give_kinds(values)
+
+    def _give_kinds(self, values: list[Any]) -> None:
+        """May be called again for the same values."""
+        for position, kind in self.kinds:
+            if values[position] is not None and not kind.is_of(values[position]):
+                values[position] = kind.given_to(values[position])
+        if self.kinds and not self.preserving:
+            for number, group in enumerate(self.groups):
+                if self.live[number] is not None:
+                    self.tensors[number] = [weakref.ref(values[at]) for at in group.positions]
 
     def build_left(self, pool: Pool | None, values: list[Any], groups: Sequence[int]) -> None:
         """Tensors of groups that C could not hand out. ``pool``: not needed for a lone tensor."""
@@ -357,6 +370,7 @@ class OutputPlan:
                 self.live[number] = hold(mine[0].untyped_storage())
             for position, tensor in zip(group.positions, self._hand_out(number, mine), strict=True):
                 values[position] = tensor
+        self._give_kinds(values)
         for position, first in self.repeats:
             values[position] = values[first]
         return values

@@ -265,3 +265,45 @@ def test_gradients_outside_keep_it_eager(mesh: DeviceMesh) -> None:
     assert twin.grad is not None
     assert torch.equal(weight.grad, twin.grad)
     assert recordings(captured).recordings == 0
+
+
+def test_a_parameter_that_is_one_is_made_again_in_replays(mesh: DeviceMesh) -> None:
+    """``nn.Parameter`` of such a tensor keeps its class, and notes on it what it is."""
+    kept: Any = nn.Module()
+    wanted: Any = nn.Module()
+
+    def body(module: Any, x: Tensor) -> Tensor:
+        module.p = nn.Parameter(DTensor.from_local(x * 2, mesh, [Replicate()], run_check=False))
+        return x + 1
+
+    captured = capture(lambda x: body(kept, x))
+    for seed in range(5):
+        mark_step_begin()
+        captured(numbers(seed))
+        body(wanted, numbers(seed))
+        for module in (kept, wanted):
+            (module.p * 3).sum().backward()
+        same(kept.p, wanted.p)
+        same(kept.p.grad, wanted.p.grad)
+        assert isinstance(kept.p, nn.Parameter)
+        assert [*kept._parameters] == ["p"]
+    assert recordings(captured).replays >= 3
+
+
+def test_one_with_a_graph_on_an_attribute_keeps_it(mesh: DeviceMesh) -> None:
+    kept: Any = nn.Module()
+    weight = distribute_tensor(numbers(0), mesh, [Replicate()]).requires_grad_()
+
+    def body(x: Tensor) -> Tensor:
+        kept.last = weight * 2
+        return x + 1
+
+    captured = capture(body)
+    with pytest.warns(CaptureWarning, match="CG107"):
+        captured(numbers(1))
+    for seed in range(4):
+        captured(numbers(seed))
+        weight.grad = None
+        kept.last.sum().backward()
+        assert weight.grad is not None
+    assert recordings(captured).replays == 0

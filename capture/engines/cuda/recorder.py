@@ -21,12 +21,12 @@ from capture.engines.cuda.driver import node_counter
 from capture.engines.cuda.host_tensors import HostTensors
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.segment_run import SegmentRun, seen_by
+from capture.key.tensor_kind import is_leaf
 from capture.key.tensor_meta import nbytes_of
 from capture.observe import source_location
 from capture.observe.break_notes import IslandBegin
 from capture.observe.collectives import obstacle, registers_segments
 from capture.observe.dispatch_mode import ObserveMode
-from capture.observe.gradient_uses import refuses
 from capture.observe.operator_schema import (
     Operator,
     OperatorTraits,
@@ -292,7 +292,7 @@ def _ends_graphs(tensor: torch.Tensor) -> bool:
     """A leaf at which some graph may end: something in C++ has it."""
     if not tensor.requires_grad or tensor.is_inference():
         return False
-    return use_count(tensor) > 1 and not refuses(tensor) and tensor.is_leaf
+    return use_count(tensor) > 1 and is_leaf(tensor)
 
 
 def _on_cpu(tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:

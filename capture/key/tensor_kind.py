@@ -1,0 +1,75 @@
+"""What a tensor that a body made is beside its memory, so that a replay makes one like it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from attrs import frozen
+
+PLAIN_TYPES = frozenset({
+    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout,
+    torch.memory_format, torch.Size, range, slice, type(Ellipsis), type(NotImplemented),
+})  # fmt: skip
+
+
+def refuses(tensor: torch.Tensor) -> bool:
+    """A view made without gradients, whose base was written with them: autograd refuses to look at its graph."""
+    try:
+        _ = tensor.grad_fn
+    except RuntimeError:
+        return True
+    return False
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """It is part of no graph that exists."""
+    return not refuses(tensor) and tensor.is_leaf
+
+
+@frozen(eq=False)
+class TensorKind:
+    """The class of a tensor, whether graphs may begin at it, and the plain values that code put on it: a parameter that
+    is a ``DTensor`` has such, too."""
+
+    kind: type[torch.Tensor]
+    requires_grad: bool
+    attributes: dict[str, Any]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorKind | None:
+        """None for what is a plain tensor, or part of a graph."""
+        attributes = attributes_of(tensor)
+        if (type(tensor) is torch.Tensor and not tensor.requires_grad and not attributes) or not is_leaf(tensor):
+            return None
+        plain = {name: value for name, value in attributes.items() if type(value) in PLAIN_TYPES}
+        return cls(type(tensor), tensor.requires_grad, plain)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Nothing is left to do."""
+        return type(tensor) is self.kind and tensor.requires_grad == self.requires_grad and self._is_put_on(tensor)
+
+    def given_to(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of this kind on the memory of a new plain one, with that one's versions."""
+        if type(tensor) is not self.kind:
+            tensor = torch.nn.Parameter(tensor, self.requires_grad)  # the one other class of plain tensors
+        elif tensor.requires_grad != self.requires_grad:
+            tensor.requires_grad_(self.requires_grad)
+        for name, value in self.attributes.items():
+            tensor.__dict__.setdefault(name, value)
+        return tensor
+
+    def _is_put_on(self, tensor: torch.Tensor) -> bool:
+        return tensor.__dict__.keys() >= self.attributes.keys()
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """What code put on the tensor, but for what Dynamo does."""
+    return {name: value for name, value in tensor.__dict__.items() if not name.startswith("_dynamo_")}
+
+
+def kept_for_gradients(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
+    """A leaf's gradient, and hooks on it, by the names of its attributes."""
+    names = ("grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+    return ((name, value) for name in names if (value := getattr(tensor, name)) is not None)
