@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from capture import capture, config, recordings
 from capture.tree import thread_trees
-from tests.support.device import use_device
+from tests.support.device import DEVICE, use_device
 
 THREADS, POOLS, TURNS = 4, 2, 14
 
@@ -33,12 +33,18 @@ def fresh() -> Iterator[None]:
         yield
 
 
+def randn(*shape: int) -> Tensor:
+    """Drawn on the CPU: from a device's generator no thread may draw while another one records (``docs/limits.md``)."""
+    return torch.randn(*shape, device="cpu").to(DEVICE)
+
+
 class Net(nn.Module):
-    """Uses a weight twice."""
+    """Uses a weight twice. Drawn on the CPU, too."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.a, self.b = nn.Linear(8, 8, device="cpu"), nn.Linear(8, 8, device="cpu")
+        self.to(DEVICE)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -68,16 +74,16 @@ class Shared:
         return bits(use(self.ours)) == bits(use(self.eager))
 
     def region(self) -> bool:
-        x = torch.randn(int(torch.randint(1, 4, (1,))), 8)
+        x = randn(int(torch.randint(1, 4, (1,), device="cpu")), 8)
         return self.both(lambda net: torch.autograd.grad(net(x).square().sum(), [*net.parameters()]))
 
     def inference(self) -> bool:
         with torch.no_grad():
-            x = torch.randn(3, 8)
+            x = randn(3, 8)
             return bits([self.function(x)]) == bits([(self.eager(x) * 2).sum(1)])
 
     def retained(self) -> bool:
-        x = torch.randn(2, 8)
+        x = randn(2, 8)
 
         def use(net: Any) -> list[Tensor]:
             loss, parameters = net(x).sum(), [*net.parameters()]
@@ -87,7 +93,7 @@ class Shared:
         return self.both(use)
 
     def recomputed(self) -> bool:
-        x = torch.randn(2, 8, requires_grad=True)
+        x = randn(2, 8).requires_grad_()
         return self.both(
             lambda net: torch.autograd.grad(checkpoint(net, x, use_reentrant=False).sum(), [x, *net.parameters()])
         )
@@ -101,7 +107,7 @@ class Shared:
                 one.load_state_dict(self.eager.state_dict())
             return capture(pair[0]), pair[1]
 
-        x, (ours, eager) = torch.randn(2, 8), self.own("pair", make)
+        x, (ours, eager) = randn(2, 8), self.own("pair", make)
         others = {name: one.detach() * 2 for name, one in self.eager.named_parameters()}
         with torch.no_grad():
             return bits([functional_call(ours, others, (x,))]) == bits([functional_call(eager, others, (x,))])
@@ -123,7 +129,7 @@ class Shared:
             return net, capture(step, name="step") if captured else step
 
         pairs = self.own("steps", lambda: (make(captured=True), make(captured=False)))
-        x = torch.randn(4, 8)
+        x = randn(4, 8)
         ours, eager = ([step(x), *net.parameters()] for net, step in pairs)
         return bits(ours) == bits(eager)
 
