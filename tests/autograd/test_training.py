@@ -149,7 +149,10 @@ def test_a_learning_rate_in_a_tensor_is_no_new_recording() -> None:
     assert recordings(step).replays >= 15
 
 
+@pytest.mark.filterwarnings("ignore:CG904.*read through a copy is written:capture.CaptureWarning")
 def test_gradients_replaced_outside() -> None:
+    """What is another tensor in most calls is copied on a device, where it cannot be bound; one that is written besides
+    keeps the step eager there."""
     mine, step, theirs, eager = pair(zeroing_step)
     for number in range(6):
         run(mine, step, theirs, eager, batches(3, seed=number))
