@@ -12,6 +12,7 @@ there are other threads (``others_may_see``): such a call runs eagerly.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 
@@ -24,9 +25,9 @@ from capture.torch_private.devices import captures_kernels
 Lent = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Tensors that were lent and whose they are, by ``id``."""
 
-_FEEDERS = {"multiprocessing.queues", "torch.utils.data._utils.pin_memory", "tqdm._monitor"}
-"""Modules whose threads carry batches from and to the workers of a ``DataLoader``, or watch progress bars, and run no
-code of users: most training programs have such threads, and parameters are none of their business."""
+_HELPERS = ("multiprocessing.queues", "torch.utils.data._utils.pin_memory", "torch._inductor.", "tqdm.")
+"""Modules whose threads run no code of users: they carry batches from and to the workers of a ``DataLoader`` and code
+from those of a compiler, or watch a progress bar. Most training programs have such threads."""
 
 
 def is_needed(device: torch.device) -> bool:
@@ -38,14 +39,16 @@ def others_may_see() -> bool:
     """Another thread may use what is lent."""
     if threading.active_count() == 1:
         return False
-    here = threading.get_ident()
-    return any(one.ident != here and not _is_feeder(one) for one in threading.enumerate())
+    here, running = threading.get_ident(), sys._current_frames()
+    others = [one for one in threading.enumerate() if one.ident != here and not _is_helper(one)]
+    return any(not isinstance(one, threading._DummyThread) or one.ident in running for one in others)
 
 
-def _is_feeder(thread: threading.Thread) -> bool:
-    """By what it runs, which ``threading`` keeps as long as it does, or by its class; else it counts as anybody's."""
-    modules = type(thread).__module__, getattr(getattr(thread, "_target", None), "__module__", None)
-    return not _FEEDERS.isdisjoint(modules)
+def _is_helper(thread: threading.Thread) -> bool:
+    """By its class, and by what it runs, which ``threading`` keeps as long as it does; else it counts as anybody's. A
+    thread of C++ that Python has seen once, such as autograd's, counts while it runs Python."""
+    runs = getattr(thread, "_target", None)
+    return any(str(getattr(one, "__module__", "")).startswith(_HELPERS) for one in (type(thread), runs))
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
 import multiprocessing
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -281,6 +283,27 @@ def test_threads_that_run_no_code_of_users(monkeypatch: pytest.MonkeyPatch) -> N
     queue.get()
     queue.close()
     queue.join_thread()
+
+
+def test_threads_of_c_count_while_they_run_python() -> None:
+    """As autograd's, in which a hook has asked for the current thread."""
+    idle, running, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def run() -> None:
+        threading.current_thread()
+        running.set()
+        go_on.wait()
+        idle.set()
+
+    _thread.start_new_thread(run, ())
+    running.wait()
+    assert leaf_swap.others_may_see()
+    go_on.set()
+    idle.wait()
+    until = time.monotonic() + 20
+    while leaf_swap.others_may_see() and time.monotonic() < until:
+        time.sleep(0.001)
+    assert not leaf_swap.others_may_see()
 
 
 class Recurrent(nn.Module):

@@ -42,6 +42,11 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
+def weighted(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Weights are arguments: on a device those of a module are recorded only while there is one thread."""
+    return nn.functional.linear(x, weight, bias).relu().sum()
+
+
 def nodes(f: Any) -> int:
     return sum(len(entry.nodes) for entry in state_of(f).entries())
 
@@ -130,14 +135,14 @@ def test_modules_with_state_and_effects() -> None:
 
 def test_training_in_threads_that_end() -> None:
     model = nn.Linear(4, 4).to(DEVICE)
-    f = capture(lambda x: model(x).relu().sum(), name="f")
+    f = capture(weighted, name="f")
     x = torch.ones(2, 4, device=DEVICE)
 
     def step() -> None:
         with config.patch(cache=False):
             for _ in range(4):
                 model.zero_grad()
-                f(x).backward()
+                f(x, model.weight, model.bias).backward()
 
     model(x).relu().sum().backward()
     expected = gradients(model)
@@ -150,13 +155,13 @@ def test_training_in_threads_that_end() -> None:
 
 def test_backward_in_another_thread_after_the_first_ended() -> None:
     model = nn.Linear(4, 4).to(DEVICE)
-    f = capture(lambda x: model(x).relu().sum(), name="f")
+    f = capture(weighted, name="f")
     x = torch.ones(2, 4, device=DEVICE)
 
     def forward() -> Any:
         with config.patch(cache=False):
             for _ in range(4):
-                loss = f(x)
+                loss = f(x, model.weight, model.bias)
             return loss
 
     model(x).relu().sum().backward()
