@@ -200,7 +200,7 @@ class Budget:
         """An effort for this key may be made in this call. ``lasting``: its plan says that no run will change it.
         ``begun``: it was watched, and only the recording is left to do."""
         self._pay()
-        begun = begun and hash(key) not in self._failed
+        begun = begun and hash(key) not in self._failed and self._is_frequent(key, IN_TURN)
         if not self.gave_up and not lasting:
             again = self._seen.get(hash(key), 0)
             if (self.debt < self.most / 2 or again) and (begun or self._can_afford(key, again)):

@@ -459,6 +459,19 @@ def test_a_key_that_comes_often_is_tried(account: budget_module.Budget) -> None:
         assert not account.allows(3)
 
 
+@pytest.mark.parametrize("between", [2, 12])
+def test_what_was_watched_is_recorded_where_few_keys_come_in_turn(between: int, account: budget_module.Budget) -> None:
+    with config.patch(drop_slow=True):
+        for key in (1, 2):
+            account.spend("observations", 10.0, key=key)
+        account.debt = budget_module.AT_ONCE[1]
+        for number in range(between):
+            account.debt = budget_module.AT_ONCE[1]
+            assert not account.allows(number + 3)
+        account.debt = budget_module.AT_ONCE[1]
+        assert account.allows(2, begun=True) is (between < budget_module.IN_TURN)
+
+
 @pytest.mark.parametrize("drop_slow", [False, True])
 def test_what_is_new_in_each_call_is_watched_a_few_times(drop_slow: bool) -> None:
     captured = capture(scaled)
