@@ -70,7 +70,7 @@ class Geometry:
 def views_of(first: torch.Tensor, geometries: Sequence[Geometry]) -> list[torch.Tensor]:
     """Views of a tensor with any geometry on its storage, also of another dtype."""
     physical = first.conj() if first.is_conj() else first
-    found = []
+    views = []
     for geometry in geometries:
         base = physical
         if geometry.dtype != first.dtype:
@@ -80,8 +80,8 @@ def views_of(first: torch.Tensor, geometries: Sequence[Geometry]) -> list[torch.
                 base = torch.view_as_real(base).reshape(-1) if base.dtype.is_complex else base
             base = base.view(geometry.dtype) if base.dtype != geometry.dtype else base
         view = base.as_strided(geometry.shape, geometry.stride, geometry.offset)
-        found.append(view.conj() if geometry.conj else view)
-    return found
+        views.append(view.conj() if geometry.conj else view)
+    return views
 
 
 def on_storage(storage: torch.UntypedStorage, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:

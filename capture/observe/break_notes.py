@@ -90,12 +90,12 @@ class BreakNotes(RunNotes):
                 outcome, result = islands.perform(function, args, kwargs, generators=drawn, before=before.before)
         finally:
             self.is_aside = False
-        found = [result]
+        results = [result]
         with unseen():
-            self.quietly(self._end_island)(before, outcome, args, kwargs, found)
+            self.quietly(self._end_island)(before, outcome, args, kwargs, results)
         if outcome.error is not None:
             raise outcome.error
-        return found[0]
+        return results[0]
 
     def begin_island(self, begin: IslandBegin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An island is about to run: what stands in the way of a recording, as far as that is known before it."""
@@ -128,10 +128,10 @@ class BreakNotes(RunNotes):
 
     def _end_island(
         self, begin: IslandBegin, outcome: islands.Outcome, args: tuple[Any, ...], kwargs: dict[str, Any],
-        found: list[Any],
+        results: list[Any],
     ) -> None:  # fmt: skip
         """It is over. ``found``: its result, in the place of which the body may get another."""
-        trace, known = self.trace, traits(torch.ops.aten.item.default)
+        trace, op_traits = self.trace, traits(torch.ops.aten.item.default)
         self._at, trace.plain = begin.where, False
         if self.at_islands is not None:
             self.at_islands.end()
@@ -144,20 +144,20 @@ class BreakNotes(RunNotes):
         trace.islands.append(Island(name=begin.name, where=begin.where, obstacle=obstacle, fix=fix))
         tensors = list(islands.tensors_of((args, kwargs, begin.before.values)))
         for tensor in tensors if obstacle is None else ():
-            self._see_input(tensor, tensor.untyped_storage(), known)
+            self._see_input(tensor, tensor.untyped_storage(), op_traits)
         for key, external in trace.externals.items():
             wrote = key in begin.versions and islands.version_of(external.tensor) != begin.versions[key]
             wrote = wrote or any(storage_of(tensors[number]) is external.storage for number, _ in outcome.written)
             if wrote and external.mutation is None:
                 external.mutation = Mutation(evidence="version", op=f"{begin.name}()", where=begin.where)
-        for tensor in outcome.made or islands.tensors_of(found[0]) if outcome.unsuited else outcome.made:
+        for tensor in outcome.made or islands.tensors_of(results[0]) if outcome.unsuited else outcome.made:
             self.note_made(tensor)
         trace.reads.append(read_text(outcome.told))
         trace.note_break("island", begin.name, begin.where, outcome.ms)
         trace.sequence.append(f"island.{begin.name}")
         trace.scalars.append(tuple(repr(one) for one in (*args, *kwargs.values()) if type(one) in PLAIN_TYPES))
         trace.lines.append(begin.where)
-        self.end_at_island(begin, obstacle, outcome, args, kwargs, found)
+        self.end_at_island(begin, obstacle, outcome, args, kwargs, results)
 
     def note_shared_state(self, paths: list[str]) -> None:
         """Places that an island changed, and the body, too: which of both did what is not known."""

@@ -102,11 +102,16 @@ class ObserveMode(BreakNotes):
         return self._watch_plain(op, known, args, kwargs, inputs)
 
     def _watch_plain(
-        self, op: Any, known: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[torch.Tensor]
+        self,
+        op: Any,
+        op_traits: OperatorTraits,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: list[torch.Tensor],
     ) -> Any:
         """One that reads tensors of one device and makes some: most are, and each step of ``_watch_any`` takes time."""
         trace, at = self.trace, source_location.user_location()
-        self._at, self._operator, was_plain = at, known.name, trace.plain
+        self._at, self._operator, was_plain = at, op_traits.name, trace.plain
         trace.plain = False
         among, produced = set(), trace.produced
         for tensor in inputs:
@@ -115,78 +120,78 @@ class ObserveMode(BreakNotes):
             among.add(key)
             made = produced.get(key)
             if made is None or made.storage() is not storage:
-                self._see_input(tensor, storage, known)
+                self._see_input(tensor, storage, op_traits)
                 if tensor.is_cpu and (key in self.arguments or self.before.tensors.get(key)) and tensor.dim():
-                    trace.cpu_work.setdefault(id(at), (known.name, at))
+                    trace.cpu_work.setdefault(id(at), (op_traits.name, at))
         self._note_device(inputs[0].device)
         result = self.execute(op, args, kwargs)
         trace.plain, made_any = was_plain, False
         for tensor in (result,) if type(result) is torch.Tensor else tensors_out(result):
-            made_any = self._see_output(tensor, known, among) or made_any
-        trace.reads_form = trace.reads_form or _reads_form(known, inputs, result)
+            made_any = self._see_output(tensor, op_traits, among) or made_any
+        trace.reads_form = trace.reads_form or _reads_form(op_traits, inputs, result)
         trace.num_ops += made_any
-        trace.sequence.append(known.name)
-        trace.scalars.append(scalars_of(known, args, kwargs, constant=None))
+        trace.sequence.append(op_traits.name)
+        trace.scalars.append(scalars_of(op_traits, args, kwargs, constant=None))
         trace.lines.append(at)
         return result
 
     def _watch_any(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_higher_order(op):
             return self.higher_order(op, args, kwargs)
-        known, trace = traits(op), self.trace
-        if known.metadata == "storage" and len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
+        op_traits, trace = traits(op), self.trace
+        if op_traits.metadata == "storage" and len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
             op, args = operator_schema.with_tensor(args)
-            known = traits(op)
-        if known.base == "_efficientzerotensor":  # zeros without memory, as in the backward pass of ``sgn``
+            op_traits = traits(op)
+        if op_traits.base == "_efficientzerotensor":  # zeros without memory, as in the backward pass of ``sgn``
             op, trace.plain = torch.ops.aten.zeros.default, False
-            known = traits(op)
-        if known.unseen or self.looks_away or only_shapes():
+            op_traits = traits(op)
+        if op_traits.unseen or self.looks_away or only_shapes():
             return op(*args, **kwargs)
-        if known.composite is not None and torch.is_inference_mode_enabled():
+        if op_traits.composite is not None and torch.is_inference_mode_enabled():
             with self:  # elsewhere torch opens it before a mode sees it
-                return known.composite(*args, **kwargs)
+                return op_traits.composite(*args, **kwargs)
         self._at = None
         inputs = list(tensors_in(args, kwargs))
         storages, devices = list(map(storage_of, inputs)), {tensor.device for tensor in inputs}
         if self._arrays and self._arrays.have_changed(storages):
             self.note_sync("numpy")
-        lifted = known.lifts  # torch.tensor(...): a constant, new memory on every run
-        plain, trace.plain = trace.plain and known.plain, False
+        lifted = op_traits.lifts  # torch.tensor(...): a constant, new memory on every run
+        plain, trace.plain = trace.plain and op_traits.plain, False
         for tensor, storage in zip(inputs, storages, strict=True):
             if not lifted or self.before.is_within_reach(storage):
-                self._see_input(tensor, storage, known)
+                self._see_input(tensor, storage, op_traits)
         if lifted and self._is_lent(inputs[0]):
-            self.trace.work.append(HostWork(op=known.name, kind="array", where=self._line()))
-        self._see_host(known, args, kwargs, inputs, devices)
-        if known.collective or (known.base == "wait_tensor" and not self.made(inputs[0])):
-            self.trace.add_collective(op, known, (args, kwargs), inputs, self._line())
+            self.trace.work.append(HostWork(op=op_traits.name, kind="array", where=self._line()))
+        self._see_host(op_traits, args, kwargs, inputs, devices)
+        if op_traits.collective or (op_traits.base == "wait_tensor" and not self.made(inputs[0])):
+            self.trace.add_collective(op, op_traits, (args, kwargs), inputs, self._line())
         given: list[tuple[torch.Tensor, torch.Size]] = []
-        if known.writes or known.norm is not None:
-            self._see_writes(known, args, kwargs)
-            given += [(one, one.shape) for one in operator_schema.given_outs(known, kwargs) if not self.made(one)]
-        states = self._states(kwargs, inputs) if known.draws else None
-        self._operator = known.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
+        if op_traits.writes or op_traits.norm is not None:
+            self._see_writes(op_traits, args, kwargs)
+            given += [(one, one.shape) for one in operator_schema.given_outs(op_traits, kwargs) if not self.made(one)]
+        states = self._states(kwargs, inputs) if op_traits.draws else None
+        self._operator = op_traits.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         is_complex = any(map(torch.is_complex, inputs))
-        result = self._execute(op, known, args, kwargs, is_complex=is_complex)
-        if self._arrays and self._arrays.may_see(storage_of(one) for one, _ in written(known, args, kwargs)):
+        result = self._execute(op, op_traits, args, kwargs, is_complex=is_complex)
+        if self._arrays and self._arrays.may_see(storage_of(one) for one, _ in written(op_traits, args, kwargs)):
             self.note_sync("numpy")
         if given and any(tensor.shape != shape for tensor, shape in given):
-            self.note_unsafe(f"{known.name} with an out= of another shape")
-        if breaks(known, args, kwargs):
-            trace.reads.append(self.told(known, result))
-            trace.note_break("value" if known.reads_host else "size", known.base, self._line())
+            self.note_unsafe(f"{op_traits.name} with an out= of another shape")
+        if breaks(op_traits, args, kwargs):
+            trace.reads.append(self.told(op_traits, result))
+            trace.note_break("value" if op_traits.reads_host else "size", op_traits.base, self._line())
         trace.plain = plain and not is_complex  # False stays where an operator raised: no sequence tells of that one
         if states is not None:
-            self._see_draws(known, states, kwargs)
-        if known.foreign or known.reaches:
-            self._see_addresses(known, args, kwargs, result)
+            self._see_draws(op_traits, states, kwargs)
+        if op_traits.foreign or op_traits.reaches:
+            self._see_addresses(op_traits, args, kwargs, result)
         made, among = False, set() if lifted else set(map(id, storages))
         for tensor in tensors_out(result):
-            made = self._see_output(tensor, known, among) or made
-        trace.reads_form = trace.reads_form or _reads_form(known, inputs, result)
-        trace.num_ops += made or bool(known.writes)
-        trace.sequence.append(known.name)
-        trace.scalars.append(scalars_of(known, args, kwargs, constant=self._made_constant(known, inputs)))
+            made = self._see_output(tensor, op_traits, among) or made
+        trace.reads_form = trace.reads_form or _reads_form(op_traits, inputs, result)
+        trace.num_ops += made or bool(op_traits.writes)
+        trace.sequence.append(op_traits.name)
+        trace.scalars.append(scalars_of(op_traits, args, kwargs, constant=self._made_constant(op_traits, inputs)))
         trace.lines.append(self._line())
         return result
 

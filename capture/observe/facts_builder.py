@@ -117,7 +117,7 @@ def _held_twice(watched: ObservedRun) -> list[OpaqueLeaf]:
     if not changed:
         return []
     given = {id(value): path for path, value in watched.call.containers()}
-    found = []
+    leaves = []
     for source, value in watched.before.sources.values():
         path = given.get(id(value)) if place_key(source) not in watched.before.inputs else None
         root = [*source.chain()][-1] if path is not None else None
@@ -125,8 +125,8 @@ def _held_twice(watched: ObservedRun) -> list[OpaqueLeaf]:
             continue
         if any(one.path.startswith((f"{path}.", f"{source.path}.")) for one in changed):
             kind = type(value).__qualname__
-            found.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=0, also=source.path))
-    return found
+            leaves.append(OpaqueLeaf(path=path, type=kind, role="argument", num_tensors=0, also=source.path))
+    return leaves
 
 
 def _reads_form(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> bool:
@@ -180,19 +180,19 @@ class Classifier:
 
     def implicit(self) -> list[ImplicitInput]:
         """External memory that is no argument's."""
-        found: list[ImplicitInput] = []
+        inputs: list[ImplicitInput] = []
         for key, external in self._watched.watch.trace.externals.items():
             if external.tensor.layout is not torch.strided or external.tensor.is_nested:
                 continue  # has no memory to own; reported as such
             if key in self._arguments:
                 if external.mutation is not None:
-                    found += self._beside_arguments(key, external)
+                    inputs += self._beside_arguments(key, external)
                 continue
             if external.tensor.device.type != "cpu" and external in self._untold:
                 continue
-            found.append(self._owned(external, f"(unknown tensor {len(found)})"))
-            self._implicit[key] = found[-1].path
-        return found
+            inputs.append(self._owned(external, f"(unknown tensor {len(inputs)})"))
+            self._implicit[key] = inputs[-1].path
+        return inputs
 
     def _beside_arguments(self, key: int, external: External) -> list[ImplicitInput]:
         """Python state on a written argument's memory that the body used, too, as far as tensor objects tell."""
@@ -251,9 +251,9 @@ class Classifier:
         owners = self._owners(storage)
         if owners and any(tensor is value for _, tensor in owners):
             owner = next(source for source, tensor in owners if tensor is value)
-            known = self._implicit.get(id(storage))
-            same = any(source.path == known and tensor is value for source, tensor in owners)
-            return KeptLeaf(path, value, "static", known if same else owner.path)
+            implicit_path = self._implicit.get(id(storage))
+            same = any(source.path == implicit_path and tensor is value for source, tensor in owners)
+            return KeptLeaf(path, value, "static", implicit_path if same else owner.path)
         if owners:
             return KeptLeaf(path, value, "static-view", owners[0][0].path)
         if captures_kernels(value.device):  # made by a kernel no operator tells of, or not in the pool when recorded
@@ -375,25 +375,25 @@ def _placeholders(
     for path, tensor in arguments:
         external = externals.get(id(tensor.untyped_storage())) if tensor.layout is torch.strided else None
         tensors.append((path, tensor, external, "argument", None))
-    for one in implicit:
-        kind: Owner = _OWNERS.get(one.owners[0][0].kind, "unknown") if one.owners else "unknown"
-        tensor = one.owners[0][1] if one.owners else one.external.tensor
-        tensors.append((one.path, tensor, one.external, kind, one))
+    for implicit_input in implicit:
+        kind: Owner = _OWNERS.get(implicit_input.owners[0][0].kind, "unknown") if implicit_input.owners else "unknown"
+        tensor = implicit_input.owners[0][1] if implicit_input.owners else implicit_input.external.tensor
+        tensors.append((implicit_input.path, tensor, implicit_input.external, kind, implicit_input))
     groups = alias_groups([tensor for _, tensor, _, _, _ in tensors])
     return [
         PlaceholderInfo(
             path=path,
-            kind="argument" if one is None else "implicit",
+            kind="argument" if implicit_input is None else "implicit",
             tensor=tensor_info(tensor),
             owner=owner,
-            static=watched.call.is_static(path) or one is not None,
+            static=watched.call.is_static(path) or implicit_input is not None,
             alias_group=group,
             used=external is not None,
             mutation=external.mutation if external is not None else None,
             replaced=path in replaced,
             first_use=external.first_use if external is not None else None,
         )
-        for (path, tensor, external, owner, one), group in zip(tensors, groups, strict=True)
+        for (path, tensor, external, owner, implicit_input), group in zip(tensors, groups, strict=True)
     ]
 
 

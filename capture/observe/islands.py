@@ -112,18 +112,18 @@ class Before:
     def put_out(self) -> Iterator[list[StateLeft]]:
         """In the block it is so, and afterwards as it was. Gives, once that is over, places to which the island itself
         gave other values."""
-        found: list[StateLeft] = []
+        left: list[StateLeft] = []
         before = [one.get() for one in self.places]
         try:
             for place, value, was in zip(self.places, self.values, before, strict=True):
                 if value is not was:
                     place.put(value)
-            yield found
+            yield left
         finally:
             for place, value, was in zip(self.places, self.values, before, strict=True):
                 now = place.get()
                 if now is not value:
-                    found.append(StateLeft(place, was, now))
+                    left.append(StateLeft(place, was, now))
                 elif value is not was:
                     place.put(was)
 
@@ -274,24 +274,24 @@ def perform(
         with before.put_out() as left:
             result = inlined(functools.partial(function, *args, **kwargs))
     except BaseException as error:  # noqa: BLE001 - the body's own, raised again where it stands
-        found = Outcome(function, None, f"raised {type(error).__name__}", error=error)
+        outcome = Outcome(function, None, f"raised {type(error).__name__}", error=error)
     else:
         if result is None:
-            found = Outcome(function, None, _NOTHING)
+            outcome = Outcome(function, None, _NOTHING)
         else:
             holders = _holders(result)
-            found = _outcome(function, result, holders, tensors)
+            outcome = _outcome(function, result, holders, tensors)
     ms = (time.perf_counter() - begin) * 1e3
     now = [(one, one.detach()) for one in (*tensors, *beside)]
     written = [(at, one.clone()) for at, (tensor, one) in enumerate(now) if version_of(tensor) != versions[at]]
     drawn = [(one, one.get_state()) for one in generators]
     count = len(tensors)
     return evolve(
-        found,
+        outcome,
         ms=ms,
         state=tuple(left),
         places=before.places,
-        unsuited=found.unsuited or (f"changes {left[0].place.path}" if left else None),
+        unsuited=outcome.unsuited or (f"changes {left[0].place.path}" if left else None),
         written=tuple((at, contents) for at, contents in written if at < count),
         beside=tuple((beside[at - count], contents) for at, contents in written if at >= count),
         generators=tuple(one for one, state in zip(drawn, states, strict=True) if not torch.equal(one[1], state)),

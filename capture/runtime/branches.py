@@ -155,22 +155,22 @@ class _Walk(Commit):
         while number < len(node.reads):
             recording.segment(number)(leaves)
             island = recording.island(number, leaves)
-            found = recording.meet(number, leaves) if island is None else self._run_island(island, node)
-            if found is None:
+            meeting = recording.meet(number, leaves) if island is None else self._run_island(island, node)
+            if meeting is None:
                 self.stopped = self._odd()
                 return
-            if found.told != node.reads[number]:
-                reads = (*node.reads[:number], found.told)
-                moved, other = _other(node, self.tree, reads, leaves)
-                if other is None:
+            if meeting.told != node.reads[number]:
+                reads = (*node.reads[:number], meeting.told)
+                moved, joined = _other(node, self.tree, reads, leaves)
+                if joined is None:
                     self.stopped = Followed(reads=reads, moved=moved, ran=self.islands)
                     return
-                self.node = node = other
+                self.node = node = joined
                 recording = _recording(node)
                 recording.keep(self.undo, leaves)
-            if found.made:
-                recording.settle(number, found)
-            self.read[number] = found.value
+            if meeting.made:
+                recording.settle(number, meeting)
+            self.read[number] = meeting.value
             number += 1
         self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
@@ -289,16 +289,16 @@ def _join(node: Node) -> list[Node]:
     is impossible, as the pool was another one when they were made."""
     assert node.parent is not None
     apart = []
-    for other in node.parent.children[node.key] if node.reads else ():
-        if other is node or other.recording is None or node.recording is None:
+    for sibling in node.parent.children[node.key] if node.reads else ():
+        if sibling is node or sibling.recording is None or node.recording is None:
             continue
         same = 0
-        while same < min(len(node.reads), len(other.reads)) and node.reads[same] == other.reads[same]:
+        while same < min(len(node.reads), len(sibling.reads)) and node.reads[same] == sibling.reads[same]:
             same += 1
-        parted = min(same + 1, len(node.reads), len(other.reads))
-        if parted and _recording(node).joins(other.recording, parted):
-            node.joined.add(other.number)
-            other.joined.add(node.number)
+        parted = min(same + 1, len(node.reads), len(sibling.reads))
+        if parted and _recording(node).joins(sibling.recording, parted):
+            node.joined.add(sibling.number)
+            sibling.joined.add(node.number)
         else:
-            apart.append(other)
+            apart.append(sibling)
     return apart

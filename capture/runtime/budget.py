@@ -165,10 +165,10 @@ class Budget:
         self._paid = 0.0
         if key is not None:
             self._note(key)
-            for known in (self._tried, self._failed) if kind == "drops" else (self._tried,):
-                known[hash(key)] = None
-                if len(known) > _SEEN:
-                    known.popitem(last=False)
+            for numbers in (self._tried, self._failed) if kind == "drops" else (self._tried,):
+                numbers[hash(key)] = None
+                if len(numbers) > _SEEN:
+                    numbers.popitem(last=False)
         if changed:
             self.changed.append(changed)
         too_much = self.debt >= self.most or (self.spent.ms > PATIENCE and self.debt >= self.most / 2)

@@ -33,12 +33,12 @@ def replay_checked(
     if not learned and not (verifies(captured) and verify.is_due(captured, node)):
         return replay(captured, node, tree, values, leaves, body_run.current())
     bound = captured.call(values, leaves, entry)
-    found = verify.verified(captured, entry, node, tree, bound)
+    verified = verify.verified(captured, entry, node, tree, bound)
     if learned:
-        against = f"{found.differs} differs from eager at the new address" if found.is_wrong else None
-        against = found.undecided or against
+        against = f"{verified.differs} differs from eager at the new address" if verified.is_wrong else None
+        against = verified.undecided or against
         if against is not None:
             rebind.distrust(captured, entry, node, learned, against)
-    elif found.differs is not None:
-        note_difference(captured, entry, tree, found.differs, is_wrong=found.is_wrong)
-    return found.result if found.has_result else verify.run_body(captured, bound)
+    elif verified.differs is not None:
+        note_difference(captured, entry, tree, verified.differs, is_wrong=verified.is_wrong)
+    return verified.result if verified.has_result else verify.run_body(captured, bound)

@@ -112,8 +112,8 @@ def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         if size.pads:
             return _call_of_size(captured, values, size, now, is_plain=is_plain)
     if captured.lifted and is_plain:
-        for one in tuple(captured.lifted):
-            result = one.replayed(values)
+        for lifted in tuple(captured.lifted):
+            result = lifted.replayed(values)
             if result is not MISS:
                 return result
     result = captured.fast_paths.call(values) if is_plain else MISS
@@ -380,12 +380,12 @@ def _follow(captured: Captured, entry: Entry, node: Node, values: Values, leaves
     siblings = tree.current.children[node.key]
     if verifies(captured) and any(verify.is_due(captured, one) for one in siblings if one.reads):
         bound = captured.call(values, leaves, entry)
-        found = verify.verified(captured, entry, node, tree, bound)
-        if found.differs is not None:
-            note_difference(captured, entry, tree, found.differs, is_wrong=found.is_wrong)
-        if found.stopped is None:
-            return done(found.result if found.has_result else verify.run_body(captured, bound))
-        stopped = found.stopped
+        verified = verify.verified(captured, entry, node, tree, bound)
+        if verified.differs is not None:
+            note_difference(captured, entry, tree, verified.differs, is_wrong=verified.is_wrong)
+        if verified.stopped is None:
+            return done(verified.result if verified.has_result else verify.run_body(captured, bound))
+        stopped = verified.stopped
     else:
         stopped = branches.replay(captured, node, tree, values, leaves, body_run.current())
     return _came_to(captured, entry, node, stopped, values, leaves, tree)
@@ -437,25 +437,25 @@ def _unread(
     captured: Captured, entry: Entry, node: Node, reads: branches.Reads, bound: Call, tree: Tree, *, again: bool = True
 ) -> Reply:  # fmt: skip
     """The host read a value after which no recording goes on from here. ``again``: others may begin anew."""
-    for other in siblings_after(reads, node, tree) if again else ():
-        state = other.check(bound.leaves)
+    for sibling in siblings_after(reads, node, tree) if again else ():
+        state = sibling.check(bound.leaves)
         if state and state != OVERLAPS:
-            return _state_moved(captured, entry, other, bound.values, bound.leaves, tree)
+            return _state_moved(captured, entry, sibling, bound.values, bound.leaves, tree)
         given = bound.values, bound.leaves, body_run.current()
-        found = None if state else branches.replay(captured, other, tree, *given)
-        if found is not None and found.node is not None:
-            return done(found.result)
+        stopped_replay = None if state else branches.replay(captured, sibling, tree, *given)
+        if stopped_replay is not None and stopped_replay.node is not None:
+            return done(stopped_replay.result)
     captured.log.counters.misses += 1
     captured.log.add("miss", f"the host read {', '.join(reads)[-80:]}, for the first time")
-    known = [one for told, one in entry.known_branches() if told[: len(reads)] == reads]
-    entry.steadiness.note_stop(reads[-1], is_new=not known)
+    branches_known = [one for told, one in entry.known_branches() if told[: len(reads)] == reads]
+    entry.steadiness.note_stop(reads[-1], is_new=not branches_known)
     if entry.steadiness.is_lost:
         return give_up_reads(captured, entry, tree)
     if not captured.budget.allows(entry.key):
         return done(run_given_up(captured, entry, bound))
-    if any(one.plan is not None and one.plan.outcome == "eager" for one in known):
+    if any(one.plan is not None and one.plan.outcome == "eager" for one in branches_known):
         return done(run_eagerly(captured, bound, "what the body does after this value cannot be recorded"))
-    if known:
+    if branches_known:
         return done(record_call(captured, entry, bound, tree, node.key[1]))
     if len(entry.branches) >= MOST_BRANCHES:
         return done(run_eagerly(captured, bound, "there are as many branches as there may be"))

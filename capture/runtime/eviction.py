@@ -111,9 +111,9 @@ def _keep_number(tree: Tree, most: int) -> None:
     tree.count = len(tree.recordings())
     if sum(one.count for one in trees) <= most:
         return
-    found = [(one, node) for one in trees for node in one.recordings()]
-    idle = sorted([pair for pair in found if pair[1] not in tree.path], key=lambda pair: pair[1].last_used)
-    for _ in range(len(found) - most):
+    recorded = [(one, node) for one in trees for node in one.recordings()]
+    idle = sorted([pair for pair in recorded if pair[1] not in tree.path], key=lambda pair: pair[1].last_used)
+    for _ in range(len(recorded) - most):
         last = next(((one, node) for one, node in idle if one.is_leaf(node)), None)
         if last is None:
             break

@@ -44,14 +44,14 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     begins = tree.backend.lifts_numbers and not (tree.path or tree.warm)
     if not plain or not begins or not any(type(value) is float for value in bound.values):
         return MISS
-    found = numbers.twin_of(entry, captured.entries(), captured.lifted, bound.values)
-    if found is None:
+    twin = numbers.twin_of(entry, captured.entries(), captured.lifted, bound.values)
+    if twin is None:
         return MISS
     if not _lifting.acquire(blocking=False):  # another thread compares entries, and takes some away
         return MISS
     run = BodyRun()
     try:
-        lifted = body_run.during(run, _lifted, (captured, entry, bound, *found, tree))
+        lifted = body_run.during(run, _lifted, (captured, entry, bound, *twin, tree))
     except Exception as error:
         if run.error is not error:
             raise
@@ -62,7 +62,7 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
         captured.lifts_left = max(captured.lifts_left - 1, 0)
         return MISS
     for one in tuple(captured.lifted):
-        if one.entry is found[0]:  # it serves some values of fewer numbers
+        if one.entry is twin[0]:  # it serves some values of fewer numbers
             _lift_no_more(captured, one)
     alive = [one for one in captured.lifted if one.node.recording is not None]
     captured.lifted[:] = [*alive[-_MOST_LIFTED:], lifted]
@@ -81,24 +81,24 @@ def _lifted(
         captured.lifts_left = 0  # with other numbers the code is the same
         return None
     now, then = [bound.values[at] for at in positions], [numbers.number_of(twin.key[1][at]) for at in positions]
-    node, other = (
-        _node_at_root(captured, one, numbers.with_numbers(bound.values, positions, own), bound.leaves, tree)
-        for one, own in ((entry, now), (twin, then))
+    node, twin_node = (
+        _node_at_root(captured, each, numbers.with_numbers(bound.values, positions, own), bound.leaves, tree)
+        for each, own in ((entry, now), (twin, then))
     )
-    if node is None or other is None or entry.facts is None or entry.facts.sequence != sequence:
+    if node is None or twin_node is None or entry.facts is None or entry.facts.sequence != sequence:
         return None
-    assert other.recording is not None
+    assert twin_node.recording is not None
     assert node.recording is not None
-    found = tree.backend.lift(other.recording, node.recording, list(zip(then, now, strict=True)))
-    if found is None:
+    registers = tree.backend.lift(twin_node.recording, node.recording, list(zip(then, now, strict=True)))
+    if registers is None:
         return None
-    for one in (twin, entry):  # calls come to the recording by ``Lifted`` alone, which puts their numbers there
-        family = captured.families.pop(one.key[:-1], None)
+    for each in (twin, entry):  # calls come to the recording by ``Lifted`` alone, which puts their numbers there
+        family = captured.families.pop(each.key[:-1], None)
         for below in list(family.entries.values()) if family is not None else ():
             if below is not entry:
                 below.retire()
     captured.clear_fast_paths()
-    return numbers.Lifted(entry, entry.key, node, tree, found, positions, bound.values, Shortcuts())
+    return numbers.Lifted(entry, entry.key, node, tree, registers, positions, bound.values, Shortcuts())
 
 
 def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list[Leaf], tree: Tree) -> Node | None:
@@ -116,23 +116,27 @@ def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list
 
 def with_its_numbers(captured: Captured, values: Values, now: Here) -> Any:
     """The result of a call by a recording that serves all values of its numbers; ``MISS`` where none does."""
-    for one in tuple(captured.lifted):
-        found = one.taken(values)
-        if found is None:
+    for lifted in tuple(captured.lifted):
+        given = lifted.taken(values)
+        if given is None:
             continue
-        standing, leaves = one.standing(values), Leaves()
-        key = (now.ambient, captured.arguments(standing, leaves), *(captured.rest(standing) if one.key[2:-1] else ()))
-        family = one.entry.family
+        standing, leaves = lifted.standing(values), Leaves()
+        key = (
+            now.ambient,
+            captured.arguments(standing, leaves),
+            *(captured.rest(standing) if lifted.key[2:-1] else ()),
+        )
+        family = lifted.entry.family
         assert family is not None
-        if key != one.key[:-1] or inputs.alias_pattern(leaves, family.spans) != one.key[-1]:
+        if key != lifted.key[:-1] or inputs.alias_pattern(leaves, family.spans) != lifted.key[-1]:
             continue
-        if family.takes_any_form or family.form(leaves) == one.entry.form:
-            return _by_number(captured, one, found, values, leaves, now)
+        if family.takes_any_form or family.form(leaves) == lifted.entry.form:
+            return _by_number(captured, lifted, given, values, leaves, now)
     return MISS
 
 
 def _by_number(
-    captured: Captured, lifted: numbers.Lifted, found: Sequence[float], values: Values, leaves: list[Leaf], now: Here
+    captured: Captured, lifted: numbers.Lifted, given: Sequence[float], values: Values, leaves: list[Leaf], now: Here
 ) -> Any:  # fmt: skip
     entry, tree, standing = lifted.entry, lifted.tree, lifted.standing(values)
     if tree_for(tree.backend) is not tree:  # that of a thread which is gone, whose number this one has
@@ -161,7 +165,7 @@ def _by_number(
     if lifted.count.is_due or learned or verifies(captured):
         return _compare_numbers(captured, lifted, bound, leaves)
     run = body_run.current()
-    result = lifted.run(found, lambda: replay(captured, node, tree, values, leaves, run))
+    result = lifted.run(given, lambda: replay(captured, node, tree, values, leaves, run))
     lifted.count.calls += 1
     lifted.add_path(captured, standing, leaves, now, GoesOnApart(captured, own_values=lifted.values_now))
     return result

@@ -50,30 +50,30 @@ def replay_padded(captured: Captured, values: Values, now: Here, size: Size) -> 
         return MISS
     for _ in range(RETRIES + 1):
         try:
-            found = body_run.during(inner, _padded_node, (captured, padded, now))
+            outcome = body_run.during(inner, _padded_node, (captured, padded, now))
         except Exception as error:
             if inner.error is not error:
                 raise
-            found = padded.refusal("raises", detail=f"{type(error).__name__}: {error}")
-        if found is not None:
+            outcome = padded.refusal("raises", detail=f"{type(error).__name__}: {error}")
+        if outcome is not None:
             break
-    if isinstance(found, Tree):
-        return warm_up(captured, padded.call, found)
-    if not isinstance(found, PaddedNode):
-        if found is not None:
-            _not_padded(captured, found)  # raises as often as it is asked where the annotation says so
+    if isinstance(outcome, Tree):
+        return warm_up(captured, padded.call, outcome)
+    if not isinstance(outcome, PaddedNode):
+        if outcome is not None:
+            _not_padded(captured, outcome)  # raises as often as it is asked where the annotation says so
         size.let_rest()
         return MISS
-    if found.node.reads:
-        return _read_padded(captured, padded, found)
-    proof, count = found.node.proofs.get(padded.proof), size.counts.setdefault(padded.proof, Count())
+    if outcome.node.reads:
+        return _read_padded(captured, padded, outcome)
+    proof, count = outcome.node.proofs.get(padded.proof), size.counts.setdefault(padded.proof, Count())
     always = "always" in (captured.annotation.verify, current_config().verify)
-    if proof is None or count.is_due or always or found.learned:
-        return _compare(captured, padded, found, count)
+    if proof is None or count.is_due or always or outcome.learned:
+        return _compare(captured, padded, outcome, count)
     count.calls += 1
-    result = _replay_padded(captured, padded, found, proof, outer)
+    result = _replay_padded(captured, padded, outcome, proof, outer)
     if captured.annotation.verify != "always":
-        _add_way(captured, padded, found, proof, count, now)
+        _add_way(captured, padded, outcome, proof, count, now)
     return result
 
 
@@ -98,10 +98,10 @@ def _padded_node(captured: Captured, padded: PaddedCall, now: Here) -> PaddedNod
     if node is None:
         if not captured.budget.allows(entry.key) or not eviction.makes_room(captured, entry, tree):
             return NOT_RECORDED
-        call, known = captured.call(padded.values, leaves), tuple(entry.nodes)
-        is_made = lambda: made_since(known, entry, tree) is not None  # noqa: E731
+        call, nodes_before = captured.call(padded.values, leaves), tuple(entry.nodes)
+        is_made = lambda: made_since(nodes_before, entry, tree) is not None  # noqa: E731
         bring_to_replay(captured, entry, call, tree, is_made, with_gradients=False)
-        node = made_since(known, entry, tree)
+        node = made_since(nodes_before, entry, tree)
         if node is None:
             return padded.refusal("gradients") if entry.in_use().region is not None else NOT_RECORDED
     elif (state := node.check(leaves)) == OVERLAPS:
@@ -118,12 +118,12 @@ def _padded_node(captured: Captured, padded: PaddedCall, now: Here) -> PaddedNod
     return padded.fits(entry, node, tree, learned)
 
 
-def _compare(captured: Captured, padded: PaddedCall, found: PaddedNode, count: Count) -> Any:
+def _compare(captured: Captured, padded: PaddedCall, fit: PaddedNode, count: Count) -> Any:
     """The body's own result. A padded replay runs before it, and is taken back."""
-    proved = bucket_proof.compared(captured, padded, found)
-    entry, node = found.entry, found.node
-    if proved.refusal is not None and found.learned:
-        rebind.distrust(captured, entry, node, found.learned, f"{proved.refusal.path} differs at the new address")
+    proved = bucket_proof.compared(captured, padded, fit)
+    entry, node = fit.entry, fit.node
+    if proved.refusal is not None and fit.learned:
+        rebind.distrust(captured, entry, node, fit.learned, f"{proved.refusal.path} differs at the new address")
     elif proved.refusal is not None:
         node.proofs[padded.proof] = proved.refusal
         captured.clear_fast_paths()
@@ -142,12 +142,12 @@ def _compare(captured: Captured, padded: PaddedCall, found: PaddedNode, count: C
     return proved.result
 
 
-def _read_padded(captured: Captured, padded: PaddedCall, found: PaddedNode) -> Any:
+def _read_padded(captured: Captured, padded: PaddedCall, fit: PaddedNode) -> Any:
     """Where the body reads values on the host, only the replay tells which recording gives the result. The body changes
     nothing, so it may run after that."""
-    entry, size, inner = found.entry, padded.size, BodyRun()
+    entry, size, inner = fit.entry, padded.size, BodyRun()
     try:
-        where = captured, found.node, found.tree, padded.values, padded.leaves, inner
+        where = captured, fit.node, fit.tree, padded.values, padded.leaves, inner
         followed = branches.replay(*where, resumes=False)
     except Exception as error:
         if inner.error is not error:
@@ -157,8 +157,8 @@ def _read_padded(captured: Captured, padded: PaddedCall, found: PaddedNode) -> A
         if followed.moved is not None or len(entry.branches) >= MOST_BRANCHES:
             size.let_rest()
             return MISS
-        call, known = captured.call(padded.values, padded.leaves, entry), tuple(entry.nodes)
-        parts = captured, entry, call, found.tree, lambda: made_since(known, entry, found.tree) is not None
+        call, nodes_before = captured.call(padded.values, padded.leaves, entry), tuple(entry.nodes)
+        parts = captured, entry, call, fit.tree, lambda: made_since(nodes_before, entry, fit.tree) is not None
         body_run.during(BodyRun(), bring_to_replay, parts)
         return run_eagerly(captured, padded.call, "the host read a value for the first time")
     proof, count = followed.node.proofs.get(padded.proof), size.counts.setdefault(padded.proof, Count())
@@ -166,22 +166,22 @@ def _read_padded(captured: Captured, padded: PaddedCall, found: PaddedNode) -> A
         size.let_rest()
         return run_eagerly(captured, padded.call, "padding shows after what the host read")
     if proof is None or count.is_due or verifies(captured):
-        return _compare(captured, padded, evolve(found, node=followed.node, given=(followed.result,)), count)
+        return _compare(captured, padded, evolve(fit, node=followed.node, given=(followed.result,)), count)
     entry.steadiness.replays += 1
     count.calls += 1
     return proof(followed.result)
 
 
-def _replay_padded(captured: Captured, padded: PaddedCall, found: PaddedNode, trim: Trim, outer: BodyRun) -> Any:
+def _replay_padded(captured: Captured, padded: PaddedCall, fit: PaddedNode, trim: Trim, outer: BodyRun) -> Any:
     """The call."""
     outer.replayed, inner = True, BodyRun()
     try:
-        where = captured, found.node, found.tree, padded.values, padded.leaves, inner
-        result = trim(replay(*where, resumes=not found.is_pure))
+        where = captured, fit.node, fit.tree, padded.values, padded.leaves, inner
+        result = trim(replay(*where, resumes=not fit.is_pure))
     except Exception as error:
         outer.error = error if inner.error is error else None
         outer.replayed = inner.replayed
-        if outer.error is None or not found.is_pure:
+        if outer.error is None or not fit.is_pure:
             raise
         outer.error = None  # eager's own error tells of the sizes that the caller gave
         return run_eagerly(captured, padded.call, "an operator raised")

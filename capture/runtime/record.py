@@ -230,10 +230,10 @@ def _facts_and_plan(
         facts = evolve(facts, draws=entry.facts.draws)  # generators do not move while capturing
     unfollowed = any(not one.is_compared for one in facts.host_syncs)
     unfollowed = unfollowed or any(one.obstacle for one in facts.islands)
-    known = unfollowed or facts.host_work or facts.subclasses or any(o.kind == "foreign" for o in facts.outputs)
-    other = _only_captured(entry.plan, facts, recorded) if entry.plan is not None else None
-    if (recorded.failure is not None and not known) or other is not None:
-        facts = evolve(facts, refused=recorded.failure or other)
+    is_explained = unfollowed or facts.host_work or facts.subclasses or any(o.kind == "foreign" for o in facts.outputs)
+    obstacle = _only_captured(entry.plan, facts, recorded) if entry.plan is not None else None
+    if (recorded.failure is not None and not is_explained) or obstacle is not None:
+        facts = evolve(facts, refused=recorded.failure or obstacle)
     plan = compile_plan(captured.annotation, facts, fingerprint=entry.plan.fingerprint if entry.plan else {})
     if not recorded.executed and entry.plan is not None:
         plan = evolve(plan, generators=entry.plan.generators)

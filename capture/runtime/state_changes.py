@@ -48,9 +48,9 @@ def after_move(
             captured.log.add("drop", f"{changed or 'what the recording relies on'} was replaced")
             captured.budget.spend("drops", 0.0, changed=changed)
             forget(captured, entry, tree)
-            for one in (captured.receiver, *values, *captured.optimizers.modules()):
-                if isinstance(one, torch.nn.Module):
-                    forget_module_structure(one)
+            for holder in (captured.receiver, *values, *captured.optimizers.modules()):
+                if isinstance(holder, torch.nn.Module):
+                    forget_module_structure(holder)
         return START_OVER
     if reply.verdict is Verdict.EAGER:
         entry.plan, entry.may_change = reply.plan, False
@@ -75,20 +75,20 @@ def tells_apart(captured: Captured, entry: Entry, known: Places) -> bool:
     return True
 
 
-def finds_inputs(captured: Captured, entry: Entry, known: Places) -> bool:
+def finds_inputs(captured: Captured, entry: Entry, places: Places) -> bool:
     """Objects that are others in call after call are inputs from now on, and all that was recorded is dropped."""
     if captured.is_backward or captured.sizes is not None:
         return False
     counters, replacements = captured.log.counters, captured.replacements
     number = counters.body_runs + counters.replays
-    replacements.note(known.objects, number)
+    replacements.note(places.objects, number)
     if not entry.was_watched:
         replacements.note_new_key(number)
-    found = replacements.inputs()
-    if not found:
+    inputs_found = replacements.inputs()
+    if not inputs_found:
         return False
-    captured.take_inputs(found)
-    paths = ", ".join([one.path for one in found])
+    captured.take_inputs(inputs_found)
+    paths = ", ".join([one.path for one in inputs_found])
     captured.log.add("drop", f"{paths}: another object in each call, an input from now on")
     if entry.backend is not None:
         forget(captured, entry, tree_for(entry.backend))

@@ -489,13 +489,13 @@ class Frame:
         program, count = self._program, len(self._program.wanted)
         self._region.note_higher_order()
         saved = tensors[len(self.inner) :]
-        known = [*saved, *program.now_parameters]
+        sources = [*saved, *program.now_parameters]
         if self.anchor is None:
-            inputs = higher_order.inputs_of(node, len(program.uses), known, self.handles)
+            inputs = higher_order.inputs_of(node, len(program.uses), sources, self.handles)
         else:
             self.anchor.check()
             uses = [self.parameters[number] for number in program.used_parameters]
-            inputs = [*higher_order.inputs_of(node, count, known, self.handles), *uses]
+            inputs = [*higher_order.inputs_of(node, count, sources, self.handles), *uses]
         higher = self.higher() or _Higher(node)
         self.higher = weakref.ref(higher)
         order = higher_order.Order(higher, self.inner, len(saved), len(inputs), ())

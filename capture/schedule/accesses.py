@@ -87,10 +87,10 @@ def accesses(
     """``words``: of each node's parameters, read 8 bytes at a time; None of a node that nobody can tell anything of.
     The ``operators`` are in order; a node that belongs to none is a barrier."""
     owner: list[int | None] = [None] * len(words)
-    for number, one in enumerate(operators):
-        for node in range(one.first, min(one.end, len(words))):
+    for number, operator in enumerate(operators):
+        for node in range(operator.first, min(operator.end, len(words))):
             owner[node] = None if owner[node] is not None else number
-    hidden = [_hidden(one, number, words, memory) for number, one in enumerate(operators)]
+    hidden = [_hidden(operator, number, words, memory) for number, operator in enumerate(operators)]
     nodes = []
     for at, given in enumerate(words):
         whose = owner[at]
@@ -103,25 +103,25 @@ def accesses(
 
 
 def _hidden(
-    one: OperatorMemory, number: int, words: Sequence[Collection[int] | None], memory: Memory
+    operator: OperatorMemory, number: int, words: Sequence[Collection[int] | None], memory: Memory
 ) -> dict[int, set[Span]]:  # fmt: skip
     """What its nodes touch beside its tensors. Empty where it took memory that no node has an address of."""
-    known = sorted((*one.reads, *one.writes))
-    begins = [begin for begin, _ in known]
+    spans = sorted((*operator.reads, *operator.writes))
+    begins = [begin for begin, _ in spans]
     ends: list[int] = []
-    for _, end in known:
+    for _, end in spans:
         ends.append(max(end, ends[-1] if ends else end))
-    found: dict[int, set[Span]] = {}
+    hidden: dict[int, set[Span]] = {}
     seen = 0
-    for node in range(one.first, min(one.end, len(words))):
-        touched = found[node] = set()
-        for word in _unknown(words[node] or (), begins, ends, known):
+    for node in range(operator.first, min(operator.end, len(words))):
+        touched = hidden[node] = set()
+        for word in _unknown(words[node] or (), begins, ends, spans):
             part = memory.own_part(word)
             block = memory.around(word, number, part) if part is not None else memory.block_of(word)
             seen += part is not None
             if block is not None:
                 touched.add(block)
-    return {} if one.hidden and not seen else found
+    return {} if operator.hidden and not seen else hidden
 
 
 def _unknown(words: Iterable[int], begins: list[int], ends: list[int], known: list[Span]) -> Iterator[int]:

@@ -117,16 +117,16 @@ class _Memory:
         self._cut(begin)
         self._cut(end)
         at = bisect.bisect_left(self._begins, begin)
-        position, found = begin, []
+        position, parts = begin, []
         while position < end:
-            known = at < len(self._begins) and self._begins[at] < end
-            following = self._begins[at] if known else end
+            is_covered = at < len(self._begins) and self._begins[at] < end
+            following = self._begins[at] if is_covered else end
             if position < following:
                 self._insert(at, position, _Part(following))
-            found.append(self._parts[at])
+            parts.append(self._parts[at])
             position = self._parts[at].end
             at += 1
-        return found
+        return parts
 
     def _cut(self, address: int) -> None:
         at = bisect.bisect_left(self._begins, address) - 1

@@ -149,7 +149,7 @@ class Optimizers:
     def steps_noted(self, trace: Trace) -> Iterator[None]:
         """What optimizers do in the block is compared with what they did in the run before."""
         thread, begun = threading.get_ident(), list[tuple[torch.optim.Optimizer, tuple[int, int, int]]]()
-        found: dict[torch.optim.Optimizer, _Steps] = {}
+        noted: dict[torch.optim.Optimizer, _Steps] = {}
 
         def begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if threading.get_ident() == thread and optimizer not in self._islands:
@@ -157,8 +157,8 @@ class Optimizers:
 
         def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if threading.get_ident() == thread and begun and begun[-1][0] is optimizer:
-                known = found.get(optimizer) or _Steps(tuple(_numbers(optimizer)))
-                found[optimizer] = known.and_then(trace, begun.pop()[1])
+                known = noted.get(optimizer) or _Steps(tuple(_numbers(optimizer)))
+                noted[optimizer] = known.and_then(trace, begun.pop()[1])
 
         hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
         try:
@@ -167,7 +167,7 @@ class Optimizers:
             for hook in hooks:
                 hook.remove()
             begun.clear()
-        for optimizer, steps in found.items():
+        for optimizer, steps in noted.items():
             before = self._steps.get(optimizer)
             self._steps[optimizer] = steps = steps if before is None else steps.after(before)
             if before is not None and steps.differs(before):
@@ -270,7 +270,7 @@ def _through(optimizer: torch.optim.Optimizer, island: Callable[..., Any]) -> It
     """An attribute of the object stands for its method meanwhile, but while that runs. A schedule puts one there, too,
     which is called then."""
     own, thread, method = vars(optimizer), threading.get_ident(), optimizer.step
-    known = own.get("step", MISSING)
+    step_before = own.get("step", MISSING)
     is_open = True
 
     @functools.wraps(method)
@@ -287,10 +287,10 @@ def _through(optimizer: torch.optim.Optimizer, island: Callable[..., Any]) -> It
     def take() -> None:
         if own.get("step") is not step:
             return
-        if known is MISSING:
+        if step_before is MISSING:
             del own["step"]
         else:
-            own["step"] = known
+            own["step"] = step_before
 
     own["step"] = step
     try:

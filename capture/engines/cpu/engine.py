@@ -317,34 +317,34 @@ class TapeRecorder(ObserveMode):
         return answers.form_of(result, made, list(tensors_in(args, kwargs)))
 
     def _record(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        known = traits(op)
-        is_break, tensors = breaks(known, args, kwargs), list(tensors_in(args, kwargs))
+        op_traits = traits(op)
+        is_break, tensors = breaks(op_traits, args, kwargs), list(tensors_in(args, kwargs))
         for tensor in tensors:
             if not _is_plain(tensor):
-                self._fail(f"{known.name} reads a tensor that is quantized, not strided, or not on the CPU")
-        if known.metadata != "no" and (known.resizes or not self.made(args[0])):
-            self._fail(f"{known.name} changes the shape of a tensor in place")
-        if self.failure is not None or known.metadata != "no":
+                self._fail(f"{op_traits.name} reads a tensor that is quantized, not strided, or not on the CPU")
+        if op_traits.metadata != "no" and (op_traits.resizes or not self.made(args[0])):
+            self._fail(f"{op_traits.name} changes the shape of a tensor in place")
+        if self.failure is not None or op_traits.metadata != "no":
             return self.operate(op, args, kwargs)
         inputs = {id(tensor.untyped_storage()) for tensor in tensors}
-        step = self._step(op, known, args, kwargs)
+        step = self._step(op, op_traits, args, kwargs)
         result = self.operate(op, args, kwargs)
-        if known.collective:
+        if op_traits.collective:
             self._tape.has_collectives = True
-        if known.collective and known.namespace != "c10d":  # moved below, so it has to be there
-            result = collectives.finished(op, known.namespace, result)
+        if op_traits.collective and op_traits.namespace != "c10d":  # moved below, so it has to be there
+            result = collectives.finished(op, op_traits.namespace, result)
         outs = tensors_out(result)
         if not all(map(_is_plain, outs)):
-            self._fail(f"{known.name} makes a tensor that is quantized, not strided, or not on the CPU")
+            self._fail(f"{op_traits.name} makes a tensor that is quantized, not strided, or not on the CPU")
             return result
         fresh = [out for out in outs if id(out.untyped_storage()) not in inputs]
         if len({id(out.untyped_storage()) for out in fresh}) < len(fresh):
-            self._fail(f"{known.name} gives tensors that share memory, which its schema does not say")
+            self._fail(f"{op_traits.name} gives tensors that share memory, which its schema does not say")
             return result
-        acts = known.writes or known.norm is not None or known.opaque or known.collective or is_break
+        acts = op_traits.writes or op_traits.norm is not None or op_traits.opaque or op_traits.collective or is_break
         acts = acts or result is None  # it is there for what it raises
         if step is None or not (fresh or acts):
-            if known.base.startswith("lift") and step is not None:
+            if op_traits.base.startswith("lift") and step is not None:
                 return self._constant(args[0])
             return result
         flat = result if isinstance(result, (tuple, list)) else [result]
@@ -353,19 +353,19 @@ class TapeRecorder(ObserveMode):
             step.function, flat = _flattened(step.function), outs
         moved = {id(out): self._move(out) for out in fresh}
         step.outs = [_source_of(moved.get(id(member))) for member in (outs if is_break else flat)]
-        step.form, step.acts = "copy" if fresh else "call", bool(acts or known.draws)
-        written = [step.args[at] if isinstance(at, int) else step.kwargs.get(at) for at in known.writes]
+        step.form, step.acts = "copy" if fresh else "call", bool(acts or op_traits.draws)
+        written = [step.args[at] if isinstance(at, int) else step.kwargs.get(at) for at in op_traits.writes]
         step.writes = tuple(registers_in(written))
-        alone = known.opaque or known.collective or known.norm is not None or is_break
-        step.order = "barrier" if alone else "draws" if known.draws else ""
+        alone = op_traits.opaque or op_traits.collective or op_traits.norm is not None or is_break
+        step.order = "barrier" if alone else "draws" if op_traits.draws else ""
         plain = not is_break and step.function is operators.fast_operator(op)
         if fresh and len(fresh) == len(flat) and plain:
-            self._prefer_out(known, step, fresh)
+            self._prefer_out(op_traits, step, fresh)
         for out in fresh:
             moved[id(out)][0].copy_(out)
         self._tape.append(step)
         if is_break:
-            self._end_segment(step, self.told(known, result))
+            self._end_segment(step, self.told(op_traits, result))
         if self._pool_copies:
             self._fill_pool_copies(tensors)
         return _replace(result, {key: visible for key, (visible, _, _) in moved.items()}) if moved else result
@@ -384,7 +384,7 @@ class TapeRecorder(ObserveMode):
     @override
     def end_at_island(
         self, begin: IslandBegin, obstacle: str | None, outcome: Outcome, args: tuple[Any, ...],
-        kwargs: dict[str, Any], found: list[Any],
+        kwargs: dict[str, Any], results: list[Any],
     ) -> None:  # fmt: skip
         before = begin.before
         tensors = list(tensors_of((args, kwargs, before.values)))
@@ -405,19 +405,19 @@ class TapeRecorder(ObserveMode):
             self._fail(f"{begin.name}(): {error}")
             return
         self._has_islands = True
-        moved = {id(one): self._move(one) for one in outcome.made}
-        for one in outcome.made:
-            moved[id(one)][0].copy_(one)
-            self.note_made(moved[id(one)][0])
-        outs = [_source_of(moved[id(one)]) for one in outcome.made]
-        places = [(id(one.holder()), one.name) for one in before.places]
+        moved = {id(made): self._move(made) for made in outcome.made}
+        for made in outcome.made:
+            moved[id(made)][0].copy_(made)
+            self.note_made(moved[id(made)][0])
+        outs = [_source_of(moved[id(made)]) for made in outcome.made]
+        places = [(id(place.holder()), place.name) for place in before.places]
         name = f"{begin.name} {id(outcome.function):x} {grad} {places}"
         step = TapeStep(outcome.function, (given[0], given[1]), given[2], "break", outs, name=name, acts=True)
         self._tape.append(step)
         self._tape.ran.append(Ran(self.trace.sequence[-1], step))
         self._end_segment(step, self.trace.reads[-1])
         self._tape.note_island(grad, before.places)
-        found[0] = outcome.among(tensors, {key: visible for key, (visible, _, _) in moved.items()})
+        results[0] = outcome.among(tensors, {key: visible for key, (visible, _, _) in moved.items()})
 
     def _island_template(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -94,11 +94,13 @@ class CudaBackend:
         here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
         mine = [one for one in generators if one.device in here]
         capture = Capture(pool, mine)
-        known = {generator_id(one) for one in (*mine, default_generator(self.device))}
+        generators_known = {generator_id(one) for one in (*mine, default_generator(self.device))}
         follows = expected is not None and not moving and not schedule and self._may_verify(pool, call)
         run = SegmentRun(pool, capture, call) if self._may_break(pool, call, may_break=may_break) else None
         kind = functools.partial(MemoryRecorder, room=config.current().schedule_room) if schedule else GraphRecorder
-        recorder = VerifyingRecorder(pool, expected) if expected and follows else kind(pool, known, moving, run)
+        recorder = (
+            VerifyingRecorder(pool, expected) if expected and follows else kind(pool, generators_known, moving, run)
+        )
         recorder.differentiates = torch.is_grad_enabled() and not call.keeps_program
         staging, watched, failure = Staging(), None, None
         try:

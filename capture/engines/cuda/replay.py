@@ -139,17 +139,17 @@ class CudaRecording:
         graph, added = self._capture.graph(), self._graph_copies.nodes() if self._graph_copies is not None else []
         if graph is None or self._bindings is not None:
             reason = "the graph is empty" if graph is None else "the graph was pointed at other addresses"
-            found: GraphSchedule | str = reason
+            planned: GraphSchedule | str = reason
         else:
             try:
-                found = schedule_of(self._pool, graph, notes, added)
+                planned = schedule_of(self._pool, graph, notes, added)
             except kernel_params.DriverError as error:
-                found = str(error)
-        if isinstance(found, str):
-            self._told = Schedule(widths=(), longest=(), chosen=f"recorded: {found}")
+                planned = str(error)
+        if isinstance(planned, str):
+            self._told = Schedule(widths=(), longest=(), chosen=f"recorded: {planned}")
             return False
-        self._schedule, self._told = found, found.told("undecided", None)
-        return found.dependencies.longest < len(found.dependencies.levels)
+        self._schedule, self._told = planned, planned.told("undecided", None)
+        return planned.dependencies.longest < len(planned.dependencies.levels)
 
     def run_by(self, order: Order) -> None:
         """See ``schedule_choice.Scheduled``."""

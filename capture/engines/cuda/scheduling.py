@@ -78,9 +78,9 @@ def schedule_of(
         if any(one.end > len(own) for one in notes.operators):
             return "its nodes are not those of its capture"
         memory = Memory(_parts_of(pool), notes.lifetimes, _block_finder())
-        found = dependencies(accesses([_words(node) for node in nodes], notes.operators, memory))
+        needed = dependencies(accesses([_words(node) for node in nodes], notes.operators, memory))
     return GraphSchedule(
-        handle, every, tuple(recorded), tuple(_edges(own, found, chain, added)), found, _names(found, notes, nodes)
+        handle, every, tuple(recorded), tuple(_edges(own, needed, chain, added)), needed, _names(needed, notes, nodes)
     )
 
 
@@ -126,14 +126,14 @@ def _block_finder() -> Callable[[int], Span | None]:
             begin += block["size"]
     blocks.sort()
     begins = [begin for begin, _ in blocks]
-    known: dict[int, Span | None] = {}
+    spans: dict[int, Span | None] = {}
 
     def find(address: int) -> Span | None:
-        if address not in known:
+        if address not in spans:
             at = bisect.bisect_right(begins, address) - 1
             is_inside = at >= 0 and address < blocks[at][1]
-            known[address] = blocks[at] if is_inside else graph_edges.block_of(address)
-        return known[address]
+            spans[address] = blocks[at] if is_inside else graph_edges.block_of(address)
+        return spans[address]
 
     return find
 
