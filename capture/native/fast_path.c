@@ -11,6 +11,17 @@
 #define TIMES_KEPT 16
 #define ANYWHERE 64 /* the alignment of a tensor that may have any */
 
+/* How a tensor lies. Where some share memory they are a group, and the one where it begins is its leader. */
+typedef struct {
+    uint64_t span;     /* bytes from its first to its last, of a leader to the group's last */
+    uint64_t shift;    /* bytes from where the group begins */
+    uint16_t leader;   /* the tensor where its group begins, or itself */
+    uint16_t object;   /* the first that is the same object */
+    uint16_t order;    /* of the first ones: leaders that are not empty, as they lay when the path was made */
+    uint8_t alignment; /* its address modulo 64, or ANYWHERE */
+    uint8_t leading;   /* how many first dimensions, of size 1, may have other strides */
+} Placed;
+
 typedef struct {
     PyObject_HEAD
     PyObject *modes;       /* Modes */
@@ -28,15 +39,9 @@ typedef struct {
     PyObject *nodes;       /* how containers among the values are opened, see ``opened.c``; or None */
     Steps steps;           /* holds references, too */
     Py_ssize_t least, most; /* values that a call may give: the others are defaults */
-    uint8_t alignments[MOST_VALUES]; /* of tensors: their addresses modulo 64, or ANYWHERE */
-    uint8_t leading[MOST_VALUES]; /* of tensors: how many first dimensions, of size 1, may have other strides */
-    int loose;             /* some may */
-    uint64_t spans[MOST_VALUES]; /* bytes from a tensor's first to its last, of a group's leader to the group's last */
-    uint64_t shifts[MOST_VALUES]; /* bytes from where the group begins: tensors that share memory */
-    uint16_t leaders[MOST_VALUES]; /* the tensor where its group begins, or itself */
-    uint16_t objects[MOST_VALUES]; /* the first that is the same object */
-    uint16_t order[MOST_VALUES]; /* leaders that are not empty, as they lay in memory when the path was made */
-    Py_ssize_t apart;      /* how many those are */
+    int loose;             /* first dimensions of some tensors may have other strides */
+    Placed *placed;        /* one for each tensor */
+    Py_ssize_t apart;      /* how many have an ``order`` */
     int shares;            /* some share memory */
     vectorcallfunc vectorcall;
     uint32_t taken;       /* calls, those that missed too */
@@ -53,17 +58,17 @@ static int are_apart(FastPath *self, const uint64_t *addresses)
 {
     Py_ssize_t i = 1;
     for (; i < self->apart; i++) {
-        uint16_t before = self->order[i - 1];
-        if (addresses[self->order[i]] < addresses[before] + self->spans[before])
+        uint16_t before = self->placed[i - 1].order;
+        if (addresses[self->placed[i].order] < addresses[before] + self->placed[before].span)
             break;
     }
     if (i >= self->apart)
         return 1;
     for (i = 1; i < self->apart; i++)
         for (Py_ssize_t j = 0; j < i; j++) {
-            uint16_t one = self->order[i], other = self->order[j];
+            uint16_t one = self->placed[i].order, other = self->placed[j].order;
             uint64_t a = addresses[one], b = addresses[other];
-            if (a < b ? b - a < self->spans[one] : a - b < self->spans[other])
+            if (a < b ? b - a < self->placed[one].span : a - b < self->placed[other].span)
                 return 0;
         }
     return 1;
@@ -73,10 +78,10 @@ static int are_apart(FastPath *self, const uint64_t *addresses)
 static int share_alike(FastPath *self, PyObject *const *tensors, const uint64_t *addresses)
 {
     for (Py_ssize_t i = 0; i < self->steps.tensors; i++) {
-        if (addresses[i] - addresses[self->leaders[i]] != self->shifts[i] || tensors[i] != tensors[self->objects[i]])
+        if (addresses[i] - addresses[self->placed[i].leader] != self->placed[i].shift || tensors[i] != tensors[self->placed[i].object])
             return 0;
-        for (Py_ssize_t j = 0; j < i && self->objects[i] == i; j++)
-            if (self->leaders[j] == self->leaders[i] && tensors[j] == tensors[i])
+        for (Py_ssize_t j = 0; j < i && self->placed[i].object == i; j++)
+            if (self->placed[j].leader == self->placed[i].leader && tensors[j] == tensors[i])
                 return 0;
     }
     return 1;
@@ -119,11 +124,11 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
         int read = is_plain_tensor(tensors[i]) && read_address(tensors[i], &addresses[i]);
         if (!read && address_of(tensors[i], &addresses[i]) < 0)
             return -1;
-        same = self->alignments[i] == ANYWHERE || (addresses[i] & 63) == self->alignments[i];
+        same = self->placed[i].alignment == ANYWHERE || (addresses[i] & 63) == self->placed[i].alignment;
     }
     for (Py_ssize_t i = 0; same > 0 && self->loose && i < count; i++)
-        if (self->leading[i])
-            same = leads(tensors[i], self->leading[i]);
+        if (self->placed[i].leading)
+            same = leads(tensors[i], self->placed[i].leading);
     if (same > 0 && self->shares)
         same = share_alike(self, tensors, addresses);
     return same > 0 ? are_apart(self, addresses) : same;
@@ -334,6 +339,7 @@ static void path_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
     path_clear(self);
+    PyMem_Free(((FastPath *)self)->placed);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -347,6 +353,10 @@ static int set_tensors(
         PyErr_SetString(PyExc_ValueError, "another number of tensors");
         return -1;
     }
+    if ((self->placed = PyMem_Calloc((size_t)count + 1, sizeof(Placed))) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
     for (Py_ssize_t i = 0; i < count; i++) {
         long long found[5] = {0, 0, i, 0, i}, ones = PyLong_AsLongLong(PyTuple_GET_ITEM(leading, i));
         found[0] = PyLong_AsLongLong(PyTuple_GET_ITEM(alignments, i));
@@ -357,13 +367,13 @@ static int set_tensors(
             PyErr_SetString(PyExc_ValueError, "no such tensor");
         if (PyErr_Occurred())
             return -1;
-        self->alignments[i] = (uint8_t)found[0];
-        self->leading[i] = (uint8_t)(ones < 255 ? ones : 255); /* torch has no more than 64 dimensions */
+        self->placed[i].alignment = (uint8_t)found[0];
+        self->placed[i].leading = (uint8_t)(ones < 255 ? ones : 255); /* torch has no more than 64 dimensions */
         self->loose |= ones > 0;
-        self->spans[i] = (uint64_t)found[1];
-        self->leaders[i] = (uint16_t)found[2];
-        self->shifts[i] = (uint64_t)found[3];
-        self->objects[i] = (uint16_t)found[4];
+        self->placed[i].span = (uint64_t)found[1];
+        self->placed[i].leader = (uint16_t)found[2];
+        self->placed[i].shift = (uint64_t)found[3];
+        self->placed[i].object = (uint16_t)found[4];
     }
     for (Py_ssize_t i = 0; i < leaders; i++) {
         long long leader = PyLong_AsLongLong(PyTuple_GET_ITEM(order, i));
@@ -371,7 +381,7 @@ static int set_tensors(
             PyErr_SetString(PyExc_ValueError, "no such tensor");
             return -1;
         }
-        self->order[self->apart++] = (uint16_t)leader;
+        self->placed[self->apart++].order = (uint16_t)leader;
     }
     return 0;
 }
