@@ -6,6 +6,7 @@ where outputs lie. The tree decides what runs when; a backend never does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
@@ -58,13 +59,19 @@ class Geometry:
     conj: bool = False
     """Torch's lazy conjugation bit."""
 
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Geometry:
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Geometry:
         """Geometry of a tensor relative to its own storage."""
-        return cls(
-            dtype=tensor.dtype, offset=int(_offset(tensor)), shape=tuple(tensor.shape), stride=tuple(_stride(tensor)),
-            conj=tensor.is_conj(),
-        )  # fmt: skip
+        shape, stride = tuple(tensor.shape), tuple(_stride(tensor))
+        return _one_of_each(tensor.dtype, int(_offset(tensor)), shape, stride, tensor.is_conj())
+
+
+@functools.lru_cache(maxsize=2048)
+def _one_of_each(
+    dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], conj: bool
+) -> Geometry:  # fmt: skip
+    """A recording has many tensors of few geometries, and keeps all of them."""
+    return Geometry(dtype=dtype, offset=offset, shape=shape, stride=stride, conj=conj)
 
 
 def views_of(first: torch.Tensor, geometries: Sequence[Geometry]) -> list[torch.Tensor]:

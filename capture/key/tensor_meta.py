@@ -22,7 +22,7 @@ nbytes_of = torch.UntypedStorage.nbytes
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
     """Metadata as plain data."""
     strided = tensor.layout is torch.strided and not tensor.is_nested
-    return TensorInfo(
+    return _one_of_each(
         dtype=_name(tensor.dtype),
         shape=tuple(tensor.shape) if not tensor.is_nested else (),
         stride=tuple(tensor.stride()) if strided else (),
@@ -31,6 +31,12 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
         layout=_name(tensor.layout),
         nbytes=span_bytes(tensor) if strided else 0,
     )
+
+
+@functools.lru_cache(maxsize=2048)
+def _one_of_each(**parts: Any) -> TensorInfo:
+    """What is known of a run is kept, and names the same few again and again."""
+    return TensorInfo(**parts)
 
 
 @functools.cache

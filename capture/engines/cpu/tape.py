@@ -405,6 +405,8 @@ class Tape:
             self.registers, (*self._views, *self._calls), self._grad, owned,
             acts=len(self._views) + len(self.copies_in) + next(acting, len(self._steps)), back=len(self.copies_out),
         )  # fmt: skip
+        known = self._by_storage.items()
+        self._by_storage = {key: found for key, found in known if found[0]() is not None}  # the run's own are gone
         replay: Callable[[Sequence[Any]], None] = self._native
         replay = self._with_shared(replay, shared) if shared else replay
         return self._with_bound(replay) if self._bound else replay
