@@ -11,7 +11,9 @@ times at once, later when the calls in between were worth it. What repeats by th
 ``AT_ONCE``         efforts for keys that are new, or come again, whatever they take. From then on an effort is made
                     while all of them took no more than ``PART`` of the time of all calls, and what replays saved; one
                     for a key that comes for the ``OFTEN``-th time and was not tried yet is made at once, if
-                    it came among the ``IN_TURN`` calls before
+                    it came among the ``IN_TURN`` calls before. A key that was tried and has been the only one since may
+                    settle, as where buckets are arranged once: it is tried again after ``OFTEN`` calls, then after
+                    twice as many each time, where an effort takes no longer than ``CHEAP`` calls.
                     ``CAPTURE_DROP_SLOW=0`` lets times decide nothing
 ``most``            2 ``max_recordings`` + ``FRUITLESS`` efforts that led to no replay; half of them, once they took
                     ``PATIENCE``. Once half of it is spent, a key is looked at when it comes again
@@ -40,6 +42,7 @@ AT_ONCE = 2.0, 4.0
 PART = 0.25
 OFTEN = 3
 IN_TURN, NEAR = 10, 4
+CHEAP = 16
 FRUITLESS = 8
 RECORDING = 0.25
 PATIENCE = 10_000.0  # milliseconds
@@ -105,8 +108,10 @@ class Budget:
     """No effort was made since many calls in a row ran eagerly."""
     _price: float = 1.0
     _seen: OrderedDict[int, int] = field(factory=OrderedDict)
-    _tried: OrderedDict[int, None] = field(factory=OrderedDict)
-    """Keys that efforts were made for."""
+    _tried: OrderedDict[int, int] = field(factory=OrderedDict)
+    """Keys that efforts were made for, and how many."""
+    _due: dict[int, int] = field(factory=dict)
+    """How often each of them has come when it may have settled."""
     _failed: OrderedDict[int, None] = field(factory=OrderedDict)
     """Those of which a recording was dropped, or came to none."""
 
@@ -165,10 +170,7 @@ class Budget:
         self._paid = 0.0
         if key is not None:
             self._note(key)
-            for numbers in (self._tried, self._failed) if kind == "drops" else (self._tried,):
-                numbers[hash(key)] = None
-                if len(numbers) > _SEEN:
-                    numbers.popitem(last=False)
+            self._note_tried(hash(key), failed=kind == "drops")
         if changed:
             self.changed.append(changed)
         too_much = self.debt >= self.most or (self.spent.ms > PATIENCE and self.debt >= self.most / 2)
@@ -193,6 +195,16 @@ class Budget:
         self._seen[number] = self._seen.pop(number, 0) + 1
         if len(self._seen) > _SEEN:
             self._seen.popitem(last=False)
+
+    def _note_tried(self, number: int, *, failed: bool) -> None:
+        tries = self._tried[number] = self._tried.pop(number, 0) + 1
+        self._due[number] = self._seen[number] + OFTEN * 2 ** max(0, min(tries - int(AT_ONCE[True]), 10))
+        if failed:
+            self._failed[number] = None
+        if len(self._tried) > _SEEN:
+            self._due.pop(self._tried.popitem(last=False)[0], None)
+        if len(self._failed) > _SEEN:
+            self._failed.popitem(last=False)
 
     # -------------------------------------------------------------------------------------------------- what is allowed
 
@@ -236,8 +248,16 @@ class Budget:
             return True
         if again >= OFTEN and hash(key) not in self._tried and self._is_frequent(key, IN_TURN):
             return True
+        if self._may_have_settled(hash(key), again):
+            return True
         calls, replays = self.counters.body_runs + self.counters.replays, self.counters.replays
         return self._ms <= (PART * calls + _SAVED * replays) * self.eager_ms
+
+    def _may_have_settled(self, number: int, again: int) -> bool:
+        """All calls had this key for a while, and another effort is cheap."""
+        latest = list(self._recent)[-OFTEN:]
+        is_due = again >= self._due.get(number, again + 1) and latest == [number] * OFTEN
+        return is_due and self._ms <= CHEAP * self._efforts * self.eager_ms
 
     # ----------------------------------------------------------------------------------------------------- eager calls
 

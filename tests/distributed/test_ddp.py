@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from capture import CaptureWarning, capture, mark_step_begin, recordings
+from capture.torch_private.autograd import TAKES_STALE_STREAMS
 from tests.support.ranks import said, two_ranks
 
 STEPS = 20
@@ -137,7 +138,11 @@ def from_the_third_step(counts: list[Any], texts: list[str]) -> None:
 
 
 def after_ten_passes(counts: list[Any], texts: list[str]) -> None:
-    """The wrapper measures as many on the device."""
+    """The wrapper measures as many on the device, and keeps the parameters' nodes, which belong to the stream that it
+    was made on. torch before 2.13 has no setting that lets a capture use those."""
+    if not TAKES_STALE_STREAMS:
+        assert any(text.startswith("CG904") and "stream" in text for text in texts), (counts, texts)
+        return
     assert counts[0].replays >= 4, counts
     assert counts[0].eager_calls == 0, counts
     assert texts == [], texts
