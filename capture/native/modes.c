@@ -1,7 +1,7 @@
 /* Modes: functions of no interest but for what they give. They hold while every one gives what it gave.
 
-   Most are torch's own, written in C, of no arguments: those are called without a frame or an argument tuple, which
-   takes 5 ns and more where a call takes 30. */
+   Most are torch's own, written in C: those are called as their builtin would, without a frame, and with an argument
+   tuple that is kept, which takes 5 ns and more where a call takes 30. */
 #include "native.h"
 
 #include <string.h>
@@ -13,6 +13,7 @@ typedef struct {
     PyObject *expected;
     Py_ssize_t at;       /* where the one argument keeps the attribute, if its class has a slot for it; else -1 */
     PyCFunction direct;  /* the C function behind a builtin that takes no arguments, or a tuple; else NULL */
+    PyCFunctionWithKeywords with_names; /* behind one that takes a tuple and a dict, as all of pybind11's do; else NULL */
     int by_equality;     /* a list, a tuple or an enumeration, of which torch makes another one in each call */
 } Term;
 
@@ -39,6 +40,8 @@ static PyObject *whole_of(const Term *term)
 {
     if (term->direct != NULL)
         return term->direct(PyCFunction_GET_SELF(term->function), PyTuple_GET_SIZE(term->arguments) ? term->arguments : NULL);
+    if (term->with_names != NULL)
+        return term->with_names(PyCFunction_GET_SELF(term->function), term->arguments, NULL);
     if (PyUnicode_CheckExact(term->function)) {
         PyObject *holder = PyTuple_GET_ITEM(term->arguments, 0);
         if (term->at >= 0)
@@ -161,6 +164,13 @@ static PyCFunction direct_of(PyObject *function, PyObject *arguments)
     return (none && flags == METH_NOARGS) || (!none && flags == METH_VARARGS) ? PyCFunction_GET_FUNCTION(function) : NULL;
 }
 
+static PyCFunctionWithKeywords with_names_of(PyObject *function)
+{
+    if (!PyCFunction_CheckExact(function) || (PyCFunction_GET_FLAGS(function) & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS))
+        return NULL;
+    return (PyCFunctionWithKeywords)(void (*)(void))PyCFunction_GET_FUNCTION(function);
+}
+
 static Term term_of(PyObject *function, PyObject *arguments, PyObject *expected, PyObject *part)
 {
     Py_ssize_t at = -1;
@@ -169,7 +179,7 @@ static Term term_of(PyObject *function, PyObject *arguments, PyObject *expected,
     int by_equality = !PyFloat_CheckExact(expected); /* by bits: two zeros are others, and one NaN is itself */
     return (Term){
         Py_NewRef(function), Py_NewRef(arguments), Py_XNewRef(part), Py_NewRef(expected), at,
-        direct_of(function, arguments), by_equality};
+        direct_of(function, arguments), with_names_of(function), by_equality};
 }
 
 static PyObject *modes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
