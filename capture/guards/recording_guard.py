@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence, Set, Sized
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 
 from capture.engines.base import Geometry
 from capture.guards.guard import MOVED, OK, OVERLAPS, Guard, pieces_of
@@ -28,6 +28,7 @@ from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_meta import merged, range_of, span_bytes
 from capture.native import native
 from capture.observe.described import DescribedRun, ImplicitInput
+from capture.observe.islands import StateChange
 from capture.observe.run import ObservedRun
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
@@ -295,19 +296,6 @@ def own_tensors(described: DescribedRun, leaves: Sequence[Any]) -> set[int]:
     """``id`` of what has guards of its own: implicit inputs, and arguments."""
     implicit = [*described.implicit, *described.guarded]
     return {id(tensor) for one in implicit for _, tensor in (*one.owners, *one.also)} | {id(leaf) for leaf in leaves}
-
-
-@frozen(eq=False)
-class StateChange:
-    """A place that held what a guard expects, and holds something else now."""
-
-    place: Source
-    before: Any
-    after: Any
-
-    def put(self, value: Any) -> None:
-        """Have this value there."""
-        self.place.remove() if value is MISSING else self.place.set(value)
 
 
 def changes_of_state(guard: RecordingGuard) -> list[StateChange]:

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import evolve, frozen
@@ -88,10 +88,8 @@ class Place:
             holder.grad = value
             return
         source = self.source()
-        if source is not None and value is MISSING:
-            source.remove()
-        elif source is not None:
-            source.set(value)
+        if source is not None:
+            source.put(value)
 
 
 @frozen(eq=False)
@@ -109,10 +107,10 @@ class Before:
         return cls(places, tuple(one.get() for one in places))
 
     @contextlib.contextmanager
-    def put_out(self) -> Iterator[list[StateLeft]]:
+    def put_out(self) -> Iterator[list[StateChange]]:
         """In the block it is so, and afterwards as it was. Gives, once that is over, places to which the island itself
         gave other values."""
-        left: list[StateLeft] = []
+        left: list[StateChange] = []
         before = [one.get() for one in self.places]
         try:
             for place, value, was in zip(self.places, self.values, before, strict=True):
@@ -123,37 +121,22 @@ class Before:
             for place, value, was in zip(self.places, self.values, before, strict=True):
                 now = place.get()
                 if now is not value:
-                    left.append(StateLeft(place, was, now))
+                    left.append(StateChange(place, was, now))
                 elif value is not was:
                     place.put(was)
 
 
 @frozen(eq=False)
-class StateLeft:
-    """A place that an island gave another value."""
+class StateChange:
+    """A place in Python state that holds another value than before."""
 
-    place: Place
+    place: Place | Source
     before: Any
     after: Any
 
     def put(self, value: Any) -> None:
-        """See ``Change``."""
+        """Have this value there; ``MISSING``: nothing."""
         self.place.put(value)
-
-
-class Change(Protocol):
-    """A place in Python state that holds another value than before."""
-
-    @property
-    def before(self) -> Any:
-        """What it held."""
-
-    @property
-    def after(self) -> Any:
-        """What it holds."""
-
-    def put(self, value: Any) -> None:
-        """Have this value there."""
 
 
 @frozen(eq=False)
@@ -176,7 +159,7 @@ class Outcome:
     """The same of other tensors that it was to be looked at for."""
     generators: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
     """Those that it drew from, with their states then."""
-    state: tuple[Change, ...] = ()
+    state: tuple[StateChange, ...] = ()
     """What it changed in Python state that the body may have read before it."""
     places: tuple[Place, ...] = ()
     """What the body had changed before it; what they held are the last of the arguments."""
@@ -269,7 +252,7 @@ def perform(
     versions = [version_of(one) for one in (*tensors, *beside)]
     states = [one.get_state() for one in generators]
     result, begin = None, time.perf_counter()
-    left: Sequence[StateLeft] = ()
+    left: Sequence[StateChange] = ()
     try:
         with before.put_out() as left:
             result = inlined(functools.partial(function, *args, **kwargs))

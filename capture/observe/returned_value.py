@@ -21,17 +21,15 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from capture.torch_private.capabilities import FUNCTION_MODES
+
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _BETWEEN = (
     _HERE,
-    *(
-        _TORCH + name
-        for name in (
-            "_compile.py", "_dynamo", "_ops.py", "overrides.py", "utils/_device.py", "utils/_python_dispatch.py"
-        )
-    ),
-)  # fmt: skip
+    *[_TORCH + name for name in ("_compile.py", "_dynamo", "_ops.py", "utils/_python_dispatch.py")],
+    *[_TORCH + name.removeprefix("torch.").replace(".", os.sep) + ".py" for name in FUNCTION_MODES],
+)
 """What runs between a body and an operator: a watch, and modes such as a default device."""
 _BODY_RUNS_IN = (_HERE + "state/call.py", _HERE + "key/signature.py")
 RETURNED = "returned as "

@@ -89,6 +89,13 @@ class Source:
         elif isinstance(self.holder, dict):
             self.holder.pop(self.name, None)
 
+    def put(self, value: Any) -> None:
+        """Have this value here; ``MISSING``: nothing."""
+        if value is MISSING:
+            self.remove()
+        else:
+            self.set(value)
+
     def among(self, value: Any) -> Source:
         """The same step below another object: ``value`` takes the place of the object this place is in."""
         if isinstance(value, torch.nn.Module) and self.kind in ("parameter", "buffer", "module"):

@@ -146,6 +146,9 @@ def _no_interpreter() -> None: ...
 
 # Without these counters a foreign mode is not noticed at the call; the observation then sees its operators.
 dispatch_mode_depth: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _constant_zero)
+FUNCTION_MODES = ("torch.overrides", "torch.utils._device")
+"""Modules that pass on what torch's functions are called for, where a mode of those is set, as a default device is.
+Where they have other names, a checkpointed block is eager, and a value that is returned is compared."""
 function_mode_depth: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", _constant_zero)
 functorch_interpreter: Callable[[], object | None] = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", _no_interpreter

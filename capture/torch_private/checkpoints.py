@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from capture.torch_private.capabilities import FUNCTION_MODES
 from capture.torch_private.devices import is_capturing_now
 from capture.torch_private.monkeypatch import replaced
 
@@ -42,8 +43,6 @@ class Block(NamedTuple):
     """Of a tensor, what has to be the same in both runs."""
 
 
-_FUNCTION_MODES = ("torch.utils._device", "torch.overrides")
-"""Modules that pass on what torch's functions are called for. Where they have other names, such a block is eager."""
 _GRAD_FN: Any = torch._C.TensorBase.grad_fn  # not as a watch has it for bodies
 
 
@@ -56,7 +55,7 @@ def is_asking() -> bool:
     module, frame, probe = _module(), sys._getframe(2), sys._getframe(1).f_globals
     if module is None:
         return False
-    passes_on = (*_FUNCTION_MODES, probe["__name__"])
+    passes_on = (*FUNCTION_MODES, probe["__name__"])
     while frame.f_globals.get("__name__") in passes_on and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_globals is module.__dict__
