@@ -20,7 +20,7 @@ WORKERS ?= 2
 help:
 	@echo 'make demo     four programs, eager and captured in turn: the same numbers, a table and a plot of the times'
 	@echo 'make test     formatting, lint, types, order of imports, tests: what every commit passes'
-	@echo 'make test TORCH=2.14.1  the same with another torch, in .venv-2.14.1; so does test-all'
+	@echo 'make test TORCH=2.14.1  the same with another torch, in .venv-2.14.1; so does test-all; TESTS=tests/core runs those alone'
 	@echo 'make test-all all tests, also those that are marked as slow; PART=1/3 runs a third of the slow ones alone'
 	@echo 'make test-native the tests of the C module and the guards, with an address-sanitizer build of it'
 	@echo 'make test-world programs of other libraries beside eager, and the guides; ONLY="llama gcn" runs those alone'
@@ -58,7 +58,7 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not slow'
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not slow' $(TESTS)
 
 # The slow tests are dealt to the parts, so that each takes about as long as the others.
 test-all: $(STAMP)

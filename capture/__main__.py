@@ -135,6 +135,10 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _plans(count: int) -> str:
+    return "1 plan" if count == 1 else f"{count} plans"
+
+
 def _cache(arguments: argparse.Namespace) -> int:
     folder = config.current().cache_dir
     files = sorted(folder.glob("*.json")) if folder.is_dir() else []
@@ -142,14 +146,14 @@ def _cache(arguments: argparse.Namespace) -> int:
     if arguments.action == "list":
         for file in files:
             print(f"{bytes_text(file.stat().st_size):>10}  {file.name}")
-        print(f"{len(files)} plans, {bytes_text(total)}, in {folder}")
+        print(f"{_plans(len(files))}, {bytes_text(total)}, in {folder}")
         return 0
     try:
         for file in files:
             file.unlink(missing_ok=True)
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}")
-    print(f"{len(files)} plans, {bytes_text(total)}, deleted from {folder}")
+    print(f"{_plans(len(files))}, {bytes_text(total)}, deleted from {folder}")
     return 0
 
 

@@ -31,7 +31,7 @@ def run_tables(run: RunData) -> list[Table]:
         remarks = [f"  {line}" for line in _remarks(function)]
         if remarks:
             tables.append(Table(title=function.function, notes=tuple(remarks)))
-    if any(function.gain is None and function.calls.get("replayed") for function in functions):
+    if any(function.eager_ms is None and function.calls.get("replayed") for function in functions):
         tables.append(Table(notes=(_NO_GAIN,)))
     return tables
 
