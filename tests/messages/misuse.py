@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
+import threading
 from typing import Any
 
 import torch
@@ -101,3 +103,46 @@ def coroutine() -> Any:
         return torch.relu(x) * 2
 
     return capture(answer)
+
+
+@mistake(lambda: calls(capture(net())))
+def partial_of_a_captured_function() -> Any:
+    captured = capture(f)
+    calls(functools.partial(captured, cache=None))
+    return captured
+
+
+@mistake(lambda: calls(capture(net().double().float())))
+def captured_before_the_model_moves() -> Any:
+    model = capture(net())
+    calls(model, 3)
+    model.double().float()  # new memory of every parameter
+    return calls(model)
+
+
+class Shifted:
+    """Its receiver has another name than ``self``."""
+
+    def __init__(self) -> None:
+        self.shift = torch.ones(8)
+
+    @capture
+    def moved(this, x: Tensor) -> Tensor:
+        return torch.relu(x) * 2 + this.shift
+
+
+@mistake(lambda: calls(capture(f)))
+def receiver_with_another_name() -> Any:
+    shifted = Shifted()
+    calls(shifted.moved)
+    return shifted.moved
+
+
+@mistake(lambda: calls(capture(f)))
+def called_in_threads() -> Any:
+    captured = capture(f)
+    for _ in range(2):  # one after the other, as what is counted has to be the same in every run
+        thread = threading.Thread(target=calls, args=(captured,))
+        thread.start()
+        thread.join()
+    return captured
