@@ -45,7 +45,7 @@ def test_a_page_is_pasted(page: str, python: Path, tmp_path: Path) -> None:
     assert "Traceback" not in warned
     (gain,) = (float(found) for found in re.findall(r"([\d.]+) times as fast", printed))
     assert gain > 1.0, printed
-    (replays,) = (int(found) for found in re.findall(r"(\d+) replays", printed))
+    (replays,) = (int(found) for found in re.findall(r"(\d+) replayed", printed))
     assert replays > 100
 
 
