@@ -28,6 +28,7 @@ from capture.key.code_names import MISSING
 from capture.key.modes import inlined
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
 from capture.key.tensor_meta import digest
+from capture.native import native
 from capture.state.source import Source
 from capture.torch_private import capabilities
 
@@ -241,9 +242,11 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 def perform(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
     beside: Sequence[torch.Tensor] = (), generators: Sequence[torch.Generator] = (), before: Before = Before(),
+    after: Callable[[Outcome], object] = bool,
 ) -> tuple[Outcome, Any]:  # fmt: skip
     """Run it, or answer it. Gives what the body gets, too, where it raised nothing. ``beside``: other tensors that it
-    may write; ``generators``: those it may draw from; ``before``: what it is to find in Python."""
+    may write; ``generators``: those it may draw from; ``before``: what it is to find in Python; ``after`` is told once
+    it ran, more than once perhaps."""
     answered = taken(function)
     if answered is not None:
         answered.again(args, kwargs)
@@ -251,34 +254,54 @@ def perform(
     tensors = list(tensors_of((args, kwargs, before.values)))
     versions = [version_of(one) for one in (*tensors, *beside)]
     states = [one.get_state() for one in generators]
-    result, begin = None, time.perf_counter()
+    begin, ran, made = time.perf_counter(), list[tuple[Any, BaseException | None]](), list[Outcome]()
     left: Sequence[StateChange] = ()
-    try:
-        with before.put_out() as left:
-            result = inlined(functools.partial(function, *args, **kwargs))
-    except BaseException as error:  # noqa: BLE001 - the body's own, raised again where it stands
-        outcome = Outcome(function, None, f"raised {type(error).__name__}", error=error)
-    else:
-        if result is None:
-            outcome = Outcome(function, None, _NOTHING)
+
+    def run() -> None:
+        nonlocal left
+        try:
+            with before.put_out() as left:
+                ran.append((inlined(functools.partial(function, *args, **kwargs)), None))
+        except BaseException as error:  # the body's own, raised again where it stands
+            if ran:
+                raise
+            ran.append((None, error))
+
+    def note(_: bool) -> None:
+        """What it did is known, whoever is stopped meanwhile: it cannot run again."""
+        if not ran:
+            return
+        error = ran[0][1]
+        if error is not None:
+            found = Outcome(function, None, f"raised {type(error).__name__}", error=error)
+        elif ran[0][0] is None:
+            found = Outcome(function, None, _NOTHING)
         else:
-            holders = _holders(result)
-            outcome = _outcome(function, result, holders, tensors)
-    ms = (time.perf_counter() - begin) * 1e3
-    now = [(one, one.detach()) for one in (*tensors, *beside)]
-    written = [(at, one.clone()) for at, (tensor, one) in enumerate(now) if version_of(tensor) != versions[at]]
-    drawn = [(one, one.get_state()) for one in generators]
-    count = len(tensors)
-    return evolve(
-        outcome,
-        ms=ms,
-        state=tuple(left),
-        places=before.places,
-        unsuited=outcome.unsuited or (f"changes {left[0].place.path}" if left else None),
-        written=tuple((at, contents) for at, contents in written if at < count),
-        beside=tuple((beside[at - count], contents) for at, contents in written if at >= count),
-        generators=tuple(one for one, state in zip(drawn, states, strict=True) if not torch.equal(one[1], state)),
-    ), result
+            holders = _holders(ran[0][0])  # first: nothing else here has the result yet
+            found = _outcome(function, ran[0][0], holders, tensors)
+        ms = (time.perf_counter() - begin) * 1e3
+        now = [(one, one.detach()) for one in (*tensors, *beside)]
+        written = [(at, one.clone()) for at, (tensor, one) in enumerate(now) if version_of(tensor) != versions[at]]
+        drawn = [(one, one.get_state()) for one in generators]
+        count = len(tensors)
+        made[:] = [
+            evolve(
+                found,
+                ms=ms,
+                state=tuple(left),
+                places=before.places,
+                unsuited=found.unsuited or (f"changes {left[0].place.path}" if left else None),
+                written=tuple((at, contents) for at, contents in written if at < count),
+                beside=tuple((beside[at - count], contents) for at, contents in written if at >= count),
+                generators=tuple(
+                    one for one, state in zip(drawn, states, strict=True) if not torch.equal(one[1], state)
+                ),
+            )
+        ]
+        after(made[0])
+
+    native.committed(run, (), note)
+    return made[0], ran[0][0]
 
 
 def version_of(tensor: torch.Tensor) -> int | str:

@@ -179,30 +179,48 @@ class _Walk(Commit):
         """None: what it did no recording holds. What it keeps of the pool is nobody else's from now on, and what the
         body may have read before it, and it changed, is put back until the body has come to it."""
         tree, lent = self.tree, [(block, hold(storage)) for block, storage in call.lent]
-        before, tree.recording = tree.recording, True  # nothing that is collected meanwhile changes the tree
-        try:
+        count, put_off = len(self.islands), list[BaseException]()
+        before = tree.recording
+        noted, changed, changes = list[Outcome](), list[bool](), list[Any]()
+
+        def note(outcome: Outcome) -> None:
+            noted[:] = [outcome]
+            self.islands[count:] = noted
+
+        def run() -> None:
+            tree.recording = True  # nothing that is collected meanwhile changes the tree
             with torch.set_grad_enabled(call.grad):
                 outcome, _ = perform(
-                    call.function, call.args, call.kwargs, call.beside, call.generators, call.before
+                    call.function, call.args, call.kwargs, call.beside, call.generators, call.before, note
                 )  # fmt: skip
-                del _
-        finally:
+                note(outcome)
+
+        def settle(_: bool) -> Found | None:
             tree.recording = before
-        call.forget()
-        has_changed = bool(node.check(self.leaves))
-        if has_changed:
-            changes = () if node.guard is None else tuple(changes_of_state(node.guard))
-            for change in changes:
-                change.put(change.before)
-            outcome = evolve(outcome, state=(*outcome.state, *changes))
-            self.is_lost = bool(node.check(self.leaves))
-        self.islands.append(outcome)
-        kept = [(block, held) for block, held in lent if held() is not None]
-        if kept:
-            tree.pin(kept)
-        if kept or has_changed or outcome.error is not None or outcome.unsuited is not None:
-            return None
-        return Found(read_text(outcome.told), outcome.made)
+            if len(self.islands) == count:
+                return None
+            call.forget()
+            if not changed:
+                has_changed = bool(node.check(self.leaves))
+                changes[:] = changes_of_state(node.guard) if has_changed and node.guard is not None else ()
+                changed.append(has_changed)
+            outcome = noted[0]
+            if changed[0]:
+                for change in changes:
+                    change.put(change.before)
+                self.islands[count] = outcome = evolve(outcome, state=(*outcome.state, *changes))
+                self.is_lost = bool(node.check(self.leaves))
+            kept = [(block, held) for block, held in lent if held() is not None]
+            if kept:
+                tree.pin(kept)
+            if kept or changed[0] or outcome.error is not None or outcome.unsuited is not None:
+                return None
+            return Found(read_text(outcome.told), outcome.made)
+
+        found: Found | None = native.committed(run, (), settle, put_off.extend)
+        if put_off:
+            raise put_off[0]
+        return found
 
     @override
     def finish(self, ended: bool) -> Any:

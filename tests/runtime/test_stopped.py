@@ -60,14 +60,14 @@ def test_stopped_anywhere(part: int) -> None:
 _STEPS = {
     "Tree._pin", "Tree._pins_in_use", "pins_of", "leave", "Tree._own", "Node.own", "Node.is_in_the_way",
     "OutputPlan.own", "Tape.own", "Tape.avoid", "Tape.rebind", "Tape._point_at", "state_moved", "_settle",
-    "RecordingGuard.follow",
+    "RecordingGuard.follow", "perform.<locals>.note", "_Walk._run_island.<locals>.settle",
 }  # fmt: skip
 """What changes a recording that is there, or whose memory is whose, in several steps."""
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("body", ["recurrent", "drawing", "keeping"])
+@pytest.mark.parametrize("body", ["recurrent", "drawing", "keeping", "around_an_island"])
 def test_stopped_while_a_recording_is_changed(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each line: the recording is what it was, or as it is to be, or is not used again."""
     monkeypatch.setattr(record, "MOST_OWNED", 0)  # small outputs come to be owned as large ones do

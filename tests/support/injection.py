@@ -220,8 +220,33 @@ def reading(world: World, x: Tensor) -> Any:
     return y if world.total.sum() > -1e9 else x
 
 
+@capture.island
+def _beside(world: World, y: Tensor) -> Tensor:
+    world.total.add_(y.sum(0))
+    return y * 2
+
+
+def around_an_island(world: World, x: Tensor) -> Any:
+    """In segments, with a function between that no replay leaves out."""
+    y = world.linear(x).relu()
+    z = _beside(world, y)
+    world.h = torch.tanh(z + world.h)
+    return z + world.h
+
+
 BODIES: dict[str, Callable[[World, Tensor], Any]] = {
-    one.__name__: one for one in (plain, recurrent, writing, drawing, keeping, differentiating, training, reading)
+    one.__name__: one
+    for one in (
+        plain,
+        recurrent,
+        writing,
+        drawing,
+        keeping,
+        differentiating,
+        training,
+        reading,
+        around_an_island,
+    )
 }
 
 
