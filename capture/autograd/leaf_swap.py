@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from capture.observe.probes.host_reads import gradient_of
-from capture.torch_private.capabilities import leaf_like, swap_tensors
+from capture.torch_private.capabilities import NO_TASK, graph_task, leaf_like, swap_tensors
 from capture.torch_private.devices import captures_kernels
 
 Lent = dict[int, tuple[torch.Tensor, torch.Tensor]]
@@ -36,12 +36,16 @@ def is_needed(device: torch.device) -> bool:
 
 
 def others_may_see() -> bool:
-    """Another thread may use what is lent."""
+    """Another thread may use what is lent. One of autograd's own, in which a checkpointed block runs anew on a device,
+    has one beside it that waits for the backward pass."""
+    here = threading.current_thread()  # from then on one of C++ is counted
     if threading.active_count() == 1:
         return False
-    here, running = threading.get_ident(), sys._current_frames()
-    others = [one for one in threading.enumerate() if one.ident != here and not _is_helper(one)]
-    return any(not isinstance(one, threading._DummyThread) or one.ident in running for one in others)
+    running = sys._current_frames()
+    others = [one for one in threading.enumerate() if one is not here and not _is_helper(one)]
+    awake = [one for one in others if not isinstance(one, threading._DummyThread) or one.ident in running]
+    is_awaited = isinstance(here, threading._DummyThread) and graph_task() != NO_TASK
+    return len(awake) > is_awaited
 
 
 def _is_helper(thread: threading.Thread) -> bool:

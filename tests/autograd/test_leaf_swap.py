@@ -20,7 +20,7 @@ from typing_extensions import override
 from capture import BorrowedOutputError, CaptureWarning, capture, mark_step_begin, recordings
 from capture.autograd import leaf_swap
 from capture.autograd.leaf_swap import lent
-from capture.torch_private.capabilities import swap_tensors
+from capture.torch_private.capabilities import NO_TASK, swap_tensors
 from tests.support.device import DEVICE, TAKES_KEPT_NODES, know_nothing_of_writes, refuses_kept_nodes
 from tests.support.regions import Block, bits, both, captured_twins, inputs, twins
 from tests.support.regions import fresh as fresh
@@ -304,6 +304,27 @@ def test_threads_of_c_count_while_they_run_python() -> None:
     while leaf_swap.others_may_see() and time.monotonic() < until:
         time.sleep(0.001)
     assert not leaf_swap.others_may_see()
+
+
+def test_a_thread_of_autograds_own_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device a checkpointed block runs anew in such a thread, while the one that asked for gradients waits."""
+    asker, enumerate_all, before = threading.current_thread(), threading.enumerate, {*threading.enumerate()}
+    monkeypatch.setattr(threading, "enumerate", lambda: [asker, *({*enumerate_all()} - before)])
+    found: list[bool] = []
+    over = threading.Semaphore(0)
+
+    def look() -> None:
+        found.append(leaf_swap.others_may_see())
+        over.release()
+
+    for task in (NO_TASK, 1):
+        monkeypatch.setattr(leaf_swap, "graph_task", lambda task=task: task)
+        _thread.start_new_thread(look, ())
+        over.acquire()
+    with another_thread():
+        _thread.start_new_thread(look, ())
+        over.acquire()
+    assert found == [True, False, True]
 
 
 class Recurrent(nn.Module):

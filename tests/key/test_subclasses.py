@@ -277,7 +277,7 @@ def test_a_parameter_that_is_one_is_made_again_in_replays(mesh: DeviceMesh) -> N
         return x + 1
 
     captured = capture(lambda x: body(kept, x))
-    for seed in range(5):
+    for seed in range(6):
         mark_step_begin()
         captured(numbers(seed))
         body(wanted, numbers(seed))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -290,6 +291,10 @@ def test_a_child_goes_on_in_the_body(monkeypatch: pytest.MonkeyPatch, beside_a_d
                 known = capture(body, name="known")
                 told = [torch.equal(known(x), body(x)) for _ in range(4)] + [stand_ins() == [], not found.any()]
                 os.write(writing, b"1" if all(told) else b"0")
+        except BaseException:
+            if os.getpid() == parent:
+                raise
+            os.write(writing, traceback.format_exc().encode())
         finally:
             if os.getpid() != parent:
                 os._exit(0)
