@@ -35,7 +35,6 @@ from capture.runtime.payoff import Trial
 from capture.runtime.replacements import Replacements
 from capture.state.call import Call
 from capture.state.optimizers import Optimizers
-from capture.state.unreached import Unreached
 
 _numbers = itertools.count(1)
 MOST_LIFTS = 3  # of one function: each records twice
@@ -135,7 +134,6 @@ class Captured:
     """The user was warned of something that keeps calls eager."""
     replacements: Replacements = field(factory=Replacements, init=False)
     optimizers: Optimizers = field(factory=Optimizers, init=False)
-    unreached: Unreached = field(factory=Unreached, init=False)
     sizes: Sizes | None = field(default=None, init=False)
     """Of its calls, where the annotation has buckets."""
     lifted: list[Any] = field(factory=list, init=False)
@@ -235,7 +233,6 @@ class Captured:
         return make(
             annotation=self.annotation, function=self.function, receiver=self.receiver, binder=self.binder,
             values=values, leaves=leaves, code=None if entry is None else entry.ran, optimizers=self.optimizers,
-            unreached=self.unreached,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------- what is recorded
@@ -281,7 +278,7 @@ class Captured:
         self.lifts_left = MOST_LIFTS
         if self.sizes is not None:
             self.sizes.forget()
-        self.optimizers, self.replacements, self.unreached = Optimizers(), Replacements(), Unreached()
+        self.optimizers, self.replacements = Optimizers(), Replacements()
         self.log = Log(self.annotation.function)
         self.budget, self.is_told, self.warnings = self._new_budget(), False, 0
 

@@ -19,7 +19,6 @@ from capture.state import body_run, snapshot
 from capture.state.code_run import CodeRun
 from capture.state.optimizers import Optimizers
 from capture.state.source import Source
-from capture.state.unreached import Unreached
 
 
 @define(kw_only=True)
@@ -45,8 +44,6 @@ class Call:
     """What the body ran in earlier calls, for runs in which nobody notes it."""
     optimizers: Optimizers = field(factory=Optimizers)
     """Those that the function was seen to use."""
-    unreached: Unreached = field(factory=Unreached)
-    """Functions that it was seen to run, and that nothing else leads to."""
     undo: Any = None
     """What that run has changed outside of the pool, as it was, where it was to capture and had to execute a part."""
 
@@ -157,7 +154,7 @@ class Call:
 
     def roots(self, values: tuple[Any, ...] | None = None) -> list[Source]:
         """Where the Python state begins that the body can reach, called with these values or with the caller's own."""
-        return snapshot.roots(self.function, self.receiver, self.named_values(values)) + self.unreached.roots()
+        return snapshot.roots(self.function, self.receiver, self.named_values(values))
 
     def opaque_leaves(self) -> list[OpaqueLeaf]:
         """Leaves that are no plain value, tensor or module and whose tensors, if any, are not declared static."""
