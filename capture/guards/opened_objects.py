@@ -73,7 +73,8 @@ def _sequence(walk: ReadWalk, value: Any, path: str) -> None:
     kept, kinds = tuple([member for member, _ in expected]), tuple([kind for _, kind in expected])
     if before is None and plain is list:
         for at, member in enumerate(members):
-            walk.note_object(member, f"{path}[{at}]", value, at)
+            if item_key(value, at) not in walk.changed:
+                walk.note_object(member, f"{path}[{at}]", value, at)
     walk.found.guards.append(Guard("sequence", Source("root", value, plain, path), (kept, kinds)))
 
 

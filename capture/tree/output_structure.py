@@ -110,10 +110,13 @@ class EffectSlot:
     def apply(self, named_values: Callable[[], dict[str, Any]], value: Any, begun: Begun) -> None:
         """Do it again. ``begun``: what was there before, of each effect of this call that was begun, as it may be
         stopped in the middle; or ``DONE``, where the body itself has done it, and only its tensors may be others."""
-        if self.amount is None and self.members is None:
-            self.put_back(named_values, value)
-            return
         begun_with = next((saved for slot, saved in begun if slot is self), None) if begun else None
+        if self.amount is None and self.members is None:
+            if (
+                begun_with is not DONE or type(self.skeleton) is not OwnContainer
+            ):  # of which the body took the one before
+                self.put_back(named_values, value)
+            return
         if begun_with is not DONE:
             self._go_on(named_values, value, begun_with, begun)
         elif self.members is not None:

@@ -337,8 +337,12 @@ class OutputPlan:
         made: dict[int, Any] = {}
         begun = [] if begun is None else begun
         result = self.fills(values) if self.fills is not None else fill(self.skeleton, values, named_values, made)
-        for effect in self.effects if effects is None else effects:
-            effect.apply(named_values, fill(effect.skeleton, values, named_values, made), begun)
+        effects = self.effects if effects is None else effects
+        filled = [
+            fill(effect.skeleton, values, named_values, made) for effect in effects
+        ]  # of what is there before any
+        for effect, value in zip(effects, filled, strict=True):
+            effect.apply(named_values, value, begun)
         return result
 
     def done_by(self, changes: Sequence[Change], named_values: Callable[[], dict[str, Any]]) -> Begun:

@@ -162,3 +162,28 @@ def test_a_context_of_a_training_step(named: Any) -> None:
             assert bits(other.step(captured, x, number)) == bits(eager.step(eager.m, x, number)), number
             assert bits(other.net.weight.detach()) == bits(eager.net.weight.detach())
     assert recordings(captured).replays >= 4
+
+
+@pytest.mark.parametrize("at_front", [False, True])
+def test_a_window_of_what_calls_gave_holds_what_they_gave(at_front: bool) -> None:
+    """A list that is as long before and after each call has other members: it is the body that puts them there."""
+    window: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @capture
+    def body(x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x * 2) + 1
+        window.insert(0 if at_front else len(window), (x, y))
+        if len(window) > 3:
+            window.pop(-1 if at_front else 0)
+        return y
+
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
+    with torch.no_grad():
+        for number in range(22):
+            x = torch.full((3,), float(number))
+            body(x)
+            given.append((x, torch.tanh(torch.full((3,), float(number)) * 2) + 1))
+            latest = given[-3:][::-1] if at_front else given[-3:]
+            for (kept, result), (mine, expected) in zip(window, latest, strict=True):
+                assert kept is mine
+                assert torch.equal(result, expected)
