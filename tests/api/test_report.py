@@ -114,7 +114,7 @@ def test_the_cache_is_listed_and_cleared(tmp_path: Path, capsys: pytest.CaptureF
         assert main(["cache", "list"]) == 0
         assert main(["cache", "clear"]) == 0
     shown = capsys.readouterr().out
-    assert "   2.0 KiB  f-1.json\n1 plans, 2.0 KiB, in " in shown
+    assert "   2.0 KiB  f-1.json\n1 plan, 2.0 KiB, in " in shown
     assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
 
 
