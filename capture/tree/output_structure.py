@@ -112,9 +112,8 @@ class EffectSlot:
         stopped in the middle; or ``DONE``, where the body itself has done it, and only its tensors may be others."""
         begun_with = next((saved for slot, saved in begun if slot is self), None) if begun else None
         if self.amount is None and self.members is None:
-            if (
-                begun_with is not DONE or type(self.skeleton) is not OwnContainer
-            ):  # of which the body took the one before
+            is_there = begun_with is DONE and isinstance(self.skeleton, OwnContainer) and not self.skeleton.is_argument
+            if not is_there:  # else it would be read from where the body has put another one by now
                 self.put_back(named_values, value)
             return
         if begun_with is not DONE:
@@ -177,6 +176,11 @@ class OwnContainer:
 
     def __init__(self, slot: EffectSlot | None, root: str | None) -> None:
         self._slot, self._root = slot, root
+
+    @property
+    def is_argument(self) -> bool:
+        """The body may have got a copy of it."""
+        return self._slot is None
 
     def at(self, named_values: Callable[[], dict[str, Any]]) -> Any:
         """The container of this call."""
