@@ -104,7 +104,8 @@ def _members(value: Any, seen: dict[int, int]) -> Any:
     elif isinstance(value, dict):
         items = [(digest(name, {}), digest(one, seen)) for name, one in value.items()]
     elif isinstance(value, (set, frozenset)):
-        items = sorted(repr(digest(one, seen)) for one in value)
+        members = sorted(value, key=lambda one: repr(digest(one, {})))  # a set's own order follows from addresses
+        items = [repr(digest(one, seen)) for one in members]
     return kind.__name__, items, _attributes(value, seen)
 
 
