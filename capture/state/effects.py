@@ -185,9 +185,6 @@ def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | N
     keys, old = content
     is_dict = isinstance(container, dict)
     now = list(dict.values(container)) if is_dict else list(container)
-    if isinstance(container, (set, frozenset)):  # whose order follows from addresses: another one in each run
-        order = {id(one): at for at, one in enumerate(old)}
-        now.sort(key=lambda one: order.get(id(one), len(old)))
     places = {id(one): at for at, one in enumerate(old) if type(one) not in PLAIN_TYPES}
     recipe: list[int] = []
     new: list[Any] = []
