@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from capture.runtime import dispatch, fault_boundary
 from capture.runtime.captured import Captured, weakly
 from capture.runtime.fast_path import Shortcuts
 from capture.torch_private.capabilities import is_profiling, profiler_flag, profiler_range
+from capture.torch_private.replicas import replicate_uncaptured
 from capture.tree import thread_trees
 
 P = ParamSpec("P")
@@ -143,7 +145,9 @@ class Handle:
             captured = adopted(self.make())
         address = id(receiver)
 
-        def died(_: object) -> None:
+        def died(_: object, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+            if ends():  # the globals of this and all other modules may be gone
+                return
             gone = self.instances.pop(address, None)
             if gone is not None:
                 gone[1].retire()
@@ -381,6 +385,7 @@ def _capture_module(module: torch.nn.Module, options: dict[str, Any]) -> torch.n
         if isinstance(forward, types.MethodType) and forward.__self__ is module:
             wrapper = _method(forward.__func__, options)  # type: ignore[arg-type]
             module.forward = types.MethodType(wrapper, module)
+            replicate_uncaptured(module)
             # the wrapper dies with the module, and so would what waits for the module's end
             weakref.finalize(wrapper, _retire, wrapper.__dict__[_HANDLE].instances).atexit = False
         else:
