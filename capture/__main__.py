@@ -6,6 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
+
+from typing_extensions import override
 
 from capture.core import config
 from capture.core.plan import PlanError, loads
@@ -27,32 +30,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     return done
 
 
+class _Parser(argparse.ArgumentParser):
+    """Shows an example of the command in its help, and below an error in its arguments."""
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: error: {message}\n{self.epilog}\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     description = "Look at rules, plans and reports of torch-capture, and measure programs."
-    parser = argparse.ArgumentParser(prog="capture", description=description)
+    parser = _Parser(prog="capture", description=description, epilog="example: capture bench train.py --steps 200")
     parser.add_argument("--version", action="version", version=f"torch-capture {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("rules", help="all rules, one a line").set_defaults(run=_rules)
-    rule = commands.add_parser("rule", help="the page of one rule")
+    commands.add_parser("rules", help="all rules, one a line", epilog="example: capture rules").set_defaults(run=_rules)
+    rule = commands.add_parser("rule", help="the page of one rule", epilog="example: capture rule CG201")
     rule.add_argument("code", metavar="CODE", help="a code or a name, as CG101 or host-sync")
     rule.set_defaults(run=_rule)
-    plan = commands.add_parser("plan", help="show a saved plan")
+    plan = commands.add_parser("plan", help="show a saved plan", epilog="example: capture plan step.json --all")
     plan.add_argument("file", type=Path, metavar="FILE")
     plan.add_argument("--all", action="store_true", help="all inputs, outputs, effects and findings")
     plan.set_defaults(run=_plan)
-    report = commands.add_parser("report", help="show a report that capture.report(json=...) wrote")
+    report = commands.add_parser(
+        "report",
+        help="show a report that capture.report(json=...) wrote",
+        epilog="example: capture report run.json --html report.html",
+    )
     report.add_argument("file", type=Path, metavar="RUN.json")
     report.add_argument("--html", type=Path, metavar="FILE", help="write it as an HTML page, too")
     report.set_defaults(run=_report)
-    bench = commands.add_parser("bench", help="run a program eagerly and captured, and tell the gain")
-    bench.add_argument("script", type=Path, metavar="SCRIPT")
-    bench.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
+    bench = commands.add_parser(
+        "bench",
+        help="run a program eagerly and captured, and print the gain",
+        epilog="example: capture bench train.py --steps 200",
+    )
+    bench.add_argument("script", type=Path, metavar="SCRIPT", help="a Python file that uses capture")
+    rest = bench.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
+    rest.required = False  # Python 3.11 would name it among what is missing
     bench.set_defaults(run=_bench)
-    cache = commands.add_parser("cache", help="plans kept on disk")
-    cache.add_argument("action", choices=["list", "clear"])
+    cache = commands.add_parser("cache", help="plans kept on disk", epilog="example: capture cache list")
+    cache.add_argument("action", choices=["list", "clear"], metavar="{list,clear}")
     cache.set_defaults(run=_cache)
     environment = commands.add_parser(
-        "env", help="versions, driver, settings and torch's private names, for bug reports"
+        "env",
+        help="versions, driver, settings and torch's private names, for bug reports",
+        epilog="example: capture env > environment.txt",
     )
     environment.set_defaults(run=_env)
     return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,40 @@ def test_damaged_plan(content: bytes | None, reason: str, tmp_path: Path, capsys
     assert shown.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("argv", [[], ["unknown"], ["rule"], ["cache", "empty"], ["report"]])
-def test_wrong_arguments(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        ([], "required: COMMAND"),
+        (["unknown"], "invalid choice: 'unknown'"),
+        (["rule"], "required: CODE"),
+        (["plan"], "required: FILE"),
+        (["cache"], "required: {list,clear}"),
+        (["cache", "empty"], "invalid choice: 'empty'"),
+        (["report"], "required: RUN.json"),
+        (["bench"], "required: SCRIPT"),
+        (["env", "all"], "unrecognized arguments: all"),
+    ],
+)
+def test_wrong_arguments(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Usage, one line with the error, and an example of the command."""
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: capture")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    usage, message, example = shown.err.splitlines()
+    assert usage.startswith("usage: capture")
+    assert re.search(f"error: .*{re.escape(error)}", message)
+    assert "..." not in message
+    assert example.startswith("example: capture ")
+
+
+@pytest.mark.parametrize("command", ["rules", "rule", "plan", "report", "bench", "cache", "env"])
+def test_the_help_of_each_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"example: capture {command}" in capsys.readouterr().out
 
 
 def test_env(capsys: pytest.CaptureFixture[str]) -> None:
