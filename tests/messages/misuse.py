@@ -138,6 +138,23 @@ def receiver_with_another_name() -> Any:
     return shifted.moved
 
 
+@mistake(lambda: calls(capture(torch.compile(f, backend="eager"))))
+def called_inside_of_torch_compile() -> Any:
+    captured = capture(f)
+
+    @torch.compile(backend="eager")
+    def outer(x: Tensor) -> Tensor:
+        return captured(x) + 1
+
+    calls(outer)
+    return captured
+
+
+@mistake(lambda: calls(nn.DataParallel(capture(net())).module))
+def data_parallel() -> Any:
+    return calls(capture(nn.DataParallel(net())))
+
+
 @mistake(lambda: calls(capture(f)))
 def called_in_threads() -> Any:
     captured = capture(f)

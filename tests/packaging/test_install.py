@@ -39,6 +39,27 @@ def test_the_sdist_runs_its_tests(source: Path) -> None:
 
 
 @pytest.mark.slow
+def test_pip_without_a_compiler_says_so_in_one_line(source: Path, tmp_path: Path) -> None:
+    command = (
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        tmp_path / "into",
+    )
+    done = run(*command, source, cwd=tmp_path, CC=str(tmp_path / "no-such-compiler"))
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    (line,) = (line.strip() for line in said.splitlines() if "torch-capture needs" in line)
+    assert line.startswith("torch-capture needs a C compiler (cc or gcc) and the headers of Python to build")
+    assert "or a wheel of torch-capture" in line
+    assert "Traceback" not in said, said
+
+
+@pytest.mark.slow
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
@@ -49,8 +70,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert not [name for name in names if name.endswith((".c", ".h"))]
     assert {"dev", "gpu", "progress", "report"} <= set(told.get_all("Provides-Extra", []))
     classifiers = told.get_all("Classifier", [])
-    for minor in range(11, 15):
-        assert f"Programming Language :: Python :: 3.{minor}" in classifiers
+    assert "Programming Language :: Python :: 3.11" in classifiers
 
 
 @pytest.mark.slow
