@@ -6,53 +6,27 @@ length of a run on such a device a leaf is another tensor on the same memory, wi
 Python object: its node is as old as the run.
 
 Other threads that use the leaf meanwhile would get gradients of the other tensor, or none. So nothing is lent while
-there are other threads (``others_may_see``): such a call runs eagerly.
+other threads may run code of users (``torch_private.threads``): such a call runs eagerly.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 from collections.abc import Iterable, Iterator
 
 import torch
 
 from capture.observe.probes.host_reads import gradient_of
-from capture.torch_private.capabilities import NO_TASK, graph_task, leaf_like, swap_tensors
+from capture.torch_private.capabilities import leaf_like, swap_tensors
 from capture.torch_private.devices import captures_kernels
 
 Lent = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Tensors that were lent and whose they are, by ``id``."""
 
-_HELPERS = ("multiprocessing.queues", "torch.utils.data._utils.pin_memory", "torch._inductor.", "tqdm.")
-"""Modules whose threads run no code of users: they carry batches from and to the workers of a ``DataLoader`` and code
-from those of a compiler, or watch a progress bar. Most training programs have such threads."""
-
 
 def is_needed(device: torch.device) -> bool:
     """Nodes of leaves belong to streams there, which captures must not touch."""
     return captures_kernels(device) and swap_tensors is not None
-
-
-def others_may_see() -> bool:
-    """Another thread may use what is lent. One of autograd's own, in which a checkpointed block runs anew on a device,
-    has one beside it that waits for the backward pass."""
-    here = threading.current_thread()  # from then on one of C++ is counted
-    if threading.active_count() == 1:
-        return False
-    running = sys._current_frames()
-    others = [one for one in threading.enumerate() if one is not here and not _is_helper(one)]
-    awake = [one for one in others if not isinstance(one, threading._DummyThread) or one.ident in running]
-    is_awaited = isinstance(here, threading._DummyThread) and graph_task() != NO_TASK
-    return len(awake) > is_awaited
-
-
-def _is_helper(thread: threading.Thread) -> bool:
-    """By its class, and by what it runs, which ``threading`` keeps as long as it does; else it counts as anybody's. A
-    thread of C++ that Python has seen once, such as autograd's, counts while it runs Python."""
-    runs = getattr(thread, "_target", None)
-    return any(str(getattr(one, "__module__", "")).startswith(_HELPERS) for one in (type(thread), runs))
 
 
 @contextlib.contextmanager

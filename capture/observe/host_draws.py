@@ -10,7 +10,6 @@ import dis
 import itertools
 import operator
 import random
-import threading
 import types
 import weakref
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from capture.observe import source_location
 from capture.state.code_run import CodeRun
 from capture.state.snapshot import Snapshot
 from capture.torch_private.generators import host_random_state, numpy_random
+from capture.torch_private.threads import others_may_run
 
 Place = tuple[str, str, Any, Any]
 """What it is, the name that code may have for it, the object, and where it stood."""
@@ -67,7 +67,7 @@ def drawn(
 def may_draw(ran: CodeRun | None, reachable: Snapshot) -> bool:
     """The body may have drawn from the host's generators. Where other threads run, these draw from them, too: then some
     code that ran names what draws, or the body can reach it."""
-    if ran is None or not ran.is_complete or threading.active_count() == 1:
+    if ran is None or not ran.is_complete or not others_may_run():
         return True
     names = frozenset(_NAMES)
     for code, scopes in ran.codes.items():

@@ -25,6 +25,7 @@ from capture.state.snapshot import Snapshot
 from capture.torch_private.capabilities import generator_id
 from capture.torch_private.devices import captures_kernels
 from capture.torch_private.generators import default_generators, was_drawn
+from capture.torch_private.threads import others_may_run
 
 _RESIZING = "UntypedStorage.resize_"
 _SEEDING = "seeding a generator, or setting its state,"
@@ -96,7 +97,7 @@ class RunNotes(HigherOrderMode):
         generators += [source.get() for source in self.before.generators.values()]
         for generator in (*default_generators(), *generators):
             self._drawn[generator_id(generator)] = (generator, generator.get_state())
-        self._began, self._has_others = time.monotonic(), threading.active_count() > 1
+        self._began, self._has_others = time.monotonic(), others_may_run()
         self._modes = ambient()
 
     def end(self) -> None:
@@ -113,6 +114,7 @@ class RunNotes(HigherOrderMode):
         known = self._drawn.get(key)
         if known is None or torch.equal(known[1], now):
             return now
+        self._has_others = self._has_others or others_may_run()
         if self._has_others and was_drawn(known[1], now, time.monotonic() - self._began):
             self._drawn_by_others.add(key)
         else:

@@ -47,6 +47,7 @@ from capture.state.source import Source
 from capture.torch_private import autograd as torch_autograd
 from capture.torch_private import capabilities, checkpoints
 from capture.torch_private.capabilities import NO_TASK, graph_task
+from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
 from capture.tree.thread_trees import Worker, acting_for, thread_state, tree_for, worker
 
@@ -159,7 +160,7 @@ class Region:
 
     def has_to_wait(self) -> bool:
         """No run may be watched or recorded now, as another thread would see what is lent to it."""
-        return self._lends and leaf_swap.others_may_see()
+        return self._lends and others_may_run()
 
     def _note_obstacle(self, reason: str) -> None:
         """Calls to come are eager."""

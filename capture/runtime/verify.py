@@ -6,7 +6,6 @@ happen once. What a body computes differently from itself is told apart by runni
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from capture.runtime.entry import Entry
 from capture.runtime.replay import replay
 from capture.state.call import Call
 from capture.torch_private.generators import default_generators
+from capture.torch_private.threads import others_may_run
 from capture.tree.node import Node
 from capture.tree.output_structure import EffectSlot
 from capture.tree.tree import Tree
@@ -69,7 +69,7 @@ class State:
         """Both runs left their generators where the other did. A recording that draws otherwise than its body does not,
         nor do two runs between which another thread drew: those say nothing."""
         mine, theirs = ([state for _, state in one.generators] for one in (self, other))
-        return threading.active_count() == 1 or all(map(torch.equal, mine, theirs))
+        return not others_may_run() or all(map(torch.equal, mine, theirs))
 
 
 def _state(entry: Entry, nodes: Sequence[Node], call: Call, named: Callable[[], dict[str, Any]]) -> State:
@@ -90,7 +90,7 @@ def _state(entry: Entry, nodes: Sequence[Node], call: Call, named: Callable[[], 
 def _drawn(entry: Entry, node: Node, call: Call) -> list[torch.Generator]:
     """What a call draws from, or may draw from. Where other threads run, the rest is their business."""
     named = {name for plan in entry.plans() for name in plan.generators}
-    unseen = entry.facts is None or bool(entry.facts.unseen) or threading.active_count() == 1
+    unseen = entry.facts is None or bool(entry.facts.unseen) or not others_may_run()
     given = [(path, leaf) for path, leaf in call.paths() if isinstance(leaf, torch.Generator)]
     generators = default_generators() if unseen or "default" in named else []
     generators += [leaf for path, leaf in given if unseen or path in named]
@@ -276,7 +276,7 @@ class Comparison:
         native.committed(bool, (), lambda _: before.put_back(self.call.named_roots, after))
         _, again = put_back_after(lambda: self.taken(self._body()), after, self.call)
         wrong = _first_wrong(different, ours, theirs, again)
-        if wrong is None and after.generators and threading.active_count() > 1:
+        if wrong is None and after.generators and others_may_run():
             # another thread may have drawn before one run's draws and after the other's, as many numbers each time
             captured.log.add("verify", OTHERS_DRAW)
             return Verified(self.eager, undecided=OTHERS_DRAW)

@@ -20,6 +20,7 @@ from typing_extensions import override
 from capture import BorrowedOutputError, CaptureWarning, capture, mark_step_begin, recordings
 from capture.autograd import leaf_swap
 from capture.autograd.leaf_swap import lent
+from capture.torch_private import threads
 from capture.torch_private.capabilities import NO_TASK, swap_tensors
 from tests.support.device import DEVICE, TAKES_KEPT_NODES, know_nothing_of_writes, refuses_kept_nodes
 from tests.support.regions import Block, bits, both, captured_twins, inputs, twins
@@ -270,14 +271,14 @@ class Monitor(threading.Thread):
 def test_threads_that_run_no_code_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
     here, before, enumerate_all = threading.current_thread(), {*threading.enumerate()}, threading.enumerate
     monkeypatch.setattr(threading, "enumerate", lambda: [here, *({*enumerate_all()} - before)])
-    assert not leaf_swap.others_may_see()
+    assert not threads.others_may_run()
     queue, monitor = multiprocessing.get_context("fork").Queue(), Monitor()
     queue.put(1)  # starts its thread
     monitor.start()
     assert len(threading.enumerate()) == 3
-    assert not leaf_swap.others_may_see()
+    assert not threads.others_may_run()
     with another_thread():
-        assert leaf_swap.others_may_see()
+        assert threads.others_may_run()
     monitor.over.set()
     monitor.join()
     queue.get()
@@ -297,13 +298,29 @@ def test_threads_of_c_count_while_they_run_python() -> None:
 
     _thread.start_new_thread(run, ())
     running.wait()
-    assert leaf_swap.others_may_see()
+    assert threads.others_may_run()
     go_on.set()
     idle.wait()
     until = time.monotonic() + 20
-    while leaf_swap.others_may_see() and time.monotonic() < until:
+    while threads.others_may_run() and time.monotonic() < until:
         time.sleep(0.001)
-    assert not leaf_swap.others_may_see()
+    assert not threads.others_may_run()
+
+
+def test_looking_at_threads_keeps_nothing_of_what_runs() -> None:
+    """Not even until the collector comes: a frame that held itself would keep the tensors of all its callers."""
+
+    def look() -> weakref.ref[Tensor]:
+        local = torch.ones(3)
+        with another_thread():
+            assert threads.others_may_run()
+        return weakref.ref(local)
+
+    gc.disable()
+    try:
+        assert look()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_thread_of_autograds_own_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,11 +331,11 @@ def test_a_thread_of_autograds_own_is_waited_for(monkeypatch: pytest.MonkeyPatch
     over = threading.Semaphore(0)
 
     def look() -> None:
-        found.append(leaf_swap.others_may_see())
+        found.append(threads.others_may_run())
         over.release()
 
     for task in (NO_TASK, 1):
-        monkeypatch.setattr(leaf_swap, "graph_task", lambda task=task: task)
+        monkeypatch.setattr(threads, "graph_task", lambda task=task: task)
         _thread.start_new_thread(look, ())
         over.acquire()
     with another_thread():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import random
+import sys
 import threading
 import time
 import warnings
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from capture import CaptureWarning, capture, config, plans, recordings, warmup
-from capture.observe import dispatch_mode, run
+from capture.observe import dispatch_mode, run, run_notes
 from capture.torch_private.generators import was_drawn
 from capture.tree import thread_trees
 from tests.support.device import DEVICE, rng_state, set_rng_state, use_device
@@ -235,12 +237,39 @@ def test_far_away_is_found_in_time() -> None:
 
 def test_alone_nothing_is_taken_for_another_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draw that no operator tells of is the body's own where there is no other thread."""
-    monkeypatch.setattr(threading, "active_count", lambda: 1)  # other tests may have left some of C++
+    monkeypatch.setattr(run_notes, "others_may_run", lambda: False)  # other tests may have left some
     watch = dispatch_mode.ObserveMode()
     watch.begin([])
     torch.rand(3)
     watch.end()
     assert watch.trace.work
+
+
+@pytest.mark.parametrize("has_others", [False, True])
+def test_an_idle_thread_of_c_drew_nothing(monkeypatch: pytest.MonkeyPatch, has_others: bool) -> None:
+    """As one of autograd's, in which a hook of the user's ran once: what was drawn meanwhile is the body's own."""
+    seen, go_on, known = threading.Event(), threading.Event(), list[threading.Thread]()
+
+    def be_seen() -> None:
+        known.append(threading.current_thread())
+        seen.set()
+        go_on.wait()
+
+    _thread.start_new_thread(be_seen, ())
+    seen.wait()
+    (other,) = known
+    here = threading.current_thread()
+    monkeypatch.setattr(threading, "enumerate", lambda: [here, other])
+    if not has_others:
+        go_on.set()
+        while other.ident in sys._current_frames():
+            time.sleep(0.001)
+    watch = dispatch_mode.ObserveMode()
+    watch.begin([])
+    torch.rand(3)
+    watch.end()
+    go_on.set()
+    assert bool(watch.trace.work) is not has_others
 
 
 def aliased() -> Callable[[Tensor], Tensor]:

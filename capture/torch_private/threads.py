@@ -1,0 +1,38 @@
+"""Whether other threads may run code of users now, in one place for all who ask.
+
+Not counted are threads of which that is known not to be so: they carry batches from and to the workers of a
+``DataLoader`` and code from those of a compiler, or watch a progress bar. Most training programs have such threads.
+torch's documented interface does not name them; the stated fallback is that a thread which is not known counts as
+anybody's: what must not be seen from outside waits for its end, and what was drawn beside it may be its.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from capture.torch_private.capabilities import NO_TASK, graph_task
+
+_HELPERS = ("multiprocessing.queues", "torch.utils.data._utils.pin_memory", "torch._inductor.", "tqdm.")
+"""Modules of their classes, or of what they run. No rule stands for this list: other threads of torch's own, such as
+those of ``torch.nn.parallel``, run code of users, and those of an executor may from the next moment on."""
+
+
+def others_may_run() -> bool:
+    """Another thread than this one may run code of users. A thread of C++ that Python has seen once, such as one of
+    autograd's, counts while it runs Python. One of autograd's own, in which a checkpointed block runs anew on a device,
+    has one beside it that waits for the backward pass."""
+    here = threading.current_thread()  # from then on one of C++ is known
+    if threading.active_count() == 1:
+        return False
+    running = set(sys._current_frames())  # of the frames none is kept: this one's would hold itself, and all that run
+    others = [one for one in threading.enumerate() if one is not here and not _is_helper(one)]
+    awake = [one for one in others if not isinstance(one, threading._DummyThread) or one.ident in running]
+    is_awaited = isinstance(here, threading._DummyThread) and graph_task() != NO_TASK
+    return len(awake) > is_awaited
+
+
+def _is_helper(thread: threading.Thread) -> bool:
+    """By its class, and by what it runs, which ``threading`` keeps as long as it does; else it counts as anybody's."""
+    runs = getattr(thread, "_target", None)
+    return any(str(getattr(one, "__module__", "")).startswith(_HELPERS) for one in (type(thread), runs))
