@@ -37,12 +37,13 @@ def lent(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
         yield {}
         return
     pairs: Lent = {}
+    torch.clear_autocast_cache()  # it has weak references, with which torch exchanges no tensor; the body has its own
     try:
         for tensor in tensors:
             stand_in = leaf_like(tensor)
             if tensor.is_leaf:
                 stand_in.grad = gradient_of(tensor)
-            with contextlib.suppress(RuntimeError):  # autocast's cache may know the tensor by a weak reference
+            with contextlib.suppress(RuntimeError):  # somebody knows the tensor by a weak reference
                 swap(tensor, stand_in)
                 pairs[id(stand_in)] = stand_in, tensor
         yield pairs

@@ -181,21 +181,22 @@ class _Part:
 def _warm_up(parts: Sequence[_Part], num_iters: int, allow_unused: bool) -> None:
     """Bring all of them to replay, without a trace."""
     torch.clear_autocast_cache()  # it refers weakly to weights it cast, which keeps them from being lent to a body
-    with no_autocast_cache():  # a weight that was cast here would be used by the caller's own code
-        try:
-            for part in parts:
-                part.watch()
-            for part in parts:
+    try:
+        for part in parts:
+            part.watch()
+        for part in parts:
+            with no_autocast_cache():
                 _run_eagerly(part, num_iters, allow_unused)
-                warmup(part.run)(*part.args)
-            recorded = [part for part in parts if recordings(part.run).recordings]
-            _until_settled(recorded, fed=False)
-            if len(recorded) > 1:
-                _until_settled(recorded, fed=True)
-        finally:
-            for part in reversed(parts):
-                part.put_back()
-                part.watched = None
+            warmup(part.run)(*part.args)
+        recorded = [part for part in parts if recordings(part.run).recordings]
+        _until_settled(recorded, fed=False)
+        if len(recorded) > 1:
+            _until_settled(recorded, fed=True)
+    finally:
+        for part in reversed(parts):
+            part.put_back()
+            part.watched = None
+        torch.clear_autocast_cache()  # a weight that was cast here would be used by the caller's own code
 
 
 def _run_eagerly(part: _Part, num_iters: int, allow_unused: bool) -> None:

@@ -28,7 +28,7 @@ from capture.observe.probes.host_reads import (
     gradient_reads,
     graph_uses,
     host_reads,
-    no_autocast_cache,
+    own_autocast_cache,
 )
 from capture.observe.probes.metadata_reads import stand_ins, unkeyed_reads
 from capture.observe.probes.printing import printing
@@ -183,19 +183,18 @@ def _run_watched(
         with contextlib.ExitStack() as around:
             quietly = watch.quietly
             resized = quietly(watch.note_resized)
-            note, exported = quietly(watch.note_sync), quietly(watch.note_export)
+            note, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
             around.enter_context(host_reads(note, watch.read_on_host, exported, resized))
             around.enter_context(printing(watch.thread, run_island))
             around.enter_context(call.optimizers.steps_apart(run_island))
             watch.at_islands = _AtIslands(watched)
-            form = quietly(watch.note_form)
             around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs))
             around.enter_context(graph_uses(quietly(watch.note_hook), quietly(watch.note_checkpoint)))
             around.enter_context(watch.device_syncs())
             around.enter_context(handles_watched(quietly(watch.note_unsafe), before.modules))
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
-            around.enter_context(no_autocast_cache())
+            around.enter_context(own_autocast_cache())
             watched.gradients_read = around.enter_context(gradient_reads(watch.dropping(watched.versions)))
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
@@ -204,7 +203,8 @@ def _run_watched(
             watched.has_begun = True
             watched.result = call.run(values)
             watched.is_over = True
-            surroundings.note_thread()
+            surroundings.note_grad_mode()
+        surroundings.note_autocast_cache()  # with the caller's again
     except BaseException as error:  # noqa: BLE001 - handed on by the runtime, KeyboardInterrupt too
         watched.error = error
     finally:

@@ -40,9 +40,13 @@ class Surroundings:
         self._inference = torch.is_inference_mode_enabled()
         self._grad = torch.is_grad_enabled()
 
-    def note_thread(self) -> None:
-        """The body is over: what it left switched is to stay so."""
-        self._grad, self._cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+    def note_grad_mode(self) -> None:
+        """The body is over: the mode that it left on is to stay so."""
+        self._grad = torch.is_grad_enabled()
+
+    def note_autocast_cache(self) -> None:
+        """The same of autocast's cache, once the body's own one is gone."""
+        self._cache = torch.is_autocast_cache_enabled()
 
     def put_back(self, error: BaseException | None = None) -> None:
         """``error``: what ended the run; blocks that it left open hang on its frames."""

@@ -23,7 +23,7 @@ from capture import (
 )
 from capture.tree import thread_trees
 from tests.generated.runner import quickly
-from tests.support.device import DEVICE, TAKES_KEPT_NODES, refuses_kept_nodes
+from tests.support.device import DEVICE
 from tests.support.regions import (
     EAGER,
     STEPS,
@@ -286,11 +286,9 @@ def test_hooks_on_saved_tensors_see_what_eager_saves() -> None:
     assert seen[id(mine)] == seen[id(theirs)]
 
 
-@refuses_kept_nodes
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 def test_a_weight_whose_cast_autocast_has_cached() -> None:
-    """The cache refers to the weight weakly, and torch does not exchange a tensor that somebody refers to so: its node
-    is that of the eager call."""
+    """The cache refers to the weight weakly, and torch exchanges no such tensor: the cache is emptied."""
     mine, theirs = captured_twins(lambda: nn.Linear(6, 6))
 
     def step(model: Any, number: int) -> Tensor:
@@ -303,10 +301,7 @@ def test_a_weight_whose_cast_autocast_has_cached() -> None:
         return y
 
     both(step, mine, theirs)
-    if TAKES_KEPT_NODES:
-        replayed(mine, 2 * (STEPS - 4))
-    else:  # the backward pass alone is refused
-        replayed(mine)
+    replayed(mine)
 
 
 def test_what_autograd_saved_may_be_kept() -> None:

@@ -181,6 +181,45 @@ def test_autocast(outside: bool) -> None:
     replayed(mine)
 
 
+class Recurrent(nn.Module):
+    """Each weight is used several times in one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(self.cell(x)).float() + x
+        y: Tensor = self.head(x) @ self.head.weight
+        return y
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])
+def test_autocast_casts_a_weight_once(outside: bool) -> None:
+    """Gradients of all uses in one call are added up in the low precision, as in eager code."""
+
+    class Cast(Recurrent):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                return super().forward(x)
+
+    mine, theirs = captured_twins(Recurrent if outside else Cast)
+
+    def step(model: Any, number: int) -> list[Any]:
+        model.zero_grad()
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=outside):
+            y: Tensor = model.m[0](inputs(number))
+            assert torch.is_autocast_cache_enabled()
+        y.float().square().mean().backward()
+        return [y.float(), *[one.grad for one in model.parameters()]]
+
+    both(step, mine, theirs)
+    replayed(mine)
+
+
 def test_eval_and_no_grad_calls_in_between() -> None:
     mine, theirs = captured_twins(lambda: Block(drop=0.3))
 

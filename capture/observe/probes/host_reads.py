@@ -6,6 +6,7 @@ and are taken off again afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -188,14 +189,26 @@ def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
 
 
 @contextmanager
-def no_autocast_cache() -> Iterator[None]:
-    """A weight cast cached outside the body would be frozen; one cached inside would outlive it: no cache in blocks of
-    the caller's. Those that the body opens take theirs with them, and adding up the gradients of all uses of a weight
-    there is done in the low precision because of it. Without autocast the cache is left on until the body needs it:
-    compiled functions that find it off are compiled again."""
+def own_autocast_cache() -> Iterator[None]:
+    """Weights that autocast casts are kept for the body alone, in a block of the caller's: one that was cast outside
+    would be frozen, one cast inside would outlive the recording. Within the body they are shared as in eager code,
+    which adds up the gradients of all uses in the low precision. The cache is the process's: where other threads could
+    put casts of the same weights there, a body does without. Blocks that the body opens take their casts with them."""
     if not devices.autocast_depth() and not _autocast_is_on():
         yield
         return
+    around = contextlib.nullcontext() if threading.active_count() == 1 else no_autocast_cache()
+    torch.clear_autocast_cache()
+    try:
+        with around:
+            yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def no_autocast_cache() -> Iterator[None]:
+    """Every use of a weight casts it anew, in this thread."""
     thread = threading.get_ident()
     cached, original = torch.is_autocast_cache_enabled(), torch.set_autocast_cache_enabled
 
