@@ -287,7 +287,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _compare(watched: ObservedRun) -> None:
     """What the run left behind."""
-    if watched.error is None:
+    if watched.error is None and not watched.watch.looks_away:  # a forked child cannot ask generators of a device
         watched.watch.end()
     _count_writes(watched)
     ran = watched.ran if watched.watch.notes_code else None
