@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from capture import CaptureWarning, capture, config, recordings
 from tests.support.device import DEVICE
-from tests.support.regions import Block, Several, bits, captured_twins, inputs
+from tests.support.regions import Block, Several, assert_same_sums, bits, captured_twins, inputs, kept
 from tests.support.regions import fresh as fresh
 
 
@@ -180,9 +180,9 @@ def compared(use: Any, mine: Any, theirs: Any, number: int) -> None:
     for one, enabled in ((theirs, False), (mine, True)):
         torch.manual_seed(number)
         with config.patch(enabled=enabled):
-            found.append([bits(each) for each in use(one.m[0], inputs(number), list(one.m[0].parameters()))])
+            found.append([kept(each) for each in use(one.m[0], inputs(number), list(one.m[0].parameters()))])
         one.zero_grad()
-    assert found[0] == found[1]
+    assert_same_sums(*found)
 
 
 def trained(module: Any, number: int) -> None:
