@@ -21,6 +21,7 @@ from torch.overrides import get_default_nowrap_functions
 from capture.torch_private import devices
 from capture.torch_private.checkpoints import is_asking, is_checkpoint
 from capture.torch_private.monkeypatch import is_asked_by_users, replaced
+from capture.torch_private.threads import others_may_run
 
 _NAMES = ("__dlpack__", "apply_", "map_", "map2_")
 _COMPARED = ("tolist", "numpy", "__array__", "__repr__", "__format__")
@@ -197,7 +198,7 @@ def own_autocast_cache() -> Iterator[None]:
     if not devices.autocast_depth() and not _autocast_is_on():
         yield
         return
-    around = contextlib.nullcontext() if threading.active_count() == 1 else no_autocast_cache()
+    around = no_autocast_cache() if others_may_run() else contextlib.nullcontext()
     torch.clear_autocast_cache()
     try:
         with around:
