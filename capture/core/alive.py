@@ -1,4 +1,5 @@
-"""Objects as long as they live, which threads ask for while others add some. A ``WeakSet`` raises there."""
+"""Objects, weakly held, that several threads read and change at once. A ``WeakSet`` raises where one thread changes it
+while another iterates over it."""
 
 from __future__ import annotations
 
@@ -9,19 +10,20 @@ Kind = TypeVar("Kind")
 
 
 class Alive(Generic[Kind]):
-    """In the order in which they were added."""
+    """Weak references to objects, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._by_id: weakref.WeakValueDictionary[int, Kind] = weakref.WeakValueDictionary()
 
     def add(self, value: Kind) -> None:
-        """One more."""
+        """Add an object."""
         self._by_id[id(value)] = value
 
     def discard(self, value: Kind) -> None:
-        """Forget it, if it is there."""
+        """Remove an object, if it is there."""
         self._by_id.pop(id(value), None)
 
     def all(self) -> list[Kind]:
-        """Those that are there now: a list of references is made at once, in C."""
+        """The objects that are alive now. The references are copied by one call into C, which no other thread can
+        interrupt."""
         return [value for reference in self._by_id.valuerefs() if (value := reference()) is not None]

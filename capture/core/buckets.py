@@ -1,5 +1,7 @@
-"""Buckets: which dimensions of arguments are padded, to which sizes, with what, and how near to eager the result has to
-be. Checked where they are written, as all options are. No torch.
+"""Buckets: which dimensions of arguments are padded, to which sizes, with which values, and how near to eager the
+result has to be.
+
+Options are checked where the user writes them. No torch.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Fill = float | bool | Literal["repeat"] | Callable[[Any, int, int], Any]
 Tolerance = float | tuple[float, float]
 """``rtol`` and ``atol`` as in ``torch.testing.assert_close``; one number is both."""
 _MOST_RECORDINGS = 64
-_POWERS = 12  # recordings that are allowed for by a ladder without an end
+_POWERS = 12  # recordings that an endless ladder (``"pow2"``) is counted as
 
 
 @frozen(eq=False)
@@ -48,7 +50,7 @@ class Symbol:
     rungs: tuple[int, ...] | None
 
     def padded(self, size: int) -> int | None:
-        """The smallest rung that holds it; None above the ladder, and for what is empty."""
+        """The smallest rung that is at least ``size``; None for a size above the last rung, and for 0."""
         if size < 1:
             return None
         if self.rungs is None:
@@ -57,7 +59,7 @@ class Symbol:
         return self.rungs[at] if at < len(self.rungs) else None
 
     def up_to(self, size: int) -> tuple[int, ...]:
-        """The rungs of a ladder, of one without an end up to the one that holds this size."""
+        """All rungs of a list; of ``"pow2"`` those up to the one that holds ``size``."""
         if self.rungs is not None:
             return self.rungs
         return tuple(1 << power for power in range((max(size, 1) - 1).bit_length() + 1))
@@ -209,7 +211,8 @@ def ladder(sizes: Mapping[int, int], *, rungs: int) -> tuple[int, ...]:
     total = [0, *itertools.accumulate(one * sizes[one] for one in ordered)]
 
     def padding(begin: int, end: int) -> int:
-        """Of sizes ``begin`` to ``end`` where all are padded to the last one."""
+        """How many entries are added in all, where the sizes from index ``begin`` to ``end`` are padded to the last of
+        them."""
         return ordered[end] * (count[end + 1] - count[begin]) - (total[end + 1] - total[begin])
 
     least: list[tuple[int, tuple[int, ...]]] = [(padding(0, end), (ordered[end],)) for end in range(len(ordered))]

@@ -52,8 +52,9 @@ class Config:
     """Replays of a recording of ``schedule="auto"`` before another order of its kernels is tried
     (``CAPTURE_SCHEDULE_AFTER``): making it takes some 10 to 100 ms."""
     schedule_room: int = 64 << 20
-    """Bytes of a body's memory that such a recording uses again later than it could, as memory that is used twice ties
-    kernels that are independent (``CAPTURE_SCHEDULE_ROOM``). Its pool may get larger by as much."""
+    """Bytes by which the pool of such a recording may grow (``CAPTURE_SCHEDULE_ROOM``). Memory that is used twice makes
+    independent kernels wait for each other; so up to this many bytes of the body's memory are used again later than
+    they could be."""
     drop_slow: bool = True
     """A recording whose replays take longer than the body goes (CG902). To find out, a few calls run the body.
     ``CAPTURE_DROP_SLOW=0`` keeps it, as where tests run on a CPU what is to be replayed on a GPU."""
@@ -129,7 +130,7 @@ def _directory(place: str, value: object) -> Path:
         raise AnnotationError(f"{place}={value!r} is not a directory")
     try:
         return Path(value).expanduser()
-    except RuntimeError:  # nobody of that name has a home
+    except RuntimeError:  # the user has no home directory
         return Path(value)
 
 
@@ -209,7 +210,8 @@ def patch(**settings: Unpack[ConfigPatch]) -> Iterator[Config]:
             raise AnnotationError(f"unknown setting {name!r}{suggestion(name, names)}; known: {', '.join(names)}")
     before = _current.get()
     now = evolve(before, **settings)
-    with using(before if now == before else now) as settings_now:  # the straight way compares objects
+    # the same object where nothing changes: the fast path compares settings by identity
+    with using(before if now == before else now) as settings_now:
         yield settings_now
 
 
@@ -228,7 +230,7 @@ def using(settings: Config) -> Iterator[Config]:
 
 
 class _Settings(types.ModuleType):
-    """What is set here would be in force nowhere."""
+    """The class of this module. Assigning to a setting's name here would change nothing, so it raises."""
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:

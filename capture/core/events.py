@@ -65,7 +65,7 @@ def _counted(number: int, name: str) -> str:
 class Counters:
     """Totals of one captured function, over all threads.
 
-    What is counted is said here alone: ``Recordings`` has the same fields.
+    Fields and their meaning are listed here alone: ``Recordings`` gets the same fields from here.
     """
 
     observations: int = 0
@@ -75,17 +75,17 @@ class Counters:
     rebinds: int = 0
     """Times that a recording was pointed at a tensor's new address."""
     eager_calls: int = 0
-    """Calls whose body ran eagerly, as they were not to be recorded; those that were watched and are not, too."""
+    """Calls that ran eagerly because they are not to be recorded; also a watched run after which that was decided."""
     watched_calls: int = 0
-    """Calls that were watched eager runs, with a recording to come."""
+    """Watched eager runs after which a recording is to be made."""
     recorded_calls: int = 0
-    """Calls that were recording runs, also those that came to no recording."""
+    """Calls in which a recording was made or tried."""
     warm_up_calls: int = 0
     """Calls that ran eagerly before a recording, as ``warmup=`` asks or a step needs it."""
     measured_calls: int = 0
     """Calls whose body ran in place of a replay, to learn which of the two is faster."""
     inline_calls: int = 0
-    """Calls that belong to somebody else's capture, or came while capturing was off."""
+    """Calls inside of another capture, or while capturing was off."""
     refused_calls: int = 0
     """Calls that raised ``UncapturableError``, as ``fallback="error"`` asks."""
     checkpoints: int = 0
@@ -110,7 +110,7 @@ class Counters:
         return {one.name: getattr(self, one.name) for one in fields(Counters)}
 
     def calls(self) -> dict[str, int]:
-        """Calls by kind. Each call is one of these; what raises is what it was when it began to raise."""
+        """Calls by kind. Each call is of one kind; one that raises is of the kind that it was when it raised."""
         return {
             "replayed": self.replays, "recorded": self.recorded_calls, "watched": self.watched_calls,
             "warm-up": self.warm_up_calls, "measured": self.measured_calls, "eager": self.eager_calls,
@@ -133,7 +133,7 @@ class Counters:
 
 @define
 class Timed:
-    """What a timed block may say while it runs."""
+    """What a timed block may add to its event while it runs."""
 
     detail: str = ""
     nbytes: int = 0
@@ -151,7 +151,8 @@ _profiler = Profiler(is_running=bool, enter=nullcontext)  # bool() is False: no 
 
 
 def use_profiler(trace: Profiler) -> None:
-    """From now on timed blocks are ranges there, too. Given from outside, as this module works without torch."""
+    """From now on timed blocks are ranges in this profiler's trace, too. It is passed in, as this module does not
+    import torch."""
     global _profiler
     _profiler = trace
 
@@ -192,11 +193,11 @@ class Log:
             self.add(kind, timed.detail, ms=(time.perf_counter() - begin) * 1e3, nbytes=timed.nbytes)
 
     def told(self, kind: EventKind) -> AbstractContextManager[object]:
-        """A line on the terminal where the block takes long, for what notes its own event."""
+        """Show a line on the terminal while the block takes long; the block adds its event itself."""
         return slow_calls.told(kind, self.function)
 
     def range(self, kind: EventKind | Literal["replay"]) -> AbstractContextManager[object]:
-        """A range in a profiler's trace alone, for what notes its own event; nothing while no profiler runs."""
+        """A range in a profiler's trace, without an event; nothing while no profiler runs."""
         return _profiler.enter(self.range_name(kind)) if _profiler.is_running() else nullcontext()
 
     def range_name(self, kind: EventKind | Literal["replay"]) -> str:
@@ -270,7 +271,8 @@ def set_logs(words: str) -> None:
 
 
 class _Standard(logging.StreamHandler[Any]):
-    """Writes to standard error, but where the application set up handlers of its own since: no line comes twice."""
+    """Writes to standard error, unless the application has set up handlers of its own since: no line is written
+    twice."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:

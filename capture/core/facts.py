@@ -116,7 +116,7 @@ class OutputInfo:
 
     @property
     def told(self) -> tuple[str, OutputKind, str | None, str | None]:
-        """What it is, its memory left aside."""
+        """Its metadata in a few words, without its memory."""
         return (self.path, self.kind, self.source, self.value)
 
     @property
@@ -134,7 +134,8 @@ class HostSync:
     where: CodeLocation | None = None
     data_dependent_shape: bool = False
     is_compared: bool = False
-    """A recording may end a segment here: each replay does it again and goes on as the run did that got the same."""
+    """A recording may end a segment here. Each replay reads the value again, and goes on with the branch of that
+    value."""
     device: str = ""
     """Type of the device that is read, where it is known."""
     through: str = ""
@@ -182,8 +183,8 @@ class Unkeyed:
     name: str
     """``Tensor._version``, or an operator."""
     kind: Literal["answer", "place", "beside"]
-    """What Python asked for; a place that Python code counts from where the storage begins; memory beside the tensor's
-    own, which an operator looks at."""
+    """``answer``: what Python asked the tensor for. ``place``: an offset that Python code counts from the storage's
+    begin. ``beside``: memory of the storage outside of the tensor, which an operator reads."""
     paths: tuple[str, ...]
     """Whose storage it is."""
     where: CodeLocation | None = None

@@ -15,11 +15,11 @@ from typing_extensions import override
 from capture.core.facts import CodeLocation
 
 SETTLING = frozenset({"CG204", "CG205", "CG206", "CG208", "CG401"})
-"""Codes of what a first call may do once, to set up state, and a second one may not."""
+"""Codes of what a first call may do once, to set up state; a second call need not do it again."""
 
 
 BRANCHING = frozenset({"CG201", "CG601"})
-"""Codes of what the host reads in the middle of a body, and goes on by."""
+"""Codes of values that the host reads in the middle of a body, and that decide how the body goes on."""
 
 
 class Severity(enum.IntEnum):
@@ -112,7 +112,7 @@ def _where_text(where: CodeLocation | None, function: str | None) -> str:
     return f"{text}: `{where.code}`" if where.code else text
 
 
-_MOST_OTHERS = 3  # that are named
+_MOST_OTHERS = 3  # number of findings that are named
 
 
 def _about(finding: Finding) -> str:
@@ -123,7 +123,7 @@ def _about(finding: Finding) -> str:
 
 
 def _others_text(others: Sequence[Finding]) -> str:
-    """What each of them is about: a path, or else a place."""
+    """What each of these findings is about: a path, or else a place."""
     named = [_about(one) for one in others[:_MOST_OTHERS]]
     more = len(others) - len(named)
     return f"{', '.join(named)}{f' and {more} more' if more else ''}"

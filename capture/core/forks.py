@@ -30,12 +30,13 @@ def before_fork(function: Function) -> Function:
 
 
 def leave_to_parent(thing: Any) -> None:
-    """In a child: this lives as long as the process. Whoever destroyed it would ask a driver that knows no child."""
+    """In a child: keep this object for the rest of the process. Its destructor would call a driver that does not work
+    in a child."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def free(lock: Any) -> None:
-    """Let go of a reentrant lock, in a child, unless the one thread that is left holds it."""
+    """Release a reentrant lock in a child, unless the one thread that is left holds it."""
     if not lock._is_owned():
         lock._at_fork_reinit()
 

@@ -1,4 +1,5 @@
-"""Tells exceptions that a signal handler raised from others. They reach the caller unchanged, wherever they come up."""
+"""Tells exceptions that a signal handler raised from all others. They reach the caller unchanged, wherever they are
+raised."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """A handler of a signal raised it. What is no ``Exception`` is never a mistake of this library."""
+    """A signal handler raised it. An exception that is no ``Exception`` (as ``KeyboardInterrupt``) always counts as an
+    interrupt."""
     if not isinstance(error, Exception):
         return True
     handlers = {_code_of(signal.getsignal(one)) for one in signal.valid_signals()} - {None}

@@ -138,11 +138,12 @@ def _of_type(expected: type, word: str, structure: Hook = lambda value, _: value
     return hook
 
 
-_REMEMBERED = 4096  # parts of plans
+_REMEMBERED = 4096  # parts of plans that are shared
 
 
 def _remembered(structure: Hook) -> Hook:
-    """Plans of one function have most inputs in common, such as all parameters: they are made, and kept, once."""
+    """Plans of one function have most of their inputs in common, such as all parameters: equal parts are made once and
+    shared."""
     by_text: dict[str, Any] = {}
 
     def hook(value: Any, kind: Any) -> Any:

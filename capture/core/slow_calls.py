@@ -14,17 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 AFTER = 2.0
-"""Seconds without a line."""
+"""Seconds that a call may take before a line is shown."""
 _EVERY = 0.25  # seconds between two lines
 _WORDS = {"observe": "watching the first call of", "record": "recording"}
 
 _current: _Line | None = None
 _shown_otherwise = False
-"""A bar of a warm-up is on the terminal."""
+"""The progress bar of a warm-up is on the terminal."""
 
 
 class _Line:
-    """Of one run."""
+    """The line of one run."""
 
     def __init__(self, text: str) -> None:
         self.text, self.operators, self.width = text, 0, 0
@@ -37,7 +37,7 @@ class _Line:
         return f"{self.operators} operator{'' if self.operators == 1 else 's'}"
 
     def tick(self) -> None:
-        """One more operator."""
+        """Count one more operator."""
         self.operators += 1
         now = time.perf_counter()
         if now >= self.next:
@@ -45,12 +45,12 @@ class _Line:
             self.next = now + _EVERY
 
     def write(self, rest: str, end: str = "") -> None:
-        """Over what was written before."""
+        """Write the line over the one before."""
         line = f"capture: {self.text}: {rest}"
         try:
             sys.stderr.write("\r" + line.ljust(self.width) + end)
             sys.stderr.flush()
-        except (OSError, ValueError):  # the terminal is gone, or closed
+        except (OSError, ValueError):  # the terminal is closed
             self.next = float("inf")
         self.width = len(line)
 
@@ -80,7 +80,7 @@ def told(kind: str, function: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Something else shows on the terminal how far a warm-up is."""
+    """No lines in this block: something else shows how far a warm-up has come."""
     global _shown_otherwise
     before, _shown_otherwise = _shown_otherwise, True
     try:

@@ -20,9 +20,9 @@ from capture.native import seen
 from capture.state.source import Source
 
 OK, MOVED, CHANGED, OVERLAPS = 0, 1, 2, 3
-"""Verdicts: all guards hold; a static tensor is another one, or at another address or of other metadata; anything else
-of the state changed; an argument that is copied shares memory with a static tensor, and either is written, so that the
-copy would hide the write."""
+"""Verdicts. ``OK``: all guards hold. ``MOVED``: a static tensor is another one, or has another address or other
+metadata. ``OVERLAPS``: a copied argument shares memory with a static tensor, and one of the two is written, so that the
+copy would hide the write. ``CHANGED``: anything else."""
 
 Kind = Literal[
     "value", "object", "present", "absent", "length", "members", "empty", "address", "apart", "names", "table",
@@ -50,16 +50,17 @@ Kind = Literal[
 * ``address``: an argument begins at this address.
 * ``apart``: an argument shares no memory with some pieces: ``(bytes of the argument, pieces)``, see ``pieces_of``.
 """
-_SHOWN = 60  # characters of an expected value
+_SHOWN = 60  # characters of an expected value that are shown
 
 
 @seen
 @define(eq=False)
 class Guard:
-    """One condition. ``source`` tells how to reach the object; it has no parent, so that nothing above is kept alive.
-    Never changed. Not frozen, as there are thousands, and freezing doubles the cost of each.
+    """One condition. ``source`` tells how to reach the object; it has no parent, so that nothing above it is kept
+    alive. ``verdict``: the result of the check where the condition does not hold; it is ``CHANGED`` where the source
+    leads nowhere any more.
 
-    ``verdict``: what a replay is told where this does not hold. What is not there any more has ``CHANGED``.
+    Never changed. Not frozen, as there are thousands, and freezing doubles the cost of each.
     """
 
     kind: Kind
@@ -69,8 +70,8 @@ class Guard:
 
 
 class Referent(NamedTuple):
-    """An object that is expected without being kept alive, or any tensor of this class, with or without gradients. A
-    tensor has no weak reference: torch swaps none that has one."""
+    """An object that is expected without being kept alive, or any tensor of this class that requires gradients or not
+    as it did. Tensors are not held by weak references, as torch swaps none that has one."""
 
     reference: weakref.ref[Any] | None
     kind: type
@@ -85,17 +86,17 @@ class Referent(NamedTuple):
 
 
 def itself(value: Any, path: str) -> Source:
-    """A container as the object that a guard is about."""
+    """What a guard on a container itself compares."""
     return Source("root", value, None, path)
 
 
 def members(own: dict[Any, Any], path: str, absent: Iterable[str], there: Iterable[tuple[Any, Any]]) -> Guard:
-    """A dict has none of some names, and these values."""
+    """A dict has none of some names, and some names with these values."""
     return Guard("members", itself(own, path), (tuple(absent), tuple(there)))
 
 
 def pieces_of(begins: Sequence[int], ends: Sequence[int]) -> bytes:
-    """Pieces of memory, which ascend, for guards of the kind ``apart``: 64 bits for each begin and each end."""
+    """Ranges of memory in ascending order, for guards of the kind ``apart``: 64 bits for each begin and each end."""
     return array.array("Q", itertools.chain.from_iterable(zip(begins, ends, strict=True))).tobytes()
 
 
@@ -143,7 +144,7 @@ def _member(value: Any, kind: type | None) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value of Python, or which kind of object it is: no ``repr`` of users' runs."""
+    """A plain value, or the class of an object: ``repr`` of a user's class is not run."""
     if isinstance(value, torch.Tensor):
         return f"this {type(value).__name__} {value.dtype} {tuple(value.shape)}".replace("torch.", "")
     if value is None or isinstance(

@@ -1,7 +1,7 @@
 """Key guards: the parts of a call's key that do not come from its arguments, as conditions for the fast path.
 
-What a function's code names, and switches of modules. Objects are expected weakly; one that takes no weak reference,
-as a list or dict, is kept alive as long as the path, with members that are plain values.
+These are the names in a function's code, and the switches of modules. Expected objects are held by weak references. One
+that takes none, such as a list or dict, is kept alive as long as the fast path.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from capture.state.source import Source
 from capture.torch_private.distributed import progress_of
 
 SAME = (PLAIN_TYPES - {slice}) | {types.BuiltinFunctionType, type, type(MISSING)}
-"""The same object of these types has the same key."""
+"""Types of which the same object always has the same part of the key."""
 _WEAKLY = (types.FunctionType, torch.nn.Module, torch.Tensor)
-"""So has one of these, as long as its class is not replaced, and a tensor needs a gradient or not as it did."""
+"""The same holds for these while the object keeps its class, and a tensor its ``requires_grad``."""
 
 
 def call_guard(read: Callable[[], Any], expected: Any, path: str) -> Guard:
-    """A function gives this value."""
+    """A guard on what a function returns."""
     return Guard("value", Source("call", read, None, path), expected)
 
 
 def named_guards(value: Any, named: NamedSource) -> list[Guard] | None:
-    """A name has this very value, or, of a small list or dict, that with these members; None where no guard tells what
-    the key does: of a value that is compared by what it holds, beyond plain members."""
+    """Guards on the values of names; on the members of a small list or dict. None where guards cannot compare what the
+    key does: a value that is compared by its content, other than plain members."""
     return _along(named) if named.attributes else _guards_on(value, _source_of(value, named))
 
 
@@ -44,7 +44,7 @@ def _guards_on(value: Any, source: Source) -> list[Guard] | None:
         return [Guard("value", source, value)]
     if kind in (list, dict):
         guards = [Guard("value", source, value)]
-        if len(value) > SMALL:  # counts by identity
+        if len(value) > SMALL:  # the key has its identity
             return guards
         members = tuple(value.values() if kind is dict else value)
         if not all(type(one) in SAME for one in (*value, *members)):
@@ -58,13 +58,13 @@ def _guards_on(value: Any, source: Source) -> list[Guard] | None:
         return None
     try:
         return [Guard("object", source, Referent.of(value))]
-    except TypeError:  # takes no weak reference: the path keeps it alive
+    except TypeError:  # no weak references: the path keeps it alive
         return [Guard("value", source, value)]
 
 
 def _along(named: NamedSource) -> list[Guard] | None:
-    """Each object on the way to the last attribute is the same, and its own ``__dict__`` has the next. None where an
-    attribute is found elsewhere, as in a class."""
+    """Guards that each object on the way to the last attribute is the same, and has the next attribute in its own
+    ``__dict__``. None where an attribute is kept elsewhere, as in a class."""
     assert named.root is not None
     value, above = named.root.read(), list[Guard]()
     source = None if named.root.holder is None else _source_of(value, named.root)  # None: a path has one receiver
@@ -103,7 +103,7 @@ def _source_of(value: Any, named: NamedSource) -> Source:
 
 
 def switch_guards(switches: Switches) -> list[Guard]:
-    """Switches of modules are as they are now."""
+    """Guards that the switches of modules are as they are now."""
     owns, weak, sharded = switches
     guards = [
         Guard("value", Source("item", own, name, f"a module's {name}"), own[name]) for own, name in owns if name in own

@@ -1,6 +1,6 @@
-"""Which names code can have looked up: all that it mentions, as attribute, global, key or text.
+"""Which names code can have looked up: all that it mentions as an attribute, a global, a key or a text.
 
-Code of libraries looks them up in what is of a class of its own package; users' code in anything.
+Names in a library's code count for objects of that package's classes; names in users' code count for all objects.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _SPECIAL = frozenset(
     "__set_name__",
     "__del__",
 }
-"""What syntax and builtins look up in classes."""
+"""Names that syntax and builtins look up in classes."""
 _ACCESSORS = frozenset({"Module.__getattr__", "Module.__setattr__", "Module.__delattr__"})
-"""Of torch: they look into the tables of every module by the names that others mention."""
+"""Methods of torch that look into the tables of every module, by names that other code mentions."""
 
 
 @frozen
 class Uses:
-    """What one code object mentions."""
+    """The names that one code object mentions."""
 
     names: frozenset[str]
     scope: tuple[str, ...]
@@ -67,11 +67,11 @@ class Uses:
     set: frozenset[str]
     """All names that it sets."""
     asks: bool
-    """It asks whether something is there, or takes a default."""
+    """It asks whether an attribute is there, or gives a default for one."""
     is_computed: bool
-    """It looks up names that are no constants, or all there are."""
+    """It looks up names that are not constants, or asks for all names."""
     matches: bool
-    """It takes objects apart by the names that their classes list for patterns."""
+    """It has ``match`` patterns, which read the attributes that a class lists in ``__match_args__``."""
 
 
 @functools.lru_cache(maxsize=16384)
@@ -80,10 +80,10 @@ def uses_of(code: types.CodeType) -> Uses:
     mentioned = _looked_up(code)
     texts = {one for one in code.co_consts if type(one) is str and one.isidentifier()}
     for constant in code.co_consts:
-        if type(constant) is tuple:  # of keyword arguments, and tuples of names
+        if type(constant) is tuple:  # names of keyword arguments, and tuples of names
             texts.update(part for part in constant if type(part) is str and part.isidentifier())
     asks = bool(mentioned & ASKING)
-    scope = globals_in(code) if code.co_flags & 1 else code.co_names  # a module's or a class's code looks up by name
+    scope = globals_in(code) if code.co_flags & 1 else code.co_names  # a module or class looks up all its names
     matches = _MATCH_CLASS in code.co_code[::2]
     return Uses(
         frozenset(mentioned | texts), tuple(scope), _stored(code), name_uses(code).set, asks, is_computed(code), matches
@@ -111,23 +111,24 @@ def _stored(code: types.CodeType) -> frozenset[str]:
 
 
 def place_of(code: types.CodeType) -> tuple[str, int]:
-    """Where it is written. Code that Dynamo makes of it says the same."""
+    """File and line where it is written; code that Dynamo makes of it has the same."""
     return code.co_filename, code.co_firstlineno
 
 
 @define(eq=False)
 class Names:
-    """What all code that ran mentions."""
+    """The names that all code of a run mentions."""
 
     by_package: dict[str, set[str]] = field(factory=dict)
     """By the package of the code, where that is a library; users' code has an empty name."""
     scopes: dict[int, tuple[dict[str, Any], set[str]]] = field(factory=dict)
     """By ``id`` of globals: those, and the names that were looked up there."""
     stored: set[tuple[int, str]] = field(factory=set)
-    """By ``id`` of a library's globals, names that its code sets while it runs, such as counters: its own business."""
+    """By ``id`` of a library's globals, names that its own code sets while it runs, such as counters. They are left
+    out."""
     set_only: set[str] = field(factory=set)
-    """Names that users' code sets and no code looks up. What they hold counts, too: a replay sets what the recording
-    run found changed, so it has to begin with the same."""
+    """Names that users' code sets and no code looks up. Their values are guarded, too: a replay sets what the recording
+    run changed, so it has to begin with the same values."""
     codes: set[types.CodeType] = field(factory=set)
     places: set[tuple[str, int]] = field(factory=set)
     """Those of ``codes``."""
@@ -183,7 +184,7 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
             if not owner:
                 names.set_only |= uses.set
                 names.scopes[id(scope)][1].update(uses.stored)
-            if "globals" in uses.scope:  # which it may ask for any name
+            if "globals" in uses.scope:  # ``globals()`` may be asked for any name
                 names.scopes[id(scope)][1].update(name for name in scope if name[:2] != "__")
             if owner:
                 names.stored.update((id(scope), name) for name in uses.stored)

@@ -1,4 +1,4 @@
-"""Opened code: what a walk does with functions, classes and modules."""
+"""How a walk goes into functions, classes and modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DISABLED = "_torchdynamo_disable"
 
 
 def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
-    """Its code, its defaults, and its closure cells, where it ran."""
+    """Go into a function: its code and defaults, and its closure cells if it ran."""
     if HANDLE in value.__dict__:
         walk.enter(getattr(value.__dict__[HANDLE], "function", None), path)
     if _COMPILED in value.__dict__ and _has_run_compiled(walk, value):
@@ -46,7 +46,8 @@ def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
 
 
 def _attributes_of_function(walk: ReadWalk, value: types.FunctionType) -> None:
-    """What is kept on a function itself. One that is captured would be kept alive by its ``__dict__``."""
+    """Attributes that were set on a function itself. The ``__dict__`` of a captured function is left out, as a guard
+    would keep the function alive."""
     wanted, own = walk.names.of_packages(()), value.__dict__
     wanted -= {HANDLE, _COMPILED, *walk.always_set(id(value))}
     names, kept, kinds = walk.columns(id(value), own, wanted, value.__qualname__)
@@ -56,8 +57,8 @@ def _attributes_of_function(walk: ReadWalk, value: types.FunctionType) -> None:
 
 
 def _has_run_compiled(walk: ReadWalk, value: types.FunctionType) -> bool:
-    """What ``torch.compile`` made of it ran, or may have run inside of such a part. What ``torch.compiler.disable``
-    makes has that form, too, and runs as it is written."""
+    """The compiled form of the function ran, or may have run inside of a compiled part. What ``torch.compiler.disable``
+    returns looks the same, but runs as it is written."""
     if value.__dict__.get(_DISABLED):
         return False
     codes = [getattr(one, "__code__", None) for one in and_wrapped(value.__dict__[_COMPILED])]
@@ -76,7 +77,7 @@ def _cell(walk: ReadWalk, cell: types.CellType, path: str) -> None:
 
 
 def open_class(walk: ReadWalk, kind: type, _: str) -> None:
-    """What code can have read of a class itself, or through its objects."""
+    """Go into a class: what code can have read of it, directly or through its instances."""
     module: Any = kind.__module__
     if kind.__flags__ & (HEAP | IMMUTABLE) != HEAP or package_of(module) in CLOSED:
         return
@@ -106,7 +107,7 @@ def _attributes_of_metaclass(walk: ReadWalk, kind: type) -> None:
 
 
 def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
-    """What users' code reads of a module that it imported."""
+    """Go into a module: what users' code reads of it."""
     if package_of(module.__name__) in CLOSED:
         return
     own, package = module.__dict__, package_of(module.__name__)
@@ -119,7 +120,7 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
             computed = dir(type(module)) if walk.names.is_computed else ()
             _given_by_class(walk, module, (users | {*computed}) - own.keys(), prefix)
         return
-    wanted |= {"__getattr__"}  # what is looked up where a name is absent
+    wanted |= {"__getattr__"}  # looked up where a name is absent
     if walk.names.is_computed:
         wanted |= own.keys() - OF_ALL_CLASSES
         walk.found.guards.append(Guard("length", itself(own, module.__name__), len(own)))
@@ -127,8 +128,8 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
 
 
 def _given_by_class(walk: ReadWalk, module: types.ModuleType, wanted: Iterable[str], prefix: str) -> None:
-    """What a module of a class of its own gives for names that it does not have, but its class or a module behind
-    it does, as torch's modules of switches do. One that makes what it is asked for, as ``torch.ops``, has none."""
+    """Values of names that a module does not have itself, while its class or a module behind it does, as for torch's
+    modules of switches. None for a module that makes a value when it is asked, such as ``torch.ops``."""
     behind = [vars(one) for one in vars(module).values() if type(one) is types.ModuleType]
     known = set().union(*map(vars, type(module).__mro__[:-2]), *behind)
     for name in sorted(known.intersection(wanted)):

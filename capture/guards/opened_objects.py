@@ -1,4 +1,4 @@
-"""Opened objects: what a walk does with methods, containers, caches, references and the like."""
+"""How a walk goes into methods, containers, caches, references and the like."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def _method(walk: ReadWalk, value: types.MethodType, path: str) -> None:
 
 
 def _builtin_method(walk: ReadWalk, value: types.BuiltinFunctionType, path: str) -> None:
-    """Such as ``runs.append``: what it works on. Of a module, it may be a getter of torch's."""
+    """A method in C, such as ``runs.append``: the object that it works on. One of a module may be a getter of
+    torch's."""
     walk.builtins.add(value.__name__)
     if not isinstance(value.__self__, types.ModuleType | None):
         walk.enter(value.__self__, f"{path}.__self__")
@@ -51,7 +52,7 @@ def _dict(walk: ReadWalk, value: dict[Any, Any], path: str) -> None:
         return
     name = dict.get(value, "__name__")
     module = sys.modules.get(name) if type(name) is str else None
-    if module is not None and getattr(module, "__dict__", None) is value:  # as guards of Dynamo's get it
+    if module is not None and getattr(module, "__dict__", None) is value:  # the form in which Dynamo's guards get it
         walk.enter(module, path)
         return
     if id(value) in walk.by_name and before is None and not walk.names.is_computed:
@@ -88,7 +89,7 @@ def _property(walk: ReadWalk, value: property, path: str) -> None:
 
 
 def _cache(walk: ReadWalk, value: Any, path: str) -> None:
-    """``functools.lru_cache``: what it holds, and that nothing came or went."""
+    """``functools.lru_cache``: what it holds, and that no entry was added or removed."""
     walk.enter(value.__wrapped__, path)
     info = value.cache_info()
     read = functools.partial(_cache_state, value)
@@ -129,7 +130,8 @@ def _proxy(walk: ReadWalk, value: Any, path: str) -> None:
 
 
 def _getter(walk: ReadWalk, value: Any, path: str) -> None:
-    """Its names are in no code. Those that ``operator.itemgetter`` has need not be: all members are guarded."""
+    """The names that ``operator.attrgetter`` looks up are in no code. Keys of ``operator.itemgetter`` need no names, as
+    all members of a container are guarded."""
     walk.more_names.update(part for name in value.__reduce__()[1] if type(name) is str for part in name.split("."))
 
 
@@ -142,7 +144,7 @@ def _buffer(walk: ReadWalk, value: array.array[Any], path: str) -> None:
 
 
 def _array(walk: ReadWalk, value: Any, path: str) -> None:
-    """An array is written in place: what counts is its content."""
+    """An array is written in place, so its content is compared."""
     content = numpy_arrays.content(value)
     if content is None:
         walk.found.obstacle = walk.found.obstacle or ("the content of a large array", path)
@@ -157,7 +159,7 @@ def _view(walk: ReadWalk, value: Any, path: str) -> None:
 
 
 def _thread_local(walk: ReadWalk, value: threading.local, path: str) -> None:
-    """What this thread has there: recordings are of one thread."""
+    """A thread-local: what this thread keeps there, as each recording belongs to one thread."""
     own = value.__dict__
     walk.guard_names(own, own, walk.names.of_class(type(value)), path)
 
@@ -207,6 +209,6 @@ OPENED: tuple[tuple[Any, Opener], ...] = (
 
 
 def opener_of(kind: type) -> Opener | None:
-    """How objects of this class are gone into."""
+    """The function that goes into objects of this class."""
     found = next((open_it for of, open_it in OPENED if issubclass(kind, of)), None)
     return _array if found is None and numpy_arrays.is_array_type(kind) else found

@@ -1,4 +1,4 @@
-"""What was read: guards on all that a body can have read of Python state, and the places that keep it."""
+"""What a watched run read: guards on all Python state that the body can have read, and the places that hold it."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from capture.native import native
 from capture.torch_private import capabilities
 
 Key = tuple[int, Any]
-"""``id`` of what keeps a value, and the name there."""
+"""``id`` of the object that keeps a value, and the value's name there."""
 
 
 @frozen
 class Counted:
-    """Stands for any number of this class, in a place that the body only adds to."""
+    """Any number of this class is accepted: the body only adds to this place."""
 
     kind: type
 
 
 @frozen
 class Replaced:
-    """Stands for what was where the body put a new object, as it always does. It counts where it was read."""
+    """The value of a place into which the body puts a new object in every call. It is guarded where it was read."""
 
     before: Any
 
 
 @define(eq=False)
 class Place:
-    """A guard on names, and who keeps them: told weakly where that is possible. Never changed, as a ``Guard``."""
+    """A guard on names, and the object that keeps them, by a weak reference where possible. Never changed, as a
+    ``Guard``."""
 
     guard: Guard
     keeper: Callable[[], Any]
     counted: Collection[str] = ()
-    """Names that code only adds to: whatever their values were, nothing followed from them."""
+    """Names that the code only adds to: nothing depends on their values."""
 
     def tell_apart(self, named: NamedKey) -> list[str]:
-        """Make names that have other values a part of the key. Gives the paths of those that were none before."""
+        """Make names that have other values now a part of the key. Gives the paths of those that were not part of it
+        before."""
         path = self.guard.source.path
         others = [
             (name, f"{path}.{name}") for name, old, new in self.others()
@@ -55,7 +57,7 @@ class Place:
         return _own_dict(self.keeper())
 
     def others(self) -> list[tuple[str, Any, Any]]:
-        """Names that have other values now, with those then and now."""
+        """Names that have other values now, with the expected and the present value of each."""
         own = _own_dict(self.keeper())
         if own is None:
             return []
@@ -76,22 +78,23 @@ class Place:
 
 
 def _own_dict(keeper: Any) -> Any:
-    """What a guard on names is about: an object's ``__dict__``, also of one that is a dict of a class of its own."""
+    """The dict that a guard on names is about: the ``__dict__`` of an object, also of one whose class is derived from
+    dict."""
     return keeper if type(keeper) is dict else getattr(keeper, "__dict__", None)
 
 
 @define(eq=False)
 class Places:
-    """Guards on names, and who keeps them."""
+    """Guards on names, and the objects that keep the names."""
 
     all: list[Place] = field(factory=list)
     objects: list[tuple[InputPlace, Callable[[], Any]]] = field(factory=list)
-    """Where objects are kept that might be inputs, and what gives those objects while they are there: another one in
-    each call makes them such."""
+    """Places whose objects might be inputs of the call, with a function that gives the expected object while it is
+    alive. A place that has another object in each call is made an input."""
     _guards: Callable[[Sequence[Any]], int] | None = None
 
     def tell_apart(self, named: NamedKey) -> list[str]:
-        """See `Place.tell_apart`. Most often nothing is another value, which the C module sees."""
+        """See ``Place.tell_apart``. Most often no value is another one, which the C module finds out fast."""
         if self._guards is None:
             self._guards = native.Guards(tuple([one.guard for one in self.all]))
         if self._guards(()) == OK:
@@ -106,25 +109,26 @@ class Read:
     guards: list[Guard] = field(factory=list)
     places: Places = field(factory=Places)
     obstacle: tuple[str, str] | None = None
-    """What was read and cannot be guarded, and its path."""
+    """What was read and cannot be guarded, with its path."""
     opened: frozenset[int] = frozenset()
-    """``id`` of objects that were gone into: what can have been read of them is in guards of its own."""
+    """``id`` of objects that the walk went into: guards of their own cover what can have been read of them."""
     tensors: set[int] = field(factory=set)
     """``id`` of all tensors that were met."""
     own: frozenset[int] = frozenset()
-    """Those of them that have guards of their own."""
+    """``id`` of the tensors among them that have guards of their own."""
     begun_with: tuple[Any, ...] = ()
-    """What the walk began with: ``read_guards.begins_with``."""
+    """What the walk began with: see ``read_guards.begins_with``."""
 
     def still_holds(self, begins_with: tuple[Any, ...], tensors: Collection[int]) -> bool:
-        """Another walk would find the same guards: it begins with the same, and all that was read is as it was."""
+        """Another walk would come to the same guards: it begins with the same objects, and all that was read is
+        unchanged."""
         if self.obstacle is not None or self.begun_with != begins_with:
             return False
         return self.tensors.intersection(tensors) == self.own and native.Guards(tuple(self.guards))(()) == OK
 
 
 class OtherTensors:
-    """Tensors that no operator read have the metadata that they had: Python code may look at it."""
+    """Tensors that no operator read have the metadata that they had, which Python code may look at."""
 
     __slots__ = ("_same", "kinds")
 

@@ -1,8 +1,8 @@
 """Read guards: what a body can have read of Python state is as it was.
 
 For each object that is reached from the receiver, the arguments, the globals and the closure cells of code that ran,
-every name in that code is looked up, in the object and in its classes. What is found, and that the rest is not there,
-becomes a guard. Nothing is looked up as users' classes do: dicts, slots and the MRO are followed.
+every name in that code is looked up, in the object and in its classes. A guard is made of what is found, and of what is
+not there. No code of a user's class runs meanwhile: dicts, slots and the MRO are followed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from capture.state.source import Source
 def read_by(
     run: CodeRun, call: Call, changed: Iterable[Change], rebuilt: Sequence[tuple[Source, Any]], tensors: Collection[int]
 ) -> Read:
-    """What code that ran in this call can have read. ``changed``, ``rebuilt``: what the body gave other values.
-    ``tensors``: see ``ReadWalk``."""
+    """Guards on what the code that ran in this call can have read. ``changed``, ``rebuilt``: places and containers that
+    the body changed. ``tensors``: see ``ReadWalk``."""
     try:
         places, containers = changed_places(changed, rebuilt)
-        for place in call.binder.places:  # arguments, in effect: another object in each call
+        for place in call.binder.places:  # these are arguments, in effect: another object in each call
             places.setdefault(place.key(), place.read())
         read = _read_by(run, call, (places, containers), tensors)
     except Exception as error:  # noqa: BLE001 - a strange class of a user's, or a mistake of ours: never the caller's
@@ -51,7 +51,8 @@ def read_by(
 def _read_by(
     run: CodeRun, call: Call, changed: tuple[dict[Key, Any], dict[int, Members | None]], tensors: Collection[int]
 ) -> Read:
-    """Code in compiled parts does not run as it is written: once one is found, all functions that are reached count."""
+    """Code of compiled parts does not run as it is written. Once a compiled part is found, all functions that are
+    reached count as if they had run."""
     ran, is_static, more, body = run, False, set[str](), call.function
     groups = {id(one) for one in call.optimizers.groups_of_islands()}
     if isinstance(body, types.FunctionType):  # of a graph module's piece it is a function of ours, which is not noted
@@ -74,7 +75,7 @@ def _read_by(
 
 
 def begins_with(run: CodeRun, call: Call) -> tuple[Any, ...]:
-    """What a walk begins with. Code is only added to a run."""
+    """The state that a walk begins with. Code is only ever added to a run."""
     return id(run), sum(map(len, run.codes.values())), len(run.codes), [id(one) for one, _ in starts_of(call)]
 
 
@@ -83,8 +84,8 @@ def _never() -> bool:
 
 
 def starts_of(call: Call) -> list[tuple[Any, str]]:
-    """The receiver, and objects among the arguments that are the same ones in each call with the key. Those that are
-    opened are others in each call: of them the classes."""
+    """The receiver, and objects among the arguments that are the same in each call with the key. Opened arguments are
+    other objects in each call: of them the classes."""
     named = [] if call.receiver is None else [(call.receiver, "self")]
     opened = [one for _, one in call.containers() if is_object(type(one))]
     others = {id(one) for one in opened}
@@ -95,7 +96,7 @@ def starts_of(call: Call) -> list[tuple[Any, str]]:
 
 
 def path_read(read: Read, changes: Iterable[Change]) -> str | None:
-    """The path of one of these changes that guards are about: code may have read what was there before."""
+    """A path among these changes that guards are about: code may have read the value from before the change."""
     for change in changes:
         if any(_is_about(guard, change) for guard in read.guards):
             return change.source.path

@@ -1,7 +1,7 @@
-"""Read walk: from what is the same in each call, breadth first, to all that a body can have read.
+"""Read walk: from objects that are the same in each call, breadth first, to all that a body can have read.
 
-``opened_code`` and ``opened_objects`` go into functions, classes, modules, containers and the like; here is what is
-done with names, attributes and members, whoever keeps them.
+``opened_code`` and ``opened_objects`` go into functions, classes, modules, containers and the like. Names, attributes
+and members are handled here, whatever object keeps them.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from capture.state.source import Source
 from capture.torch_private.dynamo import COMPILERS
 from capture.torch_private.getters import asked_of_torch
 
-HEAP, IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and not to be changed
+HEAP, IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and immutable
 CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "socket", "re", "typing", "abc",
                      "concurrent", "multiprocessing", "asyncio", "capture", "importlib", "warnings",
                      "inspect", "contextlib"})  # fmt: skip
 """Packages whose objects are not opened: machinery that has no part in what a body computes, or our own."""
 _STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", *COMPILERS)
-"""Whose objects count their steps in attributes, and have switches or guards of their own."""
+"""Packages whose objects count their steps in attributes, and that have switches or guards of their own here."""
 _NOT_OPENED = (
     torch.Tensor, torch.Generator, torch.Stream, torch.Event, torch.UntypedStorage, torch.device,
     types.CodeType, types.FrameType, types.GeneratorType, types.TracebackType,
 )  # fmt: skip
 _WITH_GUARDS = (torch.Tensor, torch.Generator)
 SEQUENCES: tuple[Any, ...] = (list, set, deque)
-_SMALL = 64  # members of a library's container
+_SMALL = 64  # so many members of a library's container are looked at
 HANDLE = "__capture__"  # in the ``__dict__`` of a function that is captured
 MOST_OBJECTS = 50_000
-"""That a walk opens, some 10 us each: a model's config and layers are hundreds, a data set is millions. Beyond it the
-call is eager, as its guards would take longer than its operators."""
+"""Objects that one walk opens, at some 10 us each. A model's config and layers are hundreds, a data set is millions. A
+call that reaches more is eager, as its guards would take longer than its operators."""
 Opener = Callable[["ReadWalk", Any, str], None]
-"""Goes into an object, which is reached by this path."""
+"""Goes into an object, which was reached by this path."""
 
 
 @frozen(eq=False)
@@ -59,10 +59,10 @@ class OfClass:
     open: Opener | None
     has_attributes: bool
     is_closed: bool
-    """Of a package whose objects are not looked into."""
+    """The class is of a package whose objects are not looked into."""
     is_module: bool
     is_users: bool
-    """Made by a ``class`` statement: its objects may be given another class, or another ``__dict__``."""
+    """The class was made by a ``class`` statement: its objects may be given another class, or another ``__dict__``."""
     has_slots: bool
     wanted: frozenset[str]
     """Names that may have been looked up in its objects."""
@@ -74,22 +74,22 @@ class ReadWalk:
 
     names: Names
     changed: dict[Key, Any]
-    """Places that the body itself gave another value, with the one before: that has to be there again if it is a plain
-    one, and of others one of its class."""
+    """Places that the body itself gave another value, with the value from before. A plain value has to be there again
+    at the begin of a replay, else an object of the same class."""
     rebuilt: Mapping[int, Members | None]
-    """Containers whose members the body changed, by ``id``, with those that it had, where these count."""
+    """Containers whose members the body changed, by ``id``, with the former members where these are expected again."""
     tensors: Collection[int]
     """``id`` of tensors that have guards of their own."""
     opener: Callable[[type], Opener | None]
-    """How objects of a class are gone into."""
+    """Gives the function that goes into objects of a class."""
     is_static: bool = False
     """Functions that are reached count as if they had run."""
     compiled: list[types.FunctionType] = field(factory=list)
-    """Functions that are compiled, or that compiled ones may call, and whose code is in no names yet."""
+    """Functions that are compiled, or that compiled ones may call, and whose code was not looked at yet."""
     counted: Collection[str] = ()
     """See ``Place``."""
     by_name: Collection[int] = ()
-    """``id`` of dicts of which only those members count whose names the code mentions."""
+    """``id`` of dicts that are guarded only at keys that the code mentions."""
     more_names: set[str] = field(factory=set)
     """What objects such as ``operator.attrgetter`` look up."""
     found: Read = field(factory=Read)
@@ -98,21 +98,21 @@ class ReadWalk:
     _queue: deque[tuple[Any, str]] = field(factory=deque)
     _classes_met: dict[type, OfClass] = field(factory=dict)
     kept: list[Any] = field(factory=list)
-    """Keeps what was seen, so that no ``id`` comes twice."""
+    """Objects that were met. Keeping them alive means that no ``id`` is used twice."""
     empty: list[Any] = field(factory=list)
     functions: list[types.FunctionType] = field(factory=list)
     classes: list[type] = field(factory=list)
     _objects: list[tuple[Any, dict[str, Any] | None]] = field(factory=list)
-    """With their ``__dict__``, where the guards on its names do not look it up."""
+    """Objects to go into, with their ``__dict__`` where guards do not have to look it up."""
     _other_tensors: dict[int, torch.Tensor] = field(factory=dict)
     builtins: set[str] = field(factory=set)
-    """Names of functions in C that were found as values."""
+    """Names of C functions that were found as values."""
 
     # --------------------------------------------------------------------------------------------------- from the top
 
     def begin(self, function: Any, starts: Iterable[tuple[Any, str]], scopes: Iterable[dict[str, Any]]) -> None:
-        """Go from the function that is captured, from these objects, and from globals. The first one's globals have
-        plain names."""
+        """Start at the captured function, at these objects, and at globals. The first function's globals have plain
+        names."""
         for (keeper, name), before in self.changed.items():
             self._changed_in.setdefault(keeper, {})[name] = before
         own = getattr(function, "__globals__", None)
@@ -145,7 +145,7 @@ class ReadWalk:
     def guard_members(
         self, scope: dict[str, Any], wanted: Iterable[str], prefix: str, opens: Callable[[str, Any], bool]
     ) -> None:
-        """``opens``: by name and value, whether to go into it."""
+        """Guard the members of an object. ``opens``: tells by name and value whether to go into a member."""
         absent, there = [], []
         for name in wanted:
             value = scope.get(name, MISSING)
@@ -178,7 +178,7 @@ class ReadWalk:
 
     def _finish(self) -> None:
         guards = self.found.guards
-        if self.empty:  # one guard for all is made and looked at fastest
+        if self.empty:  # one guard for all of them is checked fastest
             guards.append(Guard("empty", itself(tuple(self.empty), "what was empty")))
         if self.functions:
             functions = tuple(self.functions)
@@ -206,12 +206,12 @@ class ReadWalk:
     # -------------------------------------------------------------------------------------------------- what is opened
 
     def enter(self, value: Any, path: str) -> None:
-        kind = type(value)  # not ``isinstance``, which asks the object: a weak proxy answers for another one
+        kind = type(value)  # not ``isinstance``: a weak proxy answers for the object behind it
         if kind in PLAIN_TYPES or id(value) in self.seen or issubclass(kind, _NOT_OPENED):
             return
         self.seen.add(id(value))
         self.kept.append(value)
-        if (kind is dict or kind is OrderedDict) and not value:  # a module has ten of them, its tables of hooks
+        if (kind is dict or kind is OrderedDict) and not value:  # a module has ten empty tables of hooks
             self._open(value, path)
             return
         self._queue.append((value, path))
@@ -225,7 +225,8 @@ class ReadWalk:
             self.attributes(value, met, path)
 
     def of_class(self, kind: type) -> OfClass:
-        """With the first object of a class that is not closed, its classes are gone into, too."""
+        """The record for a class. With the first object of a class that is not closed, the walk goes into its classes,
+        too."""
         made = self._classes_met.get(kind)
         if made is not None:
             return made
@@ -248,7 +249,7 @@ class ReadWalk:
             self.enter(value, path)
 
     def _is_other_tensor(self, value: Any) -> bool:
-        """A tensor that no operator read: Python code may look at its metadata. Its values do not count."""
+        """A tensor that no operator read: Python code may have looked at its metadata, but not at its values."""
         if not issubclass(type(value), torch.Tensor):
             return False
         self._attributes_of_tensor(value)
@@ -259,13 +260,13 @@ class ReadWalk:
         return True
 
     def _has_own_guard(self, value: Any) -> bool:
-        """It is one of ``tensors``, among which are generators."""
+        """It is in ``tensors``, which has generators, too."""
         if issubclass(type(value), _WITH_GUARDS):
             self.found.tensors.add(id(value))
         return id(value) in self.tensors
 
     def _attributes_of_tensor(self, value: torch.Tensor) -> None:
-        """What users' code put on it. Most have nothing, and only code that asks can tell that there is something."""
+        """Attributes that users' code put on the tensor. Most tensors have none, and only code that asks can tell."""
         own = None if id(value) in self.seen else dict_of(value)
         if own is None or not (own or self.names.asked):
             return
@@ -277,14 +278,14 @@ class ReadWalk:
             self.empty.append(own)
 
     def note_object(self, value: Any, path: str, keeper: Any, name: Any, *, is_attribute: bool = False) -> None:
-        """Unless the body itself puts it there."""
+        """Note an object that might be an input, unless the body itself puts it there."""
         if may_be_input(value):
             get = (_weak_or_none(keeper) if is_attribute else None) or (lambda: keeper)
             held = _weak_or_none(value) or (lambda: value)
             self.found.places.objects.append((InputPlace(path, get, name, is_attribute), held))
 
     def expect(self, key: Key, value: Any, path: str) -> tuple[Any, type | None]:
-        """What has to be here again, which is gone into; or a class of which anything may be here."""
+        """The value that is expected here, into which the walk goes; or a class, where any of its objects will do."""
         if key in self.changed:
             value = self.changed[key]
             if type(value) is Counted:
@@ -299,10 +300,10 @@ class ReadWalk:
     # ------------------------------------------------------------------------------------------------------ attributes
 
     def attributes(self, value: Any, of_class: OfClass, path: str) -> None:
-        """What is in the object's ``__dict__`` and slots, and in its classes."""
+        """Guard what is in an object's ``__dict__`` and slots, and in its classes."""
         kind, own = type(value), dict_of(value)
         if of_class.is_closed:
-            if own is not None and of_class.is_module:  # such as what ``torch.compile`` puts around one
+            if own is not None and of_class.is_module:  # such as the module that ``torch.compile`` puts around one
                 self._module(own, path)
                 self._compiled_module(own)
             return
@@ -315,7 +316,7 @@ class ReadWalk:
                     self.note_as_run(kind.forward)
             if own or of_class.is_users or id(value) in self._changed_in:
                 self.guard_names(value, own, of_class.wanted, path)
-            else:  # of a class of Python's, such as ``OrderedDict``: hardly anybody puts something on it
+            else:  # a class of Python's own, such as ``OrderedDict``: attributes on it are rare
                 self.empty.append(own)
         if of_class.has_slots:
             self._slots(value, kind, of_class.wanted, path)
@@ -332,7 +333,7 @@ class ReadWalk:
             self._captured(value, handle, path)
         wanted -= self.always_set(id(value))
         names, kept, kinds = self.columns(id(value), own, wanted, path, value if value is not own else None)
-        if value is own:  # of a thread
+        if value is own:  # of a thread-local
             for name, value_there in zip(names, kept, strict=True):
                 self.note_object(value_there, f"{path}.{name}", own, name)
         keeper = _weak_or_none(value)
@@ -341,7 +342,7 @@ class ReadWalk:
         self.add(Guard("names", itself(holder, path), expected), keeper if keeper is not None else lambda: own)
 
     def always_set(self, keeper: int) -> frozenset[str]:
-        """Names there to which the body gives tensors, and which no code looks up."""
+        """Names in it to which the body gives tensors, and which no code looks up."""
         changed = self._changed_in.get(keeper, {})
         return frozenset(
             [name for name, before in changed.items() if type(before) is Replaced and name in self.names.set_only]
@@ -350,7 +351,7 @@ class ReadWalk:
     def columns(
         self, keeper: int, own: Mapping[str, Any], wanted: frozenset[str], path: str, holder: Any = None
     ) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[type | None, ...]]:
-        """Names that are there, their values, and classes, where they count instead."""
+        """Names that are there, their values, and, where any object of a class will do, the class."""
         there = {name: value for name, value in own.items() if name in wanted}
         is_changed = keeper in self._changed_in
         if is_changed:
@@ -362,7 +363,7 @@ class ReadWalk:
             if holder is not None and kind not in PLAIN_TYPES and (keeper, name) not in self.changed:
                 self.note_object(value, f"{path}.{name}" if path else name, holder, name, is_attribute=True)
             if not is_changed and (kind in PLAIN_TYPES or (id(value) in seen and not issubclass(kind, _WITH_GUARDS))):
-                kinds.append(None)  # the common case of the one below
+                kinds.append(None)  # shortcut for the common case of the lines below
                 continue
             values[at], kept = self.expect((keeper, name), value, f"{path}.{name}" if path else name)
             kinds.append(kept)
@@ -389,7 +390,7 @@ class ReadWalk:
                 self.guard_place((id(value), name), held, Source("slot", value, slot, f"{path}.{name}"))
 
     def _module(self, own: dict[str, Any], path: str) -> None:
-        """A module's submodules, and the parameters and buffers that it has."""
+        """Go into a module: its submodules, and the parameters and buffers that it has."""
         for name in ("_modules", "_parameters", "_buffers"):
             table = own.get(name)
             if isinstance(table, dict):
@@ -423,13 +424,13 @@ class ReadWalk:
         keys = tuple([key for key, _ in items])
         values, kinds = tuple([value for value, _ in expected]), tuple([kind for _, kind in expected])
         self.found.guards.append(Guard("table", itself(table, path), (keys, values, kinds)))
-        if type(table) is OrderedDict and len(keys) > 1:  # has an order beside that of the dict
+        if type(table) is OrderedDict and len(keys) > 1:  # it has an order besides that of the dict
             source = Source("root", table, OrderedDict, path)
             order = tuple(table) if before is None and len(keys) == len(table) else keys
             self.found.guards.append(Guard("sequence", source, (order, (None,) * len(keys))))
 
     def guard_place(self, key: Key, held: Any, source: Source) -> None:
-        """A place of its own."""
+        """Guard a place that has a guard of its own."""
         value, kind = self.expect(key, held, source.path)
         if key not in self.changed and source.kind in ("closure", "context"):
             self.note_object(held, source.path, source.holder, None)
@@ -444,7 +445,8 @@ class ReadWalk:
     # ----------------------------------------------------------------------------------------- functions and the like
 
     def enter_compiled(self, original: Any, path: str) -> None:
-        """What ``torch.compile`` got. It runs as other code, by values that it found when it was compiled."""
+        """Go into the function or module that was given to ``torch.compile``. It runs as other code, with values that
+        it found when it was compiled."""
         self.enter(original, path)
         for function in and_wrapped(original):
             if type(function) is types.FunctionType:
@@ -457,8 +459,8 @@ class ReadWalk:
             self.enter_compiled(type(original).forward, "")
 
     def note_as_run(self, function: types.FunctionType) -> None:
-        """What torch's own functions, and Triton's, read in a compiled part is its compiler's business: behind them lie
-        all modules of both."""
+        """Count a function as run. Functions of torch and Triton are left out: what they read in a compiled part
+        concerns the compiler, and all modules of both lie behind them."""
         package = package_of(function.__module__)
         is_apart = package in CLOSED or is_library(package) or package == "triton"
         if not is_apart and function.__code__ not in self.names.codes:
@@ -504,8 +506,8 @@ def and_wrapped(original: Any) -> Iterator[Any]:
 
 
 def opens_of_library(name: str, value: Any) -> bool:
-    """What a library's module holds is its own business, but for functions, classes, modules, and small containers such
-    as tables of hooks; and for what others put there."""
+    """Whether to go into a member of a library's module: functions, classes, modules, small containers such as tables
+    of hooks, and what others put there. All else concerns the library alone."""
     kind = type(value)
     if issubclass(kind, (types.FunctionType, types.ModuleType, type)):
         return True
@@ -515,7 +517,7 @@ def opens_of_library(name: str, value: Any) -> bool:
 
 
 def _handle_of(forward: Any) -> Any:
-    """What captures it; None for what is not captured."""
+    """The record of a captured function; None for any other object."""
     function = forward.__func__ if isinstance(forward, types.MethodType) else forward
     return function.__dict__.get(HANDLE) if isinstance(function, types.FunctionType) else None
 

@@ -37,7 +37,7 @@ from capture.state.source import Source
 from capture.torch_private import capabilities
 from capture.torch_private.tensor_reads import static_tensors
 
-ALIGNMENT = 64  # bytes that the address of a tensor which moves keeps its distance from a multiple of
+ALIGNMENT = 64  # bytes: an address that moves keeps its distance from a multiple of this
 Check = Callable[[Sequence[Any]], int]
 """Gives the verdict for a call on these leaves."""
 
@@ -57,20 +57,20 @@ class StaticOwner:
     address: int
 
     def guards(self) -> list[Guard]:
-        """It is in all places."""
+        """Guards in all places that hold the tensor."""
         return [Guard("value", source, self.tensor, MOVED) for source in self.sources]
 
 
 @define(eq=False)
 class StaticArgument:
-    """An argument that has to be where it was."""
+    """An argument that has to be at the recorded address."""
 
     position: int
     path: str
     address: int
 
     def guard(self) -> Guard:
-        """It begins where it did."""
+        """A guard that it begins at the recorded address."""
         return Guard("address", Source("argument", None, self.position, self.path), self.address, MOVED)
 
 
@@ -90,11 +90,11 @@ class RecordingGuard:
     written: frozenset[str] = frozenset()
     """Paths that the body writes, arguments and static tensors."""
     shared: set[str] = field(factory=set)
-    """Paths of ``owners`` whose memory other places hold other tensors on: one of them alone may move."""
+    """Paths of ``owners`` that share memory with tensors in other places: if one moves alone, the sharing ends."""
     metadata: Callable[..., bool] | None = None
-    """Compares the metadata of tensors in the places of ``owners``; made when one moves first."""
+    """Compares the metadata of tensors in the places of ``owners``; made when a tensor moves for the first time."""
     places: Places = field(factory=Places)
-    """What the body can have read, by names."""
+    """Guards by name on what the body can have read."""
     opened: frozenset[int] = frozenset()
     """``id`` of objects that guards expect, and whose own state is in guards, too."""
     ran: frozenset[types.CodeType] = frozenset()
@@ -102,14 +102,14 @@ class RecordingGuard:
     starts: tuple[int, ...] = ()
     """``id`` of the receiver and of objects among the arguments."""
     is_its_own: bool = False
-    """Some guards are about this very recording's tensors: another recording needs others."""
+    """Some guards are about tensors of this recording alone, so that they cannot be used for another one."""
     tensors: Callable[[], bool] | None = None
     """Tells whether the tensors of ``owners`` are where they were, with the metadata that they had."""
     pieces: bytes = b""
     """Where the ``watched`` tensors lie, as in ``pieces_of``."""
 
     def guards(self) -> tuple[Guard, ...]:
-        """All of them as things stand, in the order in which they are looked at."""
+        """All guards as they are now, in the order in which they are checked."""
         identities = [guard for owner in self.owners for guard in owner.guards()]
         return (*self.structure, *identities, *[one.guard() for one in self.arguments], *self._apart())
 
@@ -137,7 +137,7 @@ class RecordingGuard:
         return all(kind_of(one) == self.kinds[owner.path] for owner, one in zip(self.owners, tensors, strict=True))
 
     def settle(self, leaves: Sequence[Any]) -> None:
-        """The tensors are right as they are now."""
+        """Accept the tensors as they are now."""
         self.kinds = {owner.path: kind_of(owner.tensor) for owner in self.owners}
         tensors = [owner.tensor for owner in self.owners]
         self.tensors = _as_they_are(tensors) if tensors else None
@@ -149,7 +149,7 @@ class RecordingGuard:
         self.check = native.Guards(guards, self.tensors) if guards else nothing_to_check
 
     def follow(self, moved: dict[str, torch.Tensor], leaves: Sequence[Any]) -> None:
-        """From now on these tensors, of the same kinds as before, are the right ones."""
+        """Expect these tensors from now on; they are of the same kinds as before."""
         check: Any = self.check
         at = len(self.structure)
         for owner in self.owners:
@@ -172,13 +172,13 @@ class RecordingGuard:
                 self.metadata = capabilities.metadata_guard(tensors)
 
     def watch(self, copied: Sequence[tuple[int, int]], static: Set[str]) -> None:
-        """Look out for ``copied``, as in this class, that share memory with one of the ``static`` paths."""
+        """Check that the ``copied`` arguments, as in this class, do not share memory with the ``static`` paths."""
         self.watched = frozenset(static if self.written - static else static & self.written)
         self.copied = tuple(copied) if self.watched else ()
 
     def leave_out(self, paths: Set[str], leaves: Sequence[Any]) -> None:
-        """These static arguments are where each call has them from now on, or in a copy where the graph cannot be
-        pointed at that place."""
+        """These static arguments are, from now on, read where each call has them, or copied where the graph cannot be
+        pointed there."""
         left = [one for one in self.arguments if one.path in paths]
         self.arguments = [one for one in self.arguments if one not in left]
         copied = [*self.copied, *((one.position, span_bytes(leaves[one.position])) for one in left)]
@@ -208,7 +208,7 @@ class RecordingGuard:
 
 
 def _as_they_are(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
-    """Tells whether tensors are still where they are now, with the same metadata. C reads plain ones by itself."""
+    """Makes a check that tensors are where they are now, with the same metadata. Plain tensors are compared in C."""
     if all(type(one) in TENSOR_TYPES and one.layout is torch.strided and not one.is_nested for one in tensors):
         found: Callable[[], bool] = static_tensors(tensors)
         return found
@@ -223,7 +223,7 @@ def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _lazy_bits(tensor: torch.Tensor) -> tuple[bool, bool]:
-    """Its memory holds conjugates, or negated values."""
+    """Whether its memory holds conjugated or negated values."""
     return tensor.is_conj(), tensor.is_neg()
 
 
@@ -299,7 +299,7 @@ def own_tensors(described: DescribedRun, leaves: Sequence[Any]) -> set[int]:
 
 
 def changes_of_state(guard: RecordingGuard) -> list[StateChange]:
-    """What differs from what the guard expects, as far as it tells what was there before."""
+    """Differences from what the guard expects, where the former value is known."""
     differing = []
     for place in guard.places.all:
         own = place.own()
@@ -307,7 +307,7 @@ def changes_of_state(guard: RecordingGuard) -> list[StateChange]:
             weak = type(before) is weakref.ref
             value = before() if weak else before
             if value is after or (type(before) is dict and getattr(after, "__dict__", None) is before):
-                continue  # an object is told by a reference, or by what it holds
+                continue  # an object is compared by a reference, or by its content
             if weak or type(value) in PLAIN_TYPES or value is MISSING or place.guard.kind == "members":
                 differing.append(StateChange(Source("item", own, name, place.guard.source.path, None), value, after))
     for owner in guard.owners:
@@ -320,9 +320,8 @@ def _is_the_same(
     like: RecordingGuard, guard: RecordingGuard, implicit: Sequence[ImplicitInput],
     static_arguments: Sequence[tuple[int, str, torch.Tensor]], leaves: Sequence[Any],
 ) -> bool:  # fmt: skip
-    """The other one covers the same places, and all it looks at is as it was: this one would come out the same.
-
-    Places below an argument are in another object in every call, which the other one knows nothing of.
+    """The other guard covers the same places, and everything that it checks is as it was, so that this one would turn
+    out equal. Places below an argument are left aside: they are in another object in every call.
     """
     return (
         not like.is_its_own
@@ -380,7 +379,7 @@ def _add_place(guard: RecordingGuard, before: Snapshot, source: Source, replaced
 
 
 def _reached(source: Source) -> Source:
-    """The same place for a guard, which keeps alive no more than it looks at."""
+    """The same place for a guard, which keeps no more alive than it looks at."""
     holder = source.holder
     if source.kind != "attribute":
         return Source(source.kind, holder, source.name, source.path)

@@ -1,9 +1,8 @@
-"""Same state: objects took the places of others, and are as those were.
+"""Same state: other objects took the places of those that a recording was made with, and are like them.
 
-An adapter or a schedule that is swapped is another object, with other tensors. A body does with it what it did with the
-one before if all that it can have read there is equal, but for the tensors, which lie elsewhere. Then the guards that
-are made of it are the same list as before, with other objects in the same places. A recording that is pointed at the
-tensors is right for it.
+An adapter or a schedule that is swapped is another object with other tensors. A body treats it as the one before if all
+that it can have read there is equal, except that the tensors lie elsewhere. Then the guards made of it are the same
+list, with other objects in the same places, and the recording is right for it once it is pointed at the tensors.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from capture.state.code_run import CodeRun
 from capture.state.source import Source
 
 _CONTAINERS = (list, dict, set, OrderedDict)
-_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made while the process runs, and not to be changed
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made while the process runs, and immutable
 _BY_C = (
     types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.ClassMethodDescriptorType, types.BuiltinFunctionType,
 )  # fmt: skip
 _ASKS_WHO = frozenset({"id", "hash"})
-"""Built-in functions whose answers are another object's own."""
+"""Built-in functions whose results depend on which object they get."""
 
 
 @define(eq=False)
 class _Pairs:
-    """Objects of the one state and of the other that are in the same places: each has one other."""
+    """Pairs of objects, of the old and of the new state, that are in the same places: one to one."""
 
     opened: Container[int]
     """``id`` of objects of the new state that guards were made of, too."""
@@ -51,7 +50,7 @@ class _Pairs:
     _back: dict[int, Any] = field(factory=dict)
 
     def is_pair(self, recorded: Any, current: Any) -> bool:
-        """They are in the same places. What holds something is no value: what it holds is compared."""
+        """Both are in the same places. A container or object is no plain value: its members are compared."""
         if type(recorded) is not type(current):
             return False
         if type(recorded) is tuple:
@@ -66,7 +65,7 @@ class _Pairs:
         )
 
     def is_same(self, recorded: Any, current: Any) -> bool:
-        """One may be in place of the other."""
+        """The new value may take the place of the old one."""
         kind = type(recorded)
         if kind is not type(current):
             return False
@@ -93,7 +92,7 @@ class _Pairs:
         return made_in_python and package_of(kind.__module__) not in CLOSED
 
     def are_same_guards(self, recorded: Guard, current: Guard) -> bool:
-        """They ask for the same of what is in the same place."""
+        """Both lists of guards ask for the same of what is in the same places."""
         at, there = recorded.source, current.source
         if (recorded.kind, recorded.verdict, at.kind, at.path) != (
             current.kind,
@@ -123,7 +122,7 @@ class _Pairs:
 
 
 def _is_made_in_python(kind: type) -> bool:
-    """Its objects keep nothing but attributes and slots: what a class of C keeps beside is in no guard."""
+    """Its objects keep attributes and slots alone: no guard covers what a class written in C keeps besides."""
     slots = {"__dict__", "__weakref__", *_texts(kind.__dict__.get("__slots__", ()))}
     by_c = [name for name, value in kind.__dict__.items() if isinstance(value, _BY_C) and name not in slots]
     return kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not by_c
@@ -143,8 +142,8 @@ def _are_same(one: RecordingGuard, other: RecordingGuard) -> bool:
 def in_place_of(
     guard: RecordingGuard, call: Call, ran: CodeRun, leaves: Sequence[Any], latest: RecordingGuard | None
 ) -> RecordingGuard | None:
-    """The guards of this recording for the state as it is now, where objects took the places of others and are as those
-    were. None where more than that is another. ``latest``: those of another recording of the same function."""
+    """The guards of this recording for the present state, in which other objects took the places of equal ones. None
+    where more than that differs. ``latest``: the guards of another recording of the same function."""
     if guard.is_its_own or any(_ASKS_WHO.intersection(code.co_names) for code in guard.ran):
         return None
     starts = tuple([id(one) for one, _ in starts_of(call)])
@@ -170,7 +169,7 @@ def in_place_of(
 
 
 def _is_current(latest: RecordingGuard, guard: RecordingGuard, starts: tuple[int, ...], leaves: Sequence[Any]) -> bool:
-    """It covers what this one does, and holds."""
+    """It covers what this recording's guards do, and holds."""
     same = (latest.starts, latest.watched, bool(latest.copied)) == (starts, guard.watched, bool(guard.copied))
     return (
         latest is not guard
@@ -191,7 +190,7 @@ def _places(owner: StaticOwner) -> list[str]:
 def _owners(
     guard: RecordingGuard, state: snapshot.Snapshot, arguments: Set[str]
 ) -> list[tuple[str, list[tuple[Source, torch.Tensor]]]] | None:
-    """Where the tensors are now that stand where the recording's did: in the same places, and in no others."""
+    """Where the tensors are now that took the places of the recording's: in the same places, and in no others."""
     owners = []
     for owner in guard.owners:
         places = [state.sources.get(one.path) for one in owner.sources]

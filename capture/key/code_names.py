@@ -24,10 +24,10 @@ from capture.key.pytree import PLAIN_TYPES
 from capture.key.signature import Unkeyable, identity_token, key_of
 
 RootKind = Literal["parameter", "global", "closure"]
-_OPENED = (torch.Tensor, list, tuple, dict)  # their members are in the key themselves
+_OPENED = (torch.Tensor, list, tuple, dict)  # the key opens these itself
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
-SMALL = 64  # members of a list or dict that are still compared by value on every call
+SMALL = 64  # a list or dict of at most so many members is compared by value on every call
 
 
 class _Missing:
@@ -42,7 +42,7 @@ MISSING = _Missing()
 
 
 _COMPARED = (int, str, bytes, torch.device)
-_DEEPEST = 32  # tuples in tuples that are compared by their members
+_DEEPEST = 32  # how deep tuples in tuples are compared member by member
 
 
 def same_value(first: Any, second: Any, depth: int = 0) -> bool:
@@ -52,7 +52,7 @@ def same_value(first: Any, second: Any, depth: int = 0) -> bool:
     kind = type(first)
     if kind is not type(second):
         return False
-    if kind is float:  # two zeros are others, and one NaN is itself
+    if kind is float:  # 0.0 and -0.0 differ, and one NaN equals itself
         return bool(first.hex() == second.hex())
     if kind is complex:
         return (first.real.hex(), first.imag.hex()) == (second.real.hex(), second.imag.hex())
@@ -98,7 +98,9 @@ def chains(code: types.CodeType) -> tuple[Chain, ...]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             for chain in chains(constant):
-                if chain.kind == "closure" and chain.root in parameters:  # a cell of ours
+                if (
+                    chain.kind == "closure" and chain.root in parameters
+                ):  # a cell of a function inside this one, not a free variable
                     distinct[Chain("parameter", chain.root, chain.attributes)] = None
                 elif chain.kind != "parameter":
                     distinct[chain] = None
@@ -107,7 +109,8 @@ def chains(code: types.CodeType) -> tuple[Chain, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def globals_in(code: types.CodeType) -> tuple[str, ...]:
-    """Roots of the chains that begin at globals, in a tenth of the time: 0.1 ms a function adds up in a first call."""
+    """Names of globals that the code uses. It does a tenth of the work of ``chains``, which would add 0.1 ms a function
+    to a first call."""
     names: dict[str, None] = {}
     units, extended = code.co_code, 0
     for operation, argument in zip(units[::2], units[1::2], strict=True):
@@ -123,7 +126,7 @@ def globals_in(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def globals_stored(code: types.CodeType) -> tuple[str, ...]:
-    """Globals that it assigns, whether it reads them or not."""
+    """Names of globals that the code assigns, whether it reads them or not."""
     names: dict[str, None] = {}
     units, extended = code.co_code, 0
     for operation, argument in zip(units[::2], units[1::2], strict=True):
@@ -139,7 +142,7 @@ def globals_stored(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def mentioned_in(code: types.CodeType) -> tuple[str, ...]:
-    """All names of attributes and globals in it and in the code nested in it."""
+    """All names of attributes and globals in the code and in the code nested in it."""
     found = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -239,7 +242,7 @@ class NamedSource:
     root: NamedSource | None = None
     attributes: tuple[str, ...] = ()
     keeper: Callable[[], Any] | None = None
-    """Gives what keeps it, where that is known to be no ``holder``."""
+    """Gives the object that keeps the value, where ``holder`` does not; None once that is gone."""
 
 
 class NamedKey:
@@ -261,7 +264,7 @@ class NamedKey:
         return not (self._fixed or self._of_receiver or self._of_values)
 
     def __call__(self, current: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The parts, hashable."""
+        """The parts for one call, hashable."""
         parts = [part_of(value) for value in self.read(current)]
         for position, attributes in self._of_values.items():
             value = values[position]
@@ -297,8 +300,8 @@ class NamedKey:
         return found
 
     def tell_apart(self, keeper: Callable[[], Any], name: str, path: str) -> bool:
-        """A name in a dict, or in the ``__dict__`` of an object or class, is read from now on, too. False: it was
-        before. ``keeper``: gives it, or None once it is gone."""
+        """Read one more name from now on: in a dict, or in the ``__dict__`` of an object or class. False if it was read
+        before. ``keeper`` gives the dict or object, or None once it is gone."""
         kept = keeper()
         if any(told() is kept and name == one for told, one in self._told):
             return False
@@ -315,7 +318,7 @@ class NamedKey:
         return True
 
     def leave_out(self, keeper: Any, name: Any, receiver: Any) -> None:
-        """What is kept there by the name, and chains that lead through it, are in another part of the key."""
+        """Leave a name out, and all chains that lead through it: another part of the key has it."""
         held = getattr(keeper, "__dict__", keeper)
 
         def leads_through(value: Any, attributes: Sequence[str]) -> bool:
@@ -323,7 +326,7 @@ class NamedKey:
                 if value is keeper and one == name:
                     return True
                 value = attribute(value, one)
-            return value is keeper and type(keeper) in (dict, list)  # compared by its members, if it is small
+            return value is keeper and type(keeper) in (dict, list)  # compared by its members, if there are few
 
         def is_there(source: NamedSource) -> bool:
             first = source if source.root is None else source.root
@@ -382,8 +385,8 @@ def _unwrapped(function: Any) -> list[types.FunctionType]:
 
 
 def _object_part(value: Any, attributes: tuple[str, ...], *, closed: bool) -> Any:
-    """``closed``: the object is told apart by identity, whatever its class. What one that is opened holds itself is in
-    the argument's own part of the key."""
+    """The part for one object. ``closed``: it is told apart by identity, whatever its class. What an opened object
+    holds itself is in the argument's own part of the key."""
     if not closed and pytree.is_object(type(value)) and objects.holds(value, attributes[0]):
         return None
     if isinstance(value, torch.nn.Module) and (attributes[0] == "training" or attributes[0] in value._modules):

@@ -1,7 +1,9 @@
-"""Places in Python state that are inputs of every call: a context that is set before each step, a batch on an object.
+"""Places in Python state that are inputs of every call: a context that is set before each step, a batch that is kept on
+an object.
 
-What is kept there is another object in each call, so it is taken as an argument is: opened, its tensors copied or
-bound, its plain values part of the key. A body that is given other tensors than the caller's finds those there.
+Another object is there in each call, so it is handled as an argument is: opened, its tensors copied or bound, its plain
+values part of the key. Where a body runs on other tensors than the caller's, as on a recording's buffers, these are put
+into the place meanwhile.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from capture.key.signature import Binder
 
 _CONTAINERS = (tuple, list, dict, OrderedDict, defaultdict)
 _MOST_LEAVES = 256
-"""In one object. Each is looked at in every call."""
+"""Leaves that one object may have. Each is looked at in every call."""
 
 
 @frozen(eq=False)
 class InputPlace:
-    """``name`` in what ``keeper`` gives: None, once that is gone. A cell and a context variable have no names."""
+    """``name`` in the object that ``keeper`` gives, or that object's only value for a cell and a context variable,
+    which have no names. ``keeper`` gives None once the object is gone."""
 
     path: str
     keeper: Callable[[], Any]
@@ -36,15 +39,15 @@ class InputPlace:
 
     @property
     def parameter(self) -> str:
-        """What its value is called among those of a call."""
+        """Under which name its value stands among the parameters of a call."""
         return f"<{self.path}>"
 
     def key(self) -> tuple[int, Any]:
-        """Two places with equal ones are the same."""
+        """Equal for equal places."""
         return id(self.keeper()), self.name
 
     def read(self) -> Any:
-        """What is there now."""
+        """The value that is there now."""
         keeper = self.keeper()
         try:
             if type(keeper) is types.CellType:
@@ -58,7 +61,7 @@ class InputPlace:
             return MISSING
 
     def write(self, value: Any) -> None:
-        """Put something there, or nothing."""
+        """Put a value there."""
         keeper = self.keeper()
         if type(keeper) is types.CellType:
             keeper.cell_contents = value
@@ -108,7 +111,7 @@ class _Bound:
     places: tuple[InputPlace, ...]
 
     def values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """One value a parameter, and one a place."""
+        """The values of the parameters, then those of the places."""
         return (*self.binder.values(*args, **kwargs), *[one.read() for one in self.places])
 
     def call(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
@@ -125,7 +128,7 @@ class _Bound:
             _put_back(replaced)
 
     def by_position(self, _: tuple[Any, ...]) -> int | None:
-        """No call is known by its arguments alone."""
+        """None: arguments alone do not tell calls apart."""
         return None
 
 

@@ -48,24 +48,24 @@ def _never() -> bool:
 
 
 class _Reading:
-    """What a thread read last."""
+    """What one thread found when it looked last."""
 
     __slots__ = ("check", "depth", "here", "mode", "same")
 
     def __init__(self) -> None:
         self.check: Callable[[], bool] = _never
-        """Compares most modes."""
+        """Compares most of the modes."""
         self.same: Callable[[], bool] = _never
-        """Compares all, but for those that have fields here and those that ``here`` looks at before."""
+        """Compares all modes but those that are fields here, and those that ``here`` compares first."""
         self.depth = 0
-        """Function modes; -1 where there are so many that they are not compared."""
+        """Number of function modes; -1 where there are too many to be compared."""
         self.mode: object = None
-        """The one function mode: torch's own, which holds a default device."""
+        """The only function mode, if it is the one of torch that holds a default device."""
         self.here = Here(Ambient(()))
 
 
 class _Thread:
-    """What is known of a thread."""
+    """What is kept for one thread."""
 
     __slots__ = ("inside", "known", "readings")
 
@@ -74,7 +74,7 @@ class _Thread:
         """Without and with gradients: forward and backward passes take turns."""
         self.known: dict[Ambient, Here] = {}
         self.inside = 0
-        """Bodies that run now."""
+        """How many captured bodies run in this thread now."""
 
 
 class _Local(threading.local):
@@ -139,7 +139,8 @@ def modes_like_now(device: str, more: Sequence[switches.Term]) -> Any:
 
 
 def foreign() -> str | None:
-    """What of others has to see every operator, where a call is to run inline for that and could not be recorded."""
+    """A mode or transform of somebody else that has to see every operator, so that the call runs inline; None where
+    there is none, or where no recording would be made in any case."""
     if _local.thread.inside or _dispatch_modes() or _tracer() is not None:
         return None
     if _transforms() is not None:
@@ -153,7 +154,7 @@ def foreign() -> str | None:
 
 
 def inlined(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function gives, with captured functions that it calls run inline."""
+    """The result of the function, with the captured functions that it calls run inline."""
     thread = _local.thread
     return native.within(thread, "inside", thread.inside + 1, function, arguments)
 
@@ -182,7 +183,7 @@ def ambient() -> Ambient:
         torch.get_num_threads(),
         tuple(
             ["ieee" if flag == "none" else flag for flag in switches.switch_values()]
-        ),  # what an untouched precision means
+        ),  # what a precision that was never set means
     )
     return _known.setdefault(values, Ambient(values))
 
@@ -199,7 +200,7 @@ def _read(thread: _Thread, last: _Reading) -> Here:
 
 
 def _comparison(check: Callable[[], bool]) -> Callable[[], bool]:
-    """Compares what ``check`` does, inference mode, and all switches with what they are now."""
+    """A function that compares what ``check`` does, inference mode, and all switches with their present values."""
     others = (check, (), True), (_is_inference, (), _is_inference())
     same: Callable[[], bool] = switches.modes_like_now(others)
     return same

@@ -1,8 +1,8 @@
-"""What code does with the values that it gets by names: which of them it only counts up, or only adds to.
+"""What code does with the values of names: which of them it only counts up, or only adds to.
 
-``self.calls += 1`` reads ``calls``, but nothing other than ``calls`` follows from that; ``self.log.append(x)`` does not
-depend on what is in the log. The instructions are followed with a stack of what each value is. Where they lead further
-than can be seen, as at a jump or an instruction that is not known here, what is on the stack counts as read.
+``self.calls += 1`` reads ``calls``, but nothing other than ``calls`` depends on it; ``self.log.append(x)`` does not
+depend on what is in the log. The instructions are followed with a stack that tells where each value comes from. At a
+jump, or at an instruction that is not known here, everything on the stack counts as read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 ADDING = frozenset({"append", "extend"})
-"""Methods of lists and deques after which their members are those before and others. They give nothing back."""
+"""Methods of lists and deques that add members at the end and return None."""
 _UPDATING = ("+", "+=", "-", "-=")
 _NAMED = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _STORED = ("STORE_GLOBAL", "STORE_NAME", "STORE_DEREF")
@@ -32,14 +32,16 @@ _BY_NAME = ("__getattr__", "__getattribute__", "__setattr__", "__delattr__")
 
 @functools.lru_cache(maxsize=16384)
 def is_computed(code: types.CodeType) -> bool:
-    """It looks up names that are no constants, or all there are; not what runs with names that others mention."""
+    """The code looks up names that are not constants, or asks for all names (``vars``, ``__dict__``). Functions that
+    get names which other code mentions, as ``__getattr__`` does, do not count."""
     mentioned = set(code.co_names)
     computed = not mentioned.isdisjoint(_WHOLE) or (not mentioned.isdisjoint(ASKING) and not _asks_for_constants(code))
     return computed and code.co_name not in _BY_NAME
 
 
 def _asks_for_constants(code: types.CodeType) -> bool:
-    """Each ``getattr(x, "name")`` in it has a text for a name. What is not plain to see counts as computed."""
+    """Each ``getattr(x, "name")`` in the code has a constant name. A call that cannot be read from the instructions
+    counts as computed."""
     before: list[dis.Instruction] = []
     wanted = 0
     for instruction in dis.get_instructions(code):
@@ -94,8 +96,8 @@ class NameUses:
     """They are given values."""
 
     def is_only_updated(self, name: str) -> bool:
-        """It, or an item of it, is counted up, or members are added to it, and nothing follows from that here. What is
-        read of its other items is found while the body is watched."""
+        """The name, or an item of it, is counted up or added to, and nothing else depends on it in this code. Reads of
+        its other items are found while the body is watched."""
         if name in self.read:
             return False
         counted = {key for one, key in self.items_updated if one == name}
@@ -133,7 +135,7 @@ class _Walk:
     set: builtins.set[str] = field(factory=builtins.set)
 
     def step(self, instruction: dis.Instruction) -> None:
-        """Go on by one."""
+        """Follow one instruction."""
         name = instruction.opname
         if name in _WITHOUT_EFFECT:
             return
@@ -162,13 +164,13 @@ class _Walk:
             self._apply(name, instruction.arg or 0)
 
     def escape(self) -> None:
-        """Nobody knows what becomes of what is on the stack."""
+        """Everything on the stack may be used from here on: it counts as read."""
         for value in self.stack:
             self._read(value)
         self.stack.clear()
 
     def found(self, texts: Iterable[str]) -> NameUses:
-        """All that was loaded, by what became of it."""
+        """All names that were loaded, by what was done with them."""
         named = [one for one in self.loaded if one.kind != "item"]
         items = [(one, (one.base.name, one.name)) for one in self.loaded if one.kind == "item" and one.base is not None]
         return NameUses(
@@ -188,7 +190,7 @@ class _Walk:
             value.uses.append(how)
 
     def _read(self, value: _Value) -> None:
-        """Something may follow from it."""
+        """Count a value as read."""
         value.uses.append("read")
         if value.kind == "sum":
             self._use(value.base, "read")
@@ -204,7 +206,7 @@ class _Walk:
             self.stack[-1], self.stack[-depth] = self.stack[-depth], self.stack[-1]
 
     def _apply(self, name: str, count: int) -> None:
-        """What takes some values from the top and puts one there."""
+        """An instruction that takes some values from the top of the stack and puts one there."""
         taken = {"BUILD_MAP": 2 * count, "CALL": count + 2, "CALL_KW": count + 3, "BINARY_SLICE": 3}.get(name)
         if name in ("BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_STRING"):
             taken = count
@@ -223,7 +225,11 @@ class _Walk:
     def _attribute(self, instruction: dis.Instruction) -> None:
         base = self._pop()
         is_method = instruction.opname == "LOAD_METHOD" or "NULL|self" in instruction.argrepr
-        if instruction.argval in ADDING and base.kind in ("name", "attribute", "item"):  # who gets it can only add
+        if instruction.argval in ADDING and base.kind in (
+            "name",
+            "attribute",
+            "item",
+        ):  # whoever gets the bound method can only add members
             self._use(base, "grown")
             self.stack += [_Value("other")] * (2 if is_method else 1)
             return
@@ -277,7 +283,7 @@ class _Walk:
             return
         before.uses.append("counted")
         if value.name == "+=":
-            before.uses.append("grown")  # a list that is added to stays the same one
+            before.uses.append("grown")  # ``+=`` on a list gives the same list
 
     def _put_item(self, container: _Value, key: _Value, value: _Value) -> None:
         is_constant = key.kind == "constant"

@@ -1,9 +1,10 @@
-"""Objects of plain Python classes, opened by what they hold: batches, caches, contexts, results.
+"""Objects of plain Python classes, opened member by member: batches, caches, contexts, results.
 
-An object is opened without running code of its class: its members are in its ``__dict__``, in its slots, and for a
-subclass of ``dict`` or ``list`` in that. Classes are opened for good, so that all parts of one call agree: those of
-an instance that was seen to hold tensors, and those whose instances come and go, so that identity tells nothing. All
-others are told apart by identity, as a config is that outlives its calls.
+An object is opened without running code of its class: its members are in its ``__dict__``, in its slots, and, for a
+subclass of ``dict`` or ``list``, in the container itself. Whether a class is opened never changes back, so that all
+parts of one call agree. Opened are classes of which an instance was seen to hold tensors, and classes whose instances
+come and go, so that identity tells nothing. All other objects are told apart by identity, such as a config that
+outlives its calls.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import torch
 from attrs import define, field, frozen
 
 _MOST_MEMBERS = 400
-"""Looked at for tensors. What holds more is no batch, but a program's own object."""
+"""Members that are looked at for tensors. An object with more of them is not a batch, but part of the program."""
 _COME_AND_GO = 2
-"""Instances of a class that were told apart by identity and died."""
+"""So many instances of a class, told apart by identity, have to die before the class is opened."""
 _CLOSED_PACKAGES = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing",
                               "concurrent", "multiprocessing", "queue", "asyncio", "capture"})  # fmt: skip
 SHARDING = "torch.distributed.fsdp"
@@ -41,11 +42,11 @@ def closed_package(module: str | None) -> bool:
 
 @frozen
 class _Layout:
-    """Of the instances of one class."""
+    """How the instances of one class are laid out."""
 
     base: type
     new: Any
-    """Makes an empty one."""
+    """Makes an instance without members."""
     slots: tuple[Any, ...]
     """Their descriptors."""
     has_dict: bool
@@ -59,7 +60,8 @@ _layouts: dict[type, _Layout | None] = {}
 
 
 def _layout_of(kind: type) -> _Layout | None:
-    """None for a class that has more to it than Python tells, or is another stage's."""
+    """The layout of a class; None for a class whose instances hold more than Python shows, or that another part of the
+    library opens."""
     if kind not in _layouts:
         _layouts[kind] = _find_layout(kind)
     return _layouts[kind]
@@ -78,7 +80,7 @@ def _find_layout(kind: type) -> _Layout | None:
 
 
 def _size(kind: type, base: type, slots: int) -> int:
-    """Bytes of an instance that has so many slots and nothing that only C knows of."""
+    """Bytes of an instance with so many slots and no fields that only C knows."""
     if kind is base:
         return kind.__basicsize__
     names = [f"slot{number}" for number in range(slots)]
@@ -88,7 +90,7 @@ def _size(kind: type, base: type, slots: int) -> int:
 
 
 def is_plain(kind: type) -> bool:
-    """Instances of this class are nothing but what ``members`` gives."""
+    """``members`` gives everything that an instance of this class holds."""
     return _layout_of(kind) is not None
 
 
@@ -130,7 +132,7 @@ def members(value: Any) -> list[tuple[Name, Any]]:
 
 
 def holds(value: Any, name: str) -> bool:
-    """An object of a plain class has this attribute itself, not by its class."""
+    """The object itself has this attribute, not only its class."""
     layout = _layout_of(type(value))
     if layout is None:
         return False
@@ -138,7 +140,7 @@ def holds(value: Any, name: str) -> bool:
 
 
 def suffix_of(name: Name) -> str:
-    """Of the path of a member."""
+    """What a member adds to the path of its object."""
     kind, at = name
     return f".{at.__name__}" if kind == "slot" else f".{at}"
 
@@ -180,12 +182,12 @@ _gone: dict[type, int] = {}
 
 
 def died(kind: type) -> None:
-    """An object that was told apart by identity is gone."""
+    """An object that was told apart by identity has died."""
     _gone[kind] = _gone.get(kind, 0) + 1
 
 
 def may_open(value: Any) -> bool:
-    """The class of this object is opened, from now on at the latest."""
+    """The class of this object is opened, from now on if it was not before."""
     kind = type(value)
     if kind not in opened and is_plain(kind) and (_gone.get(kind, 0) >= _COME_AND_GO or _holds_tensors(value)):
         opened.add(kind)
@@ -218,7 +220,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def learn(value: Any) -> None:
-    """Open the classes of the objects in what a body gives that hold tensors."""
+    """Open the classes of objects in a body's result that hold tensors."""
     seen, stack = set[int](), [value]
     while stack and len(seen) < _MOST_MEMBERS:
         part = stack.pop()
@@ -235,12 +237,13 @@ def learn(value: Any) -> None:
 
 @define(eq=False)
 class Visit:
-    """What was met in one walk over the structures of a call: an object that is met again is the same object."""
+    """The objects that were met in one walk over the structures of a call. One that is met again is the same object in
+    a replay, too."""
 
     numbers: dict[int, int] = field(factory=dict)
-    """In the order in which objects were met, by ``id``."""
+    """The number of each object, by ``id``, in the order in which objects were met."""
     made: dict[int, Any] = field(factory=dict)
-    """What stands for them, by ``id``."""
+    """The objects that replace them, by ``id``."""
 
     def is_new(self, value: Any) -> bool:
         """It is met for the first time."""

@@ -1,4 +1,4 @@
-"""What a call with containers has to look like for C to open them as its key does (``native/opened.c``)."""
+"""How C opens the containers of a call: nodes that lead to the same leaves as the key's (``native/opened.c``)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from capture.key.pytree import PLAIN_TYPES
 _LEAVES = PLAIN_TYPES - {slice, torch.Size} | {torch.Tensor, torch.nn.Parameter}
 _NOT_SET = ...
 Opened = tuple[Any, ...] | None
-"""A node of C's: of a container, or None for a value that is in one."""
+"""A node of the C module: for a container, or None for a value inside of one."""
 
 
 class _NotInC(Exception):
-    """A value that the key takes otherwise than C opens it."""
+    """Raised for a value that C cannot open as the key does."""
 
 
 def opened_values(values: Sequence[Any], leaves: Sequence[Any]) -> tuple[tuple[Opened, ...], tuple[Any, ...]] | None:

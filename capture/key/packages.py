@@ -1,4 +1,4 @@
-"""Whose code or class something is: a library's, or the user's."""
+"""Whether code or a class is a library's or the user's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LIBRARY = sys.stdlib_module_names | {"torch", "attr", "attrs", "numpy", "typing
 
 
 def package_of(module: Any) -> str:
-    """The first part of a module's name; nothing where that is no text."""
+    """The first part of a module's name; empty where the name is no text."""
     return module.partition(".")[0] if isinstance(module, str) else ""
 
 

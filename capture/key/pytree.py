@@ -32,22 +32,22 @@ Child = tuple[str, Any]
 
 @attrs.frozen(eq=False)
 class Shell:
-    """A tensor subclass without the tensors it holds: ``members`` stand for those in ``names``."""
+    """A tensor subclass without the tensors it holds: ``members`` take the places of those in ``names``."""
 
     kind: Any
     names: tuple[str, ...]
     others: dict[str, Any]
-    """What it holds beside tensors."""
+    """What it holds beside its tensors."""
     context: Any
     shape: torch.Size
     stride: tuple[int, ...]
     members: tuple[Any, ...]
     own: TensorKind | None
-    """What it is itself, where that is more than the tensors it holds."""
+    """Its own class and attributes, where they say more than the tensors it holds."""
 
     @classmethod
     def of(cls, value: torch.Tensor) -> Shell:
-        """Of a tensor, and its own members."""
+        """The shell of a tensor, and the tensor's members."""
         held, context = open_wrapper(value)
         tensors = {name: one for name, one in held.items() if isinstance(one, torch.Tensor)}
         others = {name: one for name, one in held.items() if name not in tensors}
@@ -56,7 +56,7 @@ class Shell:
         return cls(type(value), tuple(tensors), others, context, shape, stride, members, own)
 
     def around(self, members: list[Any]) -> Any:
-        """The tensor around these, or a shell again if they only stand for tensors."""
+        """The tensor put together around these members; a shell again if the members are no tensors."""
         if not all(isinstance(one, torch.Tensor) for one in members):
             return attrs.evolve(self, members=tuple(members))
         held = self.others | dict(zip(self.names, members, strict=True))
@@ -146,7 +146,8 @@ def leaves(value: Any, path: str = "", visit: Visit | None = None) -> Iterator[C
 
 
 def is_new(container: Any, visit: Visit) -> bool:
-    """What is in it was not met before: all but objects have a place each."""
+    """Nothing in it was met before in this walk. Only objects can be: every other container is opened once for each
+    place."""
     kind = type(container)
     return is_registered(kind) or not is_object(kind) or visit.is_new(container)
 
@@ -185,13 +186,13 @@ def is_made_anew(kind: type) -> bool:
 
 
 def _again(reference: Any, visit: Visit) -> Any:
-    """A weak reference to an object that was met is one to what stands for it."""
+    """A weak reference to an object that was met becomes one to the object that replaces it."""
     stands = visit.made.get(id(reference()))
     return reference if stands is None else weakref.ref(stands)
 
 
 def _replace_members(value: Any, replace: Callable[[Any], Any], visit: Visit) -> Any:
-    """Of an object. What stands for it is there before its members are, as those may lead back to it."""
+    """Replace the members of an object. The new object is made before its members are, as those may lead back to it."""
     if id(value) in visit.made:
         return visit.made[id(value)]
     closed = visit.made[id(value)] = _blank(value)
@@ -243,7 +244,7 @@ def close(value: Any, members: list[Any]) -> Any:
 
 
 def closer(value: Any) -> Callable[[list[Any]], Any] | None:
-    """``close`` for this value, put together once; None where that looks at the value each time."""
+    """``close`` for this value, prepared once; None where ``close`` depends on the value's present state."""
     kind = type(value)
     if kind is tuple or kind is list:
         return kind

@@ -51,16 +51,16 @@ class Binder:
     """Where the function sees in which form it is called: how many values bound ones were given by position; None
     where some were given by name."""
     places: tuple[Any, ...] = ()
-    """Those in Python state whose values come after the parameters': see ``input_places``."""
+    """Places in Python state whose values follow those of the parameters: see ``input_places``."""
 
 
 _FORM = "form of the call"
-"""A parameter more, the last one, of functions that see in which form they are called."""
+"""Name of an additional last parameter, for functions that can tell in which form they are called."""
 
 
 def sees_form(function: Any) -> bool:
-    """Code between a call and the parameters of ``signature_of``, as of a decorator, may look at what was given by
-    position, by name, or not at all. A plain function sees its parameters alone."""
+    """Code of a decorator stands between the call and the parameters of ``signature_of``: it may see which arguments
+    were given by position, by name, or not at all. A plain function sees its parameters alone."""
     is_plain = type(function) is types.FunctionType
     return not is_plain or hasattr(function, "__wrapped__") or hasattr(function, "__signature__")
 
@@ -153,7 +153,7 @@ def signature_of(target: Any, *, method: bool) -> inspect.Signature:
     """The signature of a callable, without the receiver for a method; variadic where there is none to be had."""
     try:
         signature = inspect.signature(target)
-    except (TypeError, ValueError):  # builtins without one
+    except (TypeError, ValueError):  # a builtin without a signature
         variadic = [("args", inspect.Parameter.VAR_POSITIONAL), ("kwargs", inspect.Parameter.VAR_KEYWORD)]
         return inspect.Signature([inspect.Parameter(name, kind) for name, kind in variadic])
     if not method:
@@ -179,7 +179,7 @@ def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
             tensor.device,
             tensor.requires_grad,
             tensor.is_inference(),
-            tensor.data_ptr() == -1,  # raises where there is none
+            tensor.data_ptr() == -1,  # raises where the tensor has no address
             "no memory" if capabilities.is_zero_tensor(tensor) else tensor.is_conj() or tensor.is_neg(),
         )
     except RuntimeError:  # a sparse or nested tensor has no strides or no address
@@ -251,11 +251,11 @@ class Leaves(list[Leaf]):
         super().__init__()
         self.visit = objects.Visit()
         self.opens = opens
-        """Objects are opened; else told apart by identity."""
+        """Objects are opened; otherwise they are told apart by identity."""
 
 
 def _object_key(value: Any, leaves: list[Leaf]) -> Any:
-    """Of an object that is opened. One that was met before in this call is that one."""
+    """The part for an object that is opened. One that was met before in this call is referred to by its number."""
     if not isinstance(leaves, Leaves):
         own_leaves = Leaves()
         part = _object_key(value, own_leaves)
@@ -272,7 +272,7 @@ def _object_key(value: Any, leaves: list[Leaf]) -> Any:
 
 
 def _class_defaults(value: Any) -> list[Any]:
-    """Fields of a dataclass that the object itself does not have."""
+    """Fields of a dataclass whose values are the class's defaults, not the object's own."""
     kind = type(value)
     names = [name for name in pytree.field_names(kind) or () if name in kind.__dict__]
     own = value.__dict__ if names and kind.__dictoffset__ else {}
@@ -280,7 +280,7 @@ def _class_defaults(value: Any) -> list[Any]:
 
 
 def _undecided_key(value: Any, leaves: list[Leaf]) -> Any:
-    """Of an object of a plain class, none of which was opened so far."""
+    """The part for an object of a plain class that was not opened so far."""
     if not (isinstance(leaves, Leaves) and leaves.opens and objects.may_open(value)):
         return _closed_key(value, leaves)
     _PARTS[type(value)] = _object_key
@@ -292,7 +292,7 @@ def _closed_key(value: Any, leaves: list[Leaf]) -> Any:
     is_claimed = isinstance(hashing, types.FunctionType) and not is_library(package_of(type(value).__module__))
     if hashing is not None and hashing is not object.__hash__ and not is_claimed:
         return _typed(value, leaves)
-    return _identity_key(value, leaves)  # what a user's class calls equal may be less than what a body reads
+    return _identity_key(value, leaves)  # ``__eq__`` of a user's class may ignore what a body reads
 
 
 def _weak_key(value: Any, leaves: list[Leaf]) -> Any:
@@ -328,7 +328,7 @@ class Token(int):
 
 class _Reference(weakref.ref[Any]):
     __slots__ = ("address", "kind", "token")
-    __eq__, __hash__ = object.__eq__, object.__hash__  # not those of what it refers to
+    __eq__, __hash__ = object.__eq__, object.__hash__  # not those of the object that it refers to
     address: int
     kind: type
     token: Token
@@ -337,7 +337,7 @@ class _Reference(weakref.ref[Any]):
 _tokens: dict[int, tuple[weakref.ref[Any], Token]] = {}
 _NOBODY: tuple[None] = (None,)
 _died: list[_Reference] = []
-"""References whose objects died since somebody asked."""
+"""References whose objects died since this list was emptied last."""
 _next_token = itertools.count(1)
 _deaths = 0
 _held: OrderedDict[Any, int] = OrderedDict()
@@ -356,14 +356,16 @@ def identity_token(value: Any) -> int:
     deaths()
     token = Token(next(_next_token))
     try:
-        reference = _Reference(value, _died.append)  # in C: what a signal raises in a callback would be lost
+        reference = _Reference(
+            value, _died.append
+        )  # a callback in C: an exception of a signal handler inside a Python callback would be lost
     except TypeError:
         raise Unkeyable(f"{type(value).__name__} object") from None
     reference.address, reference.token, reference.kind = id(value), token, type(value)
     kept = _tokens.setdefault(id(value), (reference, token))
     if kept[0] is not reference and kept[0]() is not value:
         kept = _tokens[id(value)] = (reference, token)
-    return kept[1]  # of another thread, where that came first
+    return kept[1]  # another thread made one first
 
 
 def deaths() -> int:
@@ -372,7 +374,7 @@ def deaths() -> int:
     while _died:
         try:
             reference = _died[-1]
-        except IndexError:  # another thread was faster, here as at each step below
+        except IndexError:  # another thread took it, as may happen at each step below
             break
         if _tokens.get(reference.address, _NOBODY)[0] is reference:
             _tokens.pop(reference.address, None)
@@ -380,21 +382,21 @@ def deaths() -> int:
         if not reference.token.is_dead:
             reference.token.is_dead, _deaths = True, _deaths + 1
             objects.died(reference.kind)
-        with contextlib.suppress(ValueError):  # another thread has done it
+        with contextlib.suppress(ValueError):  # another thread removed it
             _died.remove(reference)
     return _deaths
 
 
 def names_the_dead(key: Any) -> bool:
-    """No call has this key any more: it is of an object that is gone."""
+    """The key contains an object that is gone, so that no later call can have it."""
     if type(key) is tuple:
         return any(map(names_the_dead, key))
     return type(key) is Token and key.is_dead
 
 
 def _token_of_held(value: Any) -> int:
-    """The same for what is kept alive instead; streams that are equal share one. A number that was forgotten, to hold
-    no more than so many, costs a recording."""
+    """The same for objects without weak references, which are kept alive instead; streams that compare equal share a
+    token. Only so many are kept: one that was dropped gets another token, which costs a recording."""
     token = _held.pop(value, 0) or next(_next_token)
     _held[value] = token
     if len(_held) > _MOST_HELD:
@@ -409,7 +411,8 @@ Switches = tuple[
 ]
 """Dictionaries and modules that have a switch each, and its name; what ``fully_shard`` keeps of modules."""
 _module_lists: dict[int, dict[_Reference, Switches]] = {}
-"""By token: one entry, which goes when the module dies and not at the next call; it holds parameters."""
+"""By token, with one entry each. It is removed when the module dies and not at the next call, as it holds
+parameters."""
 
 
 def forget_module_structure(module: torch.nn.Module) -> None:
@@ -439,15 +442,17 @@ def training_reader(module: torch.nn.Module) -> Callable[[], list[Any]]:
 
 
 def switches_of(module: torch.nn.Module) -> Switches:
-    """The same as places: in the ``__dict__`` of a module, which is read fastest; weakly where that could keep the
-    module alive, or where the flag is kept elsewhere."""
+    """The same flags as places: in the ``__dict__`` of a module, which is read fastest; by a weak reference where that
+    would keep the module alive, or where the flag is kept elsewhere."""
     token = identity_token(module)
     lists = _module_lists.get(token)
     if not lists:
         owns, weak = [], []
         leads_nowhere = dict[int, bool]()
-        for submodule in reversed(list(module.modules())):  # those below come first
-            below = (leads_nowhere.get(id(child), False) for child in submodule.children())  # unknown: above itself
+        for submodule in reversed(list(module.modules())):  # children before their parents
+            below = (
+                leads_nowhere.get(id(child), False) for child in submodule.children()
+            )  # a child without an entry is one of its own parents
             leads_nowhere[id(submodule)] = _names_no_module(submodule) and all(below)
         for submodule in module.modules():
             names = ("training", *[name for name in _SWITCHES if name in submodule.__dict__])
@@ -458,7 +463,11 @@ def switches_of(module: torch.nn.Module) -> Switches:
         states = (sharding_of(submodule) for submodule in module.modules())
         sharded = {id(one): weakref.ref(one) for one in states if one is not None}
         lists = _module_lists[token] = {}
-        lists[_Reference(module, lists.pop)] = tuple(owns), tuple(weak), tuple(sharded.values())  # in C, as for tokens
+        lists[_Reference(module, lists.pop)] = (
+            tuple(owns),
+            tuple(weak),
+            tuple(sharded.values()),
+        )  # removed by a callback in C, as for tokens
     return next(iter(lists.values()))
 
 
@@ -466,7 +475,7 @@ _NAMES_NONE = pytree.PLAIN_TYPES | {types.BuiltinFunctionType, type}
 
 
 def _names_no_module(module: torch.nn.Module) -> bool:
-    """Nothing in it but its tensors and submodules could lead to a module, as a hook that is a bound method does."""
+    """Nothing but its tensors and submodules can lead from it to a module, as a hook that is a bound method would."""
     return all(
         type(value) in _NAMES_NONE
         or name in ("_parameters", "_buffers", "_modules")

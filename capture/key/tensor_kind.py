@@ -1,4 +1,5 @@
-"""What a tensor that a body made is beside its memory, so that a replay makes one like it."""
+"""What a replay needs beside the memory to make a tensor like the one that the body made: its class, whether it
+requires gradients, its attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ PLAIN_TYPES = frozenset({
 
 
 def refuses(tensor: torch.Tensor) -> bool:
-    """A view made without gradients, whose base was written with them: autograd refuses to look at its graph."""
+    """A view that was made without gradients of a base that was then written with them: autograd raises when its graph
+    is looked at."""
     try:
         _ = tensor.grad_fn
     except RuntimeError:
@@ -24,7 +26,7 @@ def refuses(tensor: torch.Tensor) -> bool:
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
-    """It is part of no graph that exists."""
+    """The tensor belongs to no autograd graph."""
     return not refuses(tensor) and tensor.is_leaf
 
 
@@ -39,7 +41,7 @@ class TensorKind:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorKind | None:
-        """None for what is a plain tensor, or part of a graph."""
+        """The kind of a tensor; None for a plain tensor, or for a part of a graph."""
         attributes = attributes_of(tensor)
         if (type(tensor) is torch.Tensor and not tensor.requires_grad and not attributes) or not is_leaf(tensor):
             return None
@@ -47,13 +49,13 @@ class TensorKind:
         return cls(type(tensor), tensor.requires_grad, plain)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Nothing is left to do."""
+        """The tensor is of this kind already."""
         return type(tensor) is self.kind and tensor.requires_grad == self.requires_grad and self._is_put_on(tensor)
 
     def given_to(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of this kind on the memory of a new plain one, with that one's versions."""
         if type(tensor) is not self.kind:
-            tensor = torch.nn.Parameter(tensor, self.requires_grad)  # the one other class of plain tensors
+            tensor = torch.nn.Parameter(tensor, self.requires_grad)  # the only other class of plain tensors
         elif tensor.requires_grad != self.requires_grad:
             tensor.requires_grad_(self.requires_grad)
         for name, value in self.attributes.items():
@@ -65,7 +67,7 @@ class TensorKind:
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """What code put on the tensor, but for what Dynamo does."""
+    """Attributes that code set on the tensor, without those that Dynamo sets."""
     return {name: value for name, value in tensor.__dict__.items() if not name.startswith("_dynamo_")}
 
 

@@ -1,4 +1,4 @@
-"""Metadata as plain data, the bytes a tensor spans, and comparing bits."""
+"""Metadata of tensors as plain data, the bytes that they span, and comparison of bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from capture.core.facts import TensorInfo
 address_of = torch.Tensor.data_ptr
 _address_of_storage = torch.UntypedStorage.data_ptr
 nbytes_of = torch.UntypedStorage.nbytes
-"""As torch has them, whatever stands there while a body is watched: a wrapper costs as much as what it looks at."""
+"""torch's own function, also while a body is watched, when a slower one takes its place."""
 
 
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
@@ -35,7 +35,7 @@ def tensor_info(tensor: torch.Tensor) -> TensorInfo:
 
 @functools.lru_cache(maxsize=2048)
 def _one_of_each(**parts: Any) -> TensorInfo:
-    """What is known of a run is kept, and names the same few again and again."""
+    """Share equal values: what is kept of a run has the same few again and again."""
     return TensorInfo(**parts)
 
 
@@ -54,7 +54,7 @@ def span_bytes(tensor: torch.Tensor) -> int:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # one number is contiguous whatever its stride
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)  # a single number is contiguous whatever its stride
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -69,7 +69,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Follows from the tensor's values; read from the storage, since reads of tensors are watched."""
+    """A number that depends on the tensor's values. It reads the storage, as reads of tensors are watched."""
     data = bytes(tensor.detach().clone(memory_format=torch.contiguous_format).untyped_storage().tolist())
     return hashlib.sha256(data).hexdigest()[:16]
 
@@ -155,7 +155,7 @@ def plain_strides(shape: Sequence[int], stride: tuple[int, ...]) -> tuple[int, .
 
 
 def is_part_of_one(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
-    """All of its memory is some other tensor's own, without the gaps."""
+    """All of its memory is covered by one other tensor, gaps left aside."""
     begin, end = range_of(tensor)
     return begin == end or any(
         first <= begin and end <= last and is_dense(one.shape, one.stride())
@@ -170,13 +170,13 @@ def range_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def memory_of(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """The same of a storage."""
+    """The same for a storage."""
     begin = _address_of_storage(storage)
     return begin, begin + nbytes_of(storage)
 
 
 def merged(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Begins and ends of what sorted ranges cover together: both ascend."""
+    """Begins and ends of the memory that sorted ranges cover together, both ascending."""
     begins: list[int] = []
     ends: list[int] = []
     for begin, end in ranges:

@@ -25,14 +25,14 @@ class OperatorMemory:
 
     name: str
     first: int
-    """Number of its first node."""
+    """Number of the first node."""
     end: int
-    """And of the first one after it."""
+    """Number after that of the last node."""
     reads: tuple[Span, ...] = ()
     writes: tuple[Span, ...] = ()
     is_barrier: bool = False
     hidden: int = 0
-    """How many blocks it took beside its results."""
+    """Number of blocks that it allocated besides its results."""
 
 
 @frozen
@@ -61,7 +61,7 @@ class Memory:
         object.__setattr__(self, "_begins", [begin for begin, _ in self.own])
 
     def own_part(self, address: int) -> Span | None:
-        """The part of the recording's own memory that the address lies in."""
+        """The part of the recording's own memory that holds the address."""
         at = bisect.bisect_right(self._begins, address) - 1
         return self.own[at] if at >= 0 and address < self.own[at][1] else None
 
@@ -105,7 +105,8 @@ def accesses(
 def _hidden(
     operator: OperatorMemory, number: int, words: Sequence[Collection[int] | None], memory: Memory
 ) -> dict[int, set[Span]]:  # fmt: skip
-    """What its nodes touch beside its tensors. Empty where it took memory that no node has an address of."""
+    """Memory that an operator's nodes touch outside of its tensors. Empty where it allocated memory of which no node
+    has an address."""
     spans = sorted((*operator.reads, *operator.writes))
     begins = [begin for begin, _ in spans]
     ends: list[int] = []
@@ -136,4 +137,4 @@ def _unknown(words: Iterable[int], begins: list[int], ends: list[int], known: li
             yield word
 
 
-_LEAST, _MOST = 1 << 16, 1 << 57  # no address of a process is beyond
+_LEAST, _MOST = 1 << 16, 1 << 57  # addresses of a process lie between these

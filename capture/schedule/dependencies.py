@@ -27,31 +27,31 @@ class Node:
     """One node of a graph."""
 
     operator: int
-    """Equal for nodes of one operator, which follow each other."""
+    """Equal for all nodes of one operator, which follow each other."""
     reads: tuple[Span, ...] = ()
     writes: tuple[Span, ...] = ()
-    """Or reads and writes: no difference is made."""
+    """Ranges that it writes, or reads and writes."""
     is_barrier: bool = False
-    """What it touches is not known."""
+    """It is not known what memory it touches."""
 
 
 @frozen
 class Dependencies:
-    """What waits for what."""
+    """Which nodes wait for which others."""
 
     edges: tuple[Edge, ...]
-    """None of them follows from the others. By the node that waits, each with lower numbers first."""
+    """Edges of which none follows from others, sorted by the node that waits, then by the other one."""
     levels: tuple[int, ...]
-    """Of each node: how many others stand on the longest way to it."""
+    """For each node, the number of nodes before it on the longest path to it."""
 
     @property
     def longest(self) -> int:
-        """Nodes on the longest path."""
+        """The number of nodes on the longest path."""
         return max(self.levels, default=-1) + 1
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How many nodes each level has."""
+        """The number of nodes on each level."""
         counts = [0] * self.longest
         for level in self.levels:
             counts[level] += 1
@@ -59,7 +59,7 @@ class Dependencies:
 
     @property
     def width(self) -> int:
-        """The most nodes on one level."""
+        """The largest number of nodes on one level."""
         return max(self.widths, default=0)
 
     def path(self) -> tuple[int, ...]:
@@ -83,18 +83,18 @@ class _Part:
     end: int
     writer: int | None = None
     readers: list[int] = field(factory=list)
-    """Since it was written."""
+    """Nodes that read it since it was written."""
 
 
 class _Memory:
-    """Who touched which addresses last. Its parts are disjoint, in the order of their begins."""
+    """Which nodes touched which addresses last. Its parts are disjoint and in ascending order."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
         self._parts: list[_Part] = []
 
     def read(self, node: int, span: Span) -> Iterator[int]:
-        """Nodes that a read of it has to come after."""
+        """The nodes that a read of this range has to come after."""
         for part in self._cover(span):
             if part.writer is not None:
                 yield part.writer
@@ -102,7 +102,7 @@ class _Memory:
                 part.readers.append(node)
 
     def write(self, node: int, span: Span) -> Iterator[int]:
-        """Nodes that a write of it has to come after."""
+        """The nodes that a write of this range has to come after."""
         begin, end = span
         for part in self._cover(span):
             if part.writer is not None:
@@ -112,7 +112,7 @@ class _Memory:
         self._begins[first:last], self._parts[first:last] = [begin], [_Part(end, node)]
 
     def _cover(self, span: Span) -> list[_Part]:
-        """Parts that are this range together: those at its ends are cut, and what is between them is filled."""
+        """Parts that make up exactly this range: those at its ends are cut, gaps are filled."""
         begin, end = span
         self._cut(begin)
         self._cut(end)
@@ -147,7 +147,7 @@ def dependencies(nodes: Sequence[Node]) -> Dependencies:
     """
     memory, barrier = _Memory(), None
     edges: list[Edge] = []
-    ancestors: list[int] = []  # the bits of each are the nodes that it comes after
+    ancestors: list[int] = []  # as bits: the nodes that each one comes after
     levels: list[int] = []
     for number, node in enumerate(nodes):
         wanted = set(_conflicts(memory, number, node))
@@ -166,7 +166,7 @@ def dependencies(nodes: Sequence[Node]) -> Dependencies:
 
 
 def _conflicts(memory: _Memory, number: int, node: Node) -> Iterator[int]:
-    """Nodes before it that touched its memory; it has touched it then."""
+    """Earlier nodes that touched the memory of this one. Its own accesses are noted, too."""
     found: set[int] = set()
     for spans, touch in ((node.reads, memory.read), (node.writes, memory.write)):
         for begin, end in spans:
@@ -178,10 +178,10 @@ def _conflicts(memory: _Memory, number: int, node: Node) -> Iterator[int]:
 
 
 def _direct(wanted: Iterable[int], ancestors: Sequence[int]) -> tuple[list[int], int]:
-    """Those of the nodes that no other one of them comes after, in order, and the bits of all that come before."""
+    """The nodes that no other of these comes after, in order, and all nodes before them as bits."""
     kept: list[int] = []
     before = 0
-    for one in sorted(wanted, reverse=True):  # whatever comes after it has a higher number
+    for one in sorted(wanted, reverse=True):  # a node that comes after it has a higher number
         if not before >> one & 1:
             kept.append(one)
             before |= ancestors[one] | 1 << one

@@ -1,4 +1,4 @@
-"""How far the body of one call has come: what is left to do where something goes wrong in this library."""
+"""How far the body of one call has come: what is left to do after an error in this library."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class BodyRun:
 
     runs: int = 0
     error: BaseException | None = None
-    """The body's own."""
+    """What the body itself raised."""
     has_ended: bool = False
     is_own: bool = False
     """It ran with the caller's own arguments."""
     result: Any = None
     replayed: bool = False
-    """A recording ran in its place: what it raises, the body's operators raise."""
+    """A recording ran in its place: an exception in it comes from the body's operators."""
     watched: Any = None
-    """The ``ObservedRun`` of the last run, if it was watched."""
+    """The ``ObservedRun`` of the last run, if that was watched."""
     entry: Any = None
     """The ``Entry`` of the call, once it is known."""
     leaves: Any = ()
-    """The call's, by then."""
+    """The leaves of the call, once they are known."""
     begun: float = 0.0
-    """When the call came here, in seconds."""
+    """When the call began, in seconds."""
 
     def begin(self, *, is_own: bool) -> None:
         """The body is about to run."""
@@ -39,17 +39,17 @@ class BodyRun:
         self.is_own, self.has_ended, self.error, self.result = is_own, False, None, None
 
     def end(self, result: Any) -> None:
-        """It gave this."""
+        """The body returned this."""
         self.has_ended, self.result = True, result
 
     def take_back(self) -> None:
-        """What the last run did was undone, as if it had not run. Nothing of it is kept: its tensors may lie in memory
-        that is about to be used for something else."""
+        """The effects of the last run were undone. Nothing of it is kept: its tensors may lie in memory that is used
+        again next."""
         self.runs -= 1
         self.is_own, self.has_ended, self.error, self.result, self.watched = False, False, None, None, None
 
     def replay(self, result: Any) -> None:
-        """A recording gave this in its place."""
+        """A recording returned this in the body's place."""
         self.is_own, self.has_ended, self.error, self.result, self.watched = True, True, None, result, None
 
 
@@ -61,10 +61,10 @@ _current = _Current()
 
 
 def current() -> BodyRun | None:
-    """Of the call that this thread is in; None outside of calls."""
+    """The run of the call that this thread is in; None outside of calls."""
     return _current.run
 
 
 def during(run: BodyRun, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """What the function gives: a call, whose body's run this is."""
+    """Run a function, which is a call, with this as the run of its body."""
     return native.within(_current, "run", run, function, arguments)

@@ -1,8 +1,8 @@
-"""Which functions in C leave something behind that neither a snapshot compares nor a replay does again.
+"""Which functions in C leave something behind that a snapshot does not compare and a replay does not do again.
 
-What Python keeps is compared before and after a run, however it was changed. What is left are files, streams, other
-processes and threads, and objects of the standard library that show nobody what is in them. What other packages have in
-C counts as pure: what their C code keeps in memory of its own nobody sees.
+Everything that Python objects hold is compared before and after a run, however it was changed. What remains are files,
+streams, other processes and threads, and objects of the standard library that do not show what they hold. C functions
+of other packages count as pure: what they keep in memory of their own cannot be seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WRITING: dict[str, frozenset[str]] = {
     "_posixsubprocess": frozenset({"fork_exec"}),
     "atexit": frozenset({"register", "unregister"}),
 }  # fmt: skip
-"""Functions of modules, that write where nobody compares."""
+"""Functions of modules that write where nothing is compared."""
 _COMPARED = frozenset({
     "_abc", "_ast", "_collections", "_contextvars", "_ctypes", "_decimal", "_functools", "_hashlib", "_json",
     "_operator", "_random", "_sre", "_string", "_struct", "_thread", "_tokenize", "_weakref", "abc", "array",
@@ -31,14 +31,14 @@ _COMPARED = frozenset({
     "string", "struct", "symtable", "sys", "threading", "time", "tokenize", "traceback", "types", "typing",
     "unicodedata", "weakref", "zlib", "zoneinfo",
 })  # fmt: skip
-"""Modules of the standard library whose objects are compared, never change, or only order threads."""
+"""Modules of the standard library whose objects are compared, never change, or only synchronize threads."""
 _ASKING = frozenset({"isatty", "fileno", "readable", "writable", "seekable", "tell", "getvalue", "flush", "__enter__",
                      "__exit__", "empty", "qsize"})  # fmt: skip
-"""Methods of the others that change nothing."""
+"""Methods of other objects that change nothing."""
 
 
 def leaves(function: Any) -> str | None:
-    """What to call it where it leaves something; None where it does not."""
+    """The function's name, for messages, if it leaves something behind; else None."""
     bound, name = function.__self__, function.__name__
     if bound is None or type(bound) is types.ModuleType:
         module = getattr(bound, "__name__", None) or function.__module__

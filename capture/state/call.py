@@ -23,7 +23,7 @@ from capture.state.source import Source
 
 @define(kw_only=True)
 class Call:
-    """Bound arguments. ``values``: one a parameter, without the receiver; ``leaves``: tensors and generators in
+    """One call. ``values``: one for each parameter, without the receiver; ``leaves``: the tensors and generators in
     them, in the order of the key."""
 
     annotation: Annotation
@@ -35,39 +35,42 @@ class Call:
     leaves: list[Leaf]
     _paths: list[tuple[str, Leaf]] | None = field(default=None, init=False)
     keeps_program: bool = False
-    """The graph of the body outlives the run, as the program of a region."""
+    """The body's autograd graph is kept after the run, as the program of a region."""
     watched: Any = None
-    """The ``ObservedRun`` that it is in, or was in last."""
+    """The ``ObservedRun`` of the call's present or last run."""
     put_out: Callable[[], None] | None = None
-    """Gives the caller's tensors what that run wrote so far, where it writes copies of them. May be called again."""
+    """Writes what the run wrote so far into the caller's tensors, where the run works on copies. May be called more
+    than once."""
     code: CodeRun | None = None
-    """What the body ran in earlier calls, for runs in which nobody notes it."""
+    """The code that the body ran in earlier calls, for runs in which it is not noted."""
     optimizers: Optimizers = field(factory=Optimizers)
-    """Those that the function was seen to use."""
+    """Optimizers that the function was seen to use."""
     undo: Any = None
-    """What that run has changed outside of the pool, as it was, where it was to capture and had to execute a part."""
+    """The former state of everything outside of the pool that a recording run changed because it had to execute a
+    part."""
 
     def forget_run(self) -> None:
-        """Let go of the run, which knows its call: what it made would live until the collector comes."""
+        """Drop the run. It refers to its call, so that its tensors would otherwise live until the next garbage
+        collection."""
         self.watched = self.put_out = self.undo = None
 
     def run(self, values: tuple[Any, ...] | None = None) -> Any:
-        """What is watched and recorded: the body, called with these values or with the caller's own."""
+        """The function that is watched and recorded: the body, called with these values or with the caller's own."""
         return self.run_plainly(values)
 
     def settle(self, node: Any) -> None:
         """A recording was made of this call's last run."""
 
     def place_in_result(self, place: str) -> str:
-        """Where ``run`` gives what lies at this place of the body's own result: ``output.1``."""
+        """The path, in the result of ``run``, of what is at this path of the body's result: ``output.1``."""
         return place
 
     def whole(self, result: Any) -> Any:
-        """What that run gave, put together anew, with all that belongs to it."""
+        """The result of that run, put together anew, with everything that belongs to it."""
         return result
 
     def run_plainly(self, values: tuple[Any, ...] | None = None) -> Any:
-        """The body and nothing else."""
+        """Run the body without any of this."""
         function = self.function if self.receiver is None else types.MethodType(self.function, self.receiver)
         values = self.values if values is None else values
         run = body_run.current()
@@ -93,12 +96,12 @@ class Call:
         return named
 
     def named_roots(self) -> dict[str, Any]:
-        """What sources of this call begin at, by name: the values, and the receiver."""
+        """The roots of this call's sources, by name: the values, and the receiver."""
         return {**self.named_values(), "self": self.receiver}
 
     def paths(self, values: tuple[Any, ...] | None = None) -> list[tuple[str, Leaf]]:
-        """Paths of the dynamic leaves, in the order of ``leaves``; of the caller's own as they were at the first look,
-        which is before the body changes anything."""
+        """Paths of the dynamic leaves, in the order of ``leaves``. Those of the caller's own arguments are taken at the
+        first use, before the body changes anything."""
         if values is None:
             if self._paths is None:
                 self._paths = self.paths(self.values)
@@ -108,7 +111,7 @@ class Call:
         ]
 
     def all_leaves(self, values: tuple[Any, ...] | None = None) -> Iterator[tuple[str, Any]]:
-        """What is in the arguments as they are now and is no container, with paths."""
+        """Everything in the arguments as they are now that is no container, with paths."""
         visit = Visit()
         for name, value in zip(self.binder.names, self.values if values is None else values, strict=True):
             if self._is_whole(name, value):
@@ -118,7 +121,7 @@ class Call:
                 yield path.removeprefix("."), leaf
 
     def containers(self) -> Iterator[tuple[str, Any]]:
-        """What is opened in the arguments, with paths."""
+        """The containers in the arguments, with paths."""
         visit = Visit()
         stack = [one for one in self.named_values().items() if not self._is_whole(*one)]
         while stack:
@@ -133,8 +136,8 @@ class Call:
         return name in self.annotation.static and pytree.is_object(kind) and not pytree.has_fields(kind)
 
     def substitute(self, replacements: dict[int, Leaf], values: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
-        """These values, or the caller's own, with leaves replaced by position; a container none of whose
-        members changed is kept."""
+        """The values given, or the caller's own, with leaves replaced by position. A container of which no member
+        changed is kept."""
         position = iter(range(len(self.leaves)))
 
         def replace(leaf: Any) -> Any:
@@ -153,7 +156,8 @@ class Call:
         return any(path == name or path.startswith((f"{name}.", f"{name}[")) for name in self.annotation.static)
 
     def roots(self, values: tuple[Any, ...] | None = None) -> list[Source]:
-        """Where the Python state begins that the body can reach, called with these values or with the caller's own."""
+        """Where a walk over the Python state begins that the body can reach, called with these values or with the
+        caller's own."""
         return snapshot.roots(self.function, self.receiver, self.named_values(values))
 
     def opaque_leaves(self) -> list[OpaqueLeaf]:
@@ -167,12 +171,12 @@ class Call:
         return opaque
 
     def unkeyable(self, reason: str) -> OpaqueLeaf:
-        """The leaf to name where a call has no key."""
+        """The leaf to name in a message, where a call has no key."""
         opaque = self.opaque_leaves() or [OpaqueLeaf(path=reason, type=reason, role="argument", num_tensors=0)]
         return evolve(opaque[0], keyless=not opaque[0].num_tensors)
 
 
 def is_opaque(leaf: object) -> bool:
-    """Neither plain, nor a tensor, nor an object whose state is watched anyway."""
+    """It is neither a plain value nor a tensor, nor an object whose state is watched anyway."""
     watched = (torch.Tensor, torch.Generator, torch.nn.Module, torch.optim.Optimizer, type)
     return type(leaf) not in PLAIN_TYPES and not isinstance(leaf, watched) and not callable(leaf)

@@ -1,7 +1,7 @@
-"""Which Python code a body runs, wherever it is: what it can have read follows from the names in that code.
+"""Which Python code a body runs, in whatever module: the names in that code tell what it can have read.
 
-A profile function of the watching thread notes code objects and their globals (``native/code_watch.c``). What this
-library runs meanwhile is left out, and with it what torch does on its behalf.
+A profile function of the watching thread notes code objects and their globals (``native/code_watch.c``). Code of this
+library is left out, and so is what torch runs for it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from capture.torch_private.dynamo import AROUND_COMPILED, COMPILE, RUN_COMPILED
 
 _NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE = range(5)  # as in ``native/code_watch.c``
 _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
-"""Folders of ours whose functions call users' code: what is called there counts as before."""
+"""Folders of this library whose functions call users' code: that code counts again."""
 _ISLANDS = "capture.observe.islands"
-"""Runs functions that are no part of what is recorded: what they read is their own business."""
+"""Runs functions that are not recorded: what they read is left out."""
 _kinds: dict[str | None, int] = {}
 _MOST_KINDS = 100_000
 
 
 def _sort(name: str | None) -> int:
-    """Of all code of a module, by its name; None: it has none, or no text."""
+    """How the code of a module is sorted, by the module's name; None: it has no name, or one that is no text."""
     package = package_of(name)
     if name == _ISLANDS:
         return _ASIDE
@@ -41,35 +41,35 @@ def _sort(name: str | None) -> int:
         return _ASIDE
     if package == "triton" or (package == "torch" and str(name).startswith(RUN_COMPILED) and name != AROUND_COMPILED):
         return _BETWEEN
-    return _AS_ITS_CALLER if package and is_library(package) else _NOTED  # generated code is of no module
+    return _AS_ITS_CALLER if package and is_library(package) else _NOTED  # generated code belongs to no module
 
 
 @define(eq=False)
 class CodeRun:
-    """Code that ran, with the globals that it ran in."""
+    """The code that ran, with the globals that it ran in."""
 
     codes: dict[types.CodeType, list[dict[str, Any]]] = field(factory=dict)
     calls: list[tuple[tuple[str, Any], types.CodeType, int]] = field(factory=list)
-    """What functions in C left behind and the place that was told of it, with the code and the line that called them
+    """What C functions left behind, and the place that was noted for it, with the code and the line that called them
     first."""
     is_complete: bool = True
-    """False where something kept us from seeing all of it."""
+    """False where some code may have run unseen."""
 
     def note(self, other: CodeRun) -> None:
-        """This ran, too."""
+        """Add the code of another run."""
         self.is_complete = self.is_complete and other.is_complete
         for code, scopes in other.codes.items():
             for scope in scopes:
                 self.add(code, scope)
 
     def add(self, code: types.CodeType, scope: dict[str, Any]) -> None:
-        """One more."""
+        """Add one code object."""
         known = self.codes.setdefault(code, [])
         if all(one is not scope for one in known):
             known.append(scope)
 
     def add_function(self, function: types.FunctionType) -> None:
-        """The function, and those in it, count as if they had run."""
+        """Count a function, and those nested in it, as if they had run."""
         found = [function.__code__]
         for code in found:
             self.add(code, function.__globals__)
@@ -78,8 +78,8 @@ class CodeRun:
 
 @contextlib.contextmanager
 def code_run(place: Callable[[], Any] = lambda: None) -> Iterator[CodeRun]:
-    """The code that this thread runs in the block, once the block is over. ``place``: called where a function in C
-    leaves something behind, to tell the line."""
+    """The code that this thread runs in the block; complete once the block is over. ``place`` is called where a C
+    function leaves something behind, to note the line."""
 
     def leaves(function: Any) -> tuple[str, Any] | None:
         what = c_calls.leaves(function)
@@ -87,7 +87,9 @@ def code_run(place: Callable[[], Any] = lambda: None) -> Iterator[CodeRun]:
 
     if len(_kinds) > _MOST_KINDS:
         _kinds.clear()
-    collected = [getattr(one, "__code__", None) for one in gc.callbacks]  # the collector comes when it comes
+    collected = [
+        getattr(one, "__code__", None) for one in gc.callbacks
+    ]  # the garbage collector may call these at any time
     apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
     run, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart, leaves)
     watch.begin()

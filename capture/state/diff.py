@@ -1,4 +1,4 @@
-"""What a body left behind in the Python objects it can reach, and how that is put back."""
+"""What a body changed in the Python objects that it can reach, and how these are put back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from capture.state.source import Source, are_as_they_were
 
 
 def changes(before: Snapshot) -> list[Change]:
-    """What differs now from ``before``: other values of known sources, members and attributes come or gone."""
+    """Differences from ``before``: sources with other values, and members and attributes that were added or removed."""
     differences = []
     same = _unchanged_modules(before)
     filled = _filled(before)
@@ -45,21 +45,21 @@ def changes(before: Snapshot) -> list[Change]:
     for source, container, members in before.members:
         now = _member_keys(container)
         if id(container) in filled and source.path in before.rebuilt:
-            continue  # it took other members, and an equal one of those before stands in its place
+            continue  # it has other members, and an equal container is in its place
         if not _same_members(now, members) and not any(change.source is source for change in differences):
             differences.extend(_new_members(source, container, members, now))
     return differences + _by_name(before) + _of_tensors(before) + _contents(before)
 
 
 def _by_name(before: Snapshot) -> list[Change]:
-    """Names in classes, scopes and the like that came, went, or have other values, and are no sources of their own."""
+    """Names in classes, scopes and the like that were added, removed or changed, and have no sources."""
     places = [(one, *rest) for space in before.namespaces.values() for one, *rest in space.changes()]
     known = {place_key(one) for one, _ in before.sources.values()} if places else set()
     return [Change(one, old, new) for one, old, new in places if place_key(one) not in known]
 
 
 def _of_tensors(before: Snapshot) -> list[Change]:
-    """Whether tensors require gradients, and what was put on them first."""
+    """Tensors of which ``requires_grad`` changed, or on which an attribute was put for the first time."""
     differences = []
     for source, tensor, required in before.flags:
         if tensor.requires_grad != required:
@@ -73,7 +73,7 @@ def _of_tensors(before: Snapshot) -> list[Change]:
 
 
 def _contents(before: Snapshot) -> list[Change]:
-    """Arrays and the like that were written in place, and modules that have other hooks now."""
+    """Arrays and the like that were written in place, and modules whose hooks changed."""
     return [
         Change(source, "its content", "another content", container=True)
         for source, value, content in before.states
@@ -86,12 +86,12 @@ def _contents(before: Snapshot) -> list[Change]:
 
 
 def _filled(before: Snapshot) -> dict[int, Any]:
-    """By ``id`` of a list or dict that has other members now: one with those it had."""
+    """By ``id`` of a list or dict whose members changed: a copy with the former members."""
     former: dict[int, Any] = {}
     for source, container, members in before.members:
         if isinstance(container, (list, dict)) and not _same_members(_member_keys(container), members):
             paths = member_paths(source, container, members)
-            if all(path in before.sources for path in paths):  # else it has more than a walk looks at
+            if all(path in before.sources for path in paths):  # else it has members that the walk did not look at
                 values: Any = [before.sources[path][1] for path in paths]
                 if isinstance(container, dict):
                     values = dict(zip(members, values, strict=True))
@@ -100,7 +100,7 @@ def _filled(before: Snapshot) -> dict[int, Any]:
 
 
 def content_before(before: Snapshot, container: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
-    """Keys or positions, and members, of a container that was there. None if a walk did not look at all of them."""
+    """Keys or positions, and members, of a container of the snapshot. None if the walk did not look at all of them."""
     for source, held, members in before.members:
         if held is container:
             if isinstance(container, (set, frozenset, deque)):
@@ -119,8 +119,8 @@ def member_paths(source: Source, container: Any, members: tuple[Any, ...]) -> li
 
 
 def _new_members(source: Source, container: Any, before: tuple[Any, ...], now: tuple[Any, ...]) -> list[Change]:
-    """A dict that only got more members, by names, has a place for each; of all else as much is told as that it
-    changed."""
+    """Changes of a dict with names as keys that only got more members: one for each new member. Any other container is
+    one change as a whole."""
     count, more = len(before), now[len(before) :]
     if isinstance(container, dict) and _same_members(now[:count], before) and all(type(key) is str for key in more):
         sources = [Source("item", container, key, f"{source.path}.{key}", source) for key in more]
@@ -129,7 +129,8 @@ def _new_members(source: Source, container: Any, before: tuple[Any, ...], now: t
 
 
 def _unchanged_modules(before: Snapshot) -> set[int]:
-    """``id`` of the sources of modules all of whose members are what they were: those need not be looked at singly."""
+    """``id`` of the sources of modules of which nothing changed, so that their members need not be compared one by
+    one."""
     if any(len(function_sources(f, None)) != number for f, number in before.forwards.items()):
         return set()
     return {id(source) for source, tables in before.tables if are_as_they_were(tables)}
@@ -173,7 +174,9 @@ def _equal_plain(old: Any, new: Any) -> bool:
 
 def restore(before: Snapshot, changed: list[Change]) -> None:
     """Put every changed source and every container's members back as the snapshot saw them."""
-    for change in sorted(changed, key=lambda one: not one.container):  # members exist again before they are set
+    for change in sorted(
+        changed, key=lambda one: not one.container
+    ):  # containers first, so that members exist when they are set
         if change.container:
             _restore_members(before, change)
         elif change.before is MISSING:
@@ -186,7 +189,7 @@ def _restore_members(before: Snapshot, change: Change) -> None:
     for source, container, members in before.members:
         if source is not change.source:
             continue
-        if isinstance(container, (set, deque)):  # members that have no places of their own
+        if isinstance(container, (set, deque)):  # its members have no places
             container.clear()
             (container.update if isinstance(container, set) else container.extend)(members)
             continue

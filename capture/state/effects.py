@@ -1,8 +1,8 @@
 """What a body left in Python state, as something that a replay can do again.
 
-A place that was given another value is given one like it. A number that the body only adds to is added to, whatever it
-is by then; a list that it only adds to gets members at its end. Of any other container the members that it had are
-guarded, so those that it has in the end are known, too.
+A place that got another value gets a value like it. A number that the body only adds to is added to, whatever it is
+then; a list that the body only appends to gets the new members at its end. The members of any other container are
+guarded, so that its members after the body are known, too.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _ORDERED = (list, deque)
 
 @define(eq=False)
 class UsesOfNames:
-    """What all code of a run did with the values that it got by names, by the package of the code, where that is a
-    library; users' code has an empty name."""
+    """What all code of a run did with the values of names, by the package of the code; the package of users' code is
+    empty."""
 
     read: dict[str, set[Any]] = field(factory=dict)
-    """Names, and names with a constant key, that something follows from."""
+    """Names, and names with a constant key, whose values something depends on."""
     counted: set[Any] = field(factory=set)
     grown: set[str] = field(factory=set)
     is_computed: bool = False
-    """Users' code looks up names that are no constants."""
+    """Users' code looks up names that are not constants."""
 
     def is_read(self, name: Any, packages: Iterable[str]) -> bool:
-        """By code that may look it up in what is of these packages."""
+        """It is read by code that may look it up in objects of these packages."""
         return any(name in self.read.get(one, ()) for one in {"", *packages})
 
     def only_counted(self) -> frozenset[str]:
@@ -46,12 +46,12 @@ class UsesOfNames:
         return frozenset(self.counted - self.read.get("", set())) if not self.is_computed else frozenset()
 
     def has_items_read(self, name: str) -> bool:
-        """Something follows from a member of what has this name."""
+        """Something depends on a member of what has this name."""
         return any(type(one) is tuple and one[0] == name for reads in self.read.values() for one in reads)
 
 
 def uses_of_names(ran: CodeRun) -> UsesOfNames:
-    """Of all code that ran."""
+    """The uses in all code that ran."""
     all_uses = UsesOfNames()
     for code, scopes in ran.codes.items():
         uses = name_uses(code)
@@ -82,7 +82,7 @@ def classified(before: Snapshot, changes: Sequence[Change], ran: CodeRun | None)
 
 
 def _once(changes: Sequence[Change]) -> list[Change]:
-    """A number that code gets at in two ways is added to once."""
+    """Where the code reaches one number in two ways, it is added to once."""
     kept, seen = [], set()
     for change in changes:
         key = place_key(change.source)
@@ -93,7 +93,7 @@ def _once(changes: Sequence[Change]) -> list[Change]:
 
 
 def _counted(before: Snapshot, change: Change, uses: UsesOfNames) -> Change:
-    """A number that the body added to, and nothing else follows from."""
+    """Numbers that the body added to and on which nothing else depends."""
     numbers = type(change.before) is int and type(change.after) is int
     if numbers and not uses.is_computed and _is_only_counted(before, change.source, uses):
         return evolve(change, amount=change.after - change.before)
@@ -110,7 +110,9 @@ def _is_only_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> boo
     elif source.kind in ("attribute", "slot"):
         kind = holder if isinstance(holder, type) else type(holder)
         packages = [package_of(one.__module__) for one in kind.__mro__]
-    elif source.kind != "item" or id(holder) not in before.namespaces:  # a thread's are attributes to code
+    elif (
+        source.kind != "item" or id(holder) not in before.namespaces
+    ):  # code reads those of a thread-local as attributes
         return source.kind == "item" and type(name) in PLAIN_TYPES and _is_item_counted(before, source, uses)
     return name in uses.counted and not uses.is_read(name, packages)
 
@@ -127,7 +129,7 @@ def _is_item_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> boo
 
 
 def _names_holding(before: Snapshot, value: Any) -> list[str]:
-    """Names that the value is kept by; empty where it is kept in other ways, too."""
+    """The names under which the value is kept; empty where it is also kept without a name."""
     names: dict[str, None] = {}
     for source in _places_of(before, value):
         if source.kind == "root":
@@ -140,7 +142,7 @@ def _names_holding(before: Snapshot, value: Any) -> list[str]:
 
 
 def _is_only_grown(before: Snapshot, container: Any, uses: UsesOfNames) -> bool:
-    """Members are added at its end, and nothing else follows from what it holds."""
+    """Members are added at its end, and nothing else depends on its content."""
     places = list(_places_of(before, container))
     named = [one for one in places if not _is_of_method(one)]
     grows = len(named) < len(places) or any(_name_of(one) in uses.grown or one.kind == "item" for one in named)
@@ -160,7 +162,7 @@ def _name_of(source: Source) -> Any:
 
 
 def _is_of_method(source: Source) -> bool:
-    """What a method such as ``runs.append`` works on: whoever has the method can only add."""
+    """The object of a bound method such as ``runs.append``: whoever has the method can only append."""
     return source.kind == "root" and source.parent is not None and _adds(source.parent.get())
 
 
@@ -177,7 +179,7 @@ def _places_of(before: Snapshot, value: Any) -> Iterator[Source]:
 
 
 def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | None:
-    """How the members of a container came about. None: as nobody knows."""
+    """How the members of a container came about; None where that is not known."""
     container = change.source.get()
     content = content_before(before, container)
     if content is None:
@@ -199,8 +201,8 @@ def _members(before: Snapshot, change: Change, uses: UsesOfNames) -> Members | N
 
 
 def _added(container: Any, old: Sequence[Any]) -> list[Any]:
-    """What was put at the end of it, if nothing else happened. Of one that drops members at its begin, only what is
-    told from those."""
+    """The members that were added at its end, if nothing else happened. For a deque that drops members at its begin
+    this is decided by the members that are left."""
     now, count = list(container), len(old)
     if getattr(container, "maxlen", None) is None:
         same = len(now) > count and all(a is b for a, b in zip(now, old, strict=False))
@@ -215,7 +217,7 @@ def _added(container: Any, old: Sequence[Any]) -> list[Any]:
 
 
 def put_members(container: Any, values: Sequence[Any], keys: Sequence[Any] | None = None) -> None:
-    """Give a container these members, by what its Python class has: users' classes may do more."""
+    """Give a container these members, by the methods of its built-in class: a user's class may do more in its own."""
     if isinstance(container, dict):
         assert keys is not None
         items = list(zip(keys, values, strict=True))
@@ -235,7 +237,7 @@ def put_members(container: Any, values: Sequence[Any], keys: Sequence[Any] | Non
 
 
 def put_at_end(container: Any, count: int, values: Sequence[Any]) -> None:
-    """Give a list or deque these members after the first ones, as many as counted."""
+    """Append these members to a list or deque whose first ``count`` members stay."""
     if isinstance(container, list):
         list.__setitem__(container, slice(count, None), values)
         return
@@ -245,7 +247,7 @@ def put_at_end(container: Any, count: int, values: Sequence[Any]) -> None:
 
 
 def members_of(container: Any) -> tuple[tuple[Any, ...] | None, tuple[Any, ...]]:
-    """Keys, of a dict, and values."""
+    """The keys of a dict (None for other containers), and the values."""
     if isinstance(container, dict):
         return tuple(dict.keys(container)), tuple(dict.values(container))
     return None, tuple(container)

@@ -1,7 +1,7 @@
-"""What classes, modules and functions hold by name: users' code sets names there, wherever it is.
+"""What classes, modules and functions hold by name; users' code sets names there.
 
 A namespace is noted as a whole, with the very objects in it, so that a name that is set, replaced or deleted is seen
-even if no code that is known mentions it.
+even if no known code mentions it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OWN = ("capture", "pytest", "_pytest", "builtins", "__builtin__")
 _NOT_WRITTEN = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod,
                 property, types.MemberDescriptorType, types.GetSetDescriptorType,
                 types.WrapperDescriptorType)  # fmt: skip
-"""Values that a walk does not go on from: nothing is written into them, or it is found at another place."""
+"""Types of values that a walk does not go on from: nothing is written into them, or they are reached in another way."""
 
 
 @frozen(eq=False)
@@ -39,7 +39,7 @@ class Namespace:
     values: tuple[Any, ...]
 
     def place(self, name: str) -> Source:
-        """Of one name."""
+        """The place of one name."""
         return Source(self.kind, self.holder, name, f"{self.prefix}{name}", self.parent)
 
     def members(self) -> Iterator[tuple[Source, Any]]:
@@ -49,7 +49,7 @@ class Namespace:
                 yield self.place(name), value
 
     def changes(self) -> Iterator[tuple[Source, Any, Any]]:
-        """Places with other values than before, with those before and now."""
+        """Places whose values changed, with the former and the present value."""
         now = self.own
         if len(now) == len(self.names) and all(map(operator.is_, now.values(), self.values)):
             return
@@ -61,7 +61,7 @@ class Namespace:
 
 
 def counts(name: Any) -> bool:
-    """A name that users' code sets: not Python's own, nor what Dynamo puts on tensors."""
+    """Whether a name is set by users' code: it is none of Python's own, and none that Dynamo puts on tensors."""
     return (
         not str(name).startswith("_dynamo_")
         and type(name) is str
@@ -71,22 +71,22 @@ def counts(name: Any) -> bool:
 
 
 def holds_state(value: Any) -> bool:
-    """A value in a namespace that a body may change, or that other values are kept in."""
+    """Whether a body may change the value, or other values are kept in it."""
     return not issubclass(type(value), _NOT_WRITTEN)
 
 
 def is_of_users(module: Any) -> bool:
-    """A module, or the module of a class or function, that is neither a library's nor ours."""
+    """It is a module, or a class or function of a module, that is neither a library's nor ours."""
     package = package_of(module)
     return not is_library(package) and package not in _OWN
 
 
 def users_classes(kind: type) -> list[type]:
-    """The class and its bases that users wrote."""
+    """The class and its bases, as far as users wrote them."""
     return [one for one in kind.__mro__ if one.__flags__ & _HEAP and is_of_users(one.__module__)]
 
 
 def scope_of(module: Any) -> dict[str, Any] | None:
-    """Globals of a module of users'."""
+    """The globals of a user's module."""
     found = sys.modules.get(module) if isinstance(module, str) and is_of_users(module) else None
     return found.__dict__ if type(found) is types.ModuleType else None

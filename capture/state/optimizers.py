@@ -32,7 +32,7 @@ from capture.state.snapshot import Change, Snapshot
 
 
 def _may_step(function: Any) -> bool:
-    """The function's own code names a ``step``, or cannot be looked at."""
+    """The function's own code mentions a ``step``, or cannot be read."""
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
     return type(code) is not types.CodeType or _names_step(code)
 
@@ -41,7 +41,7 @@ def _names_step(code: types.CodeType) -> bool:
     return "step" in code.co_names or any(_names_step(one) for one in code.co_consts if type(one) is types.CodeType)
 
 
-MOST_MOVES = 2  # runs in a row that each found other settings
+MOST_MOVES = 2  # runs in a row that each had other settings than the one before
 
 
 class Trace(Protocol):
@@ -54,7 +54,7 @@ class Trace(Protocol):
 
 @frozen
 class _Steps:
-    """What the steps of one optimizer were in one run."""
+    """The steps of one optimizer in one run."""
 
     settings: tuple[Any, ...]
     reads: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class _Steps:
     """How many runs in a row had other settings than the one before."""
 
     def and_then(self, trace: Trace, begin: tuple[int, int, int]) -> _Steps:
-        """One more, which began there."""
+        """The steps with one more, which began at this point."""
         reads, scalars, sequence = begin
         return _Steps(
             self.settings,
@@ -74,11 +74,11 @@ class _Steps:
         )
 
     def after(self, before: _Steps) -> _Steps:
-        """The same, as it follows on a run."""
+        """The same steps, counted as those of the run after another one."""
         return evolve(self, moves=before.moves + 1 if self.settings != before.settings else 0)
 
     def differs(self, before: _Steps) -> bool:
-        """No recording of the one does what the other did, and so it will go on."""
+        """No recording of the one run does what the other run did, and the difference is expected to stay."""
         if self.reads and before.reads and self.reads != before.reads:
             return True
         if self.settings != before.settings:
@@ -87,23 +87,23 @@ class _Steps:
 
 
 class Optimizers:
-    """What one captured function was seen to reach: optimizers, parameters whose ``grad`` it looked at, and modules."""
+    """Optimizers, modules, and parameters whose ``grad`` was read, that one captured function was seen to use."""
 
     def __init__(self) -> None:
         self._found: list[weakref.ref[torch.optim.Optimizer]] = []
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._modules: list[weakref.ref[torch.nn.Module]] = []
-        """Each with all its submodules."""
+        """Each stands for all its submodules, too."""
         self.has_looked = False
-        """Python state was searched for them."""
+        """Python state was searched for optimizers."""
         self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Steps] = weakref.WeakKeyDictionary()
-        """Of the last run."""
+        """The steps of the last run."""
         self._islands: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._refused: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        """Whose steps cannot be islands."""
+        """Optimizers whose steps cannot be islands."""
         self._unsteady: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.is_lost = False
-        """The step of one reads another value in each run, and cannot be an island."""
+        """The step of an optimizer reads another value in each run, and cannot be an island."""
 
     def __bool__(self) -> bool:
         return bool(self._found or self._parameters)
@@ -138,7 +138,7 @@ class Optimizers:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Those that take a step inside the block are found, however hidden they are."""
+        """In the block, note every optimizer that takes a step, whatever keeps it."""
         hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self._add(optimizer))
         try:
             yield
@@ -147,7 +147,7 @@ class Optimizers:
 
     @contextlib.contextmanager
     def steps_noted(self, trace: Trace) -> Iterator[None]:
-        """What optimizers do in the block is compared with what they did in the run before."""
+        """In the block, compare what optimizers do with what they did in the run before."""
         thread, begun = threading.get_ident(), list[tuple[torch.optim.Optimizer, tuple[int, int, int]]]()
         noted: dict[torch.optim.Optimizer, _Steps] = {}
 
@@ -177,7 +177,7 @@ class Optimizers:
                     self.is_lost = True
 
     def make_islands(self) -> bool:
-        """Steps that differed in the last run are islands from now on. False: there are none."""
+        """Make the steps that differed in the last run islands from now on. False if there are none."""
         found = list(self._unsteady)
         self._unsteady.clear()
         for optimizer in found:
@@ -185,7 +185,8 @@ class Optimizers:
         return bool(found)
 
     def refuse_islands(self) -> bool:
-        """No recording can be cut for their steps: they are part of what is recorded again. False: none was cut."""
+        """No recording can be cut at these steps: they belong to what is recorded again. False if none was an
+        island."""
         found = list(self._islands)
         for optimizer in found:
             self._refused.add(optimizer)
@@ -193,16 +194,16 @@ class Optimizers:
         return bool(found)
 
     def names_of_islands(self) -> tuple[str, ...]:
-        """Classes of those whose steps are islands."""
+        """Classes of the optimizers whose steps are islands."""
         return tuple(sorted({type(one).__name__ for one in list(self._islands)}))
 
     def groups_of_islands(self) -> list[dict[str, Any]]:
-        """Those of their parameters, with the settings, which other code may read by their names."""
+        """Their groups of parameters with the settings, which other code may read by name."""
         return [group for one in self._islands for group in one.param_groups]
 
     @contextlib.contextmanager
     def steps_apart(self, island: Callable[..., Any]) -> Iterator[None]:
-        """Steps that are islands go through ``island(function, args, kwargs)`` in the block, in this thread."""
+        """In the block and in this thread, call steps that are islands through ``island(function, args, kwargs)``."""
         with contextlib.ExitStack() as around:
             for optimizer in list(self._islands):
                 around.enter_context(_through(optimizer, island))
@@ -261,7 +262,7 @@ def _settings_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str, A
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[str]:
-    """Settings that are numbers, as text."""
+    """Settings that are numbers, as a text."""
     return (repr(value) for *_, value in _settings_of(optimizer) if type(value) in (int, float, tuple))
 
 
@@ -304,7 +305,7 @@ _kinds: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDic
 
 
 def _step_of(kind: type) -> Callable[..., Any]:
-    """The function that stands for the step of all optimizers of this class."""
+    """The function that replaces the step of all optimizers of this class."""
     found = _kinds.get(kind)
     if found is None:
 

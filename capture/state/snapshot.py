@@ -1,7 +1,7 @@
 """The Python objects a function can reach.
 
-``snapshot`` walks from the receiver, the arguments' objects, and the closure cells and globals the code names. It
-tells who owns an implicit input (``self.layers[3].weight``).
+``snapshot`` walks from the receiver, the objects among the arguments, and the closure cells and globals that the code
+names. It tells which object owns an implicit input (``self.layers[3].weight``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _TENSORS = frozenset(TENSOR_TYPES)
 _HELD_BY_METHODS = (list, dict, set, deque)
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
 _OPENED = (queue.Queue, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
-"""Of the standard library, though its objects are closed otherwise: users keep things in them."""
+"""Classes of the standard library whose objects are opened, as users keep things in them. All others of it are
+closed."""
 CLOSED = (str, bytes, bytearray, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType, torch.Generator)
 
 
@@ -61,40 +62,40 @@ class Snapshot:
     namespaces: dict[int, Namespace] = field(factory=dict)
     """Classes, scopes, functions and the like, by ``id`` of what holds the names."""
     states: list[tuple[Source, Any, Any]] = field(factory=list)
-    """Objects whose content is no member, such as arrays, with that content: see ``content_of``."""
+    """Objects whose content is not made of members, such as arrays, with that content: see ``content_of``."""
     hooks: list[tuple[Source, torch.nn.Module, tuple[tuple[Any, ...], ...]]] = field(factory=list)
     """Modules, and the keys of their tables of hooks: see ``keys_of_hooks``."""
     flags: list[tuple[Source, torch.Tensor, bool]] = field(factory=list)
     """Tensors that are there, and whether they require gradients."""
     inputs: Set[tuple[int, Any]] = frozenset()
-    """Places whose values are found elsewhere: as arguments."""
+    """Places whose values count as arguments."""
     rebuilt: set[str] = field(factory=set)
-    """Paths where the body put an equal container, or value, once ``changes`` has looked."""
+    """Paths at which the body put an equal container or value; filled by ``changes``."""
 
     def owners(self, storage: torch.UntypedStorage) -> list[tuple[Source, torch.Tensor]]:
         """Places that hold a tensor on this storage."""
         return self.tensors.get(id(storage), [])
 
     def is_within_reach(self, storage: torch.UntypedStorage) -> bool:
-        """Python code may write the storage, or put another one in its place. What a plain module holds nobody reaches:
-        only compiled graphs (``integrations.compile``) keep their constants in one."""
+        """Python code may write the storage, or put another one in its place. Only compiled graphs
+        (``integrations.compile``) keep their constants in a plain module, which no code of users reaches."""
         return any(type(source.holder) is not torch.nn.Module for source, _ in self.owners(storage))
 
 
 @frozen(eq=False)
 class Members:
-    """What became of a container's members."""
+    """How the members of a container changed."""
 
     container: Any
     keys: tuple[Any, ...]
-    """Those that it had, of a dict."""
+    """The former keys of a dict."""
     before: tuple[Any, ...]
     keys_now: tuple[Any, ...] | None
     recipe: tuple[int, ...]
-    """The members that it has now: positions among those before, or, from -1 down, among the ``new`` ones."""
+    """The present members: positions among the former ones, or, from -1 down, among the ``new`` ones."""
     new: list[Any]
     is_free: bool = False
-    """Whatever it held before, the new ones were put at its end, and nothing else follows from what it holds."""
+    """The former members do not matter: the new ones were put at the end, and nothing else depends on what it holds."""
 
 
 @frozen
@@ -106,9 +107,9 @@ class Change:
     after: Any
     container: bool = False
     amount: int | None = None
-    """This was added to a number, and nothing else follows from that."""
+    """The amount that was added to a number on which nothing else depends."""
     members: Members | None = None
-    """Of a container, where that is known; the new ones are ``after``, too."""
+    """Of a container, where it is known how the members changed; ``after`` has the new ones, too."""
 
 
 def roots(function: Any, receiver: Any, arguments: dict[str, Any]) -> list[Source]:
@@ -143,7 +144,7 @@ def function_sources(function: types.FunctionType, parent: Source | None) -> lis
 
 
 def _module_globals(function: types.FunctionType, name: str, parent: Source | None) -> list[Source]:
-    """What the function may name of a module of the user's, or may set there."""
+    """Names of a user's module that the function may read or set there."""
     module = function.__globals__[name]
     if not is_of_users(module.__name__):
         return []
@@ -220,7 +221,7 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
 
 
 def place_key(source: Source) -> tuple[int, Any]:
-    """Two places with equal ones are the same."""
+    """Equal for equal places."""
     holder = source.holder
     return id(holder.__dict__) if type(holder) is types.ModuleType else id(holder), source.name
 
@@ -247,7 +248,7 @@ def _members(state: Snapshot, source: Source, value: Any) -> list[Found]:
 
 
 def _by_name(state: Snapshot, source: Source, value: Any) -> list[Found]:
-    """What the object's class, a class itself, a function or a thread holds by names."""
+    """What an object's class, a class itself, a function or a thread-local holds by name."""
     kind = type(value)
     if kind is types.FunctionType:
         return _of_function(state, source, value) if is_of_users(value.__module__) else []
@@ -286,7 +287,8 @@ def _of_function(state: Snapshot, source: Source, function: types.FunctionType) 
 def _namespace(
     state: Snapshot, kind: SourceKind, holder: Any, own: Mapping[str, Any], prefix: str, parent: Source | None
 ) -> list[Found]:
-    """Note all names, once; gives those that a walk goes on from. Of a scope only what code names is gone into."""
+    """Note all names, once, and give those that a walk goes on from. In a scope these are only names that code
+    mentions."""
     if id(holder) in state.namespaces:
         return []
     while prefix and any(one.prefix == prefix for one in state.namespaces.values()):
@@ -316,14 +318,14 @@ def _hooks(source: Source, name: str, table: Mapping[int, Any] | None) -> list[F
 
 
 def _root(source: Source, value: Any) -> list[Found]:
-    """An object that is reached by another one."""
+    """The source of an object that another one leads to."""
     if value is None or type(value) is types.ModuleType:
         return []
     return [(Source("root", value, None, f"{source.path}()", source), value)]
 
 
 def content_of(value: Any) -> Any:
-    """What an object is now that has no members, and that code may change in place; None for all else."""
+    """The content of an object without members that code may change in place; None for all others."""
     kind = type(value)
     if kind in (bytearray, array.array):
         return bytes(value)
@@ -381,7 +383,7 @@ def _hook_sources(module: torch.nn.Module, source: Source) -> list[Found]:
 
 
 def keys_of_hooks(module: torch.nn.Module) -> tuple[tuple[Any, ...], ...]:
-    """Under which numbers hooks are registered."""
+    """The numbers under which hooks are registered."""
     own = module.__dict__
     return tuple([tuple(own[name]) for name in _HOOKS])
 
@@ -406,7 +408,7 @@ def _container_sources(state: Snapshot, source: Source, value: Any) -> list[Sour
         state.members.append((source, value, keys))
         names = [key if isinstance(key, str) else str(index) for index, key in enumerate(keys)]
     else:
-        plain: Any = list if isinstance(value, list) else tuple  # a subclass may count otherwise, or not at all
+        plain: Any = list if isinstance(value, list) else tuple  # a subclass may define its own iteration
         keys = tuple(range(plain.__len__(value)))
         if isinstance(value, list):
             state.members.append((source, value, keys))

@@ -55,7 +55,7 @@ class Source:
                 own = getattr(self.holder, "__dict__", None)
                 if own is not None and self.name in own:
                     return own[self.name]
-                if isinstance(self.holder, type):  # what its bases have is kept there
+                if isinstance(self.holder, type):  # names of its bases are kept in these
                     return MISSING
                 return getattr(self.holder, self.name)
             return self.holder[self.name]
@@ -63,7 +63,7 @@ class Source:
             return MISSING
 
     def set(self, value: Any) -> None:
-        """Keep another value here, as the body's own assignment would."""
+        """Put another value here, as an assignment in the body would."""
         if self.kind == "closure":
             self.holder.cell_contents = value
         elif self.kind == "context":
@@ -80,7 +80,7 @@ class Source:
             self.holder[self.name] = value
 
     def remove(self) -> None:
-        """Undo an assignment to what did not exist."""
+        """Remove the value, as if it had never been assigned."""
         if isinstance(self.holder, type):
             if self.name in self.holder.__dict__:
                 type.__delattr__(self.holder, self.name)
@@ -90,14 +90,14 @@ class Source:
             self.holder.pop(self.name, None)
 
     def put(self, value: Any) -> None:
-        """Have this value here; ``MISSING``: nothing."""
+        """Put a value here; ``MISSING`` removes it."""
         if value is MISSING:
             self.remove()
         else:
             self.set(value)
 
     def among(self, value: Any) -> Source:
-        """The same step below another object: ``value`` takes the place of the object this place is in."""
+        """The same place below another object, ``value``, which replaces the object that this place is in."""
         if isinstance(value, torch.nn.Module) and self.kind in ("parameter", "buffer", "module"):
             tables = {"parameter": value._parameters, "buffer": value._buffers, "module": value._modules}
             return Source(self.kind, tables[self.kind], self.name, self.path)
@@ -122,7 +122,7 @@ Tables = tuple[Table, ...]
 
 
 are_as_they_were: Callable[[Tables], bool] = native.are_as_they_were
-"""The same members, in the same order."""
+"""Whether a dict has the same members in the same order."""
 
 members_of_module: Callable[[torch.nn.Module, Source], tuple[list[Found], Tables]] = functools.partial(
     native.members_of_module, internals=MODULE_INTERNALS
