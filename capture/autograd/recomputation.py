@@ -118,12 +118,12 @@ class Block:
                 f"Number of tensors saved during forward: {len(self.saved)}\n"
                 f"Number of tensors saved during recomputation: {len(made)}."
             )
-        for at, (saved, tensor, told) in enumerate(zip(self.saved, made, self.told, strict=False)):
+        for at, (saved, tensor, saved_metadata) in enumerate(zip(self.saved, made, self.told, strict=False)):
             now = self._told(tensor)
-            if saved() is not None and now != told:
+            if saved() is not None and now != saved_metadata:
                 checkpoints.raise_mismatch(
                     "Recomputed values for the following tensors have different metadata than during the forward "
-                    f"pass.\ntensor at position {at}:\nsaved metadata: {told}\nrecomputed metadata: {now}"
+                    f"pass.\ntensor at position {at}:\nsaved metadata: {saved_metadata}\nrecomputed metadata: {now}"
                 )
 
 

@@ -481,7 +481,7 @@ class GraphSaver:
 
     def run(self, values: tuple[Any, ...], empty: dict[Any, torch.Tensor]) -> ForwardOutputs:
         """``empty``: by dtype and device, what aliases become afterwards, so that the graph keeps no memory alive."""
-        given = self._call.substitute(self._aliases, values)
+        arguments = self._call.substitute(self._aliases, values)
         with torch.enable_grad():
             hooks = self.program.hooks
             blocks = hooks.blocks = Blocks(self._before, self._leaves, hooks.save)
@@ -490,7 +490,7 @@ class GraphSaver:
                 without_recomputing(blocks.begin, blocks.end),
                 lent(self._to_lend() if self._lends else ()) as self._lent,
             ):
-                result = self._call.run_plainly(given)
+                result = self._call.run_plainly(arguments)
             attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
             attached = list(
                 {id(leaf): leaf for leaf in attached if leaf.requires_grad and leaf.grad_fn is not None}.values()
@@ -514,11 +514,11 @@ class GraphSaver:
         """What needs gradients in Python state and is no argument: the program's graph is to end at the run's own. It
         keeps the nodes at its ends, and autograd runs those on the stream that was current when they were made. Where
         there are no streams it ends at the parameters themselves."""
-        given = {id(leaf) for leaf in self._leaves}
+        lent = {id(leaf) for leaf in self._leaves}
         for owners in self._before.tensors.values():
             for _, tensor in owners:
-                if id(tensor) not in given and tensor.requires_grad and _has_streams(tensor):
-                    given.add(id(tensor))
+                if id(tensor) not in lent and tensor.requires_grad and _has_streams(tensor):
+                    lent.add(id(tensor))
                     if not refuses(tensor):
                         yield tensor
 
@@ -534,7 +534,7 @@ class GraphSaver:
         ends = ends_of([leaf.grad_fn for leaf in attached], edges)
         aliases = {id(alias): position for position, alias in reversed(self._aliases.items())}
         wanted = sorted(
-            ((aliases[id(tensor)], edge) for tensor, edge in ends if id(tensor) in aliases), key=lambda one: one[0]
+            ((aliases[id(tensor)], edge) for tensor, edge in ends if id(tensor) in aliases), key=lambda pair: pair[0]
         )
         rest = [(tensor, edge) for tensor, edge in ends if id(tensor) not in aliases]
         others = [(self._lent.get(id(tensor), (tensor, tensor))[1], edge) for tensor, edge in rest]
@@ -566,7 +566,7 @@ class GraphSaver:
         for position, leaf in enumerate(self._leaves):
             if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                 arguments.setdefault(id(leaf.untyped_storage()), position)
-        given: dict[int, list[tuple[SavedTensor, torch.Tensor]]] = {}
+        saved_arguments: dict[int, list[tuple[SavedTensor, torch.Tensor]]] = {}
         held: dict[int, tuple[torch.Tensor, list[tuple[SavedTensor, torch.Tensor]]]] = {}
         fresh: dict[int, list[tuple[SavedTensor, torch.Tensor]]] = {}
         for saved_tensor in self.program.hooks.saved_tensors():
@@ -583,7 +583,7 @@ class GraphSaver:
             storage = tensor.untyped_storage()
             owners = [owner for _, owner in self._before.owners(storage)]
             if id(storage) in arguments:
-                given.setdefault(arguments[id(storage)], []).append((saved_tensor, tensor))
+                saved_arguments.setdefault(arguments[id(storage)], []).append((saved_tensor, tensor))
             elif owners:
                 owner = next((one for one in owners if one is tensor), owners[0])
                 held.setdefault(id(owner), (owner, []))[1].append((saved_tensor, tensor))
@@ -593,9 +593,11 @@ class GraphSaver:
         for members in fresh.values():
             _add_saved(members, attached, saved)
         program, count = self.program, len(saved)
-        program.num_saved, program.given = count, tuple(given)
+        program.num_saved, program.given = count, tuple(saved_arguments)
         program.held = tuple(owner for owner, _ in held.values())
-        bases = [(self._leaves[position], members) for position, members in given.items()] + list(held.values())
+        bases = [(self._leaves[position], members) for position, members in saved_arguments.items()] + list(
+            held.values()
+        )
         for index, (base, members) in enumerate(bases, count):
             _note_aliases(members, index, base)
         whole = [all(_alias_of(saved_tensor).same for saved_tensor, _ in members) for _, members in bases]
@@ -603,7 +605,7 @@ class GraphSaver:
         checked = {one.index for one in self.program.hooks.saved_tensors() if one.is_checked and one.alias is not None}
         program.checked = tuple(index in checked for index in range(count + len(bases)))
         shown = {
-            given for at, (given, is_whole) in enumerate(zip(program.given, whole, strict=False), count)
+            position for at, (position, is_whole) in enumerate(zip(program.given, whole, strict=False), count)
             if is_whole and at in checked
         }  # fmt: skip
         program.apart = tuple(at for at, position in enumerate(program.wanted) if position not in shown)

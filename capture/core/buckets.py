@@ -105,19 +105,19 @@ def buckets_of(options: Mapping[str, Any], check_path: Callable[[str, str], obje
 
     Raises ``AnnotationError``.
     """
-    given = options.get("buckets")
-    if given is None:
+    declared = options.get("buckets")
+    if declared is None:
         for option in ("fill", "tolerance"):
             if option in options:
                 raise AnnotationError(f"{option}= says how buckets are padded: it needs buckets=")
         return None
-    if not isinstance(given, Mapping) or not given:
-        raise AnnotationError(f"buckets= takes a dict such as {{'x': {{0: (1, 2, 4)}}}}, got {given!r}")
+    if not isinstance(declared, Mapping) or not declared:
+        raise AnnotationError(f"buckets= takes a dict such as {{'x': {{0: (1, 2, 4)}}}}, got {declared!r}")
     if options.get("outputs") == "borrow":
         raise AnnotationError("buckets= cannot go with outputs='borrow': a trimmed output is another tensor")
     symbols: dict[object, int] = {}
     listed: list[Symbol] = []
-    dims = {path: _dims(path, one, symbols, listed, check_path) for path, one in given.items()}
+    dims = {path: _dims(path, one, symbols, listed, check_path) for path, one in declared.items()}
     fills = _by_path("fill", options.get("fill", 0), list(dims), _fill)
     arguments = tuple(BucketedArgument(path, one, fills.get(path, 0)) for path, one in dims.items())
     tolerance = options.get("tolerance", 0.0)
@@ -128,7 +128,7 @@ def buckets_of(options: Mapping[str, Any], check_path: Callable[[str, str], obje
 
 def _dims(
     path: object,
-    given: object,
+    declared: object,
     symbols: dict[object, int],
     listed: list[Symbol],
     check_path: Callable[[str, str], object],
@@ -136,12 +136,12 @@ def _dims(
     if not isinstance(path, str) or not path:
         raise AnnotationError(f"buckets= has names of arguments as keys, got {path!r}")
     check_path("buckets", path)
-    if not isinstance(given, Mapping) or not given:
+    if not isinstance(declared, Mapping) or not declared:
         raise AnnotationError(
-            f"buckets[{path!r}] takes a dict from dimensions to sizes, as {{0: (1, 2, 4)}}: {given!r}"
+            f"buckets[{path!r}] takes a dict from dimensions to sizes, as {{0: (1, 2, 4)}}: {declared!r}"
         )
     dims = []
-    for dim, rungs in given.items():
+    for dim, rungs in declared.items():
         if not isinstance(dim, int) or isinstance(dim, bool):
             raise AnnotationError(f"buckets[{path!r}] has numbers of dimensions as keys, got {dim!r}")
         key: object = id(rungs) if isinstance(rungs, Dim) else (path, dim)

@@ -201,8 +201,8 @@ def _check_root(
 ) -> str:  # fmt: skip
     """The parameter that a path begins with. Raises ``AnnotationError`` where there is none."""
     root = name.replace("[", ".").split(".")[0]
-    own = ["self", receiver] if receiver and option == "static" else []
-    roots = [*parameters, *dict.fromkeys(own)]
+    receivers = ["self", receiver] if receiver and option == "static" else []
+    roots = [*parameters, *dict.fromkeys(receivers)]
     if root not in roots and not variadic:
         raise AnnotationError(
             f"{option}={name!r} names no parameter{suggestion(root, roots)}; known: {', '.join(roots) or '(none)'}"

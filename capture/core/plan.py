@@ -112,8 +112,8 @@ def loads(text: str) -> CapturePlan:
         raise PlanError(f"no plan: a JSON object is expected, found {type(data).__name__}")
     version = data.get("version")
     if type(version) is not int or version != VERSION:
-        told = f"schema version {version!r}" if "version" in data else "no schema version"
-        raise PlanError(f"not a plan of this library: found {told}, expected {VERSION}")
+        found_version = f"schema version {version!r}" if "version" in data else "no schema version"
+        raise PlanError(f"not a plan of this library: found {found_version}, expected {VERSION}")
     try:
         return _CONVERTER.structure(data, CapturePlan)
     except BaseValidationError as error:

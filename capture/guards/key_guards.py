@@ -69,8 +69,8 @@ def _along(named: NamedSource) -> list[Guard] | None:
     value, above = named.root.read(), list[Guard]()
     source = None if named.root.holder is None else _source_of(value, named.root)  # None: a path has one receiver
     for name in named.attributes:
-        own = getattr(value, "__dict__", None)
-        if type(own) is not dict or name not in own or isinstance(value, type):
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is not dict or name not in attributes or isinstance(value, type):
             return None
         if source is not None:
             guards = _guards_on(value, source)
@@ -81,8 +81,8 @@ def _along(named: NamedSource) -> list[Guard] | None:
         try:
             source = Source("weak", weakref.ref(value), name, path)
         except TypeError:
-            source = Source("item", own, name, path)
-        value = own[name]
+            source = Source("item", attributes, name, path)
+        value = attributes[name]
     assert source is not None
     last = _guards_on(value, source)
     return None if last is None else above + last

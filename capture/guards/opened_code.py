@@ -110,29 +110,31 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
     """Go into a module: what users' code reads of it."""
     if package_of(module.__name__) in CLOSED:
         return
-    own, package = module.__dict__, package_of(module.__name__)
+    namespace, package = module.__dict__, package_of(module.__name__)
     users, wanted = walk.names.of_packages(()), walk.names.of_packages([package])
     prefix = f"{module.__name__}."
     if is_library(package):
-        there = {name for name in wanted if name in own} | (walk.names.asked - own.keys())
-        walk.guard_members(own, sorted(there), prefix, lambda name, one: name in users and opens_of_library(name, one))
+        names = {name for name in wanted if name in namespace} | (walk.names.asked - namespace.keys())
+        walk.guard_members(
+            namespace, sorted(names), prefix, lambda name, one: name in users and opens_of_library(name, one)
+        )
         if type(module) is not types.ModuleType:
             computed = dir(type(module)) if walk.names.is_computed else ()
-            _given_by_class(walk, module, (users | {*computed}) - own.keys(), prefix)
+            _given_by_class(walk, module, (users | {*computed}) - namespace.keys(), prefix)
         return
     wanted |= {"__getattr__"}  # looked up where a name is absent
     if walk.names.is_computed:
-        wanted |= own.keys() - OF_ALL_CLASSES
-        walk.found.guards.append(Guard("length", itself(own, module.__name__), len(own)))
-    walk.guard_members(own, sorted(wanted - _OF_ALL_MODULES), prefix, always)
+        wanted |= namespace.keys() - OF_ALL_CLASSES
+        walk.found.guards.append(Guard("length", itself(namespace, module.__name__), len(namespace)))
+    walk.guard_members(namespace, sorted(wanted - _OF_ALL_MODULES), prefix, always)
 
 
 def _given_by_class(walk: ReadWalk, module: types.ModuleType, wanted: Iterable[str], prefix: str) -> None:
     """Values of names that a module does not have itself, while its class or a module behind it does, as for torch's
     modules of switches. None for a module that makes a value when it is asked, such as ``torch.ops``."""
     behind = [vars(one) for one in vars(module).values() if type(one) is types.ModuleType]
-    known = set().union(*map(vars, type(module).__mro__[:-2]), *behind)
-    for name in sorted(known.intersection(wanted)):
+    class_names = set().union(*map(vars, type(module).__mro__[:-2]), *behind)
+    for name in sorted(class_names.intersection(wanted)):
         value = MISSING if name[:2] == "__" else getattr(module, name, MISSING)
         if type(value) in PLAIN_TYPES:
             read = functools.partial(getattr, module, name, MISSING)

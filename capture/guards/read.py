@@ -58,8 +58,8 @@ class Place:
 
     def others(self) -> list[tuple[str, Any, Any]]:
         """Names that have other values now, with the expected and the present value of each."""
-        own = _own_dict(self.keeper())
-        if own is None:
+        namespace = _own_dict(self.keeper())
+        if namespace is None:
             return []
         expected = self.guard.expected
         pairs: list[tuple[str, Any, Any]]
@@ -69,9 +69,9 @@ class Place:
         else:
             _, names, values, kinds = expected
             pairs, absent = list(zip(names, values, kinds, strict=True)), expected[0] - set(names)
-        differences = [(name, MISSING, own[name]) for name in absent if name in own]
+        differences = [(name, MISSING, namespace[name]) for name in absent if name in namespace]
         for name, value, kind in pairs:
-            now = own.get(name, MISSING)
+            now = namespace.get(name, MISSING)
             if kind is None and not same_value(now, value):
                 differences.append((name, value, now))
         return differences

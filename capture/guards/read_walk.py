@@ -115,13 +115,13 @@ class ReadWalk:
         names."""
         for (keeper, name), before in self.changed.items():
             self._changed_in.setdefault(keeper, {})[name] = before
-        own = getattr(function, "__globals__", None)
+        function_globals = getattr(function, "__globals__", None)
         self.enter(function, "" if isinstance(function, types.FunctionType) else "function")
         for value, path in starts:
             self.enter(value, path)
         for scope in scopes:
             module = scope.get("__name__", "a module")
-            self._scope(scope, "" if scope is own else f"{module}.")
+            self._scope(scope, "" if scope is function_globals else f"{module}.")
         self._scope(vars(sys.modules["builtins"]), "builtins.")
         while self._queue:
             value, path = self._queue.popleft()
@@ -267,15 +267,15 @@ class ReadWalk:
 
     def _attributes_of_tensor(self, value: torch.Tensor) -> None:
         """Attributes that users' code put on the tensor. Most tensors have none, and only code that asks can tell."""
-        own = None if id(value) in self.seen else dict_of(value)
-        if own is None or not (own or self.names.asked):
+        attributes = None if id(value) in self.seen else dict_of(value)
+        if attributes is None or not (attributes or self.names.asked):
             return
         self.seen.add(id(value))
         self.kept.append(value)
-        if own:
-            self.guard_names(value, own, self.names.of_packages(()), "an attribute of a tensor")
+        if attributes:
+            self.guard_names(value, attributes, self.names.of_packages(()), "an attribute of a tensor")
         else:
-            self.empty.append(own)
+            self.empty.append(attributes)
 
     def note_object(self, value: Any, path: str, keeper: Any, name: Any, *, is_attribute: bool = False) -> None:
         """Note an object that might be an input, unless the body itself puts it there."""
@@ -301,45 +301,47 @@ class ReadWalk:
 
     def attributes(self, value: Any, of_class: OfClass, path: str) -> None:
         """Guard what is in an object's ``__dict__`` and slots, and in its classes."""
-        kind, own = type(value), dict_of(value)
+        kind, namespace = type(value), dict_of(value)
         if of_class.is_closed:
-            if own is not None and of_class.is_module:  # such as the module that ``torch.compile`` puts around one
-                self._module(own, path)
-                self._compiled_module(own)
+            if namespace is not None and of_class.is_module:  # such as the one that ``torch.compile`` returns
+                self._module(namespace, path)
+                self._compiled_module(namespace)
             return
         if of_class.is_users:
-            self._objects.append((value, None if own is None or _handle_of(own.get("forward")) else own))
-        if own is not None:
+            self._objects.append(
+                (value, None if namespace is None or _handle_of(namespace.get("forward")) else namespace)
+            )
+        if namespace is not None:
             if of_class.is_module:
-                self._module(own, path)
+                self._module(namespace, path)
                 if self.is_static and type(kind.forward) is types.FunctionType:
                     self.note_as_run(kind.forward)
-            if own or of_class.is_users or id(value) in self._changed_in:
-                self.guard_names(value, own, of_class.wanted, path)
+            if namespace or of_class.is_users or id(value) in self._changed_in:
+                self.guard_names(value, namespace, of_class.wanted, path)
             else:  # a class of Python's own, such as ``OrderedDict``: attributes on it are rare
-                self.empty.append(own)
+                self.empty.append(namespace)
         if of_class.has_slots:
             self._slots(value, kind, of_class.wanted, path)
 
-    def guard_names(self, value: Any, own: dict[str, Any], wanted: frozenset[str], path: str) -> None:
+    def guard_names(self, value: Any, namespace: dict[str, Any], wanted: frozenset[str], path: str) -> None:
         if self.names.is_computed:
-            wanted |= frozenset(own)
+            wanted |= frozenset(namespace)
             if id(value) not in self._changed_in:
-                self.found.guards.append(Guard("length", itself(own, path), len(own)))
-        handle = _handle_of(own["forward"]) if "forward" in own else None
+                self.found.guards.append(Guard("length", itself(namespace, path), len(namespace)))
+        handle = _handle_of(namespace["forward"]) if "forward" in namespace else None
         is_captured = handle is not None
         if is_captured:  # a captured instance, which its own ``__dict__`` would keep alive
             wanted -= {"forward"}
             self._captured(value, handle, path)
         wanted -= self.always_set(id(value))
-        names, kept, kinds = self.columns(id(value), own, wanted, path, value if value is not own else None)
-        if value is own:  # of a thread-local
+        names, kept, kinds = self.columns(id(value), namespace, wanted, path, value if value is not namespace else None)
+        if value is namespace:  # of a thread-local
             for name, value_there in zip(names, kept, strict=True):
-                self.note_object(value_there, f"{path}.{name}", own, name)
+                self.note_object(value_there, f"{path}.{name}", namespace, name)
         keeper = _weak_or_none(value)
-        holder = keeper if is_captured and keeper is not None else own
+        holder = keeper if is_captured and keeper is not None else namespace
         expected = (wanted, names, kept, kinds)
-        self.add(Guard("names", itself(holder, path), expected), keeper if keeper is not None else lambda: own)
+        self.add(Guard("names", itself(holder, path), expected), keeper if keeper is not None else lambda: namespace)
 
     def always_set(self, keeper: int) -> frozenset[str]:
         """Names in it to which the body gives tensors, and which no code looks up."""
@@ -349,16 +351,16 @@ class ReadWalk:
         )
 
     def columns(
-        self, keeper: int, own: Mapping[str, Any], wanted: frozenset[str], path: str, holder: Any = None
+        self, keeper: int, namespace: Mapping[str, Any], wanted: frozenset[str], path: str, holder: Any = None
     ) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[type | None, ...]]:
         """Names that are there, their values, and, where any object of a class will do, the class."""
-        there = {name: value for name, value in own.items() if name in wanted}
+        present = {name: value for name, value in namespace.items() if name in wanted}
         is_changed = keeper in self._changed_in
         if is_changed:
-            there |= {name: before for name, before in self._changed_in[keeper].items() if name in wanted}
-            there = {name: value for name, value in there.items() if before_of(value) is not MISSING}
-        values, kinds, seen = list(there.values()), list[type | None](), self.seen
-        for at, (name, value) in enumerate(there.items()):
+            present |= {name: before for name, before in self._changed_in[keeper].items() if name in wanted}
+            present = {name: value for name, value in present.items() if before_of(value) is not MISSING}
+        values, kinds, seen = list(present.values()), list[type | None](), self.seen
+        for at, (name, value) in enumerate(present.items()):
             kind = type(value)
             if holder is not None and kind not in PLAIN_TYPES and (keeper, name) not in self.changed:
                 self.note_object(value, f"{path}.{name}" if path else name, holder, name, is_attribute=True)
@@ -367,7 +369,7 @@ class ReadWalk:
                 continue
             values[at], kept = self.expect((keeper, name), value, f"{path}.{name}" if path else name)
             kinds.append(kept)
-        return tuple(there), tuple(values), tuple(kinds)
+        return tuple(present), tuple(values), tuple(kinds)
 
     def _captured(self, value: Any, handle: Any, path: str) -> None:
         source = Source("weak", weakref.ref(value), "forward", f"{path}.forward")

@@ -302,14 +302,16 @@ def changes_of_state(guard: RecordingGuard) -> list[StateChange]:
     """Differences from what the guard expects, where the former value is known."""
     differing = []
     for place in guard.places.all:
-        own = place.own()
-        for name, before, after in place.others() if own is not None else ():
+        namespace = place.own()
+        for name, before, after in place.others() if namespace is not None else ():
             weak = type(before) is weakref.ref
             value = before() if weak else before
             if value is after or (type(before) is dict and getattr(after, "__dict__", None) is before):
                 continue  # an object is compared by a reference, or by its content
             if weak or type(value) in PLAIN_TYPES or value is MISSING or place.guard.kind == "members":
-                differing.append(StateChange(Source("item", own, name, place.guard.source.path, None), value, after))
+                differing.append(
+                    StateChange(Source("item", namespace, name, place.guard.source.path, None), value, after)
+                )
     for owner in guard.owners:
         places = [(one, one.get()) for one in owner.sources]
         differing += [StateChange(one, owner.tensor, now) for one, now in places if now is not owner.tensor]
@@ -383,9 +385,9 @@ def _reached(source: Source) -> Source:
     holder = source.holder
     if source.kind != "attribute":
         return Source(source.kind, holder, source.name, source.path)
-    own = getattr(holder, "__dict__", None)
-    if own is None or source.name not in own:
+    attributes = getattr(holder, "__dict__", None)
+    if attributes is None or source.name not in attributes:
         return Source("attribute", holder, source.name, source.path)
-    if "forward" in own:  # a captured instance, which its own __dict__ would keep alive
+    if "forward" in attributes:  # a captured instance, which its own __dict__ would keep alive
         return Source("weak", weakref.ref(holder), source.name, source.path)
-    return Source("item", own, source.name, source.path)
+    return Source("item", attributes, source.name, source.path)

@@ -155,8 +155,8 @@ def _root(instruction: dis.Instruction, parameters: frozenset[str]) -> tuple[Roo
     if name == "LOAD_GLOBAL":
         return "global", str(instruction.argval)
     if name in ("LOAD_DEREF", "LOAD_CLASSDEREF"):
-        own = str(instruction.argval)
-        return ("parameter" if own in parameters else "closure"), own
+        root = str(instruction.argval)
+        return ("parameter" if root in parameters else "closure"), root
     if name.startswith("LOAD_FAST"):  # newer Pythons load pairs; the last of them is the one an attribute follows
         local = instruction.argval[-1] if isinstance(instruction.argval, tuple) else instruction.argval
         return ("parameter", str(local)) if local in parameters else None
@@ -167,9 +167,9 @@ def attribute(holder: Any, name: str) -> Any:
     """The attribute as stored, without running a property: instance first, then the class, else ``MISSING``."""
     if isinstance(holder, types.ModuleType):
         return holder.__dict__.get(name, MISSING)
-    own = getattr(holder, "__dict__", None)
-    if own is not None and name in own:
-        return own[name]
+    attributes = getattr(holder, "__dict__", None)
+    if attributes is not None and name in attributes:
+        return attributes[name]
     if isinstance(holder, torch.nn.Module):
         for table in (holder._parameters, holder._buffers, holder._modules):
             if name in table:
@@ -309,8 +309,8 @@ class NamedKey:
 
         def read() -> Any:
             keeper_now = keeper()
-            own = keeper_now if type(keeper_now) is dict else getattr(keeper_now, "__dict__", {})
-            return own.get(name, MISSING)
+            members = keeper_now if type(keeper_now) is dict else getattr(keeper_now, "__dict__", {})
+            return members.get(name, MISSING)
 
         holder = kept if type(kept) is dict else keeper if isinstance(keeper, weakref.ref) else None
         self._fixed.append(NamedSource(read, holder, name, keeper=keeper))

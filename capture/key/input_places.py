@@ -117,13 +117,13 @@ class _Bound:
     def call(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
         """Call the function while the places hold these values."""
         count = len(values) - len(self.places)
-        own, given = values[:count], values[count:]
-        theirs = [(place, place.read(), value) for place, value in zip(self.places, given, strict=True)]
+        arguments, place_values = values[:count], values[count:]
+        theirs = [(place, place.read(), value) for place, value in zip(self.places, place_values, strict=True)]
         replaced = [(place, before, value) for place, before, value in theirs if before is not value]
         try:
             for place, _, value in replaced:
                 place.write(value)
-            return self.binder.call(function, own)
+            return self.binder.call(function, arguments)
         finally:
             _put_back(replaced)
 

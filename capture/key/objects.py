@@ -126,8 +126,8 @@ def members(value: Any) -> list[tuple[Name, Any]]:
             named.append((("slot", descriptor), descriptor.__get__(value)))
         except AttributeError:  # not set
             continue
-    if layout.has_dict and (own := _attributes(value)) is not value:
-        named += [(("attribute", name), one) for name, one in own.items()]
+    if layout.has_dict and (attributes := _attributes(value)) is not value:
+        named += [(("attribute", name), one) for name, one in attributes.items()]
     return named
 
 

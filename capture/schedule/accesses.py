@@ -69,15 +69,15 @@ class Memory:
         """What an operator, by its number, can have got with this address: a block that outlived it, or all memory
         between such blocks."""
         begin, end = part
-        for one in self.lifetimes:
-            if one.born >= operator or (one.died is not None and one.died <= operator):
+        for lifetime in self.lifetimes:
+            if lifetime.born >= operator or (lifetime.died is not None and lifetime.died <= operator):
                 continue
-            if one.begin <= address < one.end:
-                return one.begin, one.end
-            if one.end <= address:
-                begin = max(begin, one.end)
+            if lifetime.begin <= address < lifetime.end:
+                return lifetime.begin, lifetime.end
+            if lifetime.end <= address:
+                begin = max(begin, lifetime.end)
             else:
-                end = min(end, one.begin)
+                end = min(end, lifetime.begin)
         return begin, end
 
 
@@ -92,9 +92,9 @@ def accesses(
             owner[node] = None if owner[node] is not None else number
     hidden = [_hidden(operator, number, words, memory) for number, operator in enumerate(operators)]
     nodes = []
-    for at, given in enumerate(words):
+    for at, parameter_words in enumerate(words):
         whose = owner[at]
-        touched = None if whose is None or given is None else hidden[whose].get(at)
+        touched = None if whose is None or parameter_words is None else hidden[whose].get(at)
         if whose is None or touched is None or operators[whose].is_barrier:
             nodes.append(Node(len(operators) + at, is_barrier=True))
         else:

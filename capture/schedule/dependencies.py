@@ -69,11 +69,11 @@ class Dependencies:
             if self.levels[first] == self.levels[then] - 1:
                 before.setdefault(then, first)
         at = max(range(len(self.levels)), key=self.levels.__getitem__, default=None)
-        found: list[int] = []
+        nodes: list[int] = []
         while at is not None:
-            found.append(at)
+            nodes.append(at)
             at = before.get(at)
-        return tuple(reversed(found))
+        return tuple(reversed(nodes))
 
 
 @define

@@ -66,7 +66,7 @@ def _of_tensors(before: Snapshot) -> list[Change]:
             place = Source("attribute", tensor, "requires_grad", f"{source.path}.requires_grad", source)
             differences.append(Change(place, required, tensor.requires_grad))
         if id(tensor) not in before.namespaces:
-            for name, value in filter(lambda one: counts(one[0]), tensor.__dict__.items()):
+            for name, value in filter(lambda item: counts(item[0]), tensor.__dict__.items()):
                 place = Source("attribute", tensor, name, f"{source.path}.{name}", source)
                 differences.append(Change(place, MISSING, value))
     return differences
@@ -175,7 +175,7 @@ def _equal_plain(old: Any, new: Any) -> bool:
 def restore(before: Snapshot, changed: list[Change]) -> None:
     """Put every changed source and every container's members back as the snapshot saw them."""
     for change in sorted(
-        changed, key=lambda one: not one.container
+        changed, key=lambda change_of: not change_of.container
     ):  # containers first, so that members exist when they are set
         if change.container:
             _restore_members(before, change)

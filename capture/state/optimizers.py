@@ -157,8 +157,8 @@ class Optimizers:
 
         def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if threading.get_ident() == thread and begun and begun[-1][0] is optimizer:
-                known = noted.get(optimizer) or _Steps(tuple(_numbers(optimizer)))
-                noted[optimizer] = known.and_then(trace, begun.pop()[1])
+                steps_before = noted.get(optimizer) or _Steps(tuple(_numbers(optimizer)))
+                noted[optimizer] = steps_before.and_then(trace, begun.pop()[1])
 
         hooks = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
         try:
@@ -270,8 +270,8 @@ def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[str]:
 def _through(optimizer: torch.optim.Optimizer, island: Callable[..., Any]) -> Iterator[None]:
     """An attribute of the object stands for its method meanwhile, but while that runs. A schedule puts one there, too,
     which is called then."""
-    own, thread, method = vars(optimizer), threading.get_ident(), optimizer.step
-    step_before = own.get("step", MISSING)
+    attributes, thread, method = vars(optimizer), threading.get_ident(), optimizer.step
+    step_before = attributes.get("step", MISSING)
     is_open = True
 
     @functools.wraps(method)
@@ -283,17 +283,17 @@ def _through(optimizer: torch.optim.Optimizer, island: Callable[..., Any]) -> It
             return island(_step_of(type(optimizer)), (optimizer, *args), kwargs)
         finally:
             if is_open:
-                own["step"] = step
+                attributes["step"] = step
 
     def take() -> None:
-        if own.get("step") is not step:
+        if attributes.get("step") is not step:
             return
         if step_before is MISSING:
-            del own["step"]
+            del attributes["step"]
         else:
-            own["step"] = step_before
+            attributes["step"] = step_before
 
-    own["step"] = step
+    attributes["step"] = step
     try:
         yield
     finally:
@@ -306,12 +306,12 @@ _kinds: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDic
 
 def _step_of(kind: type) -> Callable[..., Any]:
     """The function that replaces the step of all optimizers of this class."""
-    found = _kinds.get(kind)
-    if found is None:
+    step_function = _kinds.get(kind)
+    if step_function is None:
 
-        def found(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        def step_function(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             return optimizer.step(*args, **kwargs)
 
-        found.__qualname__ = f"{kind.__name__}.step"
-        found = _kinds.setdefault(kind, found)
-    return found
+        step_function.__qualname__ = f"{kind.__name__}.step"
+        step_function = _kinds.setdefault(kind, step_function)
+    return step_function

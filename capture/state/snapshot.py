@@ -148,11 +148,12 @@ def _module_globals(function: types.FunctionType, name: str, parent: Source | No
     module = function.__globals__[name]
     if not is_of_users(module.__name__):
         return []
-    own = module.__dict__
+    namespace = module.__dict__
     return [
         Source("attribute", module, attribute, f"{name}.{attribute}", parent)
         for attribute in mentioned_in(function.__code__)
-        if attribute in own and (holds_state(own[attribute]) or type(own[attribute]) is types.FunctionType)
+        if attribute in namespace
+        and (holds_state(namespace[attribute]) or type(namespace[attribute]) is types.FunctionType)
     ]
 
 
@@ -204,8 +205,8 @@ def _walk(state: Snapshot, entered: set[int], starts: list[Found], aside: list[F
             if id(value) not in entered:
                 entered.add(id(value))
                 state.flags.append((source, value, value.requires_grad))
-                if own := value.__dict__:
-                    todo.extend(_namespace(state, "attribute", value, own, f"{source.path}.", source))
+                if attributes := value.__dict__:
+                    todo.extend(_namespace(state, "attribute", value, attributes, f"{source.path}.", source))
                 todo.extend(_gradient(source, value))
                 if hooks := value._backward_hooks:
                     todo.extend(_hooks(source, "_backward_hooks", hooks))
@@ -285,7 +286,7 @@ def _of_function(state: Snapshot, source: Source, function: types.FunctionType) 
 
 
 def _namespace(
-    state: Snapshot, kind: SourceKind, holder: Any, own: Mapping[str, Any], prefix: str, parent: Source | None
+    state: Snapshot, kind: SourceKind, holder: Any, names: Mapping[str, Any], prefix: str, parent: Source | None
 ) -> list[Found]:
     """Note all names, once, and give those that a walk goes on from. In a scope these are only names that code
     mentions."""
@@ -293,7 +294,9 @@ def _namespace(
         return []
     while prefix and any(one.prefix == prefix for one in state.namespaces.values()):
         prefix = f"{prefix[:-1]}'."
-    made = state.namespaces[id(holder)] = Namespace(kind, holder, prefix, parent, own, tuple(own), tuple(own.values()))
+    made = state.namespaces[id(holder)] = Namespace(
+        kind, holder, prefix, parent, names, tuple(names), tuple(names.values())
+    )
     return [] if kind == "global" else list(made.members())
 
 

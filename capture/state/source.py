@@ -52,9 +52,9 @@ class Source:
             if self.kind == "context":
                 return self.holder.get(MISSING)
             if self.kind == "attribute":
-                own = getattr(self.holder, "__dict__", None)
-                if own is not None and self.name in own:
-                    return own[self.name]
+                attributes = getattr(self.holder, "__dict__", None)
+                if attributes is not None and self.name in attributes:
+                    return attributes[self.name]
                 if isinstance(self.holder, type):  # names of its bases are kept in these
                     return MISSING
                 return getattr(self.holder, self.name)
@@ -71,9 +71,9 @@ class Source:
         elif isinstance(self.holder, type):
             type.__setattr__(self.holder, self.name, value)
         elif self.kind == "attribute":
-            own = getattr(self.holder, "__dict__", None)
-            if own is not None and self.name in own:
-                own[self.name] = value
+            attributes = getattr(self.holder, "__dict__", None)
+            if attributes is not None and self.name in attributes:
+                attributes[self.name] = value
             else:
                 object.__setattr__(self.holder, self.name, value)
         elif self.kind != "root":

@@ -28,7 +28,7 @@ def plan_outputs(
     arguments: Sequence[tuple[str, Any]],
     owners: Callable[[str], torch.Tensor],
     pool: Pool,
-    own: dict[int, Source],
+    callers: dict[int, Source],
     again: Mapping[int, Again],
 ) -> OutputPlan:
     """Of what one recording run left. ``blocks``: as in ``Recorded``. ``again``: by ``id``, what may be given again."""
@@ -48,12 +48,12 @@ def plan_outputs(
             geometry = evolve(Geometry.of(value), offset=0)
             empties.append((position, geometry, value.device))
         elif leaf.kind == "python":
-            constants.append((position, None if id(value) in own else value))  # the caller's own is not kept alive
+            constants.append((position, None if id(value) in callers else value))  # the caller's own is not kept alive
         else:
             assert leaf.source is not None
             base = arguments[leaf.source][1] if isinstance(leaf.source, int) else owners(leaf.source)
             aliases.append((position, _alias(leaf, base)))
-    structures = Structures(iter(range(len(leaves))), own)
+    structures = Structures(iter(range(len(leaves))), callers)
     skeleton = structures.skeleton(result)
     slots = tuple(
         slot_of_change(change, None if change.amount is not None else structures.skeleton(change.after))

@@ -191,7 +191,7 @@ class OutputPlan:
         alone = self.gradients.get(number)
         references = self.shared.get(number, ()) if alone is None else (alone,)
         held = self.live[number]
-        parameters = [one for reference in references if (one := reference()) is not None]
+        parameters = [parameter for reference in references if (parameter := reference()) is not None]
         if self.deposits is not None:
             parameters += self.deposits(self.groups[number].positions)
         storage = held() if held is not None else None
