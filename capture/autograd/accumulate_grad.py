@@ -1,7 +1,7 @@
-"""Gradients of parameters put into ``.grad`` by a backward pass itself, as autograd's accumulation does.
+"""Gradients that a backward pass itself adds to ``.grad`` of parameters, as autograd's accumulation does.
 
 For ``gradients="accumulate"``. The parameters are then no part of the caller's graph, which saves their nodes in every
-pass, and what a recording adds to or hands out as ``.grad`` stays where it is from step to step.
+pass, and the memory of ``.grad`` stays in place from step to step.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ class Anchor:
             self.tensor = torch.zeros((), device=device, requires_grad=True)
             self._node = self.tensor.view_as(self.tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
         self.stream_now = stream_reader(device)
-        """Gives the current stream, by its handle."""
+        """Gives the handle of the current stream."""
         self._stream = self.stream_now()
 
     def gradient(self) -> torch.Tensor | None:
-        """What to give back for it: on another stream a number, for which autograd has the two wait for each other."""
+        """The gradient to return for it. On another stream it is a tensor, so that autograd makes the two streams
+        wait."""
         if self.stream_now() == self._stream:
             return None
-        self.tensor.grad = None  # what became of the last one
+        self.tensor.grad = None  # from the last pass
         return torch.zeros_like(self.tensor)
 
     def check(self) -> None:
-        """Raises in a pass for chosen inputs."""
+        """Raises in a pass for chosen inputs (``torch.autograd.grad``)."""
         assert will_execute is not None
         if not will_execute(self._node):
             raise ChosenInputsError(
@@ -71,7 +72,8 @@ class Order:
         self._task, self._passes = NO_TASK, 0
 
     def broken_by(self, parameters: Sequence[torch.Tensor]) -> str | None:
-        """In a backward pass: what else gives these parameters gradients in it."""
+        """In a backward pass: another source of gradients for these parameters in the same pass; None if there is
+        none."""
         task = graph_task()
         if task == NO_TASK:
             return None
@@ -91,28 +93,28 @@ class Order:
 
 _LOOKED_AT = 4
 _latest_users: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""By parameter: whose pass that was looked at had it last, and the run of autograd it was in."""
+"""By parameter: the function whose pass, among those that were looked at, had it last, and the run of autograd."""
 
 
 def _ends_of(parameters: Iterable[torch.Tensor]) -> list[Any]:
-    """Autograd's nodes that add to ``.grad``: those that a graph has, or new ones."""
+    """Autograd's nodes that add to ``.grad``: those that a graph has, or else new ones."""
     with torch.enable_grad():
         return [one.view_as(one).grad_fn.next_functions[0][0] for one in parameters]  # type: ignore[union-attr]
 
 
 def may_deposit() -> bool:
-    """Nobody but ``.grad`` gets gradients of leaves, as far as is known when a call begins. Data parallelism waits for
-    them with hooks on autograd's nodes."""
+    """Only ``.grad`` gets the gradients of leaves, as far as is known when a call begins. Data parallelism waits for
+    gradients by hooks on autograd's nodes."""
     return will_execute is not None and not groups_exist()
 
 
 def are_leaves(parameters: Iterable[torch.Tensor]) -> bool:
-    """All have a ``.grad`` that a backward pass makes."""
+    """All of them are leaves, which get their ``.grad`` in a backward pass."""
     return all(one.is_leaf and type(one) in TENSOR_TYPES for one in parameters)
 
 
 def buffers_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
-    """What there is in ``.grad``; None if somebody has hooks, which autograd has to call."""
+    """The present values of ``.grad``; None if there are hooks, which autograd has to call."""
     for one in parameters:
         if one._backward_hooks or one._post_accumulate_grad_hooks:
             return None
@@ -138,7 +140,7 @@ def accumulated(
 
 
 def put(parameters: Sequence[torch.Tensor], made: Gradients) -> None:
-    """Set ``.grad`` where there is a new one."""
+    """Set ``.grad`` where it is a new tensor."""
     for parameter, gradient in zip(parameters, made, strict=True):
         if gradient is not None:
             parameter.grad = gradient
@@ -156,7 +158,7 @@ def through_autograd(
 
 
 def _add(gradient: torch.Tensor, buffer: torch.Tensor) -> bool:
-    """False for a dense gradient and a sparse buffer, which becomes another tensor."""
+    """Add in place. False for a dense gradient and a sparse buffer, whose sum is another tensor."""
     if buffer.is_sparse and not gradient.is_sparse:
         return False
     buffer += gradient

@@ -1,7 +1,7 @@
-"""How long autograd takes for the backward pass of one call that ran eagerly.
+"""How long autograd takes for the backward pass of a call that ran eagerly.
 
-Looked at from outside: from the first of its results that a gradient comes to, until the last of its inputs gets one.
-What autograd does in between for other parts of the graph counts, too.
+It is measured from outside: from the first gradient of one of its results to the last gradient of one of its inputs.
+Work for other parts of the graph in between is included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 
 class BackwardTimer:
-    """Of one call. ``clock``: gives seconds."""
+    """Measures one call. ``clock``: gives seconds."""
 
     def __init__(
         self, results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], clock: Callable[[], float]
@@ -36,11 +36,11 @@ class BackwardTimer:
 
     @property
     def is_blind(self) -> bool:
-        """A backward pass came by, and where it ended was not seen: ``torch.autograd.grad`` goes to no input."""
+        """A backward pass began, but its end was not seen: ``torch.autograd.grad`` computes no gradient of an input."""
         return self._begin is not None and self._end is None
 
     def stop(self) -> float | None:
-        """Seconds, if a backward pass came by. Looks at none from now on."""
+        """Measure no more. Gives the seconds, if a backward pass was seen."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

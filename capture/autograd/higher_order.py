@@ -38,20 +38,20 @@ class Body(Protocol):
 
 @frozen(eq=False)
 class Order:
-    """What one node computes."""
+    """The computation of one node."""
 
     body: Body
     inner: Sequence[torch.Tensor]
-    """What the body saved and nobody else has."""
+    """Tensors that the body saved and nobody else has."""
     num_saved: int
     num_inputs: int
     defined: tuple[tuple[bool, ...], ...]
-    """Which gradients came in, order by order; the rest are None."""
+    """Which gradients are given, order by order; the others are None."""
 
     def of(
         self, tensors: Sequence[torch.Tensor], come: Sequence[torch.Tensor], *, keeps_graph: bool
     ) -> Sequence[torch.Tensor | None]:
-        """``come``: all that came in, in one row."""
+        """``come``: all gradients that are given, in one row."""
         row = iter(come)
         orders = [[next(row) if there else None for there in defined] for defined in self.defined]
         later = not keeps_graph and self.body.puts_off(orders)
@@ -60,12 +60,12 @@ class Order:
         )
 
     def parts(self, tensors: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        """What was saved, the inputs, what came in."""
+        """Saved tensors, inputs, and gradients that are given."""
         begin, end = self.num_saved, self.num_saved + self.num_inputs
         return tensors[:begin], tensors[begin:end], tensors[end:]
 
     def after(self, grads: Grads) -> Order:
-        """The next one, where these come in."""
+        """The next order, for these gradients."""
         return evolve(self, defined=(*self.defined, tuple(one is not None for one in grads)))
 
 

@@ -21,7 +21,7 @@ from capture.torch_private.capabilities import leaf_like, swap_tensors
 from capture.torch_private.devices import captures_kernels
 
 Lent = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""Tensors that were lent and whose they are, by ``id``."""
+"""By ``id``, the tensors that were lent and the tensors that they replace."""
 
 
 def is_needed(device: torch.device) -> bool:
@@ -31,7 +31,8 @@ def is_needed(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def lent(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
-    """Exchange these; other threads would see that, too. A ``grad`` that the block leaves is theirs afterwards."""
+    """Exchange these tensors for the block; other threads would see that, too. A ``grad`` that is set in the block is
+    kept."""
     swap = swap_tensors
     if swap is None:
         yield {}
@@ -43,7 +44,7 @@ def lent(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
             stand_in = leaf_like(tensor)
             if tensor.is_leaf:
                 stand_in.grad = gradient_of(tensor)
-            with contextlib.suppress(RuntimeError):  # somebody knows the tensor by a weak reference
+            with contextlib.suppress(RuntimeError):  # a weak reference to the tensor exists
                 swap(tensor, stand_in)
                 pairs[id(stand_in)] = stand_in, tensor
         yield pairs
@@ -53,4 +54,4 @@ def lent(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
             swap(tensor, stand_in)
             if tensor.is_leaf and gradient is not gradient_of(tensor):
                 tensor.grad = gradient
-            stand_in.grad = None  # a graph may keep it, and would keep the gradient
+            stand_in.grad = None  # a graph may keep the tensor, and would keep the gradient with it

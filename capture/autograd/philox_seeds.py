@@ -1,8 +1,8 @@
-"""What dropout inside an attention kernel was drawn from, saved for the backward pass.
+"""Seeds of dropout inside attention kernels, which are saved for the backward pass.
 
-Run eagerly the memory-efficient kernel keeps seed and offset on the host and reads them there; captured it keeps them
-on the device. A backward pass that runs eagerly after a recorded forward pass has to bring them to the host, or it
-would read a device's address there. Flash attention and cuDNN's keep theirs on the device. Measured with torch 2.11.
+Run eagerly, the memory-efficient kernel keeps seed and offset on the host and reads them there; captured, it keeps them
+on the device. A backward pass that runs eagerly after a recorded forward pass has to copy them to the host, or it would
+read a device's address there. Flash attention and cuDNN's kernels keep theirs on the device. Measured with torch 2.11.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read_seeds(ends: Sequence[torch.Tensor]) -> None:
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU, of which a watch sees that the body may read it."""
+    """A copy on the CPU, made so that a watch sees that the body may read it."""
     if tensor.device.type == "cpu":
         return tensor
     with unseen(), unnoticed():

@@ -43,7 +43,7 @@ class Obstacle(Exception):
 
 
 class Slot:
-    """Stands for a tensor of each call."""
+    """The place of a tensor, another one in each call."""
 
     __slots__ = ("requires_grad", "saved_tensor")
 
@@ -52,7 +52,7 @@ class Slot:
 
 
 class Owner:
-    """Stands for an object that the body found, by number."""
+    """The place of an object that existed before the body ran, by number."""
 
     __slots__ = ("number",)
 
@@ -62,24 +62,24 @@ class Owner:
 
 @define(eq=False)
 class Block:
-    """One block. What it saves is told in the order in which it does so."""
+    """One block. Its lists are in the order in which it saves tensors."""
 
     function: Any
     args: Sequence[Any]
     stops_early: bool
     metadata: Callable[[torch.Tensor], Any] | None
     saved: list[weakref.ref[Any]] = field(factory=list)
-    """``SavedTensor``s of the graph, those of blocks inside included. Some of them may be gone."""
+    """``SavedTensor``s of the graph, also those of blocks inside. Some of them may be dead."""
     told: list[Any] = field(factory=list)
-    """Metadata of each."""
+    """Metadata of each saved tensor."""
     begin_state: Any = None
-    """What the generator of the CPU drew from as it began."""
+    """State of the CPU's generator as the block began."""
     draws: bool = False
     runs_once: bool = False
-    """What it keeps of its first run is used up by the second."""
+    """What it keeps of its first run is used up by the second one."""
 
     def note(self, saved_tensor: Any, tensor: torch.Tensor) -> None:
-        """The run of the body saves this."""
+        """The run of the body saves this tensor."""
         self.saved.append(weakref.ref(saved_tensor))
         self.told.append(self._told(tensor))
 
@@ -87,7 +87,7 @@ class Block:
         return None if self.metadata is None else self.metadata(tensor)
 
     def run_again(self, fill: Callable[[Any], Any], *, to_end: bool) -> dict[Any, torch.Tensor]:
-        """What it saves now, by ``SavedTensor``. ``fill``: gives what stands for a slot or an owner."""
+        """The tensors that it saves now, by ``SavedTensor``. ``fill``: gives the value of a slot or an owner."""
         made: list[torch.Tensor] = []
         stops = self.stops_early and not to_end
 
@@ -128,7 +128,7 @@ class Block:
 
 
 class _Enough(Exception):
-    """All was saved."""
+    """Raised once everything was saved."""
 
 
 # ------------------------------------------------------------------------------------------------------------ functions
@@ -171,12 +171,12 @@ def _each(again: Callable[[Any], Any], table: dict[str, Any]) -> Iterator[tuple[
 def _of_function(function: types.FunctionType, leaf: Callable[[Any], Any], copies: dict[int, Any]) -> Any:
     cells = tuple([copies.setdefault(id(cell), (cell, types.CellType()))[1] for cell in function.__closure__ or ()])
     made = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells or None)
-    copies[id(function)] = function, made  # it may be in a cell of its own
+    copies[id(function)] = function, made  # it may be in one of its own cells
     again = functools.partial(copied, leaf=leaf, copies=copies)
     for cell, new in zip(function.__closure__ or (), cells, strict=True):
         if id(new) not in copies:
             copies[id(new)] = new, None
-            with contextlib.suppress(ValueError):  # empty
+            with contextlib.suppress(ValueError):  # the cell is empty
                 new.cell_contents = again(cell.cell_contents)
     made.__defaults__ = None if function.__defaults__ is None else tuple(map(again, function.__defaults__))
     made.__kwdefaults__ = function.__kwdefaults__ and dict(_each(again, function.__kwdefaults__))
@@ -202,13 +202,13 @@ class Blocks:
             for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
         }  # fmt: skip
         self._run: list[tuple[Any, list[tuple[Any, int]]]] = []
-        """The blocks as they are, and what they reached as they began."""
+        """The blocks themselves, and what they reached as they began."""
         self._begin_state = _generator_states()[0]
         self._states: list[torch.Tensor] = []
         self._last_state: torch.Tensor | None = None
 
     def begin(self, hooks: Any) -> bool:
-        """One begins."""
+        """A block begins."""
         block = checkpoints.block_of(hooks)
         self._run.append((block, _reach(block.function)))
         self.current = Block(block.function, block.args, block.stops_early, block.metadata)
@@ -216,7 +216,7 @@ class Blocks:
         return True
 
     def end(self) -> None:
-        """It has run."""
+        """A block has run."""
         block, self.current = self.current, None
         assert block is not None
         self.found.append(block)
@@ -224,7 +224,7 @@ class Blocks:
             self._note_draws(block)
             states = checkpoints.state_of(block.function), checkpoints.device_states_of(block.function)
             memo: dict[int, Any] = {id(one): (one, None) for one in states}
-            checked = functools.partial(self._stand_in, is_checked=True)  # what lies in containers is not looked at
+            checked = functools.partial(self._stand_in, is_checked=True)  # tensors in containers are not checked
             stand_in = [checked if isinstance(one, torch.Tensor) else self._stand_in for one in block.args]
             block.args = [copied(one, leaf, memo) for one, leaf in zip(block.args, stand_in, strict=True)]
             block.function = copied(block.function, self._stand_in, memo)
@@ -312,7 +312,7 @@ def _has_tensors(container: Any) -> bool:
 
 
 def _reach(function: Any) -> list[tuple[Any, int]]:
-    """What it reaches now, and the versions of tensors."""
+    """What a block reaches now, with the versions of tensors."""
     reached: list[tuple[Any, int]] = []
 
     def leaf(value: Any) -> Any:
@@ -327,7 +327,7 @@ def _reach(function: Any) -> list[tuple[Any, int]]:
 
 
 def _generator_states() -> list[torch.Tensor]:
-    """Of the CPU's, then of those of accelerators, where they can be asked."""
+    """States of the CPU's generator, then of those of accelerators, where they can be read."""
     known = default_generators()
     return [one.get_state() for one in (known[:1] if is_capturing_now() else known)]
 
@@ -340,19 +340,19 @@ class Recomputation:
     blocks: Sequence[Block] = ()
     owners: Sequence[Callable[[], Any]] = ()
     begin_state: Any = None
-    """What the generator of the CPU drew from as the body began, and once it had run."""
+    """State of the CPU's generator as the body began, and after it."""
     end_state: Any = None
     is_of_one_run: bool = False
-    """It has what the run made, and serves no other call."""
+    """It holds tensors of the run, and serves no other call."""
 
     @functools.cached_property
     def follows_draws(self) -> bool:
-        """The body draws, so that what its blocks drew from is told by what the call began with."""
+        """The body draws, so that its blocks draw from a state that follows from the one at the begin of the call."""
         return bool(self.blocks) and not is_same_state(self.begin_state, self.end_state)
 
     @property
     def obstacle(self) -> str:
-        """What stands in the way of drawing the same in other calls."""
+        """Why it cannot draw the same in other calls."""
         if all(can_advance(self.begin_state, block.begin_state) for block in self.blocks):
             return ""
         return "a checkpointed function after draws of an unknown number"
@@ -376,7 +376,8 @@ class Recomputation:
         return [(generators[0], first), *states[1:]]
 
     def run(self, build: Callable[[Any], torch.Tensor], owners: Sequence[Any]) -> dict[Any, torch.Tensor]:
-        """All that blocks save, by ``SavedTensor``. ``build``: gives the tensor that one stands for in the call."""
+        """All tensors that blocks save, by ``SavedTensor``. ``build``: gives the tensor of the call that one stands
+        for."""
 
         def fill(value: Any) -> Any:
             if type(value) is Slot:

@@ -58,7 +58,7 @@ class _ForwardOutputs(NamedTuple):
 
 
 class ForwardOutputs(_ForwardOutputs):
-    """What a body gives whose results need gradients."""
+    """The outputs of a body whose results need gradients."""
 
     program: SavedGraph | None = None
     """What its gradients are computed with: that of the run, or of the recording, which gave this. No member of the
@@ -101,7 +101,7 @@ class SavedTensor:
 
     def __init__(self, tensor: torch.Tensor, *, is_made_again: bool = False, is_checked: bool = True) -> None:
         self.tensor: torch.Tensor | None = tensor
-        """The saved tensor itself, as long as the body runs."""
+        """The saved tensor itself, while the body runs."""
         self.is_made_again, self.is_checked = is_made_again, is_checked
         """Of a block under a checkpoint, which is run again. And: autograd raises where it is written."""
         self.version = tensor._version
@@ -115,7 +115,7 @@ class SavedTensor:
 
 
 class Pass:
-    """One backward pass through a graph, which several threads may run at once."""
+    """One backward pass through a graph; several threads may run such passes at once."""
 
     __slots__ = ("again", "come", "more", "task", "tensors", "thread")
 
@@ -123,11 +123,11 @@ class Pass:
         self.tensors, self.again = tensors, again
         """Of the call. And what blocks under checkpoints saved as they ran again, by ``SavedTensor``."""
         self.come: set[int] = set()
-        """Inputs of the body that a gradient came to."""
+        """Inputs of the body for which a gradient has come."""
         self.more: dict[int, list[torch.Tensor]] = {}
-        """Further gradients of inputs that are used several times, in the order in which autograd came to them."""
+        """Further gradients of inputs that are used several times, in autograd's order."""
         self.thread, self.task = threading.get_ident(), NO_TASK
-        """The thread that began it, and the run of autograd that it is, once autograd came here."""
+        """The thread that began it, and the run of autograd that it is, once autograd has begun."""
 
 
 class Passes:
@@ -140,7 +140,7 @@ class Passes:
 
     @contextlib.contextmanager
     def __call__(self, tensors: Sequence[torch.Tensor], again: Mapping[Any, torch.Tensor]) -> Iterator[Pass]:
-        """One runs in the block, with the tensors of its call."""
+        """A pass runs in the block, with the tensors of its call."""
         running = Pass(tensors, again)
         self._running.append(running)
         try:
@@ -174,7 +174,7 @@ class SeveralUses:
     def __init__(self, passes: Passes, inputs: dict[int, int]) -> None:
         self._passes = passes
         self._inputs = inputs
-        """Numbers of inputs of the body, by position among the node's."""
+        """Numbers of inputs of the body, by position among the inputs of the node."""
 
     def __call__(self, grads: Sequence[torch.Tensor | None], _: object) -> tuple[torch.Tensor | None, ...]:
         now, kept = self._passes.current(), list(grads)
@@ -190,7 +190,8 @@ class SeveralUses:
 
 
 class SavedTensorHooks:
-    """Puts what tells of a tensor in its place. The graph knows this, and nothing that knows it."""
+    """Hooks on saved tensors that put ``SavedTensor``s in their places. The graph refers to this object, and to nothing
+    that refers to it."""
 
     __slots__ = ("_saved_tensors", "blocks", "is_marking", "passes")
 
@@ -199,12 +200,12 @@ class SavedTensorHooks:
         self.is_marking = False
         """What is looked for are seeds."""
         self._saved_tensors: list[weakref.ref[SavedTensor]] = []
-        """Of the run of the body. Parts of its graph may be gone when it is over."""
+        """Those of the body's run. When it is over, parts of its graph may be gone."""
         self.blocks: Blocks | None = None
         """While the body runs: what it does under checkpoints."""
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor:
-        """What the graph keeps in place of a tensor."""
+        """What the graph keeps instead of a tensor."""
         block = None if self.blocks is None else self.blocks.current
         saved_tensor = self.save(tensor, is_made_again=block is not None)
         if block is not None:
@@ -212,23 +213,23 @@ class SavedTensorHooks:
         return saved_tensor
 
     def save(self, tensor: torch.Tensor, **told: bool) -> SavedTensor:
-        """One more tensor that is to be there in the backward pass."""
+        """Note one more tensor that the backward pass needs."""
         saved_tensor = SavedTensor(tensor, **told)
         self._saved_tensors.append(weakref.ref(saved_tensor))
         return saved_tensor
 
     def saved_tensors(self) -> list[SavedTensor]:
-        """Of the run of the body, those that its graph still has."""
+        """Those of the body's run that its graph still has."""
         return [saved_tensor for one in self._saved_tensors if (saved_tensor := one()) is not None]
 
     def end_run(self) -> None:
-        """The graph keeps no memory from now on."""
+        """From now on the graph keeps no memory."""
         for saved_tensor in self.saved_tensors():
             saved_tensor.tensor = saved_tensor.tensor if saved_tensor.stays else None
         self._saved_tensors.clear()
 
     def unpack(self, saved_tensor: SavedTensor) -> torch.Tensor:
-        """The tensor of this call that it stands for."""
+        """The tensor of this call that a ``SavedTensor`` stands for."""
         if saved_tensor.tensor is not None:
             saved_tensor.is_seed = self.is_marking and may_be_seed(saved_tensor.tensor)
             return saved_tensor.tensor if self.is_marking else saved_tensor.tensor.detach()
@@ -236,7 +237,7 @@ class SavedTensorHooks:
         return now.again[saved_tensor] if saved_tensor.is_made_again else self.built(saved_tensor, now.tensors)
 
     def built(self, saved_tensor: SavedTensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The one among these that it stands for."""
+        """The tensor, among these, that a ``SavedTensor`` stands for."""
         assert saved_tensor.alias is not None
         tensor = saved_tensor.alias.build(tensors[saved_tensor.index].detach())
         tensor = tensor.conj() if saved_tensor.conj else tensor
@@ -323,9 +324,9 @@ class SavedGraph:
         self.now_shown = self.deposits = None
 
     def needed(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        """The tensors of a call that its backward pass needs beside ``saved``."""
+        """The tensors of a call that its backward pass needs besides ``saved``."""
         count = len(self.given)
-        if self.now_shown is None:  # as long as these tensors are the right ones, so are aliases of them
+        if self.now_shown is None:  # while these tensors are the right ones, so are their aliases
             self.now_shown = list(self.now_held)
             for position in self.views:
                 if position >= count:
@@ -345,7 +346,7 @@ class SavedGraph:
         return loose, rest or [_NOTHING]
 
     def in_order(self, parted: Sequence[Any]) -> Sequence[Any]:
-        """The tensors again, where they were ``parted``."""
+        """The tensors in their order, as they were before ``parted``."""
         num_loose = len(self.checked) - sum(self.checked)
         loose, rest = iter(parted[:num_loose]), iter(parted[num_loose:])
         return [next(rest if is_checked else loose) for is_checked in self.checked]
@@ -362,7 +363,7 @@ class SavedGraph:
         return self._differentiate(tensors, self.outputs, (), grads, self._made_again(tensors))
 
     def summed(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Gradients of ``parameters``, of those of their uses."""
+        """Gradients of ``parameters``, summed over their uses."""
         found: list[torch.Tensor | None] = [None] * len(self.parameters)
         for number, grad in zip(self.used_parameters, grads, strict=True):
             known = found[number]

@@ -24,23 +24,22 @@ _NAME = re.compile(r".*-[0-9a-f]{16}\.json")
 _TEMPORARY = re.compile(r"\..*-[0-9a-f]{16}\.json\.[0-9a-f]{12}\.tmp")
 
 _sizes: dict[Path, tuple[int, int]] = {}
-"""By directory: bytes in it as far as this process knows, and how often it wrote there since it counted."""
+"""By directory: bytes in it as far as this process knows, and how often it wrote there since the last count."""
 
 
 class UnusableFileError(Exception):
-    """A file is there and must not be used; says why."""
+    """A file is there and must not be used; the message says why."""
 
 
 def read(path: Path, *, shipped: bool = False) -> str | None:
-    """The text of a file; None if there is none. Raises ``UnusableFileError``.
-
-    ``shipped``: a user named this directory for plans that others made, so that owner and links are as they like.
+    """The text of a file; None if there is none. Raises ``UnusableFileError``. ``shipped``: the user named this
+    directory of plans that others made, so that owner and links are not checked.
     """
     try:
         _check(path.stat() if shipped else path.lstat(), shipped=shipped)
         opened = os.open(path, _READ if shipped else _READ | getattr(os, "O_NOFOLLOW", 0))
         with open(opened, "rb") as file:
-            _check(os.fstat(opened), shipped=shipped)  # another file by now
+            _check(os.fstat(opened), shipped=shipped)  # it may be another file by now
             data = file.read(LARGEST + 1)
             if not shipped:
                 _touch(opened)
@@ -49,7 +48,7 @@ def read(path: Path, *, shipped: bool = False) -> str | None:
         return data.decode("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, MemoryError) as error:  # ValueError: not UTF-8, or no name of a file
+    except (OSError, ValueError, MemoryError) as error:  # ValueError: not UTF-8, or no valid name of a file
         raise UnusableFileError(f"cannot be read ({error})") from None
 
 
@@ -58,7 +57,7 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | ge
 
 
 def _check(status: os.stat_result, *, shipped: bool) -> None:
-    """Raises ``UnusableFileError`` for what is no plan of this user's."""
+    """Raises ``UnusableFileError`` unless it is a regular file of this user."""
     if not stat.S_ISREG(status.st_mode):
         raise UnusableFileError("cannot be read (not a regular file)")
     if status.st_size > LARGEST:
@@ -68,26 +67,25 @@ def _check(status: os.stat_result, *, shipped: bool) -> None:
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """Nobody else can have written it, but for the administrator."""
+    """Only this user, or the administrator, can have written it."""
     if not hasattr(os, "geteuid"):
         return True
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _touch(opened: int) -> None:
-    """Note that a file was used."""
+    """Note in the file's times that it was used."""
     try:
         if time.time() - os.fstat(opened).st_mtime > _TOUCHED:
             os.utime(opened)
     except OSError:
-        pass  # a file system that is only read
+        pass  # a read-only file system
 
 
 def write(directory: Path, name: str, text: str, limit: int | None) -> None:
-    """Write under a name of this call's own, then move: a reader sees the old file or the new one, whole.
-
-    Raises ``OSError``, or ``ValueError`` for what no file system takes and for a text that is too long. ``limit``:
-    bytes that all files together may take.
+    """Write to a temporary name, then rename: a reader sees the old file or the new one, whole. Raises ``OSError``, or
+    ``ValueError`` for a name that no file system takes and for a text that is too long. ``limit``: bytes that all files
+    together may take.
     """
     data = text.encode("utf-8")
     if len(data) > LARGEST:
@@ -115,7 +113,7 @@ def _make(directory: Path) -> None:
         try:
             folder.mkdir(mode=0o700)
         except FileExistsError:
-            continue  # another process was faster
+            continue  # another process made it first
         folder.chmod(0o700)
 
 
@@ -129,7 +127,7 @@ def _stay_within(directory: Path, name: str, size: int, limit: int) -> None:
 
 
 def _delete_oldest(directory: Path, name: str, limit: int) -> int:
-    """Bytes that are left in the directory."""
+    """Delete files; gives the bytes that are left in the directory."""
     plans = sorted(_plans_in(directory))
     total = sum(size for _, size, _ in plans)
     wanted = total if total <= limit else int(limit * _SPARE)
@@ -137,7 +135,7 @@ def _delete_oldest(directory: Path, name: str, limit: int) -> int:
         if total <= wanted:
             break
         if path.name == name:
-            continue  # the one that was just written
+            continue  # the file that was just written
         try:
             path.unlink(missing_ok=True)
         except OSError:
@@ -147,7 +145,8 @@ def _delete_oldest(directory: Path, name: str, limit: int) -> int:
 
 
 def _plans_in(directory: Path) -> Iterator[tuple[float, int, Path]]:
-    """Last use, size and path of what this module wrote there, now or in another process; nothing else is touched."""
+    """Last use, size and path of the files that this module wrote there, now or in another process. No other file is
+    touched."""
     try:
         entries = list(os.scandir(directory))
     except OSError:
@@ -160,6 +159,6 @@ def _plans_in(directory: Path) -> Iterator[tuple[float, int, Path]]:
         try:
             status = entry.stat(follow_symlinks=False)
         except OSError:
-            continue  # gone meanwhile
+            continue  # deleted meanwhile
         if stat.S_ISREG(status.st_mode) and _is_ours(status) and (not temporary or now - status.st_mtime > _LEFT_OVER):
             yield (0.0 if temporary else status.st_mtime), max(status.st_size, _BLOCK), Path(entry.path)

@@ -1,7 +1,7 @@
-"""Locations: the places in a plan without directories of this machine, and back.
+"""Locations in a plan, without the directories of this machine, and back.
 
-A file of a plan is named as Python finds it, relative to an entry of ``sys.path``; one that lies below none by its own
-name. So a plan tells nobody where its maker keeps things, and names the right file where it is used.
+On disk a file is named relative to the entry of ``sys.path`` below which it lies, and one that lies below none by its
+base name. So a plan does not tell where its maker keeps things, and names the right file where it is used.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Rename = Callable[[str], str]
 
 
 def portable(plan: CapturePlan) -> CapturePlan:
-    """The plan as it goes to disk."""
+    """The plan in the form for the disk."""
     roots = sorted({os.path.abspath(entry) for entry in sys.path}, key=len, reverse=True)
     renamed: CapturePlan = _renamed(plan, _remembering(lambda file: _relative(file, roots)))
     return renamed
 
 
 def local(plan: CapturePlan, near: str | None) -> CapturePlan:
-    """The plan as it is used here. ``near``: the file of the function, beside which others may lie."""
+    """The plan in the form for this process. ``near``: the file of the function, as others may lie beside it."""
     roots = [os.path.abspath(entry) for entry in (*sys.path, *([os.path.dirname(near)] if near else []))]
     found: CapturePlan = _renamed(plan, _remembering(lambda file: _absolute(file, roots)))
     return found
@@ -61,7 +61,7 @@ def _remembering(rename: Rename) -> Rename:
 
 
 def _renamed(value: Any, rename: Rename) -> Any:
-    """``value`` with other names of files; itself where there are none."""
+    """``value`` with file names replaced; the same object where there are none."""
     if isinstance(value, CodeLocation):
         file = rename(value.file)
         return value if file == value.file else attrs.evolve(value, file=file)

@@ -39,9 +39,9 @@ from capture.torch_private import devices
 
 _loaded: dict[str, CapturePlan] = {}  # by file name
 _looked_at: OrderedDict[str, None] = OrderedDict()
-"""Names of plans that say eager and that a run of this process has found to be right, those used last at the end."""
+"""Names of plans that say eager and that a run in this process confirmed, the last used at the end."""
 _MOST_LOOKED_AT = 4096
-_unwritable: set[Path] = set()  # directories that were complained about
+_unwritable: set[Path] = set()  # directories that a warning was given for
 _DEVICE = re.compile(r"\bdevice\(([a-z]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{8,}")
 
@@ -61,7 +61,7 @@ def default_dir() -> Path:
 
 def load(annotation: Annotation, function: Callable[..., Any], key: Key, log: Log) -> CapturePlan | None:
     """The plan for this function and key that still holds: one the user loaded, else the file in the cache."""
-    name = _file_name(annotation.function, _digest_of_key(key)[0])  # even if unused: see there
+    name = _file_name(annotation.function, _digest_of_key(key)[0])  # even if unused: see ``_digest_of_key``
     plan = _loaded.get(name)
     if plan is None or not _holds(plan, annotation, function, key, log):
         plan = _cached(name, log)
@@ -72,8 +72,8 @@ def load(annotation: Annotation, function: Callable[..., Any], key: Key, log: Lo
 
 
 def is_looked_at(plan: CapturePlan) -> bool:
-    """A run of this process has shown that this plan's reasons to be eager hold. What they lie in may be no part of the
-    fingerprint: code far below the function, another library's version, the machine."""
+    """A run in this process confirmed this plan's reasons to be eager. The fingerprint does not cover everything that
+    they depend on: code far below the function, another library's version, the machine."""
     return _file_name(plan.function, plan.fingerprint.get("key", "")) in _looked_at
 
 
@@ -86,7 +86,7 @@ def _note_look(plan: CapturePlan) -> None:
             _looked_at.popitem(last=False)
 
 
-def _file_of(function: Any) -> str | None:  # Any: whatever can be called
+def _file_of(function: Any) -> str | None:  # Any: a callable
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return getattr(code, "co_filename", None)
 
@@ -152,7 +152,7 @@ def load_plans(directory: str | os.PathLike[str]) -> LoadReport:
 
 
 def forget_loaded() -> None:
-    """The reverse of all ``load_plans`` so far; what already runs stays as it is."""
+    """Undo all ``load_plans`` so far; functions that run with such a plan go on with it."""
     _loaded.clear()
 
 
@@ -191,7 +191,7 @@ def _holds(plan: CapturePlan, annotation: Annotation, function: Callable[..., An
 
 
 def _differ(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """What differs between two fingerprints, in words; empty if nothing does."""
+    """The names of what differs between two fingerprints; empty if nothing does."""
     fields = differing_fields(before, now)
     if not fields:
         return ""
@@ -215,8 +215,8 @@ def fingerprint(annotation: Annotation, function: Callable[..., Any], key: Key) 
     digest, accelerator = _digest_of_key(key)
     options = asdict(annotation, recurse=False) | {"guards": [_name(guard) for guard in annotation.guards]}
     del options["function"], options["defined_at"]  # an edit further up moves the place
-    del options["silence"]  # decides nothing
-    del options["buckets"]  # a padded call is like any other
+    del options["silence"]  # it decides nothing
+    del options["buckets"]  # a padded call is recorded like any other
     return _of_process() | {
         "annotation": json.dumps(options, sort_keys=True),
         "device": devices.model_of(accelerator),
@@ -246,7 +246,7 @@ def _version() -> str:
         return "0"  # a source tree that is not installed
 
 
-def _source(function: Any) -> str:  # Any: whatever can be called
+def _source(function: Any) -> str:  # Any: a callable
     """Hash of the source, or of the code where there is none. Lambdas of one line share it, so theirs is of both."""
     try:
         function = inspect.unwrap(function)
@@ -283,7 +283,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
-_DIGESTS = 16  # of keys that were looked up last
+_DIGESTS = 16  # keys that were looked up last
 _digests: OrderedDict[Key, tuple[str, str | None]] = OrderedDict()
 """From ``load`` to ``save``: a key keeps the classes in it alive, and the modules that have one for themselves."""
 
@@ -304,15 +304,15 @@ def _new_digest(key: Key) -> tuple[str, str | None]:
     try:
         text = _text(key, raw=False)
     except Exception:  # noqa: BLE001 - a ``repr`` or a module of others may raise anything
-        text = os.urandom(32).hex()  # no file is found
+        text = os.urandom(32).hex()  # so that no file is found
     accelerators = [one for one in _DEVICE.findall(text) if one not in ("cpu", "meta")]
     return digest(text), accelerators[0] if accelerators else None
 
 
-def _text(value: Any, *, raw: bool = True) -> str:  # Any: whatever is hashable can be in a key
+def _text(value: Any, *, raw: bool = True) -> str:  # Any: a part of a key
     """Text by value, without addresses or process-local numbers; if not ``raw``, of what ``key.signature`` made."""
     kind = type(value)
-    if kind is torch.device:  # the current GPU has no number: each rank has another one, one file serves all
+    if kind is torch.device:  # without the GPU's number: each rank has another one, and one file serves all
         return f"device({value.type if devices.is_current(value) else value})"
     if isinstance(value, Ambient):
         return _text(value.values)
@@ -331,7 +331,7 @@ def _text(value: Any, *, raw: bool = True) -> str:  # Any: whatever is hashable 
 
 
 def _stand_in(part: tuple[Any, ...]) -> str | None:
-    """Text of a part with a process-local number, or with a ``repr`` that torch's pytree gave, else None."""
+    """The text of a part that has a process-local number, or a ``repr`` by torch's pytree; else None."""
     match part:
         case (type() as kind, second, *rest) if type(second) in (int, signature.Token) and kind not in (int, tuple):
             return f"<{_identity_text(second, kind)} {rest}>"  # ``rest``: training flags
@@ -343,10 +343,10 @@ def _stand_in(part: tuple[Any, ...]) -> str | None:
 
 
 def _identity_text(token: int, kind: type = object) -> str:
-    """What an object compared by identity looks like from outside: its type, and more for functions and modules."""
+    """A text for an object that is compared by identity: its type, and more for functions and modules."""
     identified = next((reference() for reference, number in list(signature._tokens.values()) if number == token), None)
     if not isinstance(identified, kind) or identified is None:
-        return _name(kind)  # it is gone, or the number is an ``id``
+        return _name(kind)  # the object is gone, or the number is an ``id``
     if isinstance(identified, torch.nn.Module):
         members = [f"{path}: {_name(type(member))}" for path, member in identified.named_modules()]
         return " ".join(members + [f"{path}: {one.requires_grad}" for path, one in identified.named_parameters()])

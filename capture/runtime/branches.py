@@ -54,14 +54,14 @@ def may_follow(captured: Captured, entry: Entry) -> bool:
 
 
 def followed(captured: Captured, entry: Entry, facts: Facts) -> Facts:
-    """Facts of a run with the branch it took; with none, where its reads are not followed."""
+    """The facts of a run with the branch it took; without one, where its reads are not followed."""
     is_whole = entry.region is None and not captured.is_backward
     return explained(facts, follows=may_follow(captured, entry), is_whole=is_whole)
 
 
 def explained(facts: Facts, *, follows: bool | None = None, is_whole: bool = True) -> Facts:
-    """The same for a run that is only explained. ``follows``: the engine does. ``is_whole``: it is no forward or
-    backward pass alone."""
+    """The same for a run that is only explained. ``follows``: the engine records segments. ``is_whole``: the run is not
+    a forward or backward pass alone."""
     if not facts.host_syncs and not facts.islands:
         return facts
     devices = [one for one in facts.devices if not one.startswith(("cpu", "meta"))] or ["cpu"]
@@ -77,7 +77,7 @@ def explained(facts: Facts, *, follows: bool | None = None, is_whole: bool = Tru
 
 
 def _with_islands(facts: Facts, device: str, *, is_whole: bool) -> Facts:
-    """With what stands in the way of all islands of this run."""
+    """The facts, with the reasons why functions of this run cannot be islands."""
     backend = backend_for(torch.device(device)) if facts.islands else None
     obstacle = None
     if facts.gradients or not is_whole:
@@ -95,22 +95,22 @@ def _with_islands(facts: Facts, device: str, *, is_whole: bool) -> Facts:
 
 @frozen(eq=False)
 class Followed:
-    """How far recordings went. ``result`` counts if ``node`` is there: the recording that gave it."""
+    """How far a replay came. If ``node`` is set, the call is complete: that recording gave ``result``."""
 
     node: Node | None = None
     result: Any = None
     reads: Reads = ()
-    """What was read, where no recording goes on; nothing has happened then."""
+    """What the host read, where no recording goes on. The call has not happened then."""
     moved: Node | None = None
-    """This one would, but its state is elsewhere, or is another."""
+    """The recording that would go on, if its state had not moved or changed."""
     ran: list[Outcome] = field(factory=list)
-    """Islands that ran, which are to be answered where the body runs after all."""
+    """Islands that ran: if the body runs after all, it gets their results."""
     is_odd: bool = False
-    """After an island none can go on."""
+    """No recording can go on after this island."""
     is_lost: bool = False
-    """The last of them changed what the body may have read before it, and nothing tells what that was."""
+    """The last island changed what the body may have read before it, and the former value is not known."""
     interrupt: BaseException | None = None
-    """Came after an island had run: it is to be raised once the call is complete."""
+    """An interrupt that came after an island had run. It is raised once the call is complete."""
 
 
 class _Walk(Commit):
@@ -122,15 +122,15 @@ class _Walk(Commit):
         super().__init__(captured, node, tree, values, leaves)
         self.undo, self.is_last = Undo(), False
         self.read: dict[int, Any] = {}
-        if node.program is not None:  # that of another branch may ask for it
+        if node.program is not None:  # another branch may need it
             self.begin_state = torch.default_generator.get_state()
         self.stopped: Followed | None = None
         self.islands: list[Outcome] = []
         self.is_lost = False
 
     def walk(self) -> None:
-        """Run segments up to the last one, or to where no recording goes on. Once an island has run, the call is to be
-        completed, whatever comes: what it did cannot be undone."""
+        """Run segments up to the last one, or until no recording goes on. Once an island has run, the call is completed
+        in any case: what an island did cannot be undone."""
         try:
             self._walk_without_grad()
         except BaseException as error:
@@ -188,7 +188,7 @@ class _Walk(Commit):
             self.islands[count:] = noted
 
         def run() -> None:
-            tree.recording = True  # nothing that is collected meanwhile changes the tree
+            tree.recording = True  # so that the garbage collector does not change the tree meanwhile
             with torch.set_grad_enabled(call.grad):
                 outcome, _ = perform(
                     call.function, call.args, call.kwargs, call.beside, call.generators, call.before, note
@@ -224,7 +224,7 @@ class _Walk(Commit):
 
     @override
     def finish(self, ended: bool) -> Any:
-        """A call that came to its last segment has happened; else all is put back."""
+        """Complete a call that came to its last segment; put everything back otherwise."""
         if ended and self.is_last:
             return Followed(node=self.node, result=super().finish(ended), ran=self.islands)
         if not self.was_stopped():
@@ -275,7 +275,7 @@ def _recording(node: Node) -> SegmentedRecording:
 
 
 def _other(node: Node, tree: Tree, reads: Reads, leaves: list[Leaf]) -> tuple[Node | None, Node | None]:
-    """The recording that goes on after these reads; one that would, but for its state."""
+    """The recording that goes on after these reads; or one that would, if its state had not moved or changed."""
     moved = None
     for other in tree.current.children.get(node.key, ()):
         if other.reads[: len(reads)] != reads or other.number not in node.joined or not fits(other, tree):
@@ -287,7 +287,7 @@ def _other(node: Node, tree: Tree, reads: Reads, leaves: list[Leaf]) -> tuple[No
 
 
 def fits(node: Node, tree: Tree) -> bool:
-    """Memory is as it has to be for this recording."""
+    """The memory that this recording relies on is as it has to be."""
     return (not node.dead_before or node.may_run()) and node.recording is not None and tree.is_clear(node)
 
 

@@ -1,7 +1,7 @@
-"""Bucket proof: a padded replay beside the unpadded body, on the same inputs, state and draws.
+"""Bucket proof: compares a padded replay with the unpadded body, on the same inputs, state and random numbers.
 
-The replay goes first and is taken back, then the body runs: its result is the call's, its effects stay. What the replay
-gave has to be what the body gave, once what is padding is cut off; so has all that both wrote.
+The replay runs first and is undone, then the body runs: its result is the call's, its effects stay. Results of the
+replay have to equal those of the body once the padding is cut off, and so has all memory that both wrote.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from capture.tree.node import Node
 from capture.tree.tree import Tree
 
 NOT_RECORDED = BucketRefusal(kind="raises", sizes="")
-"""There is no recording of padded calls, for a reason that was told, or will be."""
+"""There is no recording of padded calls, for a reason that was reported or will be."""
 GENERATORS = "what it leaves in a generator"
 
 
@@ -39,16 +39,16 @@ class OperatorRaisedError(Exception):
 
 @frozen(eq=False)
 class Proved:
-    """What the comparison found, and the body's own result."""
+    """The outcome of the comparison, and the body's own result."""
 
     result: Any
     trim: Trim | None = None
-    """What is cut off, where nothing differs."""
+    """What is cut off the results, if nothing differs."""
     refusal: BucketRefusal | None = None
     take_back: Callable[[], object] = tuple
-    """Makes everything as it was before the body ran."""
+    """Restores the state from before the body ran."""
     is_silent: bool = False
-    """Nothing differs, but what is padded is like the padding: another call may tell more."""
+    """Nothing differs, but the padded values are equal to the padding, so that another call may show a difference."""
 
 
 @define(eq=False)
@@ -62,7 +62,7 @@ class BucketComparison(Comparison):
     trims: list[LeafTrim | None] = field(factory=list, kw_only=True)
     given: tuple[Any, ...] = field(kw_only=True)
     strides: list[tuple[int, ...]] = field(factory=list, kw_only=True)
-    """Of the padded result's leaves; copies of them may have others."""
+    """Strides of the leaves of the padded result; copies of them may have other ones."""
 
     @override
     def _replayed(self) -> Any:
@@ -109,7 +109,8 @@ class BucketComparison(Comparison):
         return refusal_of(self.size, self.buckets, kind, path, detail)
 
     def _compared(self, ours: Results, theirs: Results) -> BucketRefusal | None:
-        """The first that differs. Results are trimmed; what the body wrote has the same size in both."""
+        """The first value that differs; None if none does. Results are trimmed first; memory that the body wrote has
+        the same size in both."""
         leaves = [leaf for _, leaf in pytree.result_leaves(self.eager)]
         if len(ours) != len(theirs):
             return self._refusal("differs", "output", "it has another number of parts")
@@ -134,7 +135,7 @@ class BucketComparison(Comparison):
         return None
 
     def _distance(self, path: str, got: torch.Tensor, wanted: torch.Tensor) -> str | None:
-        """How far a tensor is off, where that is too much."""
+        """How far a tensor is from the body's, in words, if that is more than allowed."""
         if got.dtype != wanted.dtype or got.shape != wanted.shape:
             return f"it is {_meta(got)}, and {_meta(wanted)} without padding"
         if tensor_meta.same_bits(got.contiguous(), wanted.contiguous()):
@@ -205,14 +206,14 @@ def refusal_of(size: Size, buckets: Buckets, kind: Any, path: str = "", detail: 
 
 @define(eq=False)
 class PaddedCall:
-    """A call, and what it is padded to."""
+    """A call, and the padded call in its place."""
 
     captured: Captured
     size: Size
     call: Call
     """The caller's own."""
     tensors: list[torch.Tensor]
-    """What of it is padded."""
+    """The tensors of the call that are padded."""
     values: Values
     leaves: list[Leaf] = field(factory=list)
     proof: Proof = ()
@@ -225,17 +226,17 @@ class PaddedCall:
         return cls(captured, size, captured.call(values, leaves), size.tensors(values), size.pad(values))
 
     def refusal(self, kind: Any, path: str = "", detail: str = "") -> BucketRefusal:
-        """Why it is not padded."""
+        """Why it is not padded; None if it is."""
         assert self.captured.annotation.buckets is not None
         return refusal_of(self.size, self.captured.annotation.buckets, kind, path, detail)
 
     def fits(self, entry: Entry, node: Node, tree: Tree, learned: Sequence[Move]) -> PaddedNode | BucketRefusal:
-        """A recording may stand for it, as far as can be told without a comparison."""
+        """A recording may serve it, as far as can be told without a comparison."""
         self.proof = proof_of(self.tensors, entry)
         refusal = node.proofs.get(self.proof)
         if isinstance(refusal, BucketRefusal) and not node.reads:
             return refusal
-        if any(facts.islands for facts in entry.known_facts()):  # what runs eagerly would see the padding
+        if any(facts.islands for facts in entry.known_facts()):  # a function that runs eagerly would see the padding
             return NOT_RECORDED
         written = {one.path for plan in entry.plans() for one in plan.placeholders if one.mutated}
         padded = next((one.name for one in self.size.pads if one.name in written), None)
@@ -256,7 +257,7 @@ class PaddedNode:
     node: Node
     tree: Tree
     learned: Sequence[Move]
-    """What it follows only since this call."""
+    """Addresses that it follows only since this call."""
     is_pure: bool
     """The body changes nothing."""
     given: tuple[Any, ...] = ()

@@ -30,7 +30,7 @@ from capture.tree.node import Node
 Values = tuple[Any, ...]
 Proof = tuple[Any, ...]
 """Metadata of the tensors that are padded, as they were: what a comparison holds for."""
-_MOST_SIZES = 4096  # kept of one function
+_MOST_SIZES = 4096  # sizes kept for one function
 _LONGEST_REST = 1 << 16
 
 
@@ -41,12 +41,14 @@ class LeafTrim:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     is_copied: bool
-    """Its entries do not lie in the padded one as in eager's: it gets memory of its own."""
+    """Its entries lie otherwise in the padded tensor than in eager's, so it is copied."""
 
     def __call__(self, padded: torch.Tensor) -> torch.Tensor:
-        """Of the padded result, which nobody else has."""
+        """Trim a padded result, which nobody else has."""
         if not self.is_copied:
-            return padded.as_strided(self.shape, self.stride).detach()  # no view, and a version that begins at 0
+            return padded.as_strided(
+                self.shape, self.stride
+            ).detach()  # not a view, and with a version that begins at 0
         own = torch.empty_strided(self.shape, self.stride, dtype=padded.dtype, device=padded.device)
         return own.copy_(padded[tuple(map(slice, self.shape))])
 
@@ -82,16 +84,16 @@ class Pad:
     at: int
     """The position of its parameter."""
     path: str | None
-    """Where it is in a container among the values."""
+    """Its path in the container that is the parameter's value; None if it is the value itself."""
     name: str
-    """What users call it."""
+    """Its name in messages."""
     widths: tuple[int, ...]
     """Of all dimensions, as ``torch.nn.functional.pad`` takes them: the last one first."""
     counts: tuple[tuple[int, int], ...]
     """Dimensions and how many entries are added."""
     fill: Any
     is_constant: bool
-    """Padding holds a number."""
+    """The padding is a number."""
     blocks: dict[torch.dtype, torch.Tensor] = field(factory=dict)
     """What is added to tensors on the host, where that is one block: joining two takes half the time of padding one."""
 
@@ -118,7 +120,8 @@ class Pad:
         return last.expand(*tensor.shape[:dim], count, *tensor.shape[dim + 1 :])
 
     def is_silent(self, tensor: torch.Tensor) -> bool:
-        """Padding is like what is there, so that a body which looks at it may give the same all the same."""
+        """The padded values are equal to the padding, so that a body which looks at the padding may give equal
+        results."""
         if callable(self.fill) or not tensor.numel():
             return False
         if self.is_constant:
@@ -135,8 +138,9 @@ class Paths(Protocol):
 
 @define(eq=False)
 class Count:
-    """Calls of one size that were padded, and the one that is compared with the body again: each time four times as
-    many later, as values may come for which padding shows, such as numbers below 0 where a maximum is taken."""
+    """Counts calls of one size that were padded, and tells which of them are compared with the body again: each
+    interval is four times the one before. Padding may show only for some values, such as numbers below 0 where a
+    maximum is taken."""
 
     calls: int = 0
     due: int = 1
@@ -147,24 +151,24 @@ class Count:
         return self.calls + 1 >= self.due
 
     def compared(self) -> None:
-        """It was, and nothing differed."""
+        """A call was compared, and nothing differed."""
         self.calls += 1
         self.due = 4 * self.calls
 
 
 @define(eq=False)
 class Way:
-    """The fast way of calls of one size, for one entry."""
+    """The fast way for calls of one size, for one entry."""
 
     entry: Entry
     nodes: list[Node]
     """All recordings of the entry when it was made: each was compared with the body at this size."""
     holds: Callable[..., bool]
-    """Compares the metadata of what is padded."""
+    """Compares the metadata of the tensors that are padded."""
     begins: tuple[int, ...] | None
-    """Where it begins, modulo 64; None if that is all the same."""
+    """Where each begins, modulo 64; None if that does not matter."""
     apart: Callable[[Sequence[Any]], int] | None
-    """Tells whether it shares memory with what the body writes."""
+    """Tells whether a padded tensor shares memory with what the body writes."""
     count: Count
     is_pure: bool
     """The body changes nothing, so that it may run after a replay that raised."""
@@ -203,7 +207,7 @@ class Size:
     ways: list[Way] = field(factory=list)
     calls: int = 0
     rest: int = 0
-    """Calls to come that are not padded, as it was found to be in vain."""
+    """Calls to come that are not padded, as padding them failed."""
     _last_rest: int = 0
     counts: dict[Proof, Count] = field(factory=dict)
     """By what a comparison holds for."""
@@ -213,15 +217,15 @@ class Size:
         self._last_rest = 0
 
     def let_rest(self) -> None:
-        """In vain once more."""
+        """Padding failed once more."""
         self._last_rest = self.rest = min(max(2 * self._last_rest, 4), _LONGEST_REST)
 
     def tensors(self, values: Values) -> list[torch.Tensor]:
-        """What is padded."""
+        """The tensors that are padded."""
         return [values[one.at] if one.path is None else _at(values[one.at], one.path) for one in self.pads]
 
     def pad(self, values: Values) -> Values:
-        """The call that is recorded."""
+        """The padded call, which is the one that is recorded."""
         made = list(values)
         for pad in self.pads:
             if pad.path is None:
@@ -259,7 +263,7 @@ def _with(value: Any, path: str, pad: Pad) -> Any:
 
 @frozen(eq=False)
 class _Place:
-    """Where an argument is among the values of a call."""
+    """The place of an argument among the values of a call."""
 
     argument: BucketedArgument
     at: int
@@ -339,11 +343,11 @@ class Sizes:
         return {name: dict(sorted(counts.items())) for name, counts in counts_by_symbol.items()}
 
     def forget(self) -> None:
-        """As if nobody had called."""
+        """Forget all sizes."""
         self._known.clear()
 
     def clear(self) -> None:
-        """No recording is there any more."""
+        """All recordings are gone."""
         for size in list(self._known.values()):
             size.ways.clear()
 

@@ -54,7 +54,7 @@ FIRST_REST, LONGEST = 16, 1024
 AT_LIMIT = 0.125
 FREE_LOOKS = 3
 LOOK = 2.5  # efforts that a look may take: a region is watched twice and recorded twice
-_SEEN = 64  # keys that are known again
+_SEEN = 64  # keys that are recognized
 _KEYS = 16  # keys that are compared to say what changes
 _OPERATOR = 0.003  # milliseconds that an operator takes, where no plain run was measured
 _WATCHED = 50  # times that a watched run of a small body takes longer than a plain one
@@ -73,7 +73,7 @@ class Spent:
 
 @define(eq=False)
 class Budget:
-    """The account of one captured function."""
+    """Debt, efforts and payments of one captured function."""
 
     counters: Counters
     most: float
@@ -98,7 +98,7 @@ class Budget:
     _ms: float = 0.0
     _replays: int = 0
     _paid: float = 0.0
-    """By replays since the last effort."""
+    """What replays paid since the last effort."""
     _earned: float = 0.0
     _calm: float = 0.0
     _until_rest: int = CALM
@@ -113,7 +113,7 @@ class Budget:
     _due: dict[int, int] = field(factory=dict)
     """How often each of them has come when it may have settled."""
     _failed: OrderedDict[int, None] = field(factory=OrderedDict)
-    """Those of which a recording was dropped, or came to none."""
+    """Keys of which a recording was dropped or could not be made."""
 
     # --------------------------------------------------------------------------------------------------- what is known
 
@@ -123,7 +123,7 @@ class Budget:
         return sorted(self._times)[len(self._times) // 2] if self._times else self._guess
 
     def _pay(self) -> None:
-        """Take note of replays. The first one after efforts shows that they were right."""
+        """Count replays. The first one after efforts shows that the efforts were right."""
         gained = self.counters.replays - self._replays
         if gained <= 0:
             return
@@ -144,13 +144,13 @@ class Budget:
         self._rest_anew()
 
     def _forget(self) -> None:
-        """What is said of efforts is said of those since replays came last."""
+        """Efforts are reported from here on only."""
         self.spent, self.calls = Spent(), 0
         self.changed.clear()
         self.keys.clear()
 
     def _rest_anew(self) -> None:
-        """Replays were worth a recording."""
+        """Replays have paid for a recording: begin with short rests again."""
         self._until_rest, self._rest, self._free, self._price = CALM, FIRST_REST, FREE_LOOKS, 1.0
         self._paid = 0.0
 
@@ -179,7 +179,7 @@ class Budget:
         self.gave_up = too_much
 
     def lose(self, count: int) -> None:
-        """So many keys died before they were replayed: their objects are gone, and no call has them any more."""
+        """So many keys died before they were replayed: their objects are gone, so that no call has them again."""
         self.debt += count
 
     def note_operators(self, count: int) -> None:

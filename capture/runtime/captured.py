@@ -38,14 +38,14 @@ from capture.state.optimizers import Optimizers
 
 _numbers = itertools.count(1)
 MOST_LIFTS = 3  # of one function: each records twice
-MOST_WARNINGS = 3  # of one function: who has read these looks at the rest by himself
+MOST_WARNINGS = 3  # warnings given for one function; the report has the rest
 
 
 class FastPaths(Protocol):
-    """Ways through calls that repeat earlier ones."""
+    """Fast paths: shortcuts for calls that repeat earlier ones."""
 
     straight: Callable[..., Any]
-    """Takes the positional arguments of a call; ``MISS`` if that is not one of the last ones again."""
+    """Takes the positional arguments of a call; ``MISS`` if no path fits."""
 
     def call(self, values: tuple[Any, ...]) -> Any:
         """The result of a call whose arguments are bound; ``MISS`` as above."""
@@ -54,7 +54,7 @@ class FastPaths(Protocol):
         self, captured: Any, values: Sequence[Any], leaves: Sequence[Leaf], entry: Entry, here: Here, goes_on: Any, *,
         on_trial: bool = False,
     ) -> None:  # fmt: skip
-        """The next call like this one may take one. ``on_trial``: until it is known whether replays pay."""
+        """Make a path for calls like this one. ``on_trial``: for the time until it is known whether replays pay."""
 
     def pause(self) -> None:
         """Take no call until ``resume``."""
@@ -66,18 +66,18 @@ class FastPaths(Protocol):
         """Begin and length, in nanoseconds, of the replays that were timed last."""
 
     def forget(self, entry: int) -> None:
-        """The entry with this number has no recording any more."""
+        """Drop the paths of the entry with this number, which has no recording any more."""
 
     def clear(self) -> None:
-        """Forget all: entries were dropped."""
+        """Drop all paths."""
 
 
 def _nobody() -> None:
-    """The receiver of a plain function."""
+    """The receiver of a plain function: none."""
 
 
 def weakly(receiver: Any) -> Callable[[], Any]:
-    """Gives the receiver while it is there. What takes no weak reference is kept."""
+    """A function that gives the receiver while it is alive. A receiver without weak references is kept alive."""
     if receiver is None:
         return _nobody
     try:
@@ -101,12 +101,12 @@ class Captured:
     binder: Binder
     fast_paths: FastPaths
     dispatch: Dispatch
-    """Its backward pass, a captured function of its own, is called the same way."""
+    """How its backward pass is called, which is a captured function of its own."""
     named: NamedKey = field(factory=NamedKey)
     receiver_of: Callable[[], Any] = _nobody
     """Gives the instance that a method belongs to."""
     keeps_plans: bool = True
-    """Plans may be of use to other processes."""
+    """Its plans may be useful to other processes."""
     is_backward: bool = False
     """It is the backward pass of another one."""
     deposits: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None
@@ -115,14 +115,14 @@ class Captured:
     number: int = field(factory=lambda: next(_numbers), init=False)
     log: Log = field(default=Factory(lambda self: Log(self.annotation.function), takes_self=True))
     findings: dict[tuple[str, str | None], Finding] = field(factory=dict)
-    """What was found, by code and path: each is said once."""
+    """Findings by code and path; a warning is given once for each."""
     families: dict[Key, Family] = field(factory=dict, init=False)
     unsettled: dict[tuple[str, str | None], tuple[int, int]] = field(factory=dict, init=False)
     """By code and path of a finding: how many runs in a row it kept eager, and the count of replays then."""
     kept_outputs: dict[tuple[str, ...], set[int]] = field(factory=dict, init=False)
     """Outputs, by the paths of what shares their memory, that were used for longer than a step: numbers of entries."""
     hopeless: CapturePlan | None = field(default=None, init=False)
-    """Set once every call changes what its own key is made of: new keys then run eagerly at once."""
+    """Set once every call changes what its own key is made of: calls with new keys then run eagerly at once."""
     faults: int = field(default=0, init=False)
     """Calls in a row in which something went wrong inside this library before their entry was known."""
     budget: Budget = field(init=False)
@@ -131,23 +131,23 @@ class Captured:
     warnings: int = field(default=0, init=False)
     """Warnings given, at most ``MOST_WARNINGS``."""
     is_told: bool = field(default=False, init=False)
-    """The user was warned of something that keeps calls eager."""
+    """The user was warned of a reason for eager calls."""
     replacements: Replacements = field(factory=Replacements, init=False)
     optimizers: Optimizers = field(factory=Optimizers, init=False)
     sizes: Sizes | None = field(default=None, init=False)
-    """Of its calls, where the annotation has buckets."""
+    """The sizes of its calls, if the annotation has buckets."""
     lifted: list[Any] = field(factory=list, init=False)
-    """``Lifted`` numbers: recordings that serve all values of some arguments."""
+    """``Lifted`` recordings, which serve all values of some numbers."""
     lifts_left: int = field(default=MOST_LIFTS, init=False)
-    """How often it is tried to make one."""
+    """How many more attempts may be made at such a recording."""
     deaths_seen: int = field(default=0, init=False)
-    """Objects in keys that had died when families were looked through for them."""
+    """How many objects in keys had died when families were last searched for them."""
     trial: Trial | None = field(default=None, init=False)
-    """Its body is measured in calls like one."""
+    """Calls like the last one run the body, to be measured."""
     is_chained: bool = field(default=False, init=False)
-    """Results of it were arguments of captured functions, which read them in the pool."""
+    """Captured functions read results of it in the pool."""
     range_name: str = field(init=False)
-    """Of its replays in a profiler's trace."""
+    """The name of its replays in a profiler's trace."""
     straight: Callable[..., Any] = field(init=False)
     """As in ``FastPaths``."""
     _defaults: Any = field(init=False)
@@ -180,7 +180,9 @@ class Captured:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The values of all parameters. Raises ``TypeError``, worded less well than the function's own."""
-        if self._is_function and self._defaults is not self.function.__defaults__:  # replaced after decoration
+        if (
+            self._is_function and self._defaults is not self.function.__defaults__
+        ):  # the defaults were replaced after decoration
             self._defaults = self.function.__defaults__
             made = make_binder(
                 signature_of(self.function, method=self.receiver is not None), formed=sees_form(self.function)
@@ -189,7 +191,7 @@ class Captured:
         return self.binder.values(*args, **kwargs)
 
     def take_inputs(self, places: Sequence[InputPlace]) -> None:
-        """What is kept in these places is read in every call from now on, as an argument is."""
+        """Read the values of these places in every call from now on, as arguments."""
         known = {one.key() for one in self.binder.places}
         places = [one for one in places if one.key() not in known]
         for place in places:
@@ -197,13 +199,13 @@ class Captured:
         self.binder = with_places(self.binder, places)
 
     def completed(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The values of a call that was bound before there were as many places."""
+        """The values of a call that was bound before places were added."""
         places, missing = self.binder.places, len(self.binder.names) - len(values)
         return (*values, *[one.read() for one in places[len(places) - missing :]]) if missing else values
 
     @property
     def stateless(self) -> bool:
-        """The key is made of modes and arguments alone."""
+        """The key consists of modes and arguments alone."""
         return self._is_alone and self.named.is_empty() and not self.optimizers and not self.optimizers.modules()
 
     def arguments(self, values: tuple[Any, ...], leaves: Leaves) -> tuple[Any, ...]:
@@ -218,7 +220,7 @@ class Captured:
         return tuple(found)
 
     def rest(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Parts of the key beside modes and arguments."""
+        """Parts of the key besides modes and arguments."""
         receiver = self.receiver_of()
         return (
             self.named(receiver, values),
@@ -261,7 +263,7 @@ class Captured:
             entry.release()
 
     def retire(self) -> None:
-        """Nobody can call this any more."""
+        """Nothing can call this any more: drop what it holds."""
         for entry in self.entries():
             entry.retire()
         self.clear_fast_paths()
@@ -299,7 +301,7 @@ class Captured:
     # -------------------------------------------------------------------------------------------- what the user is told
 
     def bare_facts(self, **facts: Any) -> Facts:
-        """Facts that need no watched run."""
+        """Facts about a call of which no run was watched."""
         return Facts(function=self.annotation.function, defined_at=self.annotation.defined_at, runs=0, **facts)
 
     def note_findings(self, plan: CapturePlan) -> None:
@@ -309,7 +311,7 @@ class Captured:
                 self.findings[finding.code, finding.path] = finding
 
     def _is_news(self, finding: Finding) -> bool:
-        """Nothing was found there by that rule, or nothing as bad."""
+        """No finding of that rule was known there, or none as severe."""
         known = self.findings.get((finding.code, finding.path))
         return known is None or known.severity < finding.severity
 

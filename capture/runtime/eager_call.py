@@ -56,7 +56,7 @@ def measure_body(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> A
 
 
 def _decide(captured: Captured, entry: Entry, tree: Tree) -> None:
-    """What does not pay is dropped, once that is known."""
+    """Once it is known whether replays pay, drop a recording that does not."""
     if entry.payoff.is_open:
         return
     if entry.region is not None:
@@ -66,7 +66,7 @@ def _decide(captured: Captured, entry: Entry, tree: Tree) -> None:
 
 
 def body_in_place(captured: Captured, values: Values, entry: Entry, leaves: list[Leaf]) -> Any:
-    """The body in the place of a replay that C found to fit."""
+    """Run the body instead of a replay that C found to fit."""
     assert entry.backend is not None
     run_now = body_run.current()
     assert run_now is not None
@@ -122,7 +122,7 @@ def _begin_trial(captured: Captured, entry: Entry, values: Values) -> None:
 
 
 def _end_trial(captured: Captured, trial: Trial) -> None:
-    """Take note of what was measured."""
+    """Keep what was measured."""
     captured.trial, entry, now = None, trial.entry, here()
     captured.fast_paths.resume()
     if now is None or now.ambient != entry.key[0] or not entry.nodes or not is_measured(captured, entry):

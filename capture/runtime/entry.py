@@ -39,29 +39,30 @@ RETRIES = 2  # runs that differ from the one before until a function counts as o
 
 
 class TrainingRegion(Protocol):
-    """Beside an entry whose results need gradients: its forward pass is what is recorded, and here is the rest."""
+    """Belongs to an entry whose results need gradients: its forward pass is recorded by the entry, and everything else
+    is here."""
 
     def make_call(self, **parts: Any) -> Call:
         """A call whose body is the forward pass."""
 
     obstacle: GradientObstacle | None
-    """Why forward and backward cannot be apart any more, once that was seen."""
+    """Why forward and backward cannot be recorded apart, once that was seen."""
     uses: Sequence[GradientUse]
     """Who asks for gradients."""
     waits: CapturePlan | None
-    """What was said of calls that had to wait."""
+    """The finding of calls that had to wait."""
 
     def has_to_wait(self) -> bool:
         """No run may be watched or recorded now, as another thread would see what is lent to it."""
 
     def attach(self, result: Any, leaves: list[Any], node: Node) -> Any:
-        """What C replayed of the forward pass as part of the caller's graph."""
+        """Make what C replayed of the forward pass a part of the caller's graph."""
 
     def time_backward(self, result: Any, leaves: list[Any], *, is_replay: bool) -> None:
         """Find out how long the backward pass of this call will take, and how long that of the last one took."""
 
     def stop_timing(self) -> None:
-        """It is known whether replays pay."""
+        """Stop measuring: it is known whether replays pay."""
 
     def entries(self) -> list[Entry]:
         """Those of all backward passes."""
@@ -72,7 +73,7 @@ class TrainingRegion(Protocol):
 
 @frozen(eq=False)
 class Branch:
-    """What is known of the runs in which the host read the same."""
+    """Plan and facts of runs in which the host read the same values."""
 
     plan: CapturePlan | None
     facts: Facts
@@ -80,7 +81,7 @@ class Branch:
 
 @define(eq=False)
 class Steadiness:
-    """Whether values that the host reads come again."""
+    """Whether values that the host reads come again in later calls."""
 
     stops: int = 0
     """Calls that came to a value without a recording; ``FLOATS`` each where it is new and has a fraction."""
@@ -89,20 +90,20 @@ class Steadiness:
     """Recordings that were dropped as they began otherwise than later ones."""
 
     def note_stop(self, told: str, *, is_new: bool) -> None:
-        """A call came to this value."""
+        """A call came to a value without a recording."""
         whole = told.startswith(RETURNED) or is_whole(told)
         self.stops += FLOATS if is_new and not whole else 1
 
     @property
     def is_lost(self) -> bool:
-        """They do not come again often enough."""
+        """The values do not come again often enough."""
         return self.stops >= MOST_STOPS and self.stops * LEAST_REPLAYS > self.replays
 
 
 @seen
 @define(eq=False)
 class Entry:
-    """All that is known for one key (and one pattern of shared memory among the arguments)."""
+    """Everything that is known for one key (and one pattern of shared memory among the arguments)."""
 
     key: Key
     number: int = field(factory=lambda: next(_numbers))
@@ -111,24 +112,24 @@ class Entry:
     plan: CapturePlan | None = None
     facts: Facts | None = None
     expected: Expectation | None = None
-    """What recordings have to do again, where a watched run told it all."""
+    """What recordings have to do again, if a watched run showed all of it."""
     branches: dict[tuple[str, ...], Branch] = field(factory=dict)
     """Where the host reads values in the body: plan and facts by what it read. Those above are of the last run."""
     steadiness: Steadiness = field(factory=Steadiness)
     times_read: Counter[tuple[str, ...]] = field(factory=Counter)
-    """How many watched runs read this."""
+    """How many watched runs read these values."""
     warmups_left: int = 0
     differing_runs: int = 0
     settling: int = 0
-    """Runs that did what is done once, such as compiling."""
+    """Runs that did what a process does once, such as compiling."""
     faults: int = 0
     """Calls in which something went wrong inside this library."""
     plan_is_new: bool = False
     """The plan differs from the one kept on disk."""
     may_change: bool = True
-    """Where it is eager, another run may show that the reasons are gone."""
+    """The plan says eager, but another run may show that the reasons are gone."""
     said_eager: CapturePlan | None = None
-    """The plan of another process that found no way to record, until a run of this one was watched."""
+    """A plan of another process that says eager, until a run of this process was watched."""
     trusts_store: bool = True
     """False once a plan from disk did not hold."""
     shares_memory: bool = False
@@ -136,21 +137,21 @@ class Entry:
     moves: dict[str, int] = field(factory=dict)
     """How often static tensors, by path, made the engine record again at another address."""
     ran: CodeRun = field(factory=CodeRun)
-    """Python code that its runs ran."""
+    """The Python code that its runs ran."""
     places: Places = field(factory=Places)
-    """What it can have read, as it was after the last of those."""
+    """Places that this code can have read, as they were after the last run."""
     read: Read | None = None
-    """The guards on all that, until a recording takes them."""
+    """The guards on these places, until a recording takes them."""
     unbindable: dict[str, Refusal] = field(factory=dict)
     """Static tensors, by path, to whose address no recording can be bound anew, and why."""
     nodes: list[Node] = field(factory=list)
     made: int = 0
-    """Recordings that were made of it so far."""
+    """Number of recordings made for it so far."""
     payoff: Payoff = field(factory=Payoff)
     needs: int = 0
     """Bytes of memory that one run has at once beside its inputs, as far as it is known."""
     asked: int = 0
-    """Calls that found no place for a recording, since ``asked_since``."""
+    """Calls since ``asked_since`` for which there was no place for a recording."""
     asked_since: int = 0
     """Recordings that had run in the process by then."""
     overlapping: Entry | None = None
@@ -171,7 +172,7 @@ class Entry:
 
     @property
     def may_differ_again(self) -> bool:
-        """Another run may clear what kept the last ones from being recorded."""
+        """Another run may show that the reasons against recording are gone."""
         return self.differing_runs < RETRIES
 
     def in_use(self) -> Entry:
@@ -247,8 +248,8 @@ class Entry:
         return evolve(facts, drifts=drifts, sequence_change=change, runs=self.facts.runs + 1)
 
     def note_reads(self, watched: ObservedRun, described: DescribedRun) -> tuple[tuple[str, str] | None, str | None]:
-        """A watched run ran code, which read Python state. Gives what of that cannot be guarded, and its path; and the
-        path of what it may have read and an island changed."""
+        """Note the code that a watched run ran, and the Python state that it read. Gives what of this state cannot be
+        guarded, with its path, and the path of state that the run may have read and that an island changed."""
         self.ran.note(watched.ran)
         call, rebuilt = watched.call, watched.rebuilt()
         found = read_by(self.ran, call, watched.changed, rebuilt, own_tensors(described, call.leaves))
@@ -275,7 +276,7 @@ class Entry:
 
     @property
     def was_watched(self) -> bool:
-        """A run told something about it."""
+        """A watched run told something about it."""
         return self.facts is not None or self.region is not None or self.forward is not None
 
     def is_used(self) -> bool:
@@ -338,7 +339,7 @@ class Family:
         return entry
 
     def note(self, *, reads_form: bool) -> bool:
-        """A run was watched. True if calls come to other entries than before."""
+        """Note a watched run. True if calls come to other entries from now on."""
         before = self.takes_any_form
         self.reads_form = bool(self.reads_form) or reads_form
         if before == self.takes_any_form:
@@ -352,7 +353,7 @@ class Family:
 
 
 def drop_unused(families: dict[tuple[Any, ...], Family], *, most: int) -> None:
-    """Keep no more keys than ``most`` but for those that have recordings. The first ones go."""
+    """Keep at most ``most`` keys, besides those that have recordings. The oldest are dropped."""
     if len(families) < most:
         return
     idle = [key for key, one in list(families.items()) if not any(map(Entry.is_used, list(one.entries.values())))]

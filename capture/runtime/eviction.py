@@ -33,7 +33,8 @@ GRAPH_NODE = 3072  # bytes of device memory that one kernel of an instantiated g
 
 
 def makes_room(captured: Captured, entry: Entry, tree: Tree) -> bool:
-    """There is a place for a recording of this entry below the tree's current node, which may be another one's."""
+    """Make place for a recording of this entry below the tree's current node, by dropping another one if need be. False
+    if there is none."""
     if tree.current.counts.get(captured.number, 0) < captured.annotation.max_recordings:
         return True
     if not entry.asked:
@@ -56,7 +57,8 @@ def _limit(tree: Tree) -> float:
 
 
 def forecast(captured: Captured, entry: Entry, call: Call, tree: Tree) -> MemoryForecast | None:
-    """What a recording of this call would come to, if that is more than is allowed. Graphs of others make room."""
+    """How much memory a recording of this call would bring in use, if that is more than allowed. Graphs of other
+    recordings are dropped first."""
     if not entry.needs:
         return None
     plan = entry.plan
@@ -127,7 +129,7 @@ def evict(captured: Captured, node: Node, tree: Tree) -> None:
     """Drop a recording, and those below it: of another thread's tree at that one's next call. Its plan stays."""
     for entry in captured.entries():
         if node in entry.nodes:
-            with contextlib.suppress(ValueError):  # another thread may have done so
+            with contextlib.suppress(ValueError):  # another thread may have removed it
                 entry.nodes.remove(node)
             if not entry.nodes:
                 captured.fast_paths.forget(entry.number)

@@ -35,16 +35,16 @@ from capture.tree.thread_trees import in_use
 from capture.tree.tree import Tree
 
 _KINDS = frozenset([torch.Tensor, torch.nn.Parameter])
-_ANYWHERE = 64  # the alignment of a tensor that may have any
-_KEPT = 8  # paths of equal shapes: some for each thread and mode
-_FORMS = 2  # paths of one entry in one thread: its calls differ in what is told by no key
+_ANYWHERE = 64  # the alignment of a tensor whose address does not matter
+_KEPT = 8  # paths for equal shapes: several for each thread and mode
+_FORMS = 2  # paths of one entry in one thread, whose calls differ in something that is not in the key
 _NO_POSITION = (1, 0)  # at least one value and at most none: no call by position alone fits
 
 Values = Sequence[Any]
 
 
 class GoesOn(Protocol):
-    """What follows in Python, of ``dispatch``."""
+    """What happens in Python after a fast path; implemented by ``dispatch``."""
 
     @property
     def attach(self) -> Callable[[Any, list[Leaf], Node], Any] | None:
@@ -54,15 +54,15 @@ class GoesOn(Protocol):
         """Run a recording that was found to fit."""
 
     def tell(self, errors: list[BaseException]) -> None:
-        """A replay came to its end, and this came in between."""
+        """A replay was completed, and this exception came meanwhile."""
 
     def raised(
         self, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], error: BaseException
     ) -> Any:  # fmt: skip
-        """A replay ended in an error. Gives the result of a call that goes on."""
+        """A replay raised. Gives the call's result, if the body goes on."""
 
     def ready(self, entry: Entry, values: tuple[Any, ...], leaves: list[Leaf]) -> Any:
-        """The recording that follows relies on state that is another now."""
+        """The recording that follows relies on state that has changed."""
 
 
 class Shortcuts:
@@ -79,7 +79,7 @@ class Shortcuts:
     def call(self, values: tuple[Any, ...]) -> Any:
         """The result of a call with these bound values, if there is a path to it; else ``MISS``."""
         result = self._paths.bound(values)
-        if result is MISS and self._added > MOST_PATHS:  # else all of them were tried just now
+        if result is MISS and self._added > MOST_PATHS:  # else all paths were tried already
             for *_, path in self._by_shapes.get(_shapes(values), ()):
                 result = path.bound(values)
                 if result is not MISS:
@@ -112,7 +112,7 @@ class Shortcuts:
         alike = self._by_shapes.setdefault(_shapes(values), [])
         whose = entry.number, id(in_use())
         ours = [one for one in alike if one[:2] == whose]
-        stale = {id(one) for one in ours[_FORMS - 1 :]}  # this call would have taken them if they fitted still
+        stale = {id(one) for one in ours[_FORMS - 1 :]}  # a path that still fitted would have taken this call
         alike[:] = [(*whose, path), *[one for one in alike if id(one) not in stale]]
         del alike[_KEPT:]
 

@@ -1,4 +1,4 @@
-"""Fault: what went wrong inside this library, in words, and its traceback in the log."""
+"""Fault: an error inside this library, described in words, with its traceback in the log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _message(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of this library: what raised may be code of others that it called."""
+    """The innermost line of this library's code: the error may come from other code that it called."""
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if _ROOT in Path(frame.filename).parents]
     if not ours:
         return "an unknown place"
@@ -36,13 +36,13 @@ def _place(error: BaseException) -> str:
 
 
 def tell(captured: Captured, error: BaseException) -> None:
-    """Say once that it happened, where the call went on as if it had not."""
+    """Report once an error after which the call went on as if it had not happened."""
     log(captured, error)
     captured.report(compile_plan(captured.annotation, captured.bare_facts(fault=describe(error))))
 
 
 def log(captured: Captured, error: BaseException) -> None:
-    """Note it, and print the traceback where this was not told yet."""
+    """Note it, and print the traceback if it is the first of its kind."""
     found = describe(error)
     text = f"{found.kind} at {found.place}: {found.message}"
     captured.log.add("error", text)

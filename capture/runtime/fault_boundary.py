@@ -1,4 +1,5 @@
-"""Fault boundary: an error of this library ends as an eager call and one finding; the body's come out as they are."""
+"""Fault boundary: an error of this library ends as an eager call and one finding; errors of the body are raised
+unchanged."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
                 may_run = may_run or not run.watched.watch.executes
             _start_over_after_fault(captured, entry, tree)
         tell_fault(captured, error, entry)
-    except UncapturableError:  # as the annotation asks
+    except UncapturableError:  # the annotation asks for it
         raise
     except Exception as another:  # noqa: BLE001 - nothing here may stop the call
         captured.faults = MOST_FAULTS + 1
@@ -75,19 +76,19 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
         raise run.error
     if has_result:
         return finish(result, run.leaves)
-    if not may_run:  # what it did so far cannot be undone
+    if not may_run:  # what the body did so far cannot be undone
         raise error
     return run_eagerly(captured, captured.call(values, []), "something went wrong inside this library")
 
 
 def _start_over_after_fault(captured: Captured, entry: Entry, tree: Tree) -> None:
-    """Nothing that is known of this key is relied on any more."""
+    """Drop everything that is known of this key."""
     entry.faults += 1
     forget(captured, entry, tree)
 
 
 def tell_fault(captured: Captured, error: Exception, entry: Entry | None = None) -> None:
-    """Say it once. Calls in which something goes wrong again and again stay eager."""
+    """Report it once. A function with fault after fault runs eagerly from then on."""
     fault.log(captured, error)
     plan = compile_plan(captured.annotation, captured.bare_facts(fault=fault.describe(error)))
     if entry is not None and entry.faults > RETRIES:
@@ -97,6 +98,6 @@ def tell_fault(captured: Captured, error: Exception, entry: Entry | None = None)
 
 
 def give_up(captured: Captured, error: Exception) -> None:
-    """Nothing can be known of this function's calls: all of them run eagerly."""
+    """Run all calls of this function eagerly."""
     captured.faults = MOST_FAULTS + 1
     tell_fault(captured, error)

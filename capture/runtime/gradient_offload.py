@@ -20,7 +20,7 @@ from capture.state import snapshot
 from capture.state.call import Call
 from capture.tree.liveness import StorageWatch, hold, only_gradients
 
-WORTH = 32 << 20  # bytes; a copy to the host and back takes 0.2 ms a MiB, where the recording fails
+WORTH = 32 << 20  # bytes; copying to the host and back, where the recording fails, takes 0.2 ms a MiB
 
 
 @define
@@ -38,7 +38,7 @@ class OffloadedGradients:
             storage.resize_(0)
 
     def settle(self) -> None:
-        """Whoever is still there gets its values back."""
+        """Give the storages that are still alive their values back."""
         kept, self._kept = self._kept, []
         with torch.no_grad(), torch.inference_mode(False):
             for reference, values in kept:

@@ -45,8 +45,8 @@ def family_of(leaves: Sequence[Any]) -> Family:
 
 
 def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...]:
-    """Empty if no two leaves share memory; else each leaf's group, its distance from the group's first byte, and the
-    first position that holds the same object."""
+    """The pattern of shared memory: empty if no two leaves share memory; else for each leaf its group, its distance
+    from the group's first byte, and the first position that holds the same object."""
     begins = [leaf.data_ptr() if span else 0 for leaf, span in zip(leaves, spans, strict=True)]
     if not any_overlap(begins, spans):
         return ()
@@ -107,7 +107,7 @@ def _apart(call: Call, inputs: Sequence[Input]) -> list[Input]:
 
 
 def _may_be_bound(leaf: torch.Tensor, path: str, entry: Entry, often: frozenset[str]) -> bool:
-    """Memory on the engine's device that the graph can be pointed at, as far as is known."""
+    """It lies on the engine's device, and the graph can be pointed at it, as far as is known."""
     assert entry.backend is not None
     here = leaf.device == torch.device(entry.backend.name) and leaf.numel() > 0 and dense_enough(leaf)
     follows = here and path not in often and path not in entry.unbindable and not entry.has_reads

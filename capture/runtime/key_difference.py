@@ -22,8 +22,8 @@ from capture.runtime.captured import Captured
 from capture.state.call import Call
 from capture.tree.node import Node
 
-_SHOWN = 3  # values
-_LONGEST = 40  # characters of one
+_SHOWN = 3  # values that are shown
+_LONGEST = 40  # characters of one value
 _TENSOR_PARTS = (
     "dtype", "shape", "strides", "device", "requires_grad", "inference", "address", "conjugate or negative bit",
 )  # fmt: skip
@@ -31,7 +31,7 @@ _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 def given_up(captured: Captured, call: Call) -> GivenUp:
-    """What the budget of a function went into, and what varied meanwhile."""
+    """What the budget of a function was spent on, and what varied meanwhile."""
     budget = captured.budget
     spent = budget.spent
     keys = [key for key in budget.keys if len(key) == len(budget.keys[-1])]
@@ -43,7 +43,7 @@ def given_up(captured: Captured, call: Call) -> GivenUp:
 
 
 def changed_state(captured: Captured, node: Node, leaves: Sequence[Any]) -> str:
-    """The first thing that a recording relies on and that is another one now."""
+    """The first part of the state a recording relies on that has changed."""
     for guard in node.guard.guards():
         try:
             holds = native.Guards((guard,))(leaves) == 0
@@ -63,7 +63,7 @@ def _of_state(changed: Sequence[str]) -> Iterator[Variation]:
 
 
 def _of_keys(captured: Captured, keys: Sequence[tuple[Any, ...]], call: Call) -> Iterator[Variation]:
-    """Of whole keys: modes, arguments, and what is beside them, as ``Captured.rest`` has it."""
+    """What varied in whole keys: modes, arguments, and the parts of ``Captured.rest``."""
     columns = list(zip(*keys, strict=True))
     yield from _each(modes.NAMES, [one.values for one in columns[0]])
     yield from _each(_arguments(captured), columns[1])
@@ -184,7 +184,7 @@ def _values(texts: Sequence[str]) -> str:
 
 
 def _text(part: Any) -> str:
-    """One part, as the user would write it where it is a plain value."""
+    """One value, as the user would write it if it is plain."""
     match part:
         case (kind, str() as text) if kind is float:
             return repr(float.fromhex(text))

@@ -34,7 +34,7 @@ from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
 
 _lifting = threading.Lock()
-_MOST_LIFTED = 15  # of one function: for its shapes, modes and threads
+_MOST_LIFTED = 15  # recordings of one function: for its shapes, modes and threads
 
 
 def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
@@ -55,20 +55,20 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     except Exception as error:
         if run.error is not error:
             raise
-        lifted = None  # the body's own, which the call comes to
+        lifted = None  # those of the body itself, to which the call comes now
     finally:
         _lifting.release()
     if lifted is None:
         captured.lifts_left = max(captured.lifts_left - 1, 0)
         return MISS
     for one in tuple(captured.lifted):
-        if one.entry is twin[0]:  # it serves some values of fewer numbers
+        if one.entry is twin[0]:  # it serves the values of fewer numbers
             _lift_no_more(captured, one)
     alive = [one for one in captured.lifted if one.node.recording is not None]
     captured.lifted[:] = [*alive[-_MOST_LIFTED:], lifted]
     captured.log.add("plan", "one recording serves all values of its numbers")
     result = _compare_numbers(captured, lifted, bound, bound.leaves)
-    lifted.count = Count()  # that was the number which was recorded: the next one says more
+    lifted.count = Count()  # it was the number that was recorded: the next one shows more
     return result
 
 
@@ -78,7 +78,7 @@ def _lifted(
     """Record both calls, without a trace, and compare what was recorded."""
     sequence = numbers.noted_run(captured, bound, positions)
     if sequence is None:
-        captured.lifts_left = 0  # with other numbers the code is the same
+        captured.lifts_left = 0  # the code is the same with other numbers
         return None
     now, then = [bound.values[at] for at in positions], [numbers.number_of(twin.key[1][at]) for at in positions]
     node, twin_node = (
@@ -92,7 +92,7 @@ def _lifted(
     registers = tree.backend.lift(twin_node.recording, node.recording, list(zip(then, now, strict=True)))
     if registers is None:
         return None
-    for each in (twin, entry):  # calls come to the recording by ``Lifted`` alone, which puts their numbers there
+    for each in (twin, entry):  # calls come to the recording by ``Lifted`` alone, which sets their numbers
         family = captured.families.pop(each.key[:-1], None)
         for below in list(family.entries.values()) if family is not None else ():
             if below is not entry:

@@ -64,7 +64,7 @@ def run_beside_threads(captured: Captured, bound: Call, region: TrainingRegion) 
 
 
 def run_without_key(captured: Captured, entry: Entry, bound: Call) -> Any:
-    """Run eagerly and forget a key of which nothing is known: it will hardly come again."""
+    """Run eagerly, and drop the entry of a key of which nothing is known: it will hardly come again."""
     if not entry.was_watched:
         captured.families.pop(entry.key[:-1], None)
     if captured.hopeless is None:

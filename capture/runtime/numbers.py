@@ -42,20 +42,20 @@ from capture.state.code_run import CodeRun
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
-_MOST_FAMILIES = 32  # looked through for a call like another one
+_MOST_FAMILIES = 32  # keys that are searched for a similar call
 _KEPT = frozenset({0.0, 1.0, -1.0, 0.5, -0.5, 2.0})
 _READ_IN_C = frozenset({"math", "cmath", "numpy", "decimal", "fractions", "struct", "random", "statistics", "operator",
                         "scipy", "json", "pickle", "marshal", "array", "ctypes"})  # fmt: skip
-"""Modules whose functions read a number without asking it."""
+"""Modules whose functions in C read a number without calling a method of it."""
 
 
 def may_vary(value: float) -> bool:
-    """Any kernel does with this number what it does with others."""
+    """All kernels do the same with this number as with others."""
     return math.isfinite(value) and value not in _KEPT
 
 
 class Noted(float):
-    """A number that notes that Python code read it. What operators do with it they do without asking."""
+    """A number that notes when Python code reads it. Operators take its value without that."""
 
     is_read: bool = False
 
@@ -65,7 +65,7 @@ def _noting(name: str) -> Callable[..., Any]:
 
     def method(self: Any, *args: Any) -> Any:
         result = plain(self, *args)
-        if result is not NotImplemented:  # else the other one is asked, as a tensor is that a number is multiplied with
+        if result is not NotImplemented:  # else Python asks the other operand, such as a tensor
             self.is_read = True
         return result
 
@@ -172,14 +172,14 @@ class Lifted:
     """One recording for all values of some numbers."""
 
     entry: Entry
-    """In no family: calls come to it by this alone."""
+    """It is in no family: only this object leads calls to it."""
     key: Any
     node: Node
     tree: Tree
     numbers: LiftedNumbers
     positions: tuple[int, ...]
     values: Values
-    """Of the call that was recorded: what the recording's key is made of."""
+    """The values of the call that was recorded, from which the recording's key is made."""
     paths: Shortcuts
     count: Count = field(factory=Count)
     is_busy: bool = False

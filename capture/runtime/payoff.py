@@ -27,8 +27,8 @@ AFTER = 12
 SAMPLES = 5
 BODIES = 10
 """Runs of the body that are measured: Python runs code that is new for some eight times before it is at its fastest."""
-_SHARE, _LEAST = 0.05, 5e-6  # a call may take this much more than the body, or so many seconds
-_AROUND = 3e-6  # seconds that a call with a replay takes beside it
+_SHARE, _LEAST = 0.05, 5e-6  # a replay may take this share more than the body, or so many seconds
+_AROUND = 3e-6  # seconds that a call takes besides its replay
 
 clock = time.perf_counter
 """Seconds."""
@@ -95,7 +95,7 @@ class Payoff:
             self._open_paths()
 
     def give_up(self) -> None:
-        """Nobody can tell."""
+        """No measurement is possible."""
         self._is_given_up = True
         self._open_paths()
 

@@ -42,7 +42,7 @@ def give_up_slow(captured: Captured, entry: Entry, tree: Tree) -> None:
 
 
 def load(captured: Captured, entry: Entry, leaves: Sequence[Leaf]) -> Phase:
-    """Take a plan that was kept, if there is one. Gives the phase that a cold entry is in then."""
+    """Load a stored plan, if there is one. Gives the phase of a cold entry after that."""
     enter(captured, entry, planning.load(captured, entry, leaves))
     return entry.phase
 
@@ -69,7 +69,7 @@ def settle(captured: Captured, entry: Entry, reply: Reply) -> None:
 
 
 def give_up_reads(captured: Captured, entry: Entry, tree: Tree) -> Reply:
-    """What the host reads does not come again: recordings of this body are not worth their while."""
+    """The values that the host reads do not come again: recordings of this body do not pay."""
     known, (stops, replays) = entry.known_branches(), (entry.steadiness.stops, entry.steadiness.replays)
     facts = next((one.facts for _, one in known), None)
     assert facts is not None

@@ -37,7 +37,7 @@ from capture.tree.tree import Tree
 def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
     """Take the plan another process made, if there is one; it is checked by the recording. Gives the phase to enter."""
     if entry.region is None and torch.is_grad_enabled() and any(_needs_gradient(leaf) for leaf in leaves):
-        return entry.phase  # only a watched run tells whether a graph through staged arguments would be left
+        return entry.phase  # only a watched run shows whether anything would be left to replay with staged arguments
     if config.current().skip_warmup and entry.trusts_store:
         return "ready"
     if not entry.trusts_store or not captured.keeps_plans or entry.said_eager is not None:
@@ -46,7 +46,7 @@ def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
     if plan is None or (plan.collectives and registers_segments()):
         return entry.phase
     if plan.outcome == "record" and any(one.code in BRANCHING for one in plan.findings):
-        return entry.phase  # it tells of one branch: each process looks which ones its calls take
+        return entry.phase  # it describes one branch: each process finds out which ones its calls take
     captured.log.counters.plans_loaded += 1
     if plan.outcome == "eager" and not store.is_looked_at(plan):
         entry.said_eager = plan  # its reasons may be gone: one run of this process is watched
@@ -56,7 +56,7 @@ def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
         return "eager"
     captured.note_findings(plan)
     if plan.collectives:
-        entry.warmups_left = 1  # makes the connections that a capture cannot make
+        entry.warmups_left = 1  # opens the connections that a capture cannot open
         return "warm"
     return "ready"
 
@@ -127,7 +127,7 @@ def _note_memory(entry: Entry, watched: ObservedRun) -> None:
 
 
 def _compared(captured: Captured, entry: Entry, watched: ObservedRun, described: DescribedRun) -> Facts:
-    """The run beside the one before it that took the same branch."""
+    """The run, compared with the one before it that took the same branch."""
     facts = branches.followed(captured, entry, described.facts)
     entry.turn_to(facts.reads)
     return entry.compared(facts, watched.watch.trace.lines)
@@ -203,7 +203,7 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
 
 
 def _says_no_more(plan: CapturePlan, known: CapturePlan) -> bool:
-    """Another process has found all reasons to be eager, after it had looked as often as it takes."""
+    """Another process found these reasons to be eager, after as many runs as it takes."""
     reasons = {(one.code, one.path) for one in known.findings_at_least(Severity.EAGER)}
     return all((one.code, one.path) in reasons for one in plan.findings_at_least(Severity.EAGER))
 

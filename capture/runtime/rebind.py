@@ -36,7 +36,7 @@ from capture.state.call import Call
 from capture.tree.node import Node
 from capture.tree.tree import Tree
 
-_NAMED = 4  # moves that an event names
+_NAMED = 4  # moves that are named in an event
 
 
 def state_moved(
@@ -44,7 +44,7 @@ def state_moved(
 ) -> Reply:
     """How a call goes on whose recording found its state elsewhere. ``OBSERVE``: more than an address is another."""
     begin = time.perf_counter()
-    if node.check is _is_being_bound:  # whoever did that was stopped: it may read any of both
+    if node.check is _is_being_bound:  # a rebind was interrupted: the recording may read either address
         return Reply(Verdict.OBSERVE)
     moves_and_others = _moves(node, leaves, node.guard.current())
     guard = None
@@ -194,7 +194,7 @@ def _bind(
 
 
 def _known(entry: Entry, recording: Recording, moves: Sequence[Move]) -> Refusal | None:
-    """One of these tensors was refused before."""
+    """Binding one of these tensors was refused before."""
     for move in moves:
         if move.path in entry.unbindable and move.path not in recording.copied_paths:
             return evolve(entry.unbindable[move.path], paths=(move.path,))

@@ -74,12 +74,12 @@ def _record(
     counters.body_runs += 1
     begin = time.perf_counter()
     apart = [one.position for one in inputs if one.is_apart]
-    expected = None if apart else entry.expected  # made of runs that could not tell the two
+    expected = None if apart else entry.expected  # those runs could not tell the two apart
     recorded, followed, parted = _run(captured, entry, call, tree, inputs, expected, undo=undo), True, None
     if recorded.followed in ("unsuited", "differs"):
         followed, parted = recorded.followed == "unsuited", recorded.parted
         _forget_run(captured, entry, recorded)
-        del recorded  # and with it what it has of the pool
+        del recorded  # and what it holds of the pool
         if not tree.put_away(captured.log, "a recording that was not as watched"):
             return Reply(Verdict.EAGER, reason="its pool was given up")
         recorded = _run(captured, entry, call, tree, inputs, None, undo=undo)

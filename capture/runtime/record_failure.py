@@ -50,7 +50,7 @@ class Attempt:
     has_ended: bool = False
 
     def end(self) -> None:
-        """All is as it has to be, but for what lies beside."""
+        """Everything that the attempt changed is restored or kept, apart from what is beside it."""
         self.tree.recording = False
         self.call.forget_run()  # its snapshot has the parked gradients: what nobody else has need not come back
         self.parked.settle()
@@ -144,10 +144,10 @@ def _nothing_ran(captured: Captured, entry: Entry, recorded: Recorded, refuted: 
         captured.log.add("drop", refuted.reason)
         entry.differing_runs += 1
         return Reply(Verdict.EAGER, reason=refuted.reason)
-    if refuted.is_branch:  # what a captured run shows is not all of it
+    if refuted.is_branch:  # a captured run does not show everything
         captured.log.add("drop", refuted.reason)
         return Reply(Verdict.OBSERVE, refuted=refuted)
-    if entry.facts is None:  # recorded straight away, without a watched run
+    if entry.facts is None:  # recorded at once, without a watched run
         captured.log.add("drop", refuted.reason)
         return Reply(Verdict.OBSERVE)
     return Reply(Verdict.EAGER, reason=refuted.reason, refuted=refuted, body_first=raised)

@@ -1,4 +1,4 @@
-"""Record outputs: what a recording run gave, as the plan of its outputs builds it, then and in each replay."""
+"""Record outputs: builds the results of a recording run as the plan of its outputs says, as each replay does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Replacements: objects in Python state that are others in call after call, as a context that is set before each step.
+"""Replacements: objects in Python state that differ in call after call, such as a context that is set before each step.
 
-Told apart by identity each of them would ask for a recording that is used once. A place where three objects in a row
-that were not there before came within a few calls is an input of all calls from then on (``key.input_places``).
+Told apart by identity, each of them would ask for a recording that is used once. A place in which three new objects in
+a row came within a few calls is an input of all calls from then on (``key.input_places``).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _WITHIN = 12  # calls
 class _Place:
     place: InputPlace
     known: deque[Any] = field(factory=lambda: deque(maxlen=_OFTEN + 1))
-    """What was there last; weakly, where that is possible: what has died does not come back."""
+    """The last objects in the place, by weak references where possible: an object that died does not come back."""
     calls: deque[int] = field(factory=lambda: deque(maxlen=_OFTEN))
-    """Numbers of the calls that brought others."""
+    """Numbers of the calls that brought new ones."""
 
     def note(self, value: Any, call: int) -> None:
-        """This is there now."""
+        """Note the object that is there now."""
         if not may_be_input(value) or any(_held(one) is value for one in self.known):
             return
         self.known.append(_weakly(value))
@@ -36,7 +36,7 @@ class _Place:
             self.calls.append(call)
 
     def is_often(self) -> bool:
-        """It is another one in call after call."""
+        """New objects come in call after call."""
         return len(self.calls) == _OFTEN and self.calls[-1] - self.calls[0] <= _WITHIN
 
 
@@ -53,7 +53,7 @@ def _held(known: Any) -> Any:
 
 @define(eq=False)
 class Replacements:
-    """Of one captured function."""
+    """The replacements of one captured function."""
 
     latest: Sequence[tuple[InputPlace, Callable[[], Any]]] = ()
     """Those that the last watched run found."""

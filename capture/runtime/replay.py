@@ -28,7 +28,7 @@ from capture.tree.tree import Tree
 
 
 class Commit:
-    """A replay and what follows on it, which may be stopped anywhere, and begun again."""
+    """A replay and what follows it. It may be interrupted at any point, and begun again."""
 
     __slots__ = (
         "begin_state",
@@ -82,13 +82,13 @@ class Commit:
         return result
 
     def resumed(self, error: BaseException, run: BodyRun | None) -> Any:
-        """An operator raised. The result, where the body goes on."""
+        """An operator raised. Gives the result, if the body goes on."""
         assert self.node.recording is not None
         watch = self.node.recording.answers(error, self.leaves) if self.resumes else None
         if watch is None or not capture_lock.acquire(timeout=PATIENCE):
             self.give_up()
             if run is not None:
-                run.error = error  # as the body's own does
+                run.error = error  # as when the body itself raises
             raise error
         try:
             return _resumed(self.captured, self.captured.call(self.values, self.leaves), watch, error, run)
@@ -105,7 +105,7 @@ class Commit:
         return self.has_stopped
 
     def tell(self, errors: list[BaseException]) -> None:
-        """All is done, and this came in between."""
+        """The call is complete, and this exception came meanwhile."""
         tell(self.captured, errors)
 
     def finish(self, ended: bool) -> Any:
@@ -138,7 +138,7 @@ class Commit:
         made: list[dict[str, Any]] = []
 
         def roots() -> dict[str, Any]:
-            if not made:  # a call is made only if it is asked for, and once
+            if not made:  # a call is made only if it is needed, and once
                 made.append(self.captured.call(self.values, self.leaves).named_roots())
             return made[0]
 

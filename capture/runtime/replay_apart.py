@@ -1,4 +1,4 @@
-"""Replays apart: what the fast way goes on with in a call that is replayed as another one."""
+"""Replays apart: what follows a fast path for a call that is replayed as another one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from capture.tree.tree import Tree
 
 @frozen(eq=False)
 class GoesOnApart:
-    """What the fast way goes on with in a call that is replayed as another one: padded, or with another number."""
+    """What follows a fast path for a call that is replayed with padding, or with another number."""
 
     captured: Captured
     trim: Trim | None = None
@@ -51,5 +51,5 @@ class GoesOnApart:
         return commit.resumed(error, None)
 
     def ready(self, entry: Entry, values: Values, leaves: list[Leaf]) -> Any:
-        """The recording relies on state that is another now, so it says nothing of what the body does."""
+        """The recording relies on state that has changed, so it tells nothing about what the body does."""
         return MISS

@@ -1,4 +1,5 @@
-"""State changes: what a body can have read is another thing now, so that keys get other parts, or recordings go."""
+"""State changes: state that the body can have read is another one now, so that keys get other parts, or recordings are
+dropped."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class RegionCall(Call):
 
 
 class BackwardCall(Call):
-    """A call whose body takes tensors for their values alone: their ``.grad`` and hooks are no state of its."""
+    """A call whose body uses the values of tensors only: their ``.grad`` and hooks do not count as its state."""
 
     @override
     def roots(self, values: tuple[Any, ...] | None = None) -> list[Source]:
@@ -369,7 +369,7 @@ def _added(
 
 
 class _Backward:
-    """The backward pass of programs of one form, as a captured function of the tensors it takes."""
+    """The backward pass of programs of one form, as a captured function of the tensors that it takes."""
 
     def __init__(self, forward: Captured, program: SavedGraph, *, accumulates: bool) -> None:
         self._accumulates, self.was_called = accumulates, False
@@ -430,7 +430,7 @@ def _nothing() -> None:
 
 
 class Frame:
-    """One call in the caller's graph."""
+    """One call of the function in the caller's graph."""
 
     __slots__ = (
         "_forward_thread",
@@ -454,7 +454,7 @@ class Frame:
     ) -> None:
         self._region, self._program, self._forward_thread = region, program, thread_state()
         self.inner = inner
-        """Tensors that no user gets: they stay until a backward pass has run that does not keep the graph."""
+        """Tensors that no user gets: kept until a backward pass has run without keeping the graph."""
         self.kept, self.attached = kept, attached
         self.handles: Mapping[int, torch.Tensor] = _NO_HANDLES
         """Have the places of inputs, by position, in the caller's graph that the node does not save itself."""

@@ -1,4 +1,4 @@
-"""Undone runs: a call is watched and recorded without a result and without a trace, as for the warm-up."""
+"""Undone runs: watch and record a call without giving a result or changing anything, for ``warmup``."""
 
 from __future__ import annotations
 

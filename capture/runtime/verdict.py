@@ -41,11 +41,11 @@ class Reply:
 
     verdict: Verdict
     result: Any = None
-    """The call's, with ``DONE``."""
+    """The call's result, with ``DONE``."""
     reason: str = ""
     """In the user's words, with ``EAGER``."""
     plan: CapturePlan | None = None
-    """With ``EAGER``: the one of all calls to come."""
+    """With ``EAGER``: the plan for all later calls."""
     refuted: Refuted | None = None
     body_first: bool = False
     """With ``refuted``: the body runs before the plan is replaced; eager's own error, if there is one, comes first."""

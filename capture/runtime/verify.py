@@ -54,8 +54,7 @@ class State:
     generators: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
 
     def put_back(self, named: Callable[[], dict[str, Any]], left: State | None = None) -> None:
-        """Make everything as it was when this was taken. ``left``: what has been since is this; what other threads
-        drew after that is not undone."""
+        """Restore this state. ``left``: the state since then. What other threads drew meanwhile is not undone."""
         with torch.no_grad():
             for _, tensor, contents in self.tensors:
                 tensor.untyped_storage().copy_(contents, False)
@@ -172,7 +171,7 @@ def _names(values: Results, different: list[int]) -> str:
 
 
 class NoMemoryError(Exception):
-    """There is none for copies to compare."""
+    """There is not enough memory for the copies to compare."""
 
 
 class _Stopped(Exception):
@@ -185,18 +184,18 @@ class _Stopped(Exception):
 
 @frozen(eq=False)
 class Verified:
-    """What a verification found."""
+    """The outcome of a verification."""
 
     result: Any = None
     """The replay's where nothing differs, else the body's own."""
     has_result: bool = True
-    """False: memory did not even suffice for the replay, and the body has not run."""
+    """False: there was not enough memory even for the replay, and the body has not run."""
     differs: str | None = None
     """The path of the first value that differs from the body's."""
     is_wrong: bool = False
-    """It is further off than the body is from itself."""
+    """It is further from the body's value than the body is from itself."""
     undecided: str | None = None
-    """Why nothing is known."""
+    """Why the comparison decides nothing."""
     stopped: Followed | None = None
     """No recording goes on after what the host read. Nothing has happened."""
 

@@ -26,7 +26,7 @@ from capture.torch_private.subclasses import is_wrapper
 from capture.torch_private.tensor_reads import counts_holders
 
 StorageWatch = Callable[[], torch.UntypedStorage | None]
-"""Called, gives the storage while somebody uses it, else None."""
+"""Returns the storage while somebody uses it, else None."""
 
 
 hold: Callable[[torch.UntypedStorage], StorageWatch] = (
@@ -36,7 +36,7 @@ hold: Callable[[torch.UntypedStorage], StorageWatch] = (
 
 
 Again = Literal["no", "inner", "shown"]
-"""Whether a tensor may be handed out again: no user ever has an inner one."""
+"""Whether a tensor may be handed out again. An ``inner`` one never reaches a user; a ``shown`` one does."""
 
 
 @seen
@@ -53,20 +53,20 @@ class SharedStorage:
     def __init__(self, make: Callable[[], torch.Tensor], *, again: Again) -> None:
         self._make, self._again, self.address = make, again, 0
         self.first: torch.Tensor | None = None
-        """Nobody else has it."""
+        """The tensor of which the others are aliases. Nobody else has it."""
         self.held: StorageWatch | None = None
-        """Tells whether what was handed out since the last renewal is used."""
+        """Tells whether a tensor that was handed out since the last renewal is used."""
         self.alone = 0
-        """Holders of the storage in C++ while nobody uses it, without an alias that is handed out again."""
+        """Number of C++ holders of the storage while no user has it, without the alias that is handed out again."""
         self.storage: torch.UntypedStorage | None = None
-        """Of the first one."""
+        """The storage of ``first``."""
 
     def forget(self) -> None:
-        """The memory has other users from now on, or none: the next tensor begins anew."""
+        """Start anew with the next tensor: the memory has other users from now on, or none."""
         self.first = self.held = self.storage = None
 
     def part(self) -> None:
-        """What was handed out is its holders' alone."""
+        """Leave what was handed out to its holders."""
         if self.first is not None and self._again != "no":
             self.held.part()  # type: ignore[union-attr] # it is the C module's
 
@@ -93,8 +93,8 @@ def _watch(storage: torch.UntypedStorage, first: torch.Tensor, again: Again) -> 
 
 
 def is_sole_holder(tensor: torch.Tensor, others: int = 1) -> bool:
-    """No other tensor, view or saved activation uses the tensor or its memory. ``others``: holders of the storage that
-    are known; one is the storage's object."""
+    """No other tensor, view or saved activation uses the tensor or its memory. ``others``: number of known holders of
+    the storage, its Python object among them."""
     return storage_use_count(tensor.untyped_storage()) <= others + 1 and use_count(tensor) <= 1
 
 
@@ -115,7 +115,7 @@ _ALONE = _holders(_with_lone_gradient())
 
 
 class _Holding:
-    """Holds a tensor as a tensor that is made of others does."""
+    """Holds a tensor as a wrapper subclass holds its inner tensors; for a probe."""
 
     def __init__(self) -> None:
         self.tensor = torch.zeros(1, device="cpu")
@@ -140,11 +140,11 @@ def _probe_shared() -> int:
 
 
 _MEMBER, _SHARED = _probe_members(), _probe_shared()
-"""References to a tensor that another one alone holds, and how many more there are if somebody in C++ has it, too."""
+"""Number of references to a tensor that only another tensor holds, and how many more there are if C++ holds it, too."""
 
 
 def _is_lone_member(member: tuple[torch.Tensor, int]) -> bool:
-    """As far as Python tells; views of it keep it in C++."""
+    """Nobody else holds it, as far as reference counts tell; views of it are holders in C++."""
     tensor, references = member
     return references <= _MEMBER + (_SHARED if use_count(tensor) > 1 else 0)
 
@@ -169,7 +169,7 @@ def only_gradients(
             held += [(one, use_count(one) - 1) for one, _ in members if one.untyped_storage() is storage]
         elif gradient.untyped_storage() is storage:
             held.append((gradient, number - _ALONE[0]))
-    views = Counter(id(one._base) for one, _ in held)  # of each other, or of one that nobody else has
+    views = Counter(id(one._base) for one, _ in held)  # views of each other, or of one that nobody else has
     mine = {id(one) for one, _ in held}
     bases = {id(base): base for one, _ in held if (base := one._base) is not None and id(base) not in mine}
     held += [(base, use_count(base) - 1) for base in bases.values()]

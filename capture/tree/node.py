@@ -16,13 +16,13 @@ from capture.tree.liveness import StorageWatch
 from capture.tree.outputs import OutputPlan
 
 Pattern = tuple[int | None, ...]
-"""Per tensor leaf of a call: its address if it is a live output on the path, else None."""
+"""For each tensor of a call: its address if it is a live output on the path, else None."""
 ChildKey = tuple[int, Pattern]
 _numbers = itertools.count(1)
 
 
 class OwningTree(Protocol):
-    """What a node asks of the tree that it is in."""
+    """The methods of the tree that a node uses."""
 
     def bury(self, node: Node) -> None:
         """Drop this recording and all below it."""
@@ -51,7 +51,7 @@ class Node:
     """(node number, group) of all outputs on the path that were dead when this was recorded."""
     number: int = field(factory=lambda: next(_numbers))
     live: list[StorageWatch | None] = field(factory=list)
-    """The list of ``outputs``: what watches each group handed out last."""
+    """The list ``outputs.live``: for each group, what watches the storage handed out last."""
     children: dict[ChildKey, list[Node]] = field(factory=dict)
     latest_children: dict[int, Node] = field(factory=dict)
     """The child that ran last, by number of its entry."""
@@ -64,16 +64,18 @@ class Node:
     reads: tuple[str, ...] = ()
     """What the host read at the breaks of the recording."""
     joined: set[int] = field(factory=set)
-    """Numbers of the nodes with the same key that go on where this one comes to a break, and the other way round."""
+    """Numbers of the nodes with the same key that continue where this one comes to a break, and of those that this one
+    continues."""
     verified: bool = False
     proofs: dict[Any, Any] = field(factory=dict)
-    """What replays were compared with bodies of smaller sizes, and what is cut off them (``runtime.buckets``)."""
+    """Results of comparing replays with bodies of smaller sizes, and how much is cut off the results
+    (``runtime.buckets``)."""
     beside: frozenset[Block] = frozenset()
-    """Blocks that were taken all the while this was recorded: it does not write there."""
+    """Blocks that were in use during the whole recording: it does not write there."""
     clear_of: tuple[Any, ...] = ()
-    """The tree's pins that were found not to be in its way, last."""
+    """The tree's pins that were last found not to overlap with its memory."""
     bound: tuple[BoundInput, ...] = ()
-    """Arguments that may be elsewhere in every call, and that the recording does not follow yet."""
+    """Arguments that may lie elsewhere in every call and that the recording does not follow yet."""
     groups: frozenset[str] = frozenset()
     """Names of the process groups that it communicates in."""
     program: Any = None
@@ -83,15 +85,15 @@ class Node:
     tree: OwningTree | None = None
     _listed_in: list[Node] | None = None
     view: Any = None
-    """For the C module: what stays as it is from now on."""
+    """What the C module reads of a node; fixed from then on."""
 
     def listed_in(self, nodes: list[Node]) -> None:
-        """Whoever keeps it by key does so in this list, until it is dropped."""
+        """The list by key that holds this node until it is dropped."""
         self._listed_in = nodes
         nodes.append(self)
 
     def lose(self) -> None:
-        """Nothing of this recording is used again; outputs that are still held are their holders' alone."""
+        """Nothing of this recording is used again; outputs that are still held belong to their holders."""
         if self.recording is not None:
             self.recording.release()
         self.recording = self.tree = None
@@ -102,9 +104,11 @@ class Node:
             self._listed_in.remove(self)
 
     def see(self) -> None:
-        """It is in its tree, complete."""
+        """The node is in its tree, and complete."""
         if self.outputs is not None:
-            follows = self.program is not None and self.program.again.follows_draws  # of the generator as it was before
+            follows = (
+                self.program is not None and self.program.again.follows_draws
+            )  # of the state that the generator had before
             used, runs, in_python = self.last_used, self.runs, self.written or self.reads or follows
             self.view = native.NodeView(
                 outputs=self.outputs, source=None if in_python else self.outputs.single,
@@ -116,26 +120,28 @@ class Node:
 
     @property
     def last_used(self) -> int:
-        """When it ran last, by the count of all recordings that ran."""
+        """When it ran last, counted in runs of all recordings."""
         return 0 if self.view is None else int(self.view.used)
 
     @property
     def runs(self) -> int:
-        """How often it ran, its recording run included."""
+        """Number of runs, the recording run included."""
         return 0 if self.view is None else int(self.view.runs)
 
     def replaces(self, parameter: torch.Tensor) -> bool:
-        """Every replay gives this tensor another ``grad``, without having read the one before."""
+        """Every replay gives this tensor another ``grad`` without reading the former one."""
         assert self.outputs is not None
         found = self.outputs.replaced.get(id(parameter))
         return found is not None and found() is parameter
 
     def is_in_the_way(self, block: Block) -> bool:
-        """It may write where somebody uses memory."""
+        """It may write to memory that somebody uses."""
         recording = self.recording
         if block in self.beside or recording is None:
             return False
-        return not native.committed(bool, (), lambda _: recording.avoid(block))  # whole, whoever is stopped in between
+        return not native.committed(
+            bool, (), lambda _: recording.avoid(block)
+        )  # as a whole, whatever exception comes meanwhile
 
     def own(self, numbers: Iterable[int]) -> None:
         """From now on these groups of its outputs have fresh memory in every call."""
@@ -175,5 +181,5 @@ def walk(node: Node) -> Iterator[Node]:
     while stack:
         node = stack.pop()
         yield node
-        for children in list(node.children.values()):  # the collector may drop recordings between any two steps
+        for children in list(node.children.values()):  # the garbage collector may drop recordings at any point here
             stack.extend(children)

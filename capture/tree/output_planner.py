@@ -31,7 +31,8 @@ def plan_outputs(
     callers: dict[int, Source],
     again: Mapping[int, Again],
 ) -> OutputPlan:
-    """Of what one recording run left. ``blocks``: as in ``Recorded``. ``again``: by ``id``, what may be given again."""
+    """The plan for what one recording run left. ``blocks``: as in ``Recorded``. ``again``: by ``id``, which tensors may
+    be handed out again."""
     leaves = [*outputs, *(leaf for effect in effects for leaf in effect.leaves)]
     groups: dict[int, tuple[Block, list[int], list[Geometry]]] = {}
     aliases, constants, empties, repeats = [], [], [], []
@@ -83,7 +84,7 @@ def plan_outputs(
 
 
 def _kinds(leaves: Sequence[KeptLeaf]) -> tuple[tuple[int, TensorKind], ...]:
-    """What leaves that the body made are beside their memory, by position."""
+    """By position, the leaves made by the body that are more than plain tensors."""
     kinds = [(at, TensorKind.of(one.value)) for at, one in enumerate(leaves) if one.kind in MADE]
     return tuple((at, kind) for at, kind in kinds if kind is not None)
 
@@ -91,7 +92,7 @@ def _kinds(leaves: Sequence[KeptLeaf]) -> tuple[tuple[int, TensorKind], ...]:
 def _gradients(
     groups: Sequence[OutputGroup], effects: Sequence[KeptEffect], slots: Sequence[EffectSlot]
 ) -> tuple[dict[int, weakref.ref[torch.Tensor]], dict[int, EffectSlot], tuple[EffectSlot, ...]]:
-    """Gradients and where they go, by the group that each of them alone is, and effects that are something else."""
+    """Gradients and the effects that set them, by the group that each is alone in; and all other effects."""
     holders, taken, others = {}, {}, []
     numbers = {group.positions: number for number, group in enumerate(groups)}
     for effect, slot in zip(effects, slots, strict=True):
@@ -108,8 +109,8 @@ def _gradients(
 def _shared_gradients(
     groups: Sequence[OutputGroup], effects: Sequence[KeptEffect], first: int, gradients: Container[int]
 ) -> dict[int, tuple[weakref.ref[torch.Tensor], ...]]:
-    """Tensors by the other groups that nothing but their gradients lies on. ``first``: position of the first leaf of an
-    effect."""
+    """For other groups on which only gradients lie: the tensors whose gradients they are. ``first``: position of the
+    first leaf of an effect."""
     holders: dict[int, torch.Tensor] = {}
     for effect in effects:
         source = effect.change.source
@@ -124,7 +125,7 @@ def _shared_gradients(
 
 
 def _source(pool: Pool, group: OutputGroup, again: Again) -> SharedStorage | None:
-    """None for views of each other, which share a version counter."""
+    """What hands out the tensors of a group; None for views of each other, which share a version counter."""
     if len(group.geometries) > 1:
         return None
     return SharedStorage(pool.builder(group.block, group.geometries[0]), again=again)

@@ -1,4 +1,4 @@
-"""A structure without its leaves, and the places of effects, to be filled again after every replay."""
+"""The structure of a result without its leaves, and the places of effects, to be filled again after every replay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHANGED_IN_PLACE = (set, bytearray, deque, array.array)
 
 
 class Slot:
-    """Stands for a leaf in a structure without leaves. No attrs class, since those are containers to be opened."""
+    """The place of a leaf in a structure without leaves. No attrs class, since those are opened as containers."""
 
     __slots__ = ("index",)
 
@@ -54,7 +54,7 @@ class Shape:
 
 
 class Again:
-    """Stands for an object that is made before, or for a weak reference to it."""
+    """The place of an object that was made before in the same structure, or of a weak reference to it."""
 
     __slots__ = ("is_weak", "number")
 
@@ -84,7 +84,7 @@ class EffectSlot:
         return self.steps[-1].path
 
     def at(self, named_values: Callable[[], dict[str, Any]]) -> Source:
-        """The place in this call's objects."""
+        """The place among this call's objects."""
         *above, last = self.steps
         holder = named_values()[self.root] if self.root is not None else self.anchor() if self.anchor else None
         for source in above:
@@ -92,12 +92,12 @@ class EffectSlot:
         return last.among(holder)
 
     def saved(self, named_values: Callable[[], dict[str, Any]]) -> Any:
-        """What is there now, so that it can be put back."""
+        """The present value, for ``put_back``."""
         value = self.at(named_values).get()
         return value if self.members is None else effects.members_of(value)
 
     def put_back(self, named_values: Callable[[], dict[str, Any]], saved: Any) -> None:
-        """As it was then."""
+        """Restore the value that ``saved`` gave."""
         place = self.at(named_values)
         if self.members is not None:
             keys, values = saved
@@ -108,12 +108,13 @@ class EffectSlot:
             place.set(saved)
 
     def apply(self, named_values: Callable[[], dict[str, Any]], value: Any, begun: Begun) -> None:
-        """Do it again. ``begun``: what was there before, of each effect of this call that was begun, as it may be
-        stopped in the middle; or ``DONE``, where the body itself has done it, and only its tensors may be others."""
+        """Make the change again. ``begun``: former values of the effects of this call that were begun, as it may be
+        stopped in the middle; or ``DONE``, where the body itself made the changes, and only its tensors may be
+        others."""
         begun_with = next((saved for slot, saved in begun if slot is self), None) if begun else None
         if self.amount is None and self.members is None:
             is_there = begun_with is DONE and isinstance(self.skeleton, OwnContainer) and not self.skeleton.is_argument
-            if not is_there:  # else it would be read from where the body has put another one by now
+            if not is_there:  # otherwise it would be read where the body has put another one by now
                 self.put_back(named_values, value)
             return
         if begun_with is not DONE:
@@ -124,7 +125,7 @@ class EffectSlot:
             effects.put_members(container, self.members.finished(values, value), keys)
 
     def is_done(self, change: Change, named_values: Callable[[], dict[str, Any]]) -> bool:
-        """The body wrote this to the caller's own objects, not to others that were given in their place."""
+        """The body made this change to the caller's own objects, not to copies that were given in their place."""
         place = self.at(named_values)
         return place.get() is change.members.container if change.members else place.holder is change.source.holder
 
@@ -142,7 +143,7 @@ class EffectSlot:
         if begun_with is None:
             begun_with = len(held) if grows else effects.members_of(held)
             begun.append((self, begun_with))
-        if grows:  # whatever it holds by now, it is not gone through
+        if grows:  # the former members are not needed, so they are not walked
             effects.put_at_end(held, begun_with, value)
         else:
             effects.put_members(held, self.members.made(begun_with[1], value), self.members.keys)
@@ -157,7 +158,7 @@ class MembersMade:
     is_free: bool
 
     def made(self, before: Sequence[Any], new: Sequence[Any]) -> list[Any]:
-        """The members in the end."""
+        """The members after the change."""
         if self.is_free:
             return [*before, *new]
         return [before[at] if at >= 0 else new[-1 - at] for at in self.recipe]
@@ -170,7 +171,7 @@ class MembersMade:
 
 
 class OwnContainer:
-    """Stands for a container of the caller's that the body handed back. No attrs class, like ``Slot``."""
+    """A container of the caller's that the body handed back. No attrs class, like ``Slot``."""
 
     __slots__ = ("_root", "_slot")
 
@@ -179,7 +180,7 @@ class OwnContainer:
 
     @property
     def is_argument(self) -> bool:
-        """The body may have got a copy of it."""
+        """It is an argument, of which the body may have got a copy."""
         return self._slot is None
 
     def at(self, named_values: Callable[[], dict[str, Any]]) -> Any:
@@ -191,7 +192,7 @@ class OwnContainer:
 
 
 def slot_of_change(change: Change, skeleton: Any) -> EffectSlot:
-    """Where and how a change is made again."""
+    """The place of a change, and how it is made again."""
     members = change.members
     made = None if members is None else MembersMade(members.keys_now, members.recipe, members.is_free)
     return evolve(effect_slot(change.source, skeleton), amount=change.amount, members=made)
@@ -258,7 +259,7 @@ def fill(
 
 
 Filler = Callable[[Sequence[Any]], Any]
-_MOST_DEPTH = 30  # levels, each a call of Python's
+_MOST_DEPTH = 30  # levels, each a call of a Python function
 
 
 def filler(skeleton: Any, depth: int = 0) -> Filler | None:
@@ -302,14 +303,14 @@ def _object_filler(shape: Shape, depth: int) -> Filler | None:
 
 @define(eq=False)
 class Structures:
-    """Makes skeletons of the structures of one plan, one after the other."""
+    """Makes the skeletons of all structures of one plan, in turn."""
 
     numbers: Iterator[int]
-    """Of the leaves to come."""
+    """Numbers of the leaves to come."""
     own: dict[int, Source]
     """Objects that existed before the run and are handed back, by ``id``."""
     shapes: dict[int, Shape] = field(factory=dict)
-    """Of objects so far, by ``id``."""
+    """The shapes of objects met so far, by ``id``."""
 
     def skeleton(self, value: Any, visit: Visit | None = None) -> Any:
         """The structure without its leaves. ``visit``: as in ``pytree.leaves``."""
@@ -334,6 +335,6 @@ class Structures:
 
 
 def _own(source: Source) -> OwnContainer:
-    if source.kind == "root":  # found by its name in every call, and not kept alive
+    if source.kind == "root":  # found by name in every call, so it is not kept alive
         return OwnContainer(None, source.path)
     return OwnContainer(effect_slot(source, None), None)

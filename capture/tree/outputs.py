@@ -68,7 +68,7 @@ class OutputGroup:
     positions: tuple[int, ...]
     geometries: tuple[Geometry, ...]
     paths: tuple[str, ...] = ()
-    """What users call its leaves."""
+    """Paths of its leaves, for messages."""
 
 
 @define(eq=False)
@@ -77,64 +77,64 @@ class OutputPlan:
 
     policy: Outputs
     preserving: bool
-    """Tensor objects need not be known: they are never invalidated."""
+    """Outputs are never invalidated, so that the tensor objects need not be known."""
     count: int
     skeleton: Any
     groups: tuple[OutputGroup, ...]
     aliases: tuple[tuple[int, Alias], ...]
     kinds: tuple[tuple[int, TensorKind], ...]
-    """Of leaves that the body made and that are more than plain tensors, by position."""
+    """By position, the leaves made by the body that are more than plain tensors."""
     constants: tuple[tuple[int, Any], ...]
     empties: tuple[tuple[int, Geometry, torch.device], ...]
     repeats: tuple[tuple[int, int], ...]
     """Positions that hold the very object of an earlier position."""
     effects: tuple[EffectSlot, ...]
     inference: bool
-    """Fresh leaves are inference tensors although the caller is not in inference mode: the body was, by itself."""
+    """Fresh leaves are inference tensors although the caller is not in inference mode, as the body entered it."""
     live: list[StorageWatch | None] = field(factory=list)
     tensors: list[list[weakref.ref[torch.Tensor]]] = field(factory=list)
-    """The tensor objects handed out, a group: needed to invalidate them."""
+    """The tensor objects handed out, by group: needed to invalidate them."""
     shared_storages: tuple[SharedStorage | None, ...] = ()
-    """Where the tensors of each group come from that is one tensor, and is not owned."""
+    """For each group that is one tensor and is not owned: what hands out its tensors."""
     owned: frozenset[int] = frozenset()
     """Groups that have fresh memory in every call."""
     places: list[Any] = field(factory=list)
-    """Where a replay leaves those, one place a group."""
+    """Where replays leave the tensors of owned groups, one place a group."""
     sources: tuple[Any, ...] = ()
-    """For the C module: what gives each group's tensor, ``SharedStorage`` or the list of places and a number in it."""
+    """For the C module: for each group, a ``SharedStorage``, or the list of places and the number in it."""
     single: Any = None
-    """The source of a plan that has nothing else."""
+    """The source of a plan with one output and nothing else."""
     gradients: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
     """Groups that become the ``grad`` of a tensor, which the body does not read."""
     shared: dict[int, tuple[weakref.ref[torch.Tensor], ...]] = field(factory=dict)
-    """Groups on which such gradients of several tensors lie, or of which one is made as a DTensor is."""
+    """Groups that hold such gradients of several tensors, or one that is put together as that of a ``DTensor`` is."""
     replaced: dict[int, weakref.ref[torch.Tensor]] = field(factory=dict)
-    """The tensors of both by ``id``."""
+    """The tensors of ``gradients`` and ``shared``, by ``id``."""
     deposits: Callable[[Sequence[int]], Sequence[torch.Tensor]] | None = None
-    """Gives the tensors whose ``grad`` the caller makes of the leaves at these positions, or nothing."""
+    """Gives the tensors whose ``grad`` the caller sets from the leaves at these positions, or nothing."""
     slots: dict[int, EffectSlot] = field(factory=dict)
-    """Where such gradients go."""
+    """The places of such gradients."""
     others: tuple[tuple[int, ...], tuple[EffectSlot, ...]] = ((), ())
-    """Groups and effects that are no such gradients."""
+    """Groups and effects that are not such gradients."""
     fresh: Callable[..., bool] | None = None
-    """Compares metadata with that of such gradients as they are made."""
+    """Compares metadata with that of such gradients when they were made."""
     numbers: tuple[int, ...] = ()
     """Of all groups."""
     first_positions: tuple[int, ...] = ()
     """The first position of each group."""
     kept: Any = None
-    """For the C module: those gradients, once they were found untouched, until others are made."""
+    """For the C module: those gradients, once they were found unchanged, until new ones are made."""
     fills: Callable[[Sequence[Any]], Any] | None = None
     """``fill`` for a structure of tuples and lists."""
     collect: Callable[[], None] | None = None
-    """Makes owned outputs after a replay that does not."""
+    """Makes the owned outputs, for an engine whose replays do not."""
 
     def __attrs_post_init__(self) -> None:
         self.sources = self.shared_storages
         self.places = [None] * len(self.groups)
 
     def own(self, numbers: Iterable[int], recording: Recording) -> None:
-        """From now on these groups have fresh memory in every call."""
+        """Give these groups fresh memory in every call from now on."""
         self.owned |= frozenset(numbers)
         for number in self.owned:
             self.lose(number)
@@ -152,14 +152,14 @@ class OutputPlan:
         self.single = self.sources[0] if self.single is not None else None
         groups_left, effects = self.others
         taken = sorted(self.owned & set(self.gradients))
-        new = [number for number in taken if number not in groups_left]  # else this was stopped below
+        new = [number for number in taken if number not in groups_left]  # or else this was stopped below
         self.others = (*groups_left, *new), (*effects, *[self.slots[number] for number in new])
         for number in taken:
             del self.gradients[number]
         self.fresh = None
 
     def build_single(self) -> torch.Tensor:
-        """Result of a replay of a plan with one fresh tensor and nothing else."""
+        """The result of a replay, for a plan with one fresh tensor and nothing else."""
         values: list[Any] = [None]
         tensors = None if self.preserving else self.tensors
         left = native.hand_out(self.sources, self.live, (0,), values, (0,), tensors)
@@ -169,7 +169,7 @@ class OutputPlan:
         return result
 
     def several(self) -> tuple[Any, ...] | None:
-        """For the C module: how results are built where there are fresh tensors, constants and repeats alone."""
+        """For the C module: how results are built that have only fresh tensors, constants and repeats."""
         if self.inference or self.aliases or self.kinds or self.empties or self.effects or self.fills is None:
             return None
         return (
@@ -187,7 +187,8 @@ class OutputPlan:
         return is_sole_holder(tensor, self._holders(number))
 
     def gradients_of(self, number: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The tensors that alone use this group, by their ``grad``, and what of it lies here. Empty if others do."""
+        """The tensors whose ``grad`` alone uses this group, and which of them lie here. Empty if anything else uses
+        it."""
         alone = self.gradients.get(number)
         references = self.shared.get(number, ()) if alone is None else (alone,)
         held = self.live[number]
@@ -201,7 +202,7 @@ class OutputPlan:
         return ([], []) if gradients is None else (parameters, gradients)
 
     def leave_out_gradients(self, read: Container[int]) -> None:
-        """The body reads some of them before it replaces them: these tensors, by ``id``."""
+        """The body reads the gradients of these tensors, by ``id``, before it replaces them."""
 
         def is_read(of: weakref.ref[torch.Tensor]) -> bool:
             gradient = getattr(of(), "grad", None)
@@ -234,7 +235,7 @@ class OutputPlan:
         return untouched
 
     def lose(self, number: int) -> None:
-        """What was handed out of this group has left the pool, or may not be used any more."""
+        """What was handed out of this group has left the pool, or must not be used any more."""
         self.live[number], self.kept = None, None
         shared = self.shared_storages[number]
         if shared is not None:
@@ -316,12 +317,12 @@ class OutputPlan:
                 tensors = pool.views(group.block, group.geometries)
                 self.live[number] = hold(tensors[0].untyped_storage())
             others = [*zip(group.positions, self._hand_out(number, tensors), strict=True)]
-            for position, tensor in reversed(others):  # the first tells that all are there
+            for position, tensor in reversed(others):  # these tensors come first: they show that all of them are there
                 values[position] = tensor
             self.places[number] = None
 
     def _taken(self, number: int) -> list[torch.Tensor]:
-        """What a replay left of an owned group."""
+        """The tensor that a replay left for an owned group."""
         found = self.places[number]
         tensors: list[torch.Tensor] = found if isinstance(found, list) else [found]
         return on_storage(tensors[0].untyped_storage(), tensors) if self.inference else tensors
@@ -340,13 +341,13 @@ class OutputPlan:
         effects = self.effects if effects is None else effects
         filled = [
             fill(effect.skeleton, values, named_values, made) for effect in effects
-        ]  # of what is there before any
+        ]  # former values, of which there are none yet
         for effect, value in zip(effects, filled, strict=True):
             effect.apply(named_values, value, begun)
         return result
 
     def done_by(self, changes: Sequence[Change], named_values: Callable[[], dict[str, Any]]) -> Begun:
-        """Effects that the run which made these changes has left where they belong."""
+        """Effects that the run which made these changes has left in their places."""
         pairs = zip(self.effects, changes, strict=True)
         return [(slot, DONE) for slot, change in pairs if slot.is_done(change, named_values)]
 
@@ -363,8 +364,8 @@ class OutputPlan:
         return values
 
     def adopt(self, tensors: Sequence[Any], *, copied: bool = False) -> list[Any]:
-        """Hand out the leaves that the recording run itself made, instead of building them. ``copied``: none of them in
-        the pool, but what is part of a graph."""
+        """Hand out the leaves that the recording run itself made, instead of building new ones. ``copied``: none of
+        them lies in the pool, unless it is part of a graph."""
         values, self.kept = list(tensors), None
         for number, group in enumerate(self.groups):
             mine = [values[position] for position in group.positions]

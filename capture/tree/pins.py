@@ -25,40 +25,40 @@ OutputGroup = tuple[Node, int]
 
 @frozen(eq=False)
 class Pin:
-    """A block that its storage keeps."""
+    """A block that a storage in use keeps."""
 
     block: Block
     held: StorageWatch
     made_by: weakref.ref[Node] | None = None
-    """Whose output it is."""
+    """The node whose output it is."""
     number: int = 0
 
     @property
     def node(self) -> Node | None:
-        """The recording, if it is there."""
+        """The node, if it is alive."""
         return None if self.made_by is None else self.made_by()
 
     @property
     def is_used(self) -> bool:
-        """The storage is there."""
+        """The storage is alive."""
         return self.held() is not None
 
 
 def pins_of(groups: Iterable[OutputGroup]) -> list[Pin]:
-    """For what was handed out of these groups and is used. It is still the node's, too, until `leave`."""
+    """Pins for the outputs of these groups that are in use. The node goes on watching them until ``leave``."""
     pins = []
     for node, number in groups:
         outputs = _outputs_of(node)
         held = outputs.live[number]
         storage = held() if held is not None else None
         block = outputs.groups[number].block
-        if storage is not None and storage.data_ptr() == block.address:  # its holder may have given it other memory
+        if storage is not None and storage.data_ptr() == block.address:  # else its holder gave it other memory
             pins.append(Pin(block, hold(storage), weakref.ref(node), number))
     return pins
 
 
 def leave(groups: Iterable[OutputGroup]) -> None:
-    """What was handed out of these groups is its holders' alone."""
+    """Leave the outputs of these groups to their holders."""
     for node, number in groups:
         _outputs_of(node).lose(number)
 

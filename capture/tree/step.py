@@ -1,4 +1,4 @@
-"""The caller says where one pass ends and the next begins."""
+"""Marks by which the caller says where one step ends and the next begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from capture.native import seen
 
 @seen
 class Marks:
-    """Of one thread."""
+    """The marks of one thread."""
 
     __slots__ = ("begun",)
 
@@ -52,10 +52,10 @@ def steps_begun() -> int:
 
 
 def marks() -> Marks:
-    """This thread's."""
+    """The marks of this thread."""
     return _here.marks
 
 
 def use_marks(of_some_thread: Marks) -> None:
-    """From now on these are this thread's."""
+    """Make these the marks of this thread."""
     _here.marks = of_some_thread

@@ -24,7 +24,8 @@ from capture.tree.tree import Tree
 
 
 class _ThreadTrees:
-    """A thread's trees, given up when it ends: others keep its fast paths, and nodes by their keys."""
+    """The trees of one thread, given up when the thread ends: its fast paths, and lists of nodes by key, live
+    longer."""
 
     def __init__(self) -> None:
         self.trees: dict[str, Tree] = {}
@@ -33,17 +34,17 @@ class _ThreadTrees:
     def __del__(self) -> None:
         if sys.is_finalizing():  # torch no longer counts who holds a storage, and aborts where Python's count differs
             return
-        if self.process != os.getpid():  # of a thread of the process that was forked
+        if self.process != os.getpid():  # they belong to a thread of the process that forked
             _disown(self.trees)
         _give_up(self.trees)
 
 
 def _disown(trees: dict[str, Tree]) -> None:
-    """Leave what lies on devices to the parent, as it is. Memory of the host is a child's own."""
+    """In a child process: leave memory on devices to the parent. Memory of the host belongs to the child."""
     for name, tree in list(trees.items()):
         if tree.backend.has_own_memory:
             forks.leave_to_parent(tree)
-            tree.thread = 0  # no thread sweeps it: what is buried stays, too
+            tree.thread = 0  # no thread sweeps it, so that what is buried stays, too
             del trees[name]
 
 
@@ -54,14 +55,15 @@ def _give_up(trees: dict[str, Tree]) -> None:
 
 
 class Worker:
-    """Stands for a thread, and for those of autograd while they work for it. Dies with the thread."""
+    """The thread on whose behalf code runs: this one, or the one that an autograd thread works for. Dies with that
+    thread."""
 
     __slots__ = ("__weakref__",)
 
 
 @frozen(eq=False)
 class ThreadState:
-    """A thread and what is its own."""
+    """A thread and what belongs to it."""
 
     thread: int
     worker: Worker
@@ -72,7 +74,8 @@ class ThreadState:
 
 @seen
 class InUse:
-    """The trees that one thread uses now, by name of their backend: its own, but in threads that work for others."""
+    """The trees that one thread uses, by name of their backend: its own ones, except while it works for another
+    thread."""
 
     __slots__ = ("trees",)
 
@@ -86,9 +89,9 @@ class _Local(threading.local):
         self.in_use = InUse(self.own.trees)
         self.worker = Worker()
         self.state: ThreadState | None = None
-        """The last one that was asked for."""
+        """The state that was asked for last."""
         self.serves = (NO_TASK, 0)
-        """The run of autograd that this thread works in, and the thread that was found to wait for it."""
+        """The run of autograd that this thread works in, and the thread that was found to wait for that run."""
 
 
 _trees = _Local()
@@ -108,7 +111,7 @@ _ENGINE = "_engine_run_backward"
 
 
 def thread_state() -> ThreadState:
-    """This thread's, as it is now."""
+    """The state of this thread, as it is now."""
     state, settings = _trees.state, current()
     if (
         state is None
@@ -160,7 +163,8 @@ class acting_for:
 
 
 def _runs_for(thread: int) -> bool:
-    """That thread waits for autograd, which started this one: whoever calls autograd here may find it busy."""
+    """That thread waits for autograd, which started this one. The answer of a caller of autograd may be that it is
+    busy."""
     frame, waiting = sys._getframe(), sys._current_frames().get(thread)
     while frame.f_back is not None and frame.f_code.co_name != _ENGINE:
         frame = frame.f_back
@@ -181,12 +185,12 @@ _all: Alive[Tree] = Alive()
 
 
 def have_own_memory() -> bool:
-    """Some trees lie on devices."""
+    """Some trees lie on devices with memory of their own."""
     return any(tree.backend.has_own_memory for tree in _all.all())
 
 
 def bytes_of_others(tree: Tree) -> int:
-    """What the trees of other threads take on the same device, as they counted it last."""
+    """Bytes that the trees of other threads take on the same device, as they counted them last."""
     return sum(one.nbytes for one in others_beside(tree))
 
 
@@ -201,7 +205,7 @@ def worker() -> Worker:
 
 
 def in_use() -> InUse:
-    """Of this thread. There is one object for each."""
+    """The trees in use by this thread. One object for each thread."""
     return _trees.in_use
 
 

@@ -41,7 +41,7 @@ from capture.tree.node import Node, Pattern, walk
 
 @define(eq=False)
 class WarmCall:
-    """An eager run on the way to a recording; its outputs keep the step open."""
+    """An eager run of a function that is to be recorded; its outputs keep the step open."""
 
     function: Any
     held: list[StorageWatch]
@@ -49,7 +49,10 @@ class WarmCall:
 
 @seen
 class Tree:
-    """All recordings of one thread on one device type. Its lists and dicts are never other ones."""
+    """All recordings of one thread on one device type.
+
+    Its lists and dicts stay the same objects.
+    """
 
     __slots__ = (
         "__weakref__", "awaited", "backend", "base", "beside", "buried", "checkpoints", "count", "current", "in_place",
@@ -67,24 +70,25 @@ class Tree:
         """How often each function is on the path."""
         self.warm: list[WarmCall] = []
         self.lingering: list[tuple[Node, int]] = []
-        """Gradients of the last step, by node and group, that nobody has but their parameter: the replay to come
-        replaces them. Where something else comes, they are pinned."""
+        """Gradients of the last step, by node and group, that only their parameter holds: the next replay of that node
+        replaces them. If another call comes first, they are pinned."""
         self.pins: tuple[_pins.Pin, ...] = ()
-        """Memory that outputs of earlier steps have. Another tuple with each change."""
+        """Memory that outputs of earlier steps hold. Replaced as a whole at each change."""
         self.base: Any = None
-        """The layout in which all pins are taken, with gradients that linger."""
+        """The pool's layout in which all pins, and gradients that linger, are taken."""
         self.beside: frozenset[Block] = frozenset()
-        """Blocks that were taken when the recording under way began."""
+        """Blocks that were taken when the present recording began."""
         self.awaited: Node | None = None
-        """That replay, while nobody else can have got hold of a gradient: in the call that found them."""
+        """The node whose replay is to replace the lingering gradients; set during the call that found them, as later
+        somebody may have got hold of one."""
         self.in_place = False
-        """All gradients that it writes are those of its own last run."""
+        """All gradients that the replay writes are those of the same node's last run."""
         self.mark = step.steps_begun()
         self.pool_is_at: Node | None = self.root
         self.nbytes = 0
-        """Of the pool and the graphs, when they were counted last."""
+        """Bytes of the pool and the graphs at the last count."""
         self.count = 0
-        """Recordings, when they were counted last."""
+        """Number of recordings at the last count."""
         self.checkpoints = 0
         self.buried: list[Node] = []
         self.recording = False
@@ -102,19 +106,19 @@ class Tree:
             self.sweep()
 
     def recordings(self) -> list[Node]:
-        """All, but for those that were buried. Asked for by other threads, too."""
+        """All recordings that were not buried. Other threads call this, too."""
         return [node for node in walk(self.root) if node.recording is not None and node not in self.buried]
 
     def is_leaf(self, node: Node) -> bool:
-        """Nothing is recorded below, but for what was buried."""
+        """No recording is below the node, apart from buried ones."""
         return all(below in self.buried for several in list(node.children.values()) for below in list(several))
 
     def sweep(self) -> None:
-        """Forget what was buried; an empty tree gives its pool up."""
+        """Forget the recordings that were buried. An empty tree gives up its pool."""
         while self.buried:
             node = self.buried[0]
-            self.forget(node)  # an interrupt comes out behind it
-            with contextlib.suppress(ValueError):  # the collector came here meanwhile
+            self.forget(node)  # an interrupt is raised after it
+            with contextlib.suppress(ValueError):  # the garbage collector has done it meanwhile
                 self.buried.remove(node)
         if not self.root.children and self.pool.reserved_bytes() and not self.path:
             self.retire()
@@ -138,7 +142,8 @@ class Tree:
             self._end()
 
     def _end_if_over(self, function: Any, limit: int, successor: Node | None = None) -> None:
-        """Outputs are still used, so the step ends only by a mark, a repeated function, or by growing too long."""
+        """The step ends, if its outputs are still used, only by a mark, by a function that comes again, or when it
+        grows too long."""
         marks = step.steps_begun()
         if marks != self.mark:
             self.end_path("step", successor)
@@ -167,7 +172,7 @@ class Tree:
         return any(one.tree is self and one.key == key and one.parent is not self.current for one in recorded)
 
     def has_warm(self, leaves: Sequence[Any]) -> bool:
-        """One of these is the result of an eager run of this step."""
+        """One of these leaves is the result of an eager run of this step."""
         return bool(self._warm_behind(leaves))
 
     def note_chain(self, function: Any, leaves: Sequence[Any]) -> None:
@@ -178,7 +183,7 @@ class Tree:
                 warm.function.is_chained = True
 
     def _warm_behind(self, leaves: Sequence[Any]) -> list[WarmCall]:
-        """Eager runs of this step that gave one of these."""
+        """Eager runs of this step of which one of these leaves is a result."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
         given = {one.untyped_storage()._cdata for one in tensors}
         return [
@@ -196,7 +201,9 @@ class Tree:
             stays = node.outputs.gradients if node is successor and node.outputs.keeps_gradients() else {}
             lingering += [(node, number) for number in stays]
             in_place = in_place or bool(stays)
-            for number in [number for number, _, _ in node.live_groups(but=stays)]:  # no storage stays in a variable
+            for number in [
+                number for number, _, _ in node.live_groups(but=stays)
+            ]:  # no variable may hold a storage here
                 if node.outputs.policy == "borrow" and reason in ("step", "again") and _pins.invalidate(node, number):
                     continue
                 if successor is not None and self._is_replaced(node, number, successor):
@@ -207,22 +214,23 @@ class Tree:
             self.base = self.path[-1].layout
         self._pin(leaving)
         self.lingering[:], self.awaited, self.in_place = lingering, successor, in_place
-        self._end()  # last: whoever is stopped before leaves the step as it is
+        self._end()  # last, so that an exception before it leaves the step as it is
 
     def _take_up(self) -> None:
-        """The call that found gradients to linger was stopped before its replay."""
+        """Pin the lingering gradients where the call that found them was stopped before its replay."""
         self.awaited = None
         self._linger_no_more(self.lingering)
 
     def _pin(self, groups: Sequence[tuple[Node, int]]) -> None:
-        """Whoever is stopped in between leaves what is used pinned, a second time perhaps, and never unprotected."""
+        """Pin outputs that are in use. An exception in between leaves them pinned, perhaps twice, but never
+        unprotected."""
         found = _pins.pins_of(groups)
         if found:
             self.pins, self.pool_is_at = (*self._pins_in_use(), *found), None
         _pins.leave(groups)
 
     def pin(self, kept: Sequence[tuple[Block, StorageWatch]]) -> None:
-        """Somebody keeps memory of the pool that is no output."""
+        """Pin memory of the pool that somebody holds and that is no output."""
         self.pins, self.pool_is_at = (*self._pins_in_use(), *[_pins.Pin(*one) for one in kept]), None
 
     def _pins_in_use(self) -> list[_pins.Pin]:
@@ -249,14 +257,15 @@ class Tree:
         return True
 
     def _own(self, node: Node, numbers: Sequence[int]) -> None:
-        """What follows on such an output as an argument in the pool does not follow any more."""
+        """Make these outputs owned. Recordings that take such an output as an argument in the pool do not fit any
+        more."""
         assert node.outputs is not None
         assert node.log is not None
         new = [number for number in numbers if number not in node.outputs.owned]
         groups = [node.outputs.groups[number] for number in new]
         if not groups:
             return
-        native.committed(bool, (), lambda _: node.own(new))  # whole, whoever is stopped in between
+        native.committed(bool, (), lambda _: node.own(new))  # as a whole, whatever exception comes meanwhile
         node.function.note_kept(node.key[0], [group.paths for group in groups])
         node.log.counters.kept_outputs += len(groups)
         paths = ", ".join(path for group in groups for path in group.paths)
@@ -267,7 +276,7 @@ class Tree:
                 self.forget(below)
 
     def _linger_no_more(self, pinned: Sequence[tuple[Node, int]]) -> None:
-        """In this order: whoever is stopped in between leaves memory pinned, rather than unprotected."""
+        """Pin the gradients that linger. An exception in between leaves memory pinned rather than unprotected."""
         self._pin(pinned)
         self.lingering.clear()
 
@@ -329,7 +338,7 @@ class Tree:
             log.add("checkpoint", "unused memory given back", ms=(time.perf_counter() - begin) * 1e3)
 
     def before_recording(self, log: Log) -> None:
-        """Bring the pool to the state at the end of the path, minus what died since."""
+        """Set the pool to its state at the end of the path, without the outputs that died since."""
         self.let_go()
         switched = self.pool_is_at is not self.current
         if switched or self.pool.free_between_recordings:
@@ -360,27 +369,29 @@ class Tree:
         node.parent, node.dead_before, node.dead = self.current, tuple(before), frozenset(dead)
         siblings, counts = self.current.children.setdefault(node.key, []), self.current.counts
         if node not in siblings:  # else an attempt was stopped
-            if not (node.reads and siblings):  # branches of a body are one recording
+            if not (node.reads and siblings):  # branches of a body count as one recording
                 counts[node.function.number] = counts.get(node.function.number, 0) + 1
             siblings.append(node)
         node.see()
         self.stand_on(node)
-        self.pool_is_at = node  # a recording leaves the pool as its children find it; a replay does not touch it
+        self.pool_is_at = (
+            node  # its children find the pool as the recording leaves it; a replay does not touch the layout
+        )
 
     def stand_on(self, node: Node) -> None:
-        """The node just ran."""
+        """This node ran last: the path ends here."""
         self.current.latest_children[node.key[0]] = node
         native.stand_on(self, node, step.marks(), node.function)
 
     def note_warm(self, function: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """An eager run that will be a recording soon: what follows in this step waits with it."""
+        """Note an eager run of a function that is to be recorded: what follows in this step is recorded after it."""
         if not self.path and not self.warm:
             self.mark = step.steps_begun()
         storages = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
         self.warm.append(WarmCall(function, [hold(storage) for storage in storages.values()]))
 
     def keep_used(self) -> None:
-        """A run in the pool was no recording: what of it is still used keeps its memory."""
+        """Pin what is still used of a run in the pool that came to no recording."""
         known = {block for block, _ in self.live_blocks()}
         found = [_pins.Pin(block, hold(storage)) for block, storage in self.pool.used() if block not in known]
         if found:
@@ -399,14 +410,14 @@ class Tree:
         """Give up this pool and all recordings; whoever still holds memory of it keeps it alive."""
         old, pool = self.root, self.backend.new_pool()
         self.pool.keep_for([storage for _, storage in self.live_blocks()])
-        self.root = self.pool_is_at = Node()  # first: whoever is stopped below leaves nothing that could run
+        self.root = self.pool_is_at = Node()  # first, so that an exception below leaves nothing that could run
         self.pool, self.pins, self.base = pool, (), None
         self._end()
         for node in walk(old):
             node.lose()
 
     def give_up(self) -> None:
-        """Drop all recordings: nothing but the holders of outputs keeps memory of the pool."""
+        """Drop all recordings. Only the holders of outputs keep memory of the pool then."""
         self.pool.keep_for([storage for _, storage in self.live_blocks()])
         for node in walk(self.root):
             node.lose()
@@ -417,7 +428,7 @@ class Tree:
         if node.tree is not self:
             node.drop()
             return
-        native.committed(bool, (), lambda _: self._forget(node))  # whole, whoever is stopped in between
+        native.committed(bool, (), lambda _: self._forget(node))  # as a whole, whatever exception comes meanwhile
 
     def _forget(self, node: Node) -> None:
         self.let_go()
