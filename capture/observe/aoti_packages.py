@@ -87,9 +87,9 @@ def packages(watch: HigherOrderMode, user: Annotation, *, keep_undo: bool) -> It
     def boxed_run(loader: Any, inputs: list[torch.Tensor], *rest: Any, **named: Any) -> Any:
         if threading.get_ident() != thread or rest or named:
             return before[1](loader, inputs, *rest, **named)
-        given = list(inputs)
+        inputs_of_run = list(inputs)
         inputs.clear()
-        return _see(watch, user, loader, given, keep_undo=keep_undo)
+        return _see(watch, user, loader, inputs_of_run, keep_undo=keep_undo)
 
     outer = _watched.get(thread)
     try:
@@ -144,13 +144,13 @@ _views = _Views()
 
 def _apart(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Memory that outputs share, once and whole: an engine takes results of one operator for apart."""
-    given = {one.untyped_storage().data_ptr() for one in inputs}
+    input_addresses = {one.untyped_storage().data_ptr() for one in inputs}
     at = [one.untyped_storage().data_ptr() for one in outputs]
     parts: list[torch.Tensor] = []
     index: dict[int, int] = {}
     _views.last = []
     for output, source in zip(outputs, at, strict=True):
-        shared = source != 0 and source not in given and at.count(source) > 1
+        shared = source != 0 and source not in input_addresses and at.count(source) > 1
         if not shared or source not in index:
             index[source] = len(parts)
             number = output.untyped_storage().nbytes() // output.element_size()

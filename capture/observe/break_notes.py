@@ -44,14 +44,14 @@ class BreakNotes(RunNotes):
         """Code reads values in a way that no operator tells of. Gives what it read."""
         if self._is_reading or self.is_aside or self.fault is not None or self.looks_away:
             return read(tensor, *args, **kwargs)
-        told = host_values.told_by(name, tensor)
+        reader = host_values.told_by(name, tensor)
         self._is_reading = True  # what it is made of is read with it
-        self.quietly(self._note_reading)(name, tensor if told is not None else None)
+        self.quietly(self._note_reading)(name, tensor if reader is not None else None)
         try:
-            with _NOTHING if told is None else unseen():
+            with _NOTHING if reader is None else unseen():
                 result = read(tensor, *args, **kwargs)
-                if told is not None:
-                    self.quietly(self._note_read)(name, tensor, told, args, kwargs, result)
+                if reader is not None:
+                    self.quietly(self._note_read)(name, tensor, reader, args, kwargs, result)
         finally:
             self._is_reading = False
         return result
@@ -60,13 +60,13 @@ class BreakNotes(RunNotes):
         self.note_sync(name, compared_on=None if tensor is None else tensor.device.type)
 
     def _note_read(
-        self, name: str, tensor: torch.Tensor, told: host_values.Told, args: tuple[Any, ...], kwargs: dict[str, Any],
+        self, name: str, tensor: torch.Tensor, reader: host_values.Told, args: tuple[Any, ...], kwargs: dict[str, Any],
         result: Any,
     ) -> None:  # fmt: skip
         storage, trace = tensor.untyped_storage(), self.trace
         self._at, trace.plain = None, False
         self._see_input(tensor, storage, traits(torch.ops.aten.item.default))
-        text = read_text(told(tensor, *args, **kwargs))
+        text = read_text(reader(tensor, *args, **kwargs))
         trace.reads.append(text)
         trace.note_break("value", name, self._line())
         trace.sequence.append(f"host.{name}")
@@ -74,7 +74,7 @@ class BreakNotes(RunNotes):
         trace.lines.append(self._line())
         if name in host_values.ARRAYS:
             self._arrays.add(tensor, result)
-        self.end_at_read(f"host.{name}", text, told, (tensor, *args), kwargs)
+        self.end_at_read(f"host.{name}", text, reader, (tensor, *args), kwargs)
 
     def island(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The body calls a function that is to run eagerly in every replay. Gives its result."""

@@ -165,17 +165,17 @@ class ObserveMode(BreakNotes):
         self._see_host(op_traits, args, kwargs, inputs, devices)
         if op_traits.collective or (op_traits.base == "wait_tensor" and not self.made(inputs[0])):
             self.trace.add_collective(op, op_traits, (args, kwargs), inputs, self._line())
-        given: list[tuple[torch.Tensor, torch.Size]] = []
+        outs: list[tuple[torch.Tensor, torch.Size]] = []
         if op_traits.writes or op_traits.norm is not None:
             self._see_writes(op_traits, args, kwargs)
-            given += [(one, one.shape) for one in operator_schema.given_outs(op_traits, kwargs) if not self.made(one)]
+            outs += [(one, one.shape) for one in operator_schema.given_outs(op_traits, kwargs) if not self.made(one)]
         states = self._states(kwargs, inputs) if op_traits.draws else None
         self._operator = op_traits.name if on_one_device(devices, kwargs) else None  # copies are looked at elsewhere
         is_complex = any(map(torch.is_complex, inputs))
         result = self._execute(op, op_traits, args, kwargs, is_complex=is_complex)
         if self._arrays and self._arrays.may_see(storage_of(one) for one, _ in written(op_traits, args, kwargs)):
             self.note_sync("numpy")
-        if given and any(tensor.shape != shape for tensor, shape in given):
+        if outs and any(tensor.shape != shape for tensor, shape in outs):
             self.note_unsafe(f"{op_traits.name} with an out= of another shape")
         if breaks(op_traits, args, kwargs):
             trace.reads.append(self.told(op_traits, result))

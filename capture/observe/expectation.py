@@ -112,10 +112,10 @@ def confirm(
     """
     if wrote != set(wanted.written):
         return "other inputs are written"
-    given = {id(leaf): path for path, leaf in watched.arguments}
-    given.update({id(one.external.tensor): one.path for one in implicit})
+    paths = {id(leaf): path for path, leaf in watched.arguments}
+    paths.update({id(one.external.tensor): one.path for one in implicit})
     for tensor, version in watched.versions:
-        if tensor._version != version and given.get(id(tensor)) not in wrote:
+        if tensor._version != version and paths.get(id(tensor)) not in wrote:
             return "a tensor was written that no operator told of"
     tensors = [leaf for _, leaf in watched.arguments if isinstance(leaf, torch.Tensor)]
     if wrote and any(group is not None for group in alias_groups([*tensors, *(o.external.tensor for o in implicit)])):
@@ -123,10 +123,10 @@ def confirm(
     classify = Classifier(watched, watched.arguments)
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
-    told = [output_info(one, watched.arguments) for one in outputs]
-    if [one.told for one in told] != [one.told for one in wanted.facts.outputs]:
+    output_facts = [output_info(one, watched.arguments) for one in outputs]
+    if [one.told for one in output_facts] != [one.told for one in wanted.facts.outputs]:
         return "the outputs are others"
-    if (difference := other_result(wanted.facts.outputs, told, watched.call)) is not None:
+    if (difference := other_result(wanted.facts.outputs, output_facts, watched.call)) is not None:
         return difference
     effect_facts += kinds_of(watched, [*(leaf for effect in effects for leaf in effect.leaves), *outputs])
     if [one.told for one in effect_facts] != [one.told for one in wanted.facts.effects]:

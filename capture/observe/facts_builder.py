@@ -116,10 +116,10 @@ def _held_twice(watched: ObservedRun) -> list[OpaqueLeaf]:
     changed = [change.source for change in watched.changed]
     if not changed:
         return []
-    given = {id(value): path for path, value in watched.call.containers()}
+    paths = {id(value): path for path, value in watched.call.containers()}
     leaves = []
     for source, value in watched.before.sources.values():
-        path = given.get(id(value)) if place_key(source) not in watched.before.inputs else None
+        path = paths.get(id(value)) if place_key(source) not in watched.before.inputs else None
         root = [*source.chain()][-1] if path is not None else None
         if root is None or path is None or (root.kind == "root" and root.path not in ("self", "function")):
             continue
@@ -218,7 +218,7 @@ class Classifier:
 
     def handed_on(self, kept: Sequence[KeptLeaf]) -> list[ImplicitInput]:
         """Static tensors among outputs and effects that no operator read."""
-        found = []
+        inputs = []
         for leaf in kept:
             if leaf.kind in ("static", "static-view") and leaf.source not in self._implicit.values():
                 storage = leaf.value.untyped_storage()
@@ -226,8 +226,8 @@ class Classifier:
                 tensor = next(tensor for source, tensor in owners if source.path == leaf.source)
                 same = tuple(one for one in owners if one[1] is tensor)  # the body may have it from any of these
                 self._implicit[id(storage)] = str(leaf.source)
-                found.append(ImplicitInput(str(leaf.source), same, External(tensor, storage, None)))
-        return found
+                inputs.append(ImplicitInput(str(leaf.source), same, External(tensor, storage, None)))
+        return inputs
 
     def argument(self, storage: torch.UntypedStorage) -> list[tuple[int, torch.Tensor]]:
         """Argument leaves on this storage."""
@@ -335,14 +335,16 @@ def kinds_of(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> list[Effect]:
         kind = TensorKind.of(leaf.value) if leaf.kind in MADE else None
         if kind is None:
             continue
-        told: list[tuple[str, EffectKind, str, str]] = []
+        changes: list[tuple[str, EffectKind, str, str]] = []
         if kind.kind is not torch.Tensor:
-            told.append(("__class__", "value", "Tensor", kind.kind.__name__))
+            changes.append(("__class__", "value", "Tensor", kind.kind.__name__))
         if kind.requires_grad:
-            told.append(("requires_grad", "value", "False", "True"))
+            changes.append(("requires_grad", "value", "False", "True"))
         for name, value in attributes_of(leaf.value).items():
-            told.append((name, "value" if name in kind.attributes else "python", repr(MISSING), _short(value)))
-        facts += [Effect(path=f"{leaf.path}.{name}", kind=how, before=was, after=now) for name, how, was, now in told]
+            changes.append((name, "value" if name in kind.attributes else "python", repr(MISSING), _short(value)))
+        facts += [
+            Effect(path=f"{leaf.path}.{name}", kind=how, before=was, after=now) for name, how, was, now in changes
+        ]
     return [*facts, *_kept_for_gradients(watched, kept)]
 
 

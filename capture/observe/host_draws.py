@@ -47,9 +47,9 @@ def drawn(
 ) -> list[tuple[str, CodeLocation | None]]:
     """What stands elsewhere now, with the line that names it."""
     draws = []
-    own, numpys = host_random_state()
+    pythons, numpys = host_random_state()
     is_own = may_draw(ran, reachable)
-    if own != host[0] and is_own:
+    if pythons != host[0] and is_own:
         draws.append(("drawing from Python's random", line_of(ran, _NAMES)))
     if is_own and numpys is not None and host[1] is not None and _flat(numpys) != _flat(host[1]):
         draws.append(("drawing from numpy.random", line_of(ran, _NAMES)))

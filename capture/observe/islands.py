@@ -114,17 +114,17 @@ class Before:
         left: list[StateChange] = []
         before = [one.get() for one in self.places]
         try:
-            for place, value, was in zip(self.places, self.values, before, strict=True):
-                if value is not was:
+            for place, value, value_before in zip(self.places, self.values, before, strict=True):
+                if value is not value_before:
                     place.put(value)
             yield left
         finally:
-            for place, value, was in zip(self.places, self.values, before, strict=True):
+            for place, value, value_before in zip(self.places, self.values, before, strict=True):
                 now = place.get()
                 if now is not value:
-                    left.append(StateChange(place, was, now))
-                elif value is not was:
-                    place.put(was)
+                    left.append(StateChange(place, value_before, now))
+                elif value is not value_before:
+                    place.put(value_before)
 
 
 @frozen(eq=False)
@@ -273,12 +273,12 @@ def perform(
             return
         error = ran[0][1]
         if error is not None:
-            found = Outcome(function, None, f"raised {type(error).__name__}", error=error)
+            outcome = Outcome(function, None, f"raised {type(error).__name__}", error=error)
         elif ran[0][0] is None:
-            found = Outcome(function, None, _NOTHING)
+            outcome = Outcome(function, None, _NOTHING)
         else:
             holders = _holders(ran[0][0])  # first: nothing else here has the result yet
-            found = _outcome(function, ran[0][0], holders, tensors)
+            outcome = _outcome(function, ran[0][0], holders, tensors)
         ms = (time.perf_counter() - begin) * 1e3
         now = [(one, one.detach()) for one in (*tensors, *beside)]
         written = [(at, one.clone()) for at, (tensor, one) in enumerate(now) if version_of(tensor) != versions[at]]
@@ -286,11 +286,11 @@ def perform(
         count = len(tensors)
         made[:] = [
             evolve(
-                found,
+                outcome,
                 ms=ms,
                 state=tuple(left),
                 places=before.places,
-                unsuited=found.unsuited or (f"changes {left[0].place.path}" if left else None),
+                unsuited=outcome.unsuited or (f"changes {left[0].place.path}" if left else None),
                 written=tuple((at, contents) for at, contents in written if at < count),
                 beside=tuple((beside[at - count], contents) for at, contents in written if at >= count),
                 generators=tuple(
@@ -375,29 +375,29 @@ def _deeper(depth: int) -> int:
 
 
 def _outcome(
-    function: Callable[..., Any], result: Any, holders: list[tuple[int, int]], given: Sequence[torch.Tensor]
+    function: Callable[..., Any], result: Any, holders: list[tuple[int, int]], inputs: Sequence[torch.Tensor]
 ) -> Outcome:
     made: list[torch.Tensor] = []
     try:
-        told = _told(result, given, made)
-        template = pytree.rebuild(result, lambda leaf: _template(leaf, given)) if given else result
+        text = _told(result, inputs, made)
+        template = pytree.rebuild(result, lambda leaf: _template(leaf, inputs)) if inputs else result
     except UnsuitedError as unsuited:
         return Outcome(function, result, "", unsuited=str(unsuited))
     fresh, leaves = {id(one) for one in made}, list(tensors_of(result))
     alone = _ALONE[isinstance(result, torch.Tensor)]
     held = [id(leaf) in fresh and any(map(operator.gt, by, alone)) for leaf, by in zip(leaves, holders, strict=True)]
     kept = any(held)
-    return Outcome(function, template, told, tuple(made), unsuited="keeps a tensor that it gives" if kept else None)
+    return Outcome(function, template, text, tuple(made), unsuited="keeps a tensor that it gives" if kept else None)
 
 
-def _told(value: Any, given: Sequence[torch.Tensor], made: list[torch.Tensor], depth: int = 0) -> str:
+def _told(value: Any, inputs: Sequence[torch.Tensor], made: list[torch.Tensor], depth: int = 0) -> str:
     if isinstance(value, torch.Tensor):
-        return _told_tensor(value, given, made)
+        return _told_tensor(value, inputs, made)
     kind = type(value)
     if kind in (tuple, list) or pytree.is_namedtuple(kind):
-        return f"{kind.__qualname__}[{', '.join(_told(one, given, made, _deeper(depth)) for one in value)}]"
+        return f"{kind.__qualname__}[{', '.join(_told(one, inputs, made, _deeper(depth)) for one in value)}]"
     if kind is dict:
-        members = (f"{key!r}: {_told(one, given, made, _deeper(depth))}" for key, one in value.items())
+        members = (f"{key!r}: {_told(one, inputs, made, _deeper(depth))}" for key, one in value.items())
         if any(type(key) not in PLAIN_TYPES for key in value):
             raise UnsuitedError("gives a dict whose keys are no plain values")
         return f"{{{', '.join(members)}}}"
@@ -406,9 +406,9 @@ def _told(value: Any, given: Sequence[torch.Tensor], made: list[torch.Tensor], d
     raise UnsuitedError(f"gives an object of type {kind.__qualname__}")
 
 
-def _told_tensor(value: torch.Tensor, given: Sequence[torch.Tensor], made: list[torch.Tensor]) -> str:
+def _told_tensor(value: torch.Tensor, inputs: Sequence[torch.Tensor], made: list[torch.Tensor]) -> str:
     _check_tensor(value)
-    template = _template(value, given)
+    template = _template(value, inputs)
     if type(template) is Given:
         return f"argument {template.number} {template.view or ''}"
     if value.requires_grad:
@@ -420,14 +420,14 @@ def _told_tensor(value: torch.Tensor, given: Sequence[torch.Tensor], made: list[
     return f"{value.dtype}{list(value.shape)}{list(value.stride())} {value.device.type}"
 
 
-def _template(value: Any, given: Sequence[torch.Tensor]) -> Any:
+def _template(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    for number, one in enumerate(given):
-        if one is value:
+    for number, tensor in enumerate(inputs):
+        if tensor is value:
             return Given(number, None)
-    for number, one in enumerate(given):
-        if one.untyped_storage()._cdata == value.untyped_storage()._cdata and value.numel():
+    for number, tensor in enumerate(inputs):
+        if tensor.untyped_storage()._cdata == value.untyped_storage()._cdata and value.numel():
             geometry = value.dtype, int(value.storage_offset()), tuple(value.shape), tuple(value.stride())
             return Given(number, geometry)
     return value
@@ -436,7 +436,7 @@ def _template(value: Any, given: Sequence[torch.Tensor]) -> Any:
 def _holders(result: Any) -> list[tuple[int, int]]:
     """Of each tensor in a result: who has it in Python, and in C++, its memory included. A view has the tensor that it
     is a view of, which counts as held where others have that, too."""
-    leaves, found = list(tensors_of(result)), []
+    leaves, uses_of = list(tensors_of(result)), []
     for at in range(len(leaves)):
         count = sys.getrefcount(leaves[at]) - sum(one is leaves[at] for one in leaves)
         uses = capabilities.use_count(leaves[at]) + capabilities.storage_use_count(leaves[at].untyped_storage())
@@ -444,8 +444,8 @@ def _holders(result: Any) -> list[tuple[int, int]]:
             base: Any = leaves[at]._base
             uses += -1 if sys.getrefcount(base) <= _ALONE_BASE and capabilities.use_count(base) <= _BASE_USES else 0
             del base
-        found.append((count, uses))
-    return found
+        uses_of.append((count, uses))
+    return uses_of
 
 
 def _probe_base() -> tuple[int, int]:

@@ -153,8 +153,8 @@ def run_watched(call: Call, watch: ObserveMode, values: tuple[Any, ...] | None =
     with call.optimizers.steps_noted(
         watch.trace
     ):  # its hooks are there before the state is noted, and until it is compared
-        found: ObservedRun = native.guarded(_run_watched, (call, watch, values, around), mend)
-    return found
+        run: ObservedRun = native.guarded(_run_watched, (call, watch, values, around), mend)
+    return run
 
 
 def _run_watched(
@@ -183,8 +183,8 @@ def _run_watched(
         with contextlib.ExitStack() as around:
             quietly = watch.quietly
             resized = quietly(watch.note_resized)
-            note, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
-            around.enter_context(host_reads(note, watch.read_on_host, exported, resized))
+            note_sync, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
+            around.enter_context(host_reads(note_sync, watch.read_on_host, exported, resized))
             around.enter_context(printing(watch.thread, run_island))
             around.enter_context(call.optimizers.steps_apart(run_island))
             watch.at_islands = _AtIslands(watched)

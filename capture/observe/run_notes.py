@@ -111,11 +111,11 @@ class RunNotes(HigherOrderMode):
     def _look_at(self, generator: torch.Generator) -> torch.Tensor:
         """Its state. Where it is not the one that the last draw left, others drew from it, or the body set it."""
         now, key = generator.get_state(), generator_id(generator)
-        known = self._drawn.get(key)
-        if known is None or torch.equal(known[1], now):
+        state_before = self._drawn.get(key)
+        if state_before is None or torch.equal(state_before[1], now):
             return now
         self._has_others = self._has_others or others_may_run()
-        if self._has_others and was_drawn(known[1], now, time.monotonic() - self._began):
+        if self._has_others and was_drawn(state_before[1], now, time.monotonic() - self._began):
             self._drawn_by_others.add(key)
         else:
             self.note_unsafe(_SEEDING)
@@ -189,14 +189,14 @@ class RunNotes(HigherOrderMode):
         self._raised = self._ran = None
         self._arrays.forget()
 
-    def quietly(self, note: Callable[..., object]) -> Callable[..., None]:
+    def quietly(self, function: Callable[..., object]) -> Callable[..., None]:
         """The same where code of the body comes by: it is not to see what goes wrong in a note."""
 
         def noted(*args: Any) -> None:
             if self.is_aside:
                 return
             try:
-                note(*args)
+                function(*args)
             except Exception as error:
                 if not self.executes:
                     raise

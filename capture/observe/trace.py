@@ -177,12 +177,12 @@ class RunTrace:
         return storage.nbytes() > 0 and id(storage) not in self.externals and id(storage) not in self.scratch
 
     def add_collective(
-        self, op: Any, op_traits: OperatorTraits, given: tuple[tuple[Any, ...], dict[str, Any]],
+        self, op: Any, op_traits: OperatorTraits, arguments: tuple[tuple[Any, ...], dict[str, Any]],
         inputs: Sequence[torch.Tensor], where: CodeLocation | None,
     ) -> None:  # fmt: skip
         """Note a collective, once a group. ``given``: its arguments."""
         on_host = all(tensor.device.type == "cpu" for tensor in inputs)
-        group = _collectives.group_name(op, *given)
+        group = _collectives.group_name(op, *arguments)
         collective = Collective(
             op=op_traits.name, group=group, all_wait=_collectives.waits_for_all(op_traits.base), where=where,
             obstacle=_collectives.obstacle(op_traits.base, on_host=on_host),

@@ -89,8 +89,8 @@ def _with_islands(facts: Facts, device: str, *, is_whole: bool) -> Facts:
     if obstacle is None:
         return facts
     fix = "gradients" if "gradients" in obstacle else ""
-    told = [one if one.obstacle else evolve(one, obstacle=obstacle, fix=fix) for one in facts.islands]
-    return evolve(facts, islands=tuple(told))
+    explained = [one if one.obstacle else evolve(one, obstacle=obstacle, fix=fix) for one in facts.islands]
+    return evolve(facts, islands=tuple(explained))
 
 
 @frozen(eq=False)

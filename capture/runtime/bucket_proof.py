@@ -114,41 +114,41 @@ class BucketComparison(Comparison):
         leaves = [leaf for _, leaf in pytree.result_leaves(self.eager)]
         if len(ours) != len(theirs):
             return self._refusal("differs", "output", "it has another number of parts")
-        for number, ((path, got), (_, wanted)) in enumerate(zip(ours, theirs, strict=True)):
+        for number, ((path, padded), (_, wanted)) in enumerate(zip(ours, theirs, strict=True)):
             is_result = number < len(leaves)
-            if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
-                if type(got) is not type(wanted) or got != wanted:
-                    return self._refusal("differs", path, f"{got} against {wanted} without padding")
+            if not isinstance(padded, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+                if type(padded) is not type(wanted) or padded != wanted:
+                    return self._refusal("differs", path, f"{padded} against {wanted} without padding")
                 if is_result:
                     self.trims.append(None)
                 continue
             if is_result:
-                trim = _trim_of(got, wanted, leaves[number], self.strides[number])
+                trim = _trim_of(padded, wanted, leaves[number], self.strides[number])
                 if trim is not None and self.captured.annotation.outputs == "clone":
                     trim = evolve(trim, is_copied=True)
                 self.trims.append(trim)
-                got = got if trim is None else got[tuple(map(slice, trim.shape))]
-            told = self._distance(path, got, wanted)
+                padded = padded if trim is None else padded[tuple(map(slice, trim.shape))]
+            told = self._distance(path, padded, wanted)
             if told is not None:
                 generator = path.startswith("generator ")
                 return self._refusal("differs", GENERATORS if generator else path, "" if generator else told)
         return None
 
-    def _distance(self, path: str, got: torch.Tensor, wanted: torch.Tensor) -> str | None:
+    def _distance(self, path: str, padded: torch.Tensor, unpadded: torch.Tensor) -> str | None:
         """How far a tensor is from the body's, in words, if that is more than allowed."""
-        if got.dtype != wanted.dtype or got.shape != wanted.shape:
-            return f"it is {_meta(got)}, and {_meta(wanted)} without padding"
-        if tensor_meta.same_bits(got.contiguous(), wanted.contiguous()):
+        if padded.dtype != unpadded.dtype or padded.shape != unpadded.shape:
+            return f"it is {_meta(padded)}, and {_meta(unpadded)} without padding"
+        if tensor_meta.same_bits(padded.contiguous(), unpadded.contiguous()):
             return None
-        if not (got.dtype.is_floating_point or got.dtype.is_complex):
-            return f"{int((got != wanted).sum())} of {got.numel()} elements differ"
+        if not (padded.dtype.is_floating_point or padded.dtype.is_complex):
+            return f"{int((padded != unpadded).sum())} of {padded.numel()} elements differ"
         rtol, atol = self.buckets.tolerance(path)
-        wide = torch.promote_types(got.dtype, torch.float64)
-        got, wanted = got.to(wide), wanted.to(wide)
-        if (rtol or atol) and torch.allclose(got, wanted, rtol=rtol, atol=atol, equal_nan=True):
+        wide = torch.promote_types(padded.dtype, torch.float64)
+        padded, unpadded = padded.to(wide), unpadded.to(wide)
+        if (rtol or atol) and torch.allclose(padded, unpadded, rtol=rtol, atol=atol, equal_nan=True):
             return None
-        off = (got - wanted).abs().nan_to_num(nan=float("inf"))
-        off = torch.where(got.isnan() & wanted.isnan(), 0.0, off)
+        off = (padded - unpadded).abs().nan_to_num(nan=float("inf"))
+        off = torch.where(padded.isnan() & unpadded.isnan(), 0.0, off)
         allowed = f"rtol {rtol:g} and atol {atol:g} are allowed" if rtol or atol else "the same bits are asked for"
         return f"it is off by up to {float(off.max()):.2g}; {allowed}"
 

@@ -284,16 +284,16 @@ def _timed(
 ) -> Reply:  # fmt: skip
     """Replay, and find out whether that is faster than the body. ``is_moved``: its state lies elsewhere, or changed.
     Where it does in call after call, pointing the recording there is a part of what a replay costs."""
-    found, begun = entry.payoff, body_run.current()
+    timing, begun = entry.payoff, body_run.current()
     go_on = _state_moved if is_moved else _replayed
     if begun is None or not is_measured(captured, entry):
         return go_on(captured, entry, node, values, leaves, tree)
-    if found.wants_body:
+    if timing.wants_body:
         return done(measure_body(captured, entry, captured.call(values, leaves), tree))
     before = captured.log.counters.replays
     reply = go_on(captured, entry, node, values, leaves, tree)
     if captured.log.counters.replays == before + 1:
-        found.note_replay(payoff.clock() - begun.begun)
+        timing.note_replay(payoff.clock() - begun.begun)
     return reply
 
 
@@ -441,8 +441,8 @@ def _unread(
         state = sibling.check(bound.leaves)
         if state and state != OVERLAPS:
             return _state_moved(captured, entry, sibling, bound.values, bound.leaves, tree)
-        given = bound.values, bound.leaves, body_run.current()
-        stopped_replay = None if state else branches.replay(captured, sibling, tree, *given)
+        arguments = bound.values, bound.leaves, body_run.current()
+        stopped_replay = None if state else branches.replay(captured, sibling, tree, *arguments)
         if stopped_replay is not None and stopped_replay.node is not None:
             return done(stopped_replay.result)
     captured.log.counters.misses += 1

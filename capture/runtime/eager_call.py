@@ -111,8 +111,8 @@ def run_on_trial(captured: Captured, trial: Trial, args: tuple[Any, ...], kwargs
 def _begin_trial(captured: Captured, entry: Entry, values: Values) -> None:
     """The next calls go straight to the body: fast paths are out of the way. Not where other recordings are in use,
     nor where others begin with results of this one."""
-    own = (entry, *(entry.region.entries() if entry.region is not None else ()))
-    is_alone = all(one in own or not one.nodes for one in captured.entries())
+    entries = (entry, *(entry.region.entries() if entry.region is not None else ()))
+    is_alone = all(one in entries or not one.nodes for one in captured.entries())
     if not is_alone or captured.is_chained or captured.sizes is not None or captured.lifted:
         return
     trial = Trial.of(entry, values, entry.payoff.wanted)

@@ -201,10 +201,10 @@ class Entry:
                 return True
         if not self.branches:
             return True
-        known = self.branches.get(reads)
-        self.plan, self.facts = (None, None) if known is None else (known.plan, known.facts)
+        branch = self.branches.get(reads)
+        self.plan, self.facts = (None, None) if branch is None else (branch.plan, branch.facts)
         self.expected = None
-        return known is not None
+        return branch is not None
 
     @property
     def has_read_again(self) -> bool:
@@ -344,8 +344,8 @@ class Family:
         self.reads_form = bool(self.reads_form) or reads_form
         if before == self.takes_any_form:
             return False
-        known, self.entries = self.entries, {}
-        for (pattern, _), entry in known.items():
+        entries_before, self.entries = self.entries, {}
+        for (pattern, _), entry in entries_before.items():
             form = () if self.takes_any_form else entry.form
             if self.entries.setdefault((pattern, form), entry) is not entry:
                 entry.retire()

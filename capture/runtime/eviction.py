@@ -63,10 +63,10 @@ def forecast(captured: Captured, entry: Entry, call: Call, tree: Tree) -> Memory
         return None
     plan = entry.plan
     copied = {one.path for one in plan.placeholders if one.policy in _COPIED} if plan is not None else set()
-    own = entry.needs + sum(span_of(leaf) for path, leaf in call.paths() if path in copied)
+    own_bytes = entry.needs + sum(span_of(leaf) for path, leaf in call.paths() if path in copied)
     used = sum(block.nbytes for block, _ in tree.live_blocks())
     graph = GRAPH_NODE * entry.facts.num_ops if tree.backend.has_own_memory and entry.facts is not None else 0
-    pool = max(tree.pool.reserved_bytes(), used + own)
+    pool = max(tree.pool.reserved_bytes(), used + own_bytes)
     needed, limit = bytes_of_others(tree) + pool + graph, _limit(tree)
     if needed <= limit:
         return None
@@ -111,18 +111,18 @@ def _keep_number(tree: Tree, most: int) -> None:
     out."""
     trees = [tree, *others_beside(tree)]
     tree.count = len(tree.recordings())
-    if sum(one.count for one in trees) <= most:
+    if sum(each_tree.count for each_tree in trees) <= most:
         return
-    recorded = [(one, node) for one in trees for node in one.recordings()]
+    recorded = [(each_tree, node) for each_tree in trees for node in each_tree.recordings()]
     idle = sorted([pair for pair in recorded if pair[1] not in tree.path], key=lambda pair: pair[1].last_used)
     for _ in range(len(recorded) - most):
-        last = next(((one, node) for one, node in idle if one.is_leaf(node)), None)
+        last = next(((each_tree, node) for each_tree, node in idle if each_tree.is_leaf(node)), None)
         if last is None:
             break
         idle.remove(last)
         evict(last[1].function, last[1], last[0])
-    for one in trees:
-        one.count = len(one.recordings())
+    for each_tree in trees:
+        each_tree.count = len(each_tree.recordings())
 
 
 def evict(captured: Captured, node: Node, tree: Tree) -> None:

@@ -192,8 +192,8 @@ def _key_guards(captured: Captured, count: int) -> list[Guard]:
     receiver_of = captured.receiver_of
     guards: list[Guard] = []
     for value, source in zip(named.read(receiver), named.sources(receiver_of), strict=True):
-        told = named_guards(value, source)
-        guards += [_part_guard(source.read, source.name or "a name")] if told is None else told
+        guards_on_name = named_guards(value, source)
+        guards += [_part_guard(source.read, source.name or "a name")] if guards_on_name is None else guards_on_name
     guards += [_part_guard(one, "a guard of the annotation", limit=None) for one in captured.annotation.guards]
     if captured.optimizers:
         optimizers, part = captured.optimizers, captured.optimizers.part()
@@ -245,8 +245,8 @@ def _given(captured: Captured, values: Values) -> tuple[int, int] | None:
     binder = captured.binder
     if binder.by_position is not None:
         exactly = binder.by_position(tuple(values))
-        given = exactly is not None and exactly <= binder.positional
-        simple = given and not any(type(one) in _KINDS for one in values[exactly:])
+        are_given = exactly is not None and exactly <= binder.positional
+        simple = are_given and not any(type(one) in _KINDS for one in values[exactly:])
         return (exactly, exactly) if simple and exactly is not None else None
     most, least = binder.positional, None
     for count in range(most, -1, -1):

@@ -45,8 +45,8 @@ def _told_apart(captured: Captured, values: Values, run: BodyRun, step: Callable
             captured.log.counters.refused_calls += 1
         if run.error is error or asked_for or is_interrupt(error) or current_config().strict:
             raise
-        found = error
-    return _after_fault(captured, values, run, found)
+        fault = error
+    return _after_fault(captured, values, run, fault)
 
 
 def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Exception) -> Any:

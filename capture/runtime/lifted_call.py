@@ -61,10 +61,10 @@ def lift(captured: Captured, entry: Entry, bound: Call, tree: Tree) -> Any:
     if lifted is None:
         captured.lifts_left = max(captured.lifts_left - 1, 0)
         return MISS
-    for one in tuple(captured.lifted):
-        if one.entry is twin[0]:  # it serves the values of fewer numbers
-            _lift_no_more(captured, one)
-    alive = [one for one in captured.lifted if one.node.recording is not None]
+    for lifted_before in tuple(captured.lifted):
+        if lifted_before.entry is twin[0]:  # it serves the values of fewer numbers
+            _lift_no_more(captured, lifted_before)
+    alive = [lifted_before for lifted_before in captured.lifted if lifted_before.node.recording is not None]
     captured.lifted[:] = [*alive[-_MOST_LIFTED:], lifted]
     captured.log.add("plan", "one recording serves all values of its numbers")
     result = _compare_numbers(captured, lifted, bound, bound.leaves)
@@ -117,8 +117,8 @@ def _node_at_root(captured: Captured, entry: Entry, values: Values, leaves: list
 def with_its_numbers(captured: Captured, values: Values, now: Here) -> Any:
     """The result of a call by a recording that serves all values of its numbers; ``MISS`` where none does."""
     for lifted in tuple(captured.lifted):
-        given = lifted.taken(values)
-        if given is None:
+        call_numbers = lifted.taken(values)
+        if call_numbers is None:
             continue
         standing, leaves = lifted.standing(values), Leaves()
         key = (
@@ -131,12 +131,12 @@ def with_its_numbers(captured: Captured, values: Values, now: Here) -> Any:
         if key != lifted.key[:-1] or inputs.alias_pattern(leaves, family.spans) != lifted.key[-1]:
             continue
         if family.takes_any_form or family.form(leaves) == lifted.entry.form:
-            return _by_number(captured, lifted, given, values, leaves, now)
+            return _by_number(captured, lifted, call_numbers, values, leaves, now)
     return MISS
 
 
 def _by_number(
-    captured: Captured, lifted: numbers.Lifted, given: Sequence[float], values: Values, leaves: list[Leaf], now: Here
+    captured: Captured, lifted: numbers.Lifted, taken: Sequence[float], values: Values, leaves: list[Leaf], now: Here
 ) -> Any:  # fmt: skip
     entry, tree, standing = lifted.entry, lifted.tree, lifted.standing(values)
     if tree_for(tree.backend) is not tree:  # that of a thread which is gone, whose number this one has
@@ -165,7 +165,7 @@ def _by_number(
     if lifted.count.is_due or learned or verifies(captured):
         return _compare_numbers(captured, lifted, bound, leaves)
     run = body_run.current()
-    result = lifted.run(given, lambda: replay(captured, node, tree, values, leaves, run))
+    result = lifted.run(taken, lambda: replay(captured, node, tree, values, leaves, run))
     lifted.count.calls += 1
     lifted.add_path(captured, standing, leaves, now, GoesOnApart(captured, own_values=lifted.values_now))
     return result
@@ -173,9 +173,9 @@ def _by_number(
 
 def _compare_numbers(captured: Captured, lifted: numbers.Lifted, bound: Call, leaves: list[Leaf]) -> Any:
     """The result of a call whose replay is compared with its body."""
-    found = lifted.taken(bound.values)
-    assert found is not None
-    verified = numbers.compared(captured, lifted, bound, found, leaves)
+    call_numbers = lifted.taken(bound.values)
+    assert call_numbers is not None
+    verified = numbers.compared(captured, lifted, bound, call_numbers, leaves)
     if verified.is_wrong:
         captured.lifts_left = 0
         _lift_no_more(captured, lifted)

@@ -113,12 +113,12 @@ def noted_run(captured: Captured, call: Call, positions: Sequence[int]) -> tuple
     noting = captured.call(values, call.leaves)
     watched, described = planning.watch(captured, noting, undo=True, trial=True, counts=False)
     run.undo(watched)
-    facts, given = described.facts, [leaf for _, leaf in pytree.result_leaves(watched.result)]
+    facts, results = described.facts, [leaf for _, leaf in pytree.result_leaves(watched.result)]
     if any(one.is_read for one in noted) or facts.gradients or facts.host_syncs or facts.islands:
         return None
     if reads_in_c(watched.ran):
         return None
-    if any(one is leaf for one in noted for leaf in given) or watched.changed:
+    if any(one is leaf for one in noted for leaf in results) or watched.changed:
         return None  # a replay would give or leave the number that was recorded
     return facts.sequence
 
@@ -195,13 +195,13 @@ class Lifted:
         """The numbers of a call; None if they are not to be lifted, or not here."""
         if self.is_busy or self.tree.thread != threading.get_ident() or len(values) != len(self.values):
             return None
-        given = [values[at] for at in self.positions]
-        for number, value in enumerate(given):
+        call_numbers = [values[at] for at in self.positions]
+        for number, value in enumerate(call_numbers):
             if type(value) is not float or not may_vary(value):
                 return None
             if number in self.numbers.powers and value.is_integer():
                 return None
-        return given
+        return call_numbers
 
     def standing(self, values: Values) -> Values:
         """The call that was recorded, with these values but for the numbers."""

@@ -190,15 +190,17 @@ def _replay_padded(captured: Captured, padded: PaddedCall, fit: PaddedNode, trim
 
 
 def _add_way(
-    captured: Captured, padded: PaddedCall, found: PaddedNode, trim: Trim, count: Count, now: Here
+    captured: Captured, padded: PaddedCall, proved: PaddedNode, trim: Trim, count: Count, now: Here
 ) -> None:  # fmt: skip
     """The next call like this one may take the fast way, if every recording that it may come to was compared."""
-    size, entry = padded.size, found.entry
+    size, entry = padded.size, proved.entry
     if any(node.proofs.get(padded.proof) is None for node in entry.nodes):
         return
     paths = [path for path, _ in padded.call.paths()]
     shortcuts = Shortcuts()
-    way = way_of(entry, padded.tensors, padded.call.leaves, paths, found.node, count, shortcuts, is_pure=found.is_pure)
+    way = way_of(
+        entry, padded.tensors, padded.call.leaves, paths, proved.node, count, shortcuts, is_pure=proved.is_pure
+    )
     if way is None:
         return
     shortcuts.add(captured, padded.values, padded.leaves, entry, now, GoesOnApart(captured, trim))

@@ -30,11 +30,11 @@ def enter(captured: Captured, entry: Entry, phase: Phase) -> None:
 
 def give_up_slow(captured: Captured, entry: Entry, tree: Tree) -> None:
     """Its replays are slower than the body: calls run eagerly, and are looked at again rarely."""
-    found, left = entry.payoff, entry.plain or entry  # of a forward pass, what stands for all calls again
+    timing, left = entry.payoff, entry.plain or entry  # of a forward pass, what stands for all calls again
     names, where = captured.optimizers.names_of_islands(), captured.annotation.defined_at
-    slow = SlowReplay(replay=found.replay * 1e6, body=found.body * 1e6, where=where, optimizers=names)
+    slow = SlowReplay(replay=timing.replay * 1e6, body=timing.body * 1e6, where=where, optimizers=names)
     captured.log.add("drop", "replays take longer than the body")
-    captured.budget.spend("drops", found.loss * payoff.AFTER * 1e3, key=entry.key)
+    captured.budget.spend("drops", timing.loss * payoff.AFTER * 1e3, key=entry.key)
     forget(captured, entry, tree)
     left.payoff = payoff.Payoff()
     left.plan = compile_plan(captured.annotation, captured.bare_facts(slow_replay=slow))
@@ -70,11 +70,11 @@ def settle(captured: Captured, entry: Entry, reply: Reply) -> None:
 
 def give_up_reads(captured: Captured, entry: Entry, tree: Tree) -> Reply:
     """The values that the host reads do not come again: recordings of this body do not pay."""
-    known, (stops, replays) = entry.known_branches(), (entry.steadiness.stops, entry.steadiness.replays)
-    facts = next((one.facts for _, one in known), None)
+    branches, (stops, replays) = entry.known_branches(), (entry.steadiness.stops, entry.steadiness.replays)
+    facts = next((one.facts for _, one in branches), None)
     assert facts is not None
     forget(captured, entry, tree)
-    why = f"what it reads is another value in call after call: {len(known)} branches led to {replays} replays"
+    why = f"what it reads is another value in call after call: {len(branches)} branches led to {replays} replays"
     captured.log.add("drop", f"{why} ({stops} stops)")
     entry.plan, entry.may_change = compile_plan(captured.annotation, evolve(facts, unsteady_reads=why)), False
     enter(captured, entry, "eager")

@@ -177,8 +177,10 @@ def take(captured: Captured, entry: Entry, observed: Observed) -> Phase | None:
         entry.note_reads, watched, observed.described
     )
     if changed is not None:
-        told = f"changes {changed}, which the body reads"
-        facts = evolve(facts, islands=tuple(evolve(one, obstacle=told, fix="order") for one in facts.islands))
+        obstacle_of_islands = f"changes {changed}, which the body reads"
+        facts = evolve(
+            facts, islands=tuple(evolve(one, obstacle=obstacle_of_islands, fix="order") for one in facts.islands)
+        )
     captured.replacements.latest = entry.places.objects
     if obstacle is not None:
         name, path = obstacle

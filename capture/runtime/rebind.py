@@ -126,14 +126,14 @@ def _moves(
         return None
     moves, others = [], []
     for owner, tensor in zip(guard.owners, current, strict=True):
-        path, before, was = owner.path, owner.address, owner.tensor
+        path, before, tensor_before = owner.path, owner.address, owner.tensor
         now = tensor.data_ptr()
-        if tensor is was and now == before:
-            others.append(Move(path, before, tensor, was))
+        if tensor is tensor_before and now == before:
+            others.append(Move(path, before, tensor, tensor_before))
         elif (now ^ before) & (ALIGNMENT - 1) or (now != before and path in guard.shared):
             return None
         else:
-            moves.append(Move(path, before, tensor, was))
+            moves.append(Move(path, before, tensor, tensor_before))
     for argument in guard.arguments:
         leaf = leaves[argument.position]
         move = Move(argument.path, argument.address, leaf)

@@ -248,7 +248,7 @@ def _only_captured(expected: CapturePlan, facts: Facts, recorded: Recorded) -> s
     return other_result(expected.outputs, facts.outputs, watched.call)
 
 
-def _as_planned(expected: CapturePlan | None, found: CapturePlan) -> bool:
+def _as_planned(expected: CapturePlan | None, recorded: CapturePlan) -> bool:
     """The recording run did what the plan says: the same inputs, writes, outputs, effects and operators."""
     if expected is None:
         return True
@@ -261,7 +261,7 @@ def _as_planned(expected: CapturePlan | None, found: CapturePlan) -> bool:
             plan.sequence_digest,
         )
 
-    return decisions(expected) == decisions(found)
+    return decisions(expected) == decisions(recorded)
 
 
 def _first_replay(

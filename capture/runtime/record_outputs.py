@@ -63,10 +63,10 @@ def plan_recorded(captured: Captured, entry: Entry, recorded: Recorded, pool: Po
     owners = {source.path: tensor for owned in watched.before.tensors.values() for source, tensor in owned}
     left = _ids(watched.result).union(*[_ids(effect.change.after) for effect in described.effects])
     there = [(source, value) for source, value in watched.before.sources.values() if id(value) in left]
-    own = {id(value): source for source, value in there
+    callers = {id(value): source for source, value in there
            if is_container(value)
            or (source.kind == "root" and source.path != "self" and is_opaque(value))}  # fmt: skip
     return plan_outputs(
         policy, watched.result, described.outputs, described.effects, recorded.blocks,
-        watched.arguments, owners.__getitem__, pool, own, _again(captured, watched.result),
+        watched.arguments, owners.__getitem__, pool, callers, _again(captured, watched.result),
     )  # fmt: skip

@@ -25,14 +25,16 @@ def cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts) -> bo
     no recording can be cut for those, no more. What was recorded and planned before is dropped."""
     optimizers = captured.optimizers
     if any(one.obstacle for one in facts.islands) and optimizers.refuse_islands():
-        told = "the step of an optimizer cannot run eagerly between two segments"
+        message = "the step of an optimizer cannot run eagerly between two segments"
     elif tree.backend.runs_islands and branches.may_follow(captured, entry) and optimizers.make_islands():
-        told = "the step of an optimizer is another one in each call: it runs eagerly between two segments from now on"
+        message = (
+            "the step of an optimizer is another one in each call: it runs eagerly between two segments from now on"
+        )
     else:
         if optimizers.is_lost:  # further branches would tell nothing more
             entry.steadiness.stops = max(entry.steadiness.stops, MOST_STOPS)
         return False
-    captured.log.add("plan", told)
+    captured.log.add("plan", message)
     captured.budget.keys.clear()  # keys have other parts from now on, and those are compared to say what changes
     forget(captured, entry, tree)
     captured.retire()
@@ -60,16 +62,18 @@ def after_move(
     return reply
 
 
-def tells_apart(captured: Captured, entry: Entry, known: Places) -> bool:
+def tells_apart(captured: Captured, entry: Entry, places: Places) -> bool:
     """What the body can have read has other values than those that are known: they are part of the key from now on,
     and all that was recorded is dropped, as no call has one of the keys so far any more."""
-    if finds_inputs(captured, entry, known):
+    if finds_inputs(captured, entry, places):
         return True
-    told = locked(known.tell_apart, captured.named) if known.all else []  # else another thread's stand-ins may be seen
-    if not told:
+    paths = (
+        locked(places.tell_apart, captured.named) if places.all else []
+    )  # else another thread's stand-ins may be seen
+    if not paths:
         return False
-    captured.log.add("drop", f"{told[0]} is another value, and tells calls apart from now on")
-    captured.budget.spend("drops", 0.0, changed=told[0])
+    captured.log.add("drop", f"{paths[0]} is another value, and tells calls apart from now on")
+    captured.budget.spend("drops", 0.0, changed=paths[0])
     if entry.backend is not None:
         forget(captured, entry, tree_for(entry.backend))
     captured.retire()

@@ -117,8 +117,8 @@ class Region:
     ) -> None:  # fmt: skip
         self._captured, self._backend = captured, backend
         self.uses: Sequence[GradientUse] = facts.gradients
-        given = {one.path for one in facts.placeholders if one.kind != "implicit"}
-        self._lends = any(use.path not in given for use in self.uses) and leaf_swap.is_needed(
+        argument_paths = {one.path for one in facts.placeholders if one.kind != "implicit"}
+        self._lends = any(use.path not in argument_paths for use in self.uses) and leaf_swap.is_needed(
             torch.device(backend.name)
         )
         """Runs are lent what needs gradients in Python state."""
@@ -264,8 +264,8 @@ class Region:
             return
         self._order.is_kept = False
         captured = self._captured
-        found = GradientOrder(shared_with=shared_with, where=captured.annotation.defined_at)
-        captured.note_findings(compile_plan(captured.annotation, captured.bare_facts(gradient_order=found)))
+        order = GradientOrder(shared_with=shared_with, where=captured.annotation.defined_at)
+        captured.note_findings(compile_plan(captured.annotation, captured.bare_facts(gradient_order=order)))
         captured.log.add("plan", f"gradients go through autograd: {shared_with} has the same parameters in one pass")
 
     def _deposits(self, program: SavedGraph) -> bool:
@@ -401,11 +401,11 @@ class _Backward:
         values = (*tensors, *grads, *buffers)
         result = self.captured.straight(*values)
         if result is MISS:
-            given = (*tensors[: len(program.checked)], *grads, *buffers)
-            is_batch = not all(one is None or capabilities.has_memory(one) for one in given)  # ``is_grads_batched``
+            inputs = (*tensors[: len(program.checked)], *grads, *buffers)
+            is_batch = not all(one is None or capabilities.has_memory(one) for one in inputs)  # ``is_grads_batched``
             result = self._run(*values) if is_batch else self.captured.dispatch(self.captured, values, {})
-        found: Sequence[Any] = result
-        return found
+        gradients: Sequence[Any] = result
+        return gradients
 
     def _receivers(self, positions: Sequence[int]) -> Sequence[torch.Tensor]:
         """The parameters that get the results at these positions, if all are gradients of some."""
@@ -517,8 +517,8 @@ class Frame:
             if not later:
                 return self._region.gradients(self._program, tensors, grads, buffers, at_home=at_home)
             with _no_capture(at_home=at_home):
-                found = self._program.gradients_of_both(tensors, grads, later)
-                return _added(self._program, found, tensors, grads, buffers)
+                gradients = self._program.gradients_of_both(tensors, grads, later)
+                return _added(self._program, gradients, tensors, grads, buffers)
 
     def _all(self, tensors: Sequence[Any]) -> Sequence[Any]:
         """What the program takes, in its order."""
@@ -541,12 +541,12 @@ class Frame:
         self._region.look_at_order(parameters)
         buffers = accumulate_grad.buffers_of(parameters)
         with acting_for(self._forward_thread) as is_there:
-            found = self._of_inputs(tensors, grads, buffers, at_home=is_there)
+            gradients = self._of_inputs(tensors, grads, buffers, at_home=is_there)
         if buffers is None:
-            accumulate_grad.through_autograd(parameters, self._program.summed(found[count:]))
-            return (*found[:count], anchor.gradient())
-        accumulate_grad.put(parameters, found[count:])
-        return (*map(self._handed_on, found[:count], node.next_functions), anchor.gradient())
+            accumulate_grad.through_autograd(parameters, self._program.summed(gradients[count:]))
+            return (*gradients[:count], anchor.gradient())
+        accumulate_grad.put(parameters, gradients[count:])
+        return (*map(self._handed_on, gradients[:count], node.next_functions), anchor.gradient())
 
     def _handed_on(self, gradient: torch.Tensor | None, receiver: tuple[Any, int]) -> torch.Tensor | None:
         """A copy, as autograd may use it on any stream and tells the allocator alone. But a region that runs on the

@@ -61,7 +61,7 @@ _filter = _Filter()
 
 
 @contextmanager
-def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]) -> Iterator[None]:
+def device_syncs(note_sync: Callable[[str], None], operator: Callable[[], str | None]) -> Iterator[None]:
     """Call ``note(name)`` at each sync in this thread. ``operator``: the one that runs, None to look away."""
     if not devices.may_wait():
         yield
@@ -71,7 +71,7 @@ def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]
     def listen() -> None:
         name = operator()
         if name is not None:
-            note(name)
+            note_sync(name)
 
     before = _filter.users_mode = devices.wait_debug_mode()
     try:
@@ -79,7 +79,7 @@ def device_syncs(note: Callable[[str], None], operator: Callable[[], str | None]
         with contextlib.ExitStack() as around:
             for holder, name in devices.WAITS:
                 if name in holder.__dict__:
-                    waiting = _noting(f"{holder.__name__}.{name}", holder.__dict__[name], note, thread)
+                    waiting = _noting(f"{holder.__name__}.{name}", holder.__dict__[name], note_sync, thread)
                     around.enter_context(replaced(holder, {name: waiting}))
             _filter.set_mode(before or 1)  # a mode of the user's stays, an error included
             yield

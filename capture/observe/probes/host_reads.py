@@ -39,7 +39,7 @@ get_default_nowrap_functions()  # torch keeps what it finds on its first look, a
 
 @contextmanager
 def host_reads(
-    note: Callable[[str], None],
+    note_sync: Callable[[str], None],
     read: Read,
     exported: Callable[[torch.Tensor], None],
     resized: Callable[[torch.UntypedStorage, int], None],
@@ -55,12 +55,12 @@ def host_reads(
             exported(tensor)
         return interface.fget(tensor)
 
-    others = {name: _wrapper(name, getattr(torch.Tensor, name), note, exported, thread) for name in _NAMES}
-    others |= {name: _reader(name, getattr(torch.Tensor, name), read, thread) for name in _COMPARED}
-    others["__cuda_array_interface__"] = property(read_interface)
-    others["data_ptr"] = _address(torch.Tensor.data_ptr, note, thread)
-    memory = {"data_ptr": _address(torch.UntypedStorage.data_ptr, note, thread)}
-    with replaced(torch.Tensor, others), replaced(torch.UntypedStorage, memory), _storage_resizes(resized):
+    stand_ins = {name: _wrapper(name, getattr(torch.Tensor, name), note_sync, exported, thread) for name in _NAMES}
+    stand_ins |= {name: _reader(name, getattr(torch.Tensor, name), read, thread) for name in _COMPARED}
+    stand_ins["__cuda_array_interface__"] = property(read_interface)
+    stand_ins["data_ptr"] = _address(torch.Tensor.data_ptr, note_sync, thread)
+    memory = {"data_ptr": _address(torch.UntypedStorage.data_ptr, note_sync, thread)}
+    with replaced(torch.Tensor, stand_ins), replaced(torch.UntypedStorage, memory), _storage_resizes(resized):
         yield
 
 
@@ -94,7 +94,7 @@ def _storage_resizes(resized: Callable[[torch.UntypedStorage, int], None]) -> It
 
 
 @contextmanager
-def graph_uses(note: Callable[[str], None], checkpoint: Callable[[], None]) -> Iterator[None]:
+def graph_uses(note_use: Callable[[str], None], checkpoint: Callable[[], None]) -> Iterator[None]:
     """Call ``note(name)`` where code in this thread hooks itself into the autograd graph; ``checkpoint()`` where that
     is a block that the backward pass runs again."""
     thread = threading.get_ident()
@@ -102,27 +102,27 @@ def graph_uses(note: Callable[[str], None], checkpoint: Callable[[], None]) -> I
 
     def read_grad_fn(tensor: torch.Tensor) -> Any:
         if threading.get_ident() == thread and not is_asking():
-            note("grad_fn")
+            note_use("grad_fn")
         return grad_fn.__get__(tensor)
 
-    others = {name: _wrapper(name, getattr(torch.Tensor, name), note, lambda _: None, thread) for name in _HOOKS}
-    others["grad_fn"] = property(read_grad_fn)
+    stand_ins = {name: _wrapper(name, getattr(torch.Tensor, name), note_use, lambda _: None, thread) for name in _HOOKS}
+    stand_ins["grad_fn"] = property(read_grad_fn)
     enter = saved_tensors_hooks.__enter__
 
     def use_hooks(hooks: saved_tensors_hooks) -> None:
         if threading.get_ident() == thread:
-            checkpoint() if is_checkpoint(hooks) else note("hooks on saved tensors, as a checkpoint does")
+            checkpoint() if is_checkpoint(hooks) else note_use("hooks on saved tensors, as a checkpoint does")
         enter(hooks)
 
     refuse = graph.disable_saved_tensors_hooks
 
     def refuse_hooks(error_message: str) -> Any:
         if threading.get_ident() == thread:
-            note("torch.func, or what else allows no hooks on saved tensors")
+            note_use("torch.func, or what else allows no hooks on saved tensors")
         return refuse(error_message)
 
     with (
-        replaced(torch.Tensor, others),
+        replaced(torch.Tensor, stand_ins),
         replaced(saved_tensors_hooks, {"__enter__": use_hooks}),
         replaced(graph, {"disable_saved_tensors_hooks": refuse_hooks}),
     ):
@@ -240,14 +240,14 @@ def _listed(tensor: torch.Tensor) -> Any:
 
 
 def _wrapper(
-    name: str, original: Any, note: Callable[[str], None], exported: Callable[[torch.Tensor], None], thread: int
+    name: str, original: Any, note_sync: Callable[[str], None], exported: Callable[[torch.Tensor], None], thread: int
 ) -> Any:
     @functools.wraps(original)
     def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread and name in _EXPORTS and tensor.device.type != "cpu":
             exported(tensor)
         elif threading.get_ident() == thread:
-            note(name)
+            note_sync(name)
         return original(tensor, *args, **kwargs)
 
     return read

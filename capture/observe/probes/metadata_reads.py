@@ -26,7 +26,7 @@ _OF_STORAGES = ("nbytes", "size", "__len__", "is_shared", "is_pinned")
 
 @contextmanager
 def unkeyed_reads(
-    note: Callable[[str, Holder], None], note_form: Callable[[], None], given: Iterable[tuple[str, Any]],
+    note_read: Callable[[str, Holder], None], note_form: Callable[[], None], arguments: Iterable[tuple[str, Any]],
     theirs: Mapping[int, torch.Tensor],
 ) -> Iterator[None]:  # fmt: skip
     """Call ``note(name, holder)`` where code in this thread asks a tensor or a storage for one of these, and
@@ -42,7 +42,7 @@ def unkeyed_reads(
             return holder
         if name == "is_leaf" and not holder.requires_grad:
             return holder  # as the key says
-        note(name, holder)
+        note_read(name, holder)
         return theirs.get(id(holder), holder)
 
     def asked_for_strides(name: str, holder: Any) -> Any:
@@ -59,7 +59,7 @@ def unkeyed_reads(
     functions = {
         name: _counting(name, original, asked) for name in COUNTING if (original := getattr(torch, name, None))
     }
-    named = {id(leaf): leaf for _, leaf in given if isinstance(leaf, torch.Tensor) and leaf.__dict__}
+    named = {id(leaf): leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor) and leaf.__dict__}
     if named:
         tensors["__getattribute__"] = _attributes(named, asked)
     storages = {name: _method(name, getattr(torch.UntypedStorage, name), asked) for name in _OF_STORAGES}
