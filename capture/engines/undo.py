@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import torch
 from attrs import define, field
@@ -27,6 +27,10 @@ class Undo:
                 self._contents[storage.data_ptr()] = storage, storage.clone()
         known = {id(generator) for generator, _ in self._states}
         self._states += [(one, one.get_state()) for one in generators if id(one) not in known]
+
+    def keep_only(self, addresses: Set[int]) -> None:
+        """The storages elsewhere were not written."""
+        self._contents = {address: kept for address, kept in self._contents.items() if address in addresses}
 
     def put_back(self) -> None:
         """Nothing of what ran has happened."""

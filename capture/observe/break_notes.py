@@ -86,8 +86,7 @@ class BreakNotes(RunNotes):
         self.is_aside = True
         try:
             with without_modes():
-                drawn = [generator for generator, _ in self._drawn.values()]
-                outcome, result = islands.perform(function, args, kwargs, generators=drawn, before=before.before)
+                outcome, result = self.perform_island(before, function, args, kwargs)
         finally:
             self.is_aside = False
         results = [result]
@@ -96,6 +95,13 @@ class BreakNotes(RunNotes):
         if outcome.error is not None:
             raise outcome.error
         return results[0]
+
+    def perform_island(
+        self, begin: IslandBegin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[islands.Outcome, Any]:
+        """Run it. A recorder of which nothing has happened so far replaces this."""
+        drawn = [generator for generator, _ in self._drawn.values()]
+        return islands.perform(function, args, kwargs, generators=drawn, before=begin.before)
 
     def begin_island(self, begin: IslandBegin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An island is about to run: what stands in the way of a recording, as far as that is known before it."""
@@ -133,8 +139,10 @@ class BreakNotes(RunNotes):
         """It is over. ``found``: its result, in the place of which the body may get another."""
         trace, op_traits = self.trace, traits(torch.ops.aten.item.default)
         self._at, trace.plain = begin.where, False
-        if self.at_islands is not None:
-            self.at_islands.end()
+        left = [] if self.at_islands is None else self.at_islands.end()
+        if self.islands_ran:
+            ran = self.islands_ran[-1]
+            self.islands_ran[-1] = evolve(ran, state=(*ran.state, *left))
         for generator, state in outcome.generators:
             self._drawn[generator_id(generator)] = (generator, state)
         obstacle = begin.obstacle or outcome.unsuited

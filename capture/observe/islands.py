@@ -421,8 +421,12 @@ def _told_tensor(value: torch.Tensor, inputs: Sequence[torch.Tensor], made: list
 
 
 def _template(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
+    found = given_among(value, inputs) if isinstance(value, torch.Tensor) else None
+    return value if found is None else found
+
+
+def given_among(value: torch.Tensor, inputs: Sequence[torch.Tensor]) -> Given | None:
+    """Which of these it is, or is a view of."""
     for number, tensor in enumerate(inputs):
         if tensor is value:
             return Given(number, None)
@@ -430,7 +434,7 @@ def _template(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
         if tensor.untyped_storage()._cdata == value.untyped_storage()._cdata and value.numel():
             geometry = value.dtype, int(value.storage_offset()), tuple(value.shape), tuple(value.stride())
             return Given(number, geometry)
-    return value
+    return None
 
 
 def _holders(result: Any) -> list[tuple[int, int]]:

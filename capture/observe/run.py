@@ -245,13 +245,14 @@ class _AtIslands:
         found = [one.source.path for one, place in zip(own, places, strict=True) if place is None]
         return next(iter([*found, *[op for op, _ in drawn]]), None), tuple(one for one in places if one is not None)
 
-    def end(self) -> None:
+    def end(self) -> list[islands.StateChange]:
         """The island is over: what differs from before it is its own business."""
         watched = self.watched
         now = [one for one in diff.changes(watched.before) if not _is_left(one, self.known)]
         watched.by_islands += [_as_left(one) for one in now]
         watched.host_random = host_random_state()
         watched.positions = host_draws.positions(watched.before)
+        return [islands.StateChange(one.source, one.before, one.after) for one in now if not one.container]
 
 
 def _as_left(change: Change) -> Change:
@@ -285,6 +286,11 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) in PLAIN_TYPES and bool(one == other)
 
 
+def changes_of_body(watched: ObservedRun) -> list[Change]:
+    """What differs from before the run, but for what islands left."""
+    return [one for one in diff.changes(watched.before) if not _is_left(one, watched.by_islands)]
+
+
 def _compare(watched: ObservedRun) -> None:
     """What the run left behind."""
     if watched.error is None and not watched.watch.looks_away:  # a forked child cannot ask generators of a device
@@ -292,7 +298,7 @@ def _compare(watched: ObservedRun) -> None:
     _count_writes(watched)
     ran = watched.ran if watched.watch.notes_code else None
     code = ran if ran is not None else watched.call.code
-    changed = [one for one in diff.changes(watched.before) if not _is_left(one, watched.by_islands)]
+    changed = changes_of_body(watched)
     places = {snapshot.place_key(one.source) for one in watched.by_islands}
     watched.watch.note_shared_state([one.source.path for one in changed if snapshot.place_key(one.source) in places])
     watched.changed = effects.classified(watched.before, changed, code)
@@ -361,12 +367,13 @@ def empty_scratch(watched: ObservedRun) -> None:
 
 def undo_python(watched: ObservedRun) -> None:
     """Put back what the body's Python did in a run that only captured. A watched one has its numbers to itself: another
-    run that draws the same would look as if it drew none. What other threads drew from the host's stays drawn."""
+    run that draws the same would look as if it drew none. What other threads drew from the host's stays drawn. Islands
+    ran for real: what they left in containers stays, and in other places until they are answered."""
     if watched.call.undo is not None:
         watched.call.undo.put_back()
         watched.call.undo = None
     empty_scratch(watched)
-    diff.restore(watched.before, watched.changed)
+    diff.restore(watched.before, [*watched.changed, *(one for one in watched.by_islands if not one.container)])
     if host_draws.may_draw(watched.ran if watched.watch.notes_code else None, watched.before):
         restore_host_random(watched.host_random)
 

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -38,8 +38,9 @@ class AtIslands(Protocol):
         """What the body has changed so far: the path of what a replay could not put out before the island, if anything,
         and the places of the rest."""
 
-    def end(self) -> None:
-        """What differs from then on is of the body again."""
+    def end(self) -> Sequence[islands.StateChange]:
+        """What differs from then on is of the body again. Gives what the island changed, but for members of
+        containers."""
 
 
 class RunNotes(HigherOrderMode):
@@ -79,6 +80,8 @@ class RunNotes(HigherOrderMode):
         self.is_aside = False
         """An island runs, which is no part of what is watched."""
         self.at_islands: AtIslands | None = None
+        self.islands_ran: list[islands.Outcome] = []
+        """Those that ran, where nothing else of the run has happened unless a replay follows."""
         self._modes: Any = None
         """Those in force when the run began."""
         self.autocast: dict[str, bool] = {}

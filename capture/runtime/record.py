@@ -14,6 +14,7 @@ from typing import Any
 from attrs import evolve
 
 from capture.core.facts import Drift, Facts, SequenceChange
+from capture.core.interrupts import is_interrupt
 from capture.core.plan import CapturePlan, sequence_digest
 from capture.distributed import process_groups, rank_agreement
 from capture.engines.base import BoundInput, Input, Recorded
@@ -48,6 +49,10 @@ def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pa
     attempt = record_failure.Attempt(captured, call, tree, undo)
     try:
         reply: Reply = native.guarded(_attempted, (attempt, entry, pattern), attempt.mend)
+    except BaseException as error:
+        if (isinstance(error, Exception) and not is_interrupt(error)) or not attempt.is_to_be_completed:
+            raise
+        return Reply(Verdict.EAGER, reason="it was stopped after an island had run", interrupt=error)
     finally:
         call.forget_run()
     return reply
@@ -281,6 +286,7 @@ def _first_replay(
         again = bool(tries)
         tries.append(True)
         call.watched.is_settled, call.undo = True, None  # from here on it is the call
+        call.watched.watch.islands_ran.clear()
         if not again:
             count_writes(uncounted, call.leaves)
         built = outputs.build(

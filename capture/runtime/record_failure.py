@@ -21,6 +21,7 @@ from capture.engines.base import Recorded
 from capture.key import pytree
 from capture.key.code_names import MISSING
 from capture.key.tensor_meta import storage_of
+from capture.observe import islands
 from capture.observe import run as _run
 from capture.observe.run import ObservedRun
 from capture.observe.trace import Reshaped
@@ -30,7 +31,7 @@ from capture.runtime.entry import RETRIES, Entry
 from capture.runtime.gradient_offload import OffloadedGradients
 from capture.runtime.record_outputs import own_values, plan_recorded
 from capture.runtime.verdict import Refuted, Reply, Verdict
-from capture.state import diff, effects
+from capture.state import body_run, diff, effects
 from capture.state.call import Call
 from capture.state.source import Source
 from capture.torch_private.surroundings import Surroundings
@@ -48,6 +49,12 @@ class Attempt:
     parked: OffloadedGradients = field(factory=OffloadedGradients)
     around: Surroundings = field(factory=Surroundings)
     has_ended: bool = False
+
+    @property
+    def is_to_be_completed(self) -> bool:
+        """Nothing of the run stands, but for islands: what those did cannot be undone."""
+        watched, executes = self.call.watched, self.tree.backend.executes_recording_runs
+        return bool(watched is not None and watched.watch.islands_ran and not (executes or self.undo))
 
     def end(self) -> None:
         """Everything that the attempt changed is restored or kept, apart from what is beside it."""
@@ -72,12 +79,13 @@ class Attempt:
 
     def _settle(self, watched: ObservedRun, *, stands: bool) -> None:
         recorded = Recorded(watched, None, None)
+        if not stands and not self.tree.backend.executes_recording_runs:
+            watched.changed = effects.classified(watched.before, _run.changes_of_body(watched), watched.ran)
+            _undo_captured(watched)
+            return
         watched.changed = effects.classified(watched.before, diff.changes(watched.before), watched.ran)
         if not stands:
-            if self.tree.backend.executes_recording_runs:
-                _run.undo(watched)
-            else:
-                _run.undo_python(watched)
+            _run.undo(watched)
             return
         if self.call.put_out is not None:
             self.call.put_out()
@@ -159,7 +167,18 @@ def undo_run(recorded: Recorded) -> None:
     if watched is not None and recorded.executed:
         _run.undo(watched)
     elif watched is not None:
-        _run.undo_python(watched)
+        _undo_captured(watched)
+
+
+def _undo_captured(watched: ObservedRun) -> None:
+    """Of a run that only captured nothing has happened then, but for its islands: where the body runs in this call
+    after all, they are answered. Outside of calls nobody goes on from what they left."""
+    run = body_run.current()
+    if run is None and watched.watch.islands_ran:
+        watched.changed = diff.changes(watched.before)
+    _run.undo_python(watched)
+    if run is not None and watched.watch.islands_ran:
+        islands.answer(run, list(watched.watch.islands_ran))
 
 
 def after_fault(watched: ObservedRun, tree: Tree, *, has_ended: bool) -> tuple[bool, Any]:
@@ -167,7 +186,7 @@ def after_fault(watched: ObservedRun, tree: Tree, *, has_ended: bool) -> tuple[b
     result of one that executed stands, as its effects do, on memory that the pool is given up for. Gives whether it has
     one."""
     if not watched.watch.executes:
-        _run.undo_python(watched)
+        _undo_captured(watched)
         return False, None
     if watched.values is not watched.call.values:
         tree.retire()

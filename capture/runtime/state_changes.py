@@ -24,9 +24,14 @@ def cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts) -> bo
     """Optimizers whose steps read values, or compute numbers, that no recording has are islands from now on, or, where
     no recording can be cut for those, no more. What was recorded and planned before is dropped."""
     optimizers = captured.optimizers
+    those_of_host = bool(facts.host_work) or any(not one.is_compared for one in facts.host_syncs)
     if any(one.obstacle for one in facts.islands) and optimizers.refuse_islands():
         message = "the step of an optimizer cannot run eagerly between two segments"
-    elif tree.backend.runs_islands and branches.may_follow(captured, entry) and optimizers.make_islands():
+    elif (
+        tree.backend.runs_islands
+        and branches.may_follow(captured, entry)
+        and optimizers.make_islands(those_of_host=those_of_host)
+    ):
         message = (
             "the step of an optimizer is another one in each call: it runs eagerly between two segments from now on"
         )

@@ -124,12 +124,14 @@ def record_call(captured: Captured, entry: Entry, bound: Call, tree: Tree, patte
     if reply.verdict is Verdict.OBSERVE:
         enter(captured, entry, planning.forget_stored(entry))
         return observe_call(captured, entry, bound, tree)
-    if not reply.body_first:
+    if reply.interrupt is None and not reply.body_first:
         settle(captured, entry, reply)
     if reply.verdict is not Verdict.EAGER:
         captured.log.counters.recorded_calls += 1
         return reply.result
     result = run_eagerly(captured, bound, reply.reason)
+    if reply.interrupt is not None:
+        raise reply.interrupt
     if reply.body_first:
         settle(captured, entry, reply)
     return result

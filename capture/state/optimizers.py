@@ -50,6 +50,12 @@ class Trace(Protocol):
     reads: list[str]
     scalars: list[tuple[Any, ...]]
     sequence: list[Any]
+    work: list[Any]
+    cpu_work: dict[int, Any]
+
+
+def _reached(trace: Trace) -> tuple[int, ...]:
+    return len(trace.reads), len(trace.scalars), len(trace.sequence), len(trace.work), len(trace.cpu_work)
 
 
 @frozen
@@ -62,15 +68,18 @@ class _Steps:
     sequence: tuple[Any, ...] = ()
     moves: int = 0
     """How many runs in a row had other settings than the one before."""
+    asks_host: bool = False
+    """The host reads values in them, or works on tensors of its own."""
 
-    def and_then(self, trace: Trace, begin: tuple[int, int, int]) -> _Steps:
+    def and_then(self, trace: Trace, begin: tuple[int, ...]) -> _Steps:
         """The steps with one more, which began at this point."""
-        reads, scalars, sequence = begin
+        reads, scalars, sequence, work, cpu_work = begin
         return _Steps(
             self.settings,
             (*self.reads, *trace.reads[reads:]),
             (*self.scalars, *trace.scalars[scalars:]),
             (*self.sequence, *map(str, trace.sequence[sequence:])),
+            asks_host=self.asks_host or _reached(trace)[3:] != (work, cpu_work) or len(trace.reads) != reads,
         )
 
     def after(self, before: _Steps) -> _Steps:
@@ -148,12 +157,12 @@ class Optimizers:
     @contextlib.contextmanager
     def steps_noted(self, trace: Trace) -> Iterator[None]:
         """In the block, compare what optimizers do with what they did in the run before."""
-        thread, begun = threading.get_ident(), list[tuple[torch.optim.Optimizer, tuple[int, int, int]]]()
+        thread, begun = threading.get_ident(), list[tuple[torch.optim.Optimizer, tuple[int, ...]]]()
         noted: dict[torch.optim.Optimizer, _Steps] = {}
 
         def begin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if threading.get_ident() == thread and optimizer not in self._islands:
-                begun.append((optimizer, (len(trace.reads), len(trace.scalars), len(trace.sequence))))
+                begun.append((optimizer, _reached(trace)))
 
         def end(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if threading.get_ident() == thread and begun and begun[-1][0] is optimizer:
@@ -176,9 +185,14 @@ class Optimizers:
                 elif steps.reads:
                     self.is_lost = True
 
-    def make_islands(self) -> bool:
-        """Make the steps that differed in the last run islands from now on. False if there are none."""
-        found = list(self._unsteady)
+    def make_islands(self, *, those_of_host: bool) -> bool:
+        """Make steps that differed in the last run islands from now on, or all that ask the host, where no recording
+        holds what it does. False if there are none."""
+        asking = [one for one, steps in self._steps.items() if steps.asks_host] if those_of_host else []
+        known = (*self._refused, *self._islands)
+        found = {
+            id(one): one for one in (*self._unsteady, *asking) if all(one is not other for other in known)
+        }.values()
         self._unsteady.clear()
         for optimizer in found:
             self._islands.add(optimizer)

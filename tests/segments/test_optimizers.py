@@ -14,9 +14,8 @@ from typing_extensions import override
 
 from capture import CaptureWarning, capture, recordings
 from tests.support.device import DEVICE
+from tests.support.device import ISLANDS as REPLAYS
 
-REPLAYS = DEVICE.type == "cpu"
-"""The engine cuts recordings for islands. Another one tells why such a step is eager."""
 CALLS = 24
 pytestmark = [] if REPLAYS else [pytest.mark.filterwarnings("ignore::capture.CaptureWarning")]
 

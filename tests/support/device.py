@@ -63,6 +63,9 @@ if os.environ.get("CAPTURE_TEST_ENGINE") == "graphs":
 
 _ENGINE = CpuBackend if DEVICE.type == "cpu" else CudaBackend
 
+ISLANDS = _ENGINE.runs_islands
+"""Recordings are cut for functions that run eagerly in every replay. Without it bodies that call them are eager."""
+
 OWN_MEMORY = _ENGINE.has_own_memory
 """The host reads a tensor by a copy. Memory comes from torch's allocator: 2 MiB at least."""
 

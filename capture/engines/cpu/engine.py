@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,9 +21,9 @@ from capture.engines.cpu import answers, lifting
 from capture.engines.cpu.arena import Arena
 from capture.engines.cpu.segments import SegmentedTape
 from capture.engines.cpu.tape import Leaf, Ran, Register, Tape, TapeMemory, TapeStep, python_form, registers_in
+from capture.engines.island_arguments import template_of
 from capture.engines.staging import InputGroup, over, put_back, stage
 from capture.engines.undo import MOST_UNDO
-from capture.key import pytree
 from capture.key.tensor_meta import span_bytes
 from capture.observe import collectives
 from capture.observe.break_notes import IslandBegin
@@ -400,7 +399,7 @@ class TapeRecorder(ObserveMode):
             return
         grad = torch.is_grad_enabled()
         try:
-            given = [self._island_template(value) for value in (args, before.values, kwargs)]
+            given = [template_of(value, self._island_register) for value in (args, before.values, kwargs)]
         except LookupError as error:
             self._fail(f"{begin.name}(): {error}")
             return
@@ -419,19 +418,11 @@ class TapeRecorder(ObserveMode):
         self._tape.note_island(grad, before.places)
         results[0] = outcome.among(tensors, {key: visible for key, (visible, _, _) in moved.items()})
 
-    def _island_template(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            number = self._tape.register(value)
-            if number is None:
-                raise LookupError("a lazily conjugated or negated tensor")
-            return Register(number)
-        if type(value) is dict:
-            return {key: self._island_template(one) for key, one in value.items()}
-        if pytree.is_namedtuple(type(value)):
-            return type(value)(*[self._island_template(one) for one in value])
-        if type(value) in (tuple, list):
-            return type(value)([self._island_template(one) for one in value])
-        return value if type(value) in pytree.PLAIN_TYPES else weakref.ref(value)
+    def _island_register(self, tensor: torch.Tensor) -> Register:
+        number = self._tape.register(tensor)
+        if number is None:
+            raise LookupError("a lazily conjugated or negated tensor")
+        return Register(number)
 
     def _end_segment(self, step: TapeStep, told: str) -> None:
         trace = self.trace

@@ -8,7 +8,6 @@ the same with the same memory.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +20,8 @@ from capture.engines.base import Block, BoundInput, Found, Geometry, IslandCall,
 from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.answers import Answers
 from capture.engines.cpu.tape import Leaf, Register, Stop, Tape, TapeMemory, TapeStep, registers_in
+from capture.engines.island_arguments import filled
 from capture.engines.undo import Undo
-from capture.key import pytree
 from capture.native import native
 from capture.observe.islands import Before, Place
 from capture.observe.returned_value import RETURNED
@@ -216,7 +215,8 @@ class SegmentedTape(Tape):
             else:
                 tensors.update((at, self.registers[at].clone()) for at in numbers)
         owners = [one.owner for one in self._written.roots if one.owner is not None]
-        (args, values), kwargs = _with_tensors(step.args, tensors), _with_tensors(step.kwargs, tensors)
+        given = (*step.args, step.kwargs)
+        args, values, kwargs = (filled(one, Register, lambda register: tensors[register.number]) for one in given)
         before = Before(places, values)
         return IslandCall(step.function, args, kwargs, grad, lent, owners, self._generators(leaves), before)
 
@@ -286,21 +286,6 @@ class SegmentedTape(Tape):
         self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
         self._begins, self._returned = [], {}
         self._islands, self._places, self._given_to = {}, {}, {}
-
-
-def _with_tensors(template: Any, tensors: dict[int, torch.Tensor]) -> Any:
-    """What an island gets."""
-    if isinstance(template, Register):
-        return tensors[template.number]
-    if isinstance(template, weakref.ref):
-        return template()
-    if type(template) is dict:
-        return {key: _with_tensors(one, tensors) for key, one in template.items()}
-    if pytree.is_namedtuple(type(template)):
-        return type(template)(*[_with_tensors(one, tensors) for one in template])
-    if isinstance(template, (tuple, list)):
-        return type(template)([_with_tensors(one, tensors) for one in template])
-    return template
 
 
 def _in_segments(leaves: Sequence[Any]) -> None:

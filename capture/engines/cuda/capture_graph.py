@@ -42,12 +42,14 @@ class Capture:
         self.error: str | None = None
         self.is_empty = False
         self._is_open = False
+        self._caller: torch.cuda.Stream | None = None
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Everything launched inside the block becomes the graph. What the block raises comes out unchanged."""
         pool = self._pool
         before = torch.cuda.current_stream(pool.device)
+        self._caller = before
         pool.keep_workspaces()
         with torch.cuda.device(pool.device), torch.cuda.stream(pool.stream):
             assert self._graph is not None
@@ -73,6 +75,18 @@ class Capture:
         if self.error is not None:
             raise RefusedError(self.error)
         self.instantiate()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """While it is paused: what runs inside the block runs where the caller's own code does."""
+        caller, own = self._caller, self._pool.stream
+        assert caller is not None
+        caller.wait_stream(own)
+        try:
+            with torch.cuda.stream(caller):
+                yield
+        finally:
+            own.wait_stream(caller)
 
     def resume(self) -> None:
         """Begin another graph in the same pool, on the same stream."""

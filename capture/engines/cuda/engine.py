@@ -101,6 +101,8 @@ class CudaBackend:
         recorder = (
             VerifyingRecorder(pool, expected) if expected and follows else kind(pool, generators_known, moving, run)
         )
+        if isinstance(recorder, GraphRecorder):
+            recorder.runs_islands = self.runs_islands
         recorder.differentiates = torch.is_grad_enabled() and not call.keeps_program
         staging, watched, failure = Staging(), None, None
         try:

@@ -27,6 +27,7 @@ from capture.observe import source_location
 from capture.observe.break_notes import IslandBegin
 from capture.observe.collectives import obstacle, registers_segments
 from capture.observe.dispatch_mode import ObserveMode
+from capture.observe.islands import Outcome, tensors_of
 from capture.observe.operator_schema import (
     Operator,
     OperatorTraits,
@@ -69,12 +70,17 @@ class GraphRecorder(ObserveMode):
         """A tensor was handed to another library."""
         self.draws = False
         """An operator that draws was captured, or a kernel that may."""
+        self.runs_islands = False
+        self._raised_by: str | None = None
+        """The island that raised."""
 
     @override
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
         super().begin(arguments)
         self._nodes = self._count() if self._count is not None else 0
         self._host = HostTensors(self._pool, arguments, self.before, self._moving)
+        if self._segments is not None:
+            self._segments.begin(self.before)
 
     def device_copies(self) -> list[DeviceCopy]:
         """CPU tensors to be copied before every replay."""
@@ -90,6 +96,8 @@ class GraphRecorder(ObserveMode):
 
     def unexplained(self) -> str | None:
         """Why the run, which raised nothing, cannot be replayed."""
+        if self._raised_by is not None:
+            return f"{self._raised_by}() raises an error that the body catches"
         if self._exports and not self.unseen:
             return "a tensor is handed to another library, which launched nothing on the stream that is recorded"
         return self._host.unexplained() if self._host is not None else None
@@ -104,7 +112,49 @@ class GraphRecorder(ObserveMode):
 
     @override
     def begin_island(self, begin: IslandBegin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        raise RefusedError(f"{begin.name}() runs eagerly in every replay{_at()}")
+        if self._segments is None or not self.runs_islands:
+            raise RefusedError(f"{begin.name}() runs eagerly in every replay{_at()}")
+        assert self._host is not None
+        self._look_for_launches()
+        if self.unseen:
+            raise RefusedError(f"kernels that no operator tells of were launched before {begin.name}(){_at()}")
+        draws, self.draws = self.draws, False
+        generators = [generator for generator, _ in self._drawn.values()]
+        self._segments.pause_at_island(
+            self.trace, self.device_copies(), self.constants(), draws=draws, generators=generators
+        )
+        super().begin_island(begin, args, kwargs)  # which may look at memory
+        given = list(tensors_of((args, kwargs, begin.before.values)))
+        if any(id(one.untyped_storage()) in self._host.moving for one in given):
+            begin.obstacle = begin.obstacle or "gets a tensor that is another one in every call"
+        if begin.obstacle is not None:
+            raise RefusedError(f"{begin.name}() {begin.obstacle}{_at()}")
+
+    @override
+    def perform_island(
+        self, begin: IslandBegin, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Outcome, Any]:
+        assert self._segments is not None
+        return self._segments.run_island(begin, function, args, kwargs, self.trace, self.islands_ran)
+
+    @override
+    def end_at_island(
+        self, begin: IslandBegin, obstacle: str | None, outcome: Outcome, args: tuple[Any, ...],
+        kwargs: dict[str, Any], results: list[Any],
+    ) -> None:  # fmt: skip
+        if outcome.error is not None:  # the body gets it now
+            self._raised_by = begin.name
+            return
+        if obstacle is not None:
+            raise RefusedError(f"{begin.name}() {obstacle}{_at()}")
+        assert self._segments is not None
+        given = list(tensors_of((args, kwargs, begin.before.values)))
+        results[0], made = self._segments.resume_after_island(self.trace.reads[-1], outcome, self.trace, given)
+        self._nodes = self._count() if self._count is not None else 0
+        for tensor in outcome.made:  # kept here until the recording is made
+            self.trace.produced.pop(id(tensor.untyped_storage()), None)
+        for tensor in made:
+            self.note_made(tensor)
 
     @override
     def note_export(self, tensor: torch.Tensor) -> None:
@@ -248,6 +298,8 @@ class GraphRecorder(ObserveMode):
             reason = f"{op_traits.name} changes the shape of a tensor in place"
         elif unreadable := _unreadable(op_traits, tensors):
             reason = f"{op_traits.name} reads {unreadable}"
+        elif self._raised_by is not None:
+            reason = f"{op_traits.name} follows {self._raised_by}(), which raised an error that the body catches"
         elif not is_capturing():
             reason = f"{op_traits.name} runs on a stream that was not forked from the caller's stream"
         elif op_traits.unsafe:

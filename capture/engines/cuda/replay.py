@@ -100,7 +100,7 @@ class CudaRecording:
             constant.fill()
         arguments = {id(leaf): position for position, (_, leaf) in enumerate(watched.arguments)}
         for tensor, version in watched.versions:
-            moved = tensor._version - version
+            moved = tensor._version - version - self._counted_apart(tensor)
             if moved > 0 and tensor.device.type == "cuda":
                 position = arguments.get(id(tensor))
                 if position is None:
@@ -116,6 +116,11 @@ class CudaRecording:
             self._choice = ScheduleChoice(self, config.current().schedule_after, make_mark)
             self._told = Schedule(widths=(), longest=(), chosen="undecided")
         self._replay_by(self._make_replay())
+
+    def _counted_apart(self, tensor: torch.Tensor) -> int:
+        """How many of the writes to it are counted by what writes."""
+        del tensor
+        return 0
 
     def _use_copies(self) -> None:
         """Have them set where they copy from in the graph that was instantiated last, once that is on the device."""

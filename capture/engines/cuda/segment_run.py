@@ -1,33 +1,41 @@
-"""The recording run of a body in which the host reads values.
+"""The recording run of a body in which the host reads values, or calls islands.
 
 A capture executes nothing, so at a break the graph that was captured so far is launched, then the host reads for real,
 and the next capture begins in the same pool. What the launched segments change outside of the pool is kept, so that a
 recording that comes to nothing has not happened. The last segment is launched by the first replay.
 
 Tensors that an operator makes at a break, such as those of ``nonzero``, are made anew in each call; the segment after
-it has a fixed place for them in the pool, to which they are copied before it is launched.
+it has a fixed place for them in the pool, to which they are copied before it is launched. An island runs on the
+caller's stream. What it may write, which is all that the body used so far, is kept before it, and dropped where it was
+not written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
 from typing_extensions import override
 
-from capture.engines.base import Address, Block, Geometry
+from capture.engines.base import Block, Geometry
 from capture.engines.cuda.capture_graph import Capture, RefusedError
 from capture.engines.cuda.copy_in import DeviceConstant, DeviceCopy, InputCopies
+from capture.engines.cuda.island_break import IslandBreak, Owner
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.streams import order_draws
 from capture.engines.staging import Staging, over
 from capture.engines.undo import MOST_UNDO, Undo
 from capture.key.tensor_meta import span_bytes
+from capture.observe.break_notes import IslandBegin
+from capture.observe.islands import Outcome, perform
 from capture.observe.operator_schema import tensors_in, tensors_out
-from capture.observe.trace import RunTrace
+from capture.observe.trace import External, RunTrace
 from capture.state.call import Call
+from capture.state.snapshot import Snapshot
+from capture.torch_private.capabilities import generator_id
 
 Operate = Callable[[], Any]
 Told = tuple[Any, ...]
@@ -52,11 +60,12 @@ class GraphBreak:
 
     told: str
     operate: Operate
-    """The operator, on the recorded memory."""
+    """The operator, on the recorded memory; nothing where an island runs."""
     places: tuple[torch.Tensor | None, ...]
     """Where the tensors that it makes go; None for one that lies where the operator wrote it."""
     begin: int
     """How many operators ran before it."""
+    island: IslandBreak | None = None
 
 
 @frozen(eq=False)
@@ -64,6 +73,8 @@ class Written:
     """What was changed outside of the pool up to the last break."""
 
     blocks: tuple[Block, ...] = ()
+    owners: tuple[Owner, ...] = ()
+    """Tensors on these blocks."""
     generators: tuple[torch.Generator, ...] = ()
 
 
@@ -72,6 +83,14 @@ class SegmentRun:
 
     def __init__(self, pool: CudaPool, capture: Capture, call: Call) -> None:
         self._pool, self._capture, self._call = pool, capture, call
+        self._before = Snapshot()
+        self._arguments: dict[int, int] = {}
+        self._generators: Sequence[torch.Generator] = ()
+        """All that islands may draw from, once there was one."""
+        self._island: IslandBreak | None = None
+        """The one that runs."""
+        self.counted: Counter[int] = Counter()
+        """How often islands wrote a tensor, by its ``id``: they do so in each replay, and it is counted then."""
         self.staging: Staging | None = None
         """Set once the inputs have their buffers."""
         self.breaks: list[GraphBreak] = []
@@ -87,6 +106,11 @@ class SegmentRun:
         self._made: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Places, and what goes there, before the next launch."""
 
+    def begin(self, before: Snapshot) -> None:
+        """The body is about to run. ``before``: the state it finds."""
+        self._before = before
+        self._arguments = {id(leaf): at for at, leaf in enumerate(self._call.leaves)}
+
     # ----------------------------------------------------------------------------------------------------- at a break
 
     def end_segment(
@@ -96,12 +120,8 @@ class SegmentRun:
         """Launch what was captured, run this operator, and go on capturing. Gives its result, with tensors that it made
         in their places in the pool."""
         fixed = self._fixed(args), {name: self._fixed(value) for name, value in kwargs.items()}
-        self._note_written(trace, draws=draws)
-        self._capture.pause()
-        self.draws.append(draws)
-        self.graphs.append(self._capture.graph())
+        self._pause(trace, copies, constants, draws=draws)
         with torch.no_grad():
-            self._launch(copies, constants, self._capture.launcher(), draws=draws)
             result = operate(*args, **kwargs)
         self._capture.resume()
         given = {one.untyped_storage().data_ptr() for one in tensors_in(args, kwargs)}
@@ -113,6 +133,109 @@ class SegmentRun:
         begin = len(trace.sequence)
         self.breaks.append(GraphBreak(told(result), lambda: operate(*fixed[0], **fixed[1]), tuple(kept), begin))
         return _replaced(result, places)
+
+    def _pause(
+        self, trace: RunTrace, copies: Sequence[DeviceCopy], constants: Sequence[DeviceConstant], *, draws: bool
+    ) -> None:  # fmt: skip
+        """Launch what was captured."""
+        self._note_written(trace, draws=draws)
+        self._capture.pause()
+        self.draws.append(draws)
+        self.graphs.append(self._capture.graph())
+        with torch.no_grad():
+            self._launch(copies, constants, self._capture.launcher(), draws=draws)
+
+    # ---------------------------------------------------------------------------------------------------- at an island
+
+    def pause_at_island(
+        self, trace: RunTrace, copies: Sequence[DeviceCopy], constants: Sequence[DeviceConstant], *, draws: bool,
+        generators: Sequence[torch.Generator],
+    ) -> None:  # fmt: skip
+        """Launch what was captured, and keep what the island may write, and draw from."""
+        self._generators = generators
+        self._pause(trace, copies, constants, draws=draws)
+        storages = [one.storage for one in self._outside(trace)]
+        free, _ = torch.cuda.mem_get_info(self._pool.device)
+        if sum(storage.nbytes() for storage in storages) > max(free // 2, MOST_UNDO):
+            raise RefusedError("the body uses more memory before an island than can be kept until it ran")
+        with torch.no_grad():
+            self._undo.keep(storages, ())
+
+    def run_island(self, begin: IslandBegin, function: Callable[..., Any], args: tuple[Any, ...],
+                   kwargs: dict[str, Any], trace: RunTrace, ran: list[Outcome]) -> tuple[Outcome, Any]:  # fmt: skip
+        """Run it, or answer it. What it left goes to the end of ``ran``, whatever comes."""
+        self._island = IslandBreak(function, torch.is_grad_enabled(), begin.before.places)
+        try:
+            self._island.take(args, kwargs, begin.before.values, self._is_pools, self._owners)
+        except LookupError:
+            raise RefusedError(f"{begin.name}() gets a tensor that nobody is known to own") from None
+        beside = [owner.get(self._call.leaves) for owner in self._owners_of(self._outside(trace))]
+        there = [tensor for owners in self._before.tensors.values() for _, tensor in owners]
+        known = {id(one): (one, one._version) for one in there if not one.is_inference()}
+        count = len(ran)
+
+        def note(outcome: Outcome) -> None:
+            ran[count:] = [outcome]
+
+        with self._capture.aside():
+            outcome, result = perform(
+                function, args, kwargs, beside, self.written.generators, begin.before, note
+            )  # fmt: skip
+        note(outcome)
+        self.counted.update({key: one._version - version for key, (one, version) in known.items()})
+        return outcome, result
+
+    def resume_after_island(
+        self, told: str, outcome: Outcome, trace: RunTrace, given: Sequence[torch.Tensor]
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """Go on capturing. Gives the island's result with tensors that it made in their places in the pool, and these
+        alone. ``given``: the tensors that it got."""
+        self._note_written(trace, draws=False)
+        self._undo.keep_only({block.address for block in self.written.blocks})
+        self._copied.clear()  # what the host has may be other values by now
+        self._capture.resume()
+        places: dict[int, torch.Tensor] = {}
+        kept = [self._place(made, places) for made in outcome.made]
+        island, self._island = self._island, None
+        assert island is not None
+        self.breaks.append(GraphBreak(told, _nothing, tuple(kept), len(trace.sequence) - 1, island))
+        self.seen.append(((island.told(), *map(_told, given)), tuple(map(_told, places.values()))))
+        return outcome.among(given, places), list(places.values())
+
+    def _is_pools(self, tensor: torch.Tensor) -> bool:
+        """It lies in the pool. Raises RefusedError for other tensors than replays can give."""
+        if tensor.device != self._pool.device or tensor.layout is not torch.strided or tensor.is_neg():
+            raise RefusedError("an island gets a tensor of another kind, or on another device")
+        is_there = self._pool.find(tensor.untyped_storage().data_ptr())
+        if is_there and tensor.requires_grad:
+            raise RefusedError("an island gets a tensor that needs gradients")
+        return is_there
+
+    def _owners(self, tensor: torch.Tensor) -> list[tuple[Owner, torch.Tensor]]:
+        """Tensors that the caller has on the same memory; where there is none, any that looks like it."""
+        if not tensor.numel():
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            return [(Owner(None, empty), tensor)]
+        known = [one for _, one in self._before.owners(tensor.untyped_storage())]
+        found = [(self._arguments.get(id(one)), one) for one in known]
+        return [(Owner(at, None if at is not None else one), one) for at, one in found]
+
+    def _owners_of(self, externals: Iterable[External]) -> list[Owner]:
+        found = [next(iter(self._owners(one.tensor)), None) for one in externals]
+        return [one[0] for one in found if one is not None]
+
+    def _outside(self, trace: RunTrace) -> list[External]:
+        """Memory that the body used so far and that is not the pool's."""
+        found, pool = [], self._pool
+        for external in trace.externals.values():
+            storage: Any = external.storage
+            if isinstance(storage, torch.UntypedStorage) and storage.device == pool.device:
+                begin = storage.data_ptr()
+                if begin and (pool.is_output(begin) or not pool.find(begin)):
+                    found.append(external)
+        return found
+
+    # ------------------------------------------------------------------------------------------------ memory in between
 
     def _place(self, out: torch.Tensor, places: dict[int, torch.Tensor]) -> torch.Tensor:
         """Memory of the pool for what an operator made, in the capture that begins."""
@@ -138,19 +261,14 @@ class SegmentRun:
         return self._pool.tensor(block, Geometry.of(value)) if block.nbytes else value.detach()
 
     def _note_written(self, trace: RunTrace, *, draws: bool) -> None:
-        blocks: dict[Address, Block] = {}
-        for key, external in trace.externals.items():
-            storage = external.storage
-            if (external.mutation is None and key not in trace.lent) or not isinstance(storage, torch.UntypedStorage):
-                continue
-            begin = storage.data_ptr()
-            if begin and (self._pool.is_output(begin) or not self._pool.find(begin)):
-                blocks[begin] = Block(begin, storage.nbytes())
-        nbytes = sum(block.nbytes for block in blocks.values())
+        written = [one for one in self._outside(trace) if one.mutation is not None or id(one.storage) in trace.lent]
+        blocks = {Block(one.storage.data_ptr(), one.storage.nbytes()) for one in written}
+        nbytes = sum(block.nbytes for block in blocks)
         if nbytes > MOST_UNDO:
             raise RefusedError(f"{nbytes} bytes are written before the host reads a value, and would have to be kept")
         generators = self._capture.generators() if draws or any(self.draws) else []
-        self.written = Written(tuple(blocks.values()), tuple(generators))
+        generators = list({generator_id(one): one for one in (*self._generators, *generators)}.values())
+        self.written = Written(tuple(blocks), tuple(self._owners_of(written)), tuple(generators))
 
     def _launch(
         self, copies: Sequence[DeviceCopy], constants: Sequence[DeviceConstant], launch: Callable[[], None], *,
@@ -162,7 +280,7 @@ class SegmentRun:
         keep(self._undo, pool, self.written)
         if len(self.graphs) == 1:
             assert self.staging is not None
-            copy_in = InputCopies(self.staging).copier()
+            copy_in = InputCopies(_uncounted(self.staging)).copier()
             if copy_in is not None:
                 copy_in(call.leaves)
         self.fill(copies, constants)
@@ -238,3 +356,15 @@ def _replaced(result: Any, places: dict[int, torch.Tensor]) -> Any:
 def keep(undo: Undo, pool: CudaPool, written: Written) -> None:
     """Keep what segments change outside of the pool."""
     undo.keep([pool.storage(block) for block in written.blocks], written.generators)
+
+
+def _uncounted(staging: Staging) -> Staging:
+    """The same buffers, as tensors whose writes nobody counts as the body's."""
+    singles = [
+        evolve(one, tensor=over(one.tensor.untyped_storage(), Geometry.of(one.tensor))) for one in staging.singles
+    ]
+    return evolve(staging, singles=singles)
+
+
+def _nothing() -> None:
+    """Of a break at which an island runs."""

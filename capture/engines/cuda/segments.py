@@ -23,6 +23,7 @@ class SegmentedGraphs(CudaRecording):
     def __init__(self, *args: Any, run: SegmentRun, trunk: list[Told] | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.reads = tuple(one.told for one in run.breaks)
+        self._counted = run.counted
         self._breaks, self._written, self._trunk = run.breaks, run.written, trunk
         self._earlier, self._late = run.graphs, run.late(self._input_copies.device_copies)
         self._segment_draws = (*run.draws, self.draws)
@@ -34,6 +35,10 @@ class SegmentedGraphs(CudaRecording):
             *((one.position, one.block) for one in staged.singles),
             *((tuple(one.members), one.block, one.lead) for one in staged.groups),
         )
+
+    @override
+    def _counted_apart(self, tensor: torch.Tensor) -> int:
+        return self._counted[id(tensor)]
 
     @override
     def _add_copies_to_graph(self, leaves: Sequence[Any]) -> None:
@@ -69,6 +74,8 @@ class SegmentedGraphs(CudaRecording):
     def _segment(self, number: int, launch: Callable[[], None]) -> Step:
         pool, raw_stream = self._pool, cuda.raw_stream
         index, draws, is_last = pool.index, self._segment_draws[number], number == len(self._breaks)
+        follows_island = number > 0 and self._breaks[number - 1].island is not None
+        again = self._input_copies.device_copies if follows_island else []
 
         def run(leaves: Sequence[Any]) -> None:
             if number == 0:
@@ -76,6 +83,8 @@ class SegmentedGraphs(CudaRecording):
                     pool.enter()
                 if self._copy_in is not None:
                     self._copy_in(leaves)
+            for device_copy in again:  # the island may have written what the host has
+                copy_in_late(device_copy, leaves)
             if draws:
                 order_draws(pool.device)
             if is_last:
@@ -99,9 +108,12 @@ class SegmentedGraphs(CudaRecording):
         return found(self._breaks[number].told, result)
 
     def island(self, number: int, leaves: Sequence[Any]) -> IslandCall | None:
-        """See ``SegmentedRecording``. There are none."""
-        del number, leaves
-        return None
+        """See ``SegmentedRecording``."""
+        island = self._breaks[number].island
+        if island is None:
+            return None
+        beside = [owner.get(leaves) for owner in self._written.owners]
+        return island.call(self._pool, leaves, beside, self._written.generators)
 
     def settle(self, number: int, found: Found) -> None:
         """See ``SegmentedRecording``."""

@@ -1,0 +1,39 @@
+"""What an island is called with, as a recording holds it: the same containers, with something else for each tensor."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from capture.key import pytree
+
+
+def template_of(value: Any, stand_in: Callable[[torch.Tensor], Any]) -> Any:
+    """The value with ``stand_in(tensor)`` for each tensor. Objects are not kept alive."""
+    if isinstance(value, torch.Tensor):
+        return stand_in(value)
+    if type(value) is dict:
+        return {key: template_of(one, stand_in) for key, one in value.items()}
+    if pytree.is_namedtuple(type(value)):
+        return type(value)(*[template_of(one, stand_in) for one in value])
+    if type(value) in (tuple, list):
+        return type(value)([template_of(one, stand_in) for one in value])
+    return value if type(value) in pytree.PLAIN_TYPES else weakref.ref(value)
+
+
+def filled(template: Any, kind: type, tensor_of: Callable[[Any], torch.Tensor]) -> Any:
+    """The value again: ``tensor_of(one)`` where the template has one of this kind."""
+    if type(template) is kind:
+        return tensor_of(template)
+    if isinstance(template, weakref.ref):
+        return template()
+    if type(template) is dict:
+        return {key: filled(one, kind, tensor_of) for key, one in template.items()}
+    if pytree.is_namedtuple(type(template)):
+        return type(template)(*[filled(one, kind, tensor_of) for one in template])
+    if type(template) in (tuple, list):
+        return type(template)([filled(one, kind, tensor_of) for one in template])
+    return template
