@@ -1,7 +1,7 @@
 """What the tree of recordings asks of an engine.
 
-An engine owns one ``Pool`` a tree. It runs a body once as a recording, replays it into the same memory, and tells
-where outputs lie. The tree decides what runs when; a backend never does.
+An engine has one ``Pool`` for each tree. It runs a body once as a recording, replays it into the same memory, and tells
+where outputs lie. The tree decides what runs when; an engine never does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Block:
 
 
 _offset, _stride = torch.Tensor.storage_offset, torch.Tensor.stride
-"""As torch has them, whatever stands there while a body is watched: a wrapper costs more than what it looks at."""
+"""torch's own functions, also while a body is watched: the wrappers that are in place then cost more than the look
+itself."""
 
 
 @frozen(kw_only=True)
@@ -70,7 +71,7 @@ class Geometry:
 def _one_of_each(
     dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], conj: bool
 ) -> Geometry:  # fmt: skip
-    """A recording has many tensors of few geometries, and keeps all of them."""
+    """Share equal values: a recording has many tensors of few geometries."""
     return Geometry(dtype=dtype, offset=offset, shape=shape, stride=stride, conj=conj)
 
 
@@ -95,7 +96,9 @@ def on_storage(storage: torch.UntypedStorage, like: Sequence[torch.Tensor]) -> l
     """Tensors like these on another storage, sharing a version counter."""
     one = like[0]
     first = torch.empty(0, dtype=one.dtype, device=one.device)
-    first = first.set_(storage, one.storage_offset(), one.shape, one.stride()).data  # as one that nobody wrote yet
+    first = first.set_(
+        storage, one.storage_offset(), one.shape, one.stride()
+    ).data  # with the version of a tensor that nobody wrote yet
     others = views_of(first, [Geometry.of(other) for other in like[1:]])
     return [first.conj() if one.is_conj() else first, *others]
 
@@ -110,10 +113,11 @@ class Input:
     """Leaves of one group share memory and are staged together."""
     managed: Block | None = None
     is_bound: bool = False
-    """A static one that may be elsewhere in every call: see ``Recording.bind_inputs``."""
+    """Static, but it may lie elsewhere in every call: see ``Recording.bind_inputs``."""
     is_apart: bool = False
-    """A static one on whose memory Python state holds tensors, too: the body sees it through a storage of its own, so
-    that what it reads as the one is told from what it reads as the other. They may part in later calls."""
+    """Static, on memory on which Python state holds tensors, too. The body sees it through a storage of its own, so
+    that its accesses to the argument and to the state can be told apart: in later calls they may lie on different
+    memory."""
 
 
 @frozen(kw_only=True)
@@ -133,7 +137,7 @@ class Move:
     before: Address
     tensor: torch.Tensor
     was: torch.Tensor | None = None
-    """The tensor object it was, where it is Python state."""
+    """The tensor object that it was before, for a tensor in Python state."""
 
 
 @frozen(eq=False)
@@ -143,11 +147,11 @@ class Refusal:
     reason: str
     kernel: str | None = None
     lasting: bool = True
-    """It says something about the body: another recording of it cannot either."""
+    """It follows from the body: no other recording of it can be bound either."""
     environment: bool = False
-    """No recording of this process can."""
+    """It follows from the process: none of its recordings can be bound."""
     paths: tuple[str, ...] = ()
-    """The tensors it is about; all that moved, if empty."""
+    """The tensors it is about; empty: all that moved."""
 
 
 @frozen(eq=False)
@@ -159,7 +163,7 @@ class OwnedOutput:
     geometries: tuple[Geometry, ...]
     places: list[Any]
     number: int
-    """Its place."""
+    """The number of its place."""
 
 
 @define(eq=False)
@@ -172,33 +176,33 @@ class IslandCall:
     grad: bool
     """The grad mode that the body called it in."""
     lent: Sequence[tuple[Block, torch.UntypedStorage]] = ()
-    """Memory of the pool among it. A storage that outlives the function was kept."""
+    """Parts of the pool among its arguments. A storage that outlives the call was kept by the function."""
     beside: Sequence[torch.Tensor] = ()
-    """The caller's tensors that segments write: the function may write them, too."""
+    """Tensors of the caller that segments write: the function may write them, too."""
     generators: Sequence[torch.Generator] = ()
-    """What it may draw from."""
+    """Generators that it may draw from."""
     before: Before = field(factory=Before)
-    """What it finds in Python."""
+    """Python state that it finds changed."""
 
     def forget(self) -> None:
-        """It has run."""
+        """The function has run: drop its arguments."""
         self.args, self.kwargs, self.lent, self.before = (), {}, (), Before()
 
 
 @frozen(eq=False)
 class Found:
-    """What the host found at a break, in one call."""
+    """What the host read at a break, in one call."""
 
     told: str
     """See ``Facts.reads``."""
     made: Sequence[Any] = ()
-    """What the operator gave, for the recording that goes on."""
+    """What the operator returned, for the recording that goes on."""
     value: Any = None
-    """What was read, where the body returns it."""
+    """The value that was read, if the body returns it."""
 
 
 def found(recorded: str, result: Any) -> Found:
-    """What an operator told at a break, where this was ``recorded``."""
+    """What an operator returned at a break, when this was ``recorded``."""
     if recorded.startswith(RETURNED):
         return Found(recorded, value=result)
     return Found(read_text(result), tensors_out(result))
@@ -213,7 +217,7 @@ class Recording(Protocol):
     copied_paths: frozenset[str]
     """Tensors of Python state that are copied before every replay."""
     copied_inside: int
-    """Inputs that the recorded graph itself copies, from wherever a call has them."""
+    """Number of inputs that the graph itself copies, from wherever a call has them."""
     replay: Callable[[Sequence[Any]], None]
     """Copy the copied inputs in, run, copy mutated ones back. Called with this call's leaves, as in ``Input``. One with
     breaks runs segment by segment instead."""
@@ -223,7 +227,7 @@ class Recording(Protocol):
 
     @property
     def order(self) -> str:
-        """How its kernels are ordered, where another order than the recorded one was looked for; else empty."""
+        """In which order its kernels run, if another order than the recorded one was looked for; else empty."""
 
     @property
     def rebinds_tensors(self) -> bool:
@@ -256,13 +260,15 @@ class Recording(Protocol):
         replay; None if every replay does."""
 
     def avoid(self, block: Block) -> bool:
-        """Write nothing in this part of the pool from now on. False if the engine cannot tell, or has to."""
+        """Write nothing in this part of the pool from now on. False if the engine cannot tell, or has to write
+        there."""
 
     def schedule(self) -> Schedule | None:
-        """Which operators need the results of which others; None where the engine does not know, as on CUDA."""
+        """Which operators need the results of which others; None where the engine does not know that, as on CUDA."""
 
     def was_stopped(self) -> bool:
-        """One of the body's operators raised in the last replay; what came before it has happened. Told once."""
+        """One of the body's operators raised in the last replay; those before it have run. True once for each such
+        replay."""
 
     def answers(self, error: BaseException, leaves: Sequence[Any]) -> Any:
         """After ``was_stopped`` in a call on these leaves: a watch under which the body, run with the call's own
@@ -280,19 +286,19 @@ class SegmentedRecording(Recording, Protocol):
         """Keep what its segments change before the last break, and the caller can see."""
 
     def segment(self, number: int) -> Callable[[Sequence[Any]], None]:
-        """Runs it. The first one copies inputs in, the last one copies mutated ones back."""
+        """Run it. The first segment copies inputs in, the last one copies mutated ones back."""
 
     def meet(self, number: int, leaves: Sequence[Any]) -> Found:
         """Do at a break what the host did there."""
 
     def island(self, number: int, leaves: Sequence[Any]) -> IslandCall | None:
-        """What runs at a break in the place of ``meet``; None where the host reads."""
+        """The island at a break, to be called in the place of ``meet``; None for any other break."""
 
     def settle(self, number: int, found: Found) -> None:
-        """It is this recording that goes on from there, with what was ``made``."""
+        """This recording goes on from there, with what the break's operator ``made``."""
 
     def note_returned(self, read: Mapping[int, Any]) -> None:
-        """What was read at its breaks in a call that an operator stopped, for ``answers``."""
+        """Values that were read at its breaks in a call that an operator ended by raising, for ``answers``."""
 
     def joins(self, other: Any, breaks: int) -> bool:
         """Up to this number of breaks, both do the same with the same memory, so that each may go on where the other
@@ -315,14 +321,14 @@ class Recorded:
     layout: Any = None
     """The pool as the recording left it, for ``Pool.restore``."""
     parts: tuple[tuple[Literal["create", "instantiate"], float, int], ...] = ()
-    """Parts of the work that are worth an event of their own: kind, milliseconds, bytes."""
+    """Parts of the work that have an event of their own: kind, milliseconds, bytes."""
     stopped: bool = False
     """The engine itself stopped the body."""
     followed: Literal["no", "yes", "unsuited", "differs"] = "no"
     """The run was expected to be what a watched run was, on state outside of the pool. ``unsuited``, ``differs``: there
     is no recording, and the caller asks for one without expectations; only ``differs`` says something of the body."""
     parted: SequenceChange | Drift | None = None
-    """Where a run that ``differs`` took another way than the watched one."""
+    """Where a run that ``differs`` left the watched run's way."""
     transient: bool = False
     """The failure says nothing about the body: memory ran out."""
 
@@ -331,7 +337,7 @@ class Pool(Protocol):
     """The memory all recordings of one tree share."""
 
     free_between_recordings: bool
-    """Nothing is taken between recordings, so that each has to restore its layout first."""
+    """No memory of it is taken between recordings, so that each has to restore its layout first."""
 
     def find(self, address: Address) -> bool:
         """The address lies in the pool."""
@@ -372,10 +378,10 @@ class Pool(Protocol):
         """Fill everything but these blocks with bytes that read as NaN."""
 
     def enter(self) -> None:
-        """What follows on the current stream comes after the last replay, and the next one after that."""
+        """Order what follows on the current stream after the last replay, and the next replay after that."""
 
     def used(self) -> list[tuple[Block, torch.UntypedStorage]]:
-        """What of a run that was no recording is still used."""
+        """The blocks of a run without a recording that are still used."""
 
     def before_eager(self) -> Callable[[], None] | None:
         """To be called before eager code runs on the stream that recordings are made on. It outlives the pool."""
@@ -388,7 +394,7 @@ class LiftedNumbers(Protocol):
     """Those that are exponents, for some of which there are kernels: whole ones are no others than they were."""
 
     def put(self, values: Sequence[float]) -> None:
-        """Of the replay to come."""
+        """Set them for the next replay."""
 
 
 class Backend(Protocol):
@@ -397,15 +403,16 @@ class Backend(Protocol):
     name: str
     """``cpu``, ``cuda:0``."""
     has_own_memory: bool
-    """The device has memory beside the host's."""
+    """The device has memory of its own."""
     executes_recording_runs: bool
-    """A recording run of a body that ran before is a call. Else it only captures one, which a replay makes happen."""
+    """A recording run of a body that ran before executes it, so that it is a call. If False it only captures, and a
+    replay makes the call."""
     rebinds_to_pool: bool
-    """``Recording.rebind`` takes any tensor, one that lies in the pool as well."""
+    """``Recording.rebind`` takes tensors in the pool as well."""
     breaks_at_reads: bool
-    """It records bodies in which the host reads values."""
+    """Bodies in which the host reads values can be recorded."""
     runs_islands: bool
-    """And those that call functions which run eagerly in every replay."""
+    """So can those that call functions which run eagerly in every replay."""
     lifts_numbers: bool
     """``lift`` may find something."""
     owns_in_place: bool
@@ -413,10 +420,10 @@ class Backend(Protocol):
 
     @property
     def rebinds_tensors(self) -> bool:
-        """Recordings can be pointed at other addresses, unless something about them says otherwise."""
+        """Recordings can be pointed at other addresses, unless something in them forbids it."""
 
     def memory_bytes(self) -> int:
-        """Memory of the device."""
+        """Bytes of the device's memory."""
 
     def new_pool(self) -> Pool:
         """An empty pool."""
@@ -428,7 +435,7 @@ class Backend(Protocol):
         the one and in the other."""
 
     def in_capture(self) -> bool:
-        """Somebody else records what this thread does now: a call is to become part of that."""
+        """Somebody else captures what this thread does now: a call becomes part of that capture."""
 
     def record(
         self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False,

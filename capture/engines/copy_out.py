@@ -12,7 +12,7 @@ from capture.torch_private import capabilities
 
 
 class OutputCopies:
-    """Copies of outputs: with one operator where they lie densely, else storage by storage, which is 24 us each."""
+    """Copies of outputs: one operator for a dense storage; else storage by storage, at 24 us each."""
 
     def __init__(self, pool: Pool, outputs: Sequence[OwnedOutput]) -> None:
         self._guard = pool.device_guard
@@ -31,7 +31,7 @@ class OutputCopies:
             self._sources.append(like)
 
     def __call__(self) -> None:
-        """Make them, and leave them in their places."""
+        """Make the copies, and put them into their places."""
         guard = self._guard() if self._dense else None
         with torch.no_grad():
             if guard is None:
@@ -45,7 +45,7 @@ class OutputCopies:
         if targets:
             capabilities.copy_all(targets, self._sources)
         for (output, _), target in zip(self._dense, targets, strict=True):
-            output.places[output.number] = target.data  # its version counter knows of no write, as eager's
+            output.places[output.number] = target.data  # with a version counter that has seen no write, as eager's
         for output, tensors in self._others:
             made = on_storage(tensors[0].untyped_storage().clone(), tensors)
             output.places[output.number] = made if len(made) > 1 else made[0]

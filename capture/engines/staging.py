@@ -1,7 +1,7 @@
-"""Own buffers in the pool for copied inputs, and fresh aliases for managed ones. Every engine uses it.
+"""Buffers in the pool for inputs that are copied, and fresh aliases for managed ones. Used by every engine.
 
-A buffer has its input's strides and its address modulo 64, so that kernels take the same paths as in eager. Inputs
-that share memory, or whose own elements do, are staged as the bytes they span.
+A buffer has its input's strides and its address modulo 64, so that kernels take the same code paths as in eager calls.
+Inputs that share memory, or whose own elements do, are staged as the bytes they span.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from capture.engines.base import Block, Geometry, Input
 from capture.key.tensor_meta import same_bits, span_bytes
 from capture.state.call import Call
 
-_set = torch.Tensor.set_  # torch's own, whatever stands there while a body is watched
+_set = torch.Tensor.set_  # torch's own, also while a body is watched
 
 ALIGNMENT = 64  # bytes; what torch's CPU allocator gives, and a divisor of what its CUDA allocator gives
 
@@ -25,10 +25,10 @@ class StagingPool(Protocol):
     """The part of a pool that staging needs."""
 
     def storage(self, block: Block) -> torch.UntypedStorage:
-        """A fresh storage over a block."""
+        """A new storage over a block."""
 
     def overlay(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Another storage over the memory of a caller's, which has to outlive it."""
+        """Another storage over a caller's memory, which has to outlive it."""
 
     def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
         """A free block and the storage that holds it."""
@@ -125,7 +125,7 @@ class Staging:
             group.back = group.back and not written.isdisjoint(group.members)
 
     def lend(self, storages: Set[int]) -> None:
-        """Buffers among these storages, by ``id``, went to code that may write them without a word."""
+        """Buffers on these storages, by ``id``, were handed to code that may write them unseen."""
         for single in self.singles:
             single.lent = not single.back and id(single.tensor.untyped_storage()) in storages
         for group in self.groups:

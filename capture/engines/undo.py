@@ -1,4 +1,5 @@
-"""What segments of a recording change outside of the pool, as it was before: for a call that stops between two."""
+"""The former contents of what segments of a recording change outside of the pool, for a call that stops between two of
+them."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ copies would be made in every replay."""
 
 @define(eq=False)
 class Undo:
-    """Contents of storages and states of generators."""
+    """Former contents of storages, and states of generators."""
 
     _contents: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = field(factory=dict)
     """By address."""
     _states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
 
     def keep(self, storages: Iterable[torch.UntypedStorage], generators: Iterable[torch.Generator]) -> None:
-        """Keep what is not kept yet. Segments that ran so far have not touched it."""
+        """Keep the contents that are not kept yet. The segments that ran so far have not touched these."""
         for storage in storages:
             if storage.data_ptr() not in self._contents and storage.nbytes():
                 self._contents[storage.data_ptr()] = storage, storage.clone()
@@ -33,7 +34,7 @@ class Undo:
         self._contents = {address: kept for address, kept in self._contents.items() if address in addresses}
 
     def put_back(self) -> None:
-        """Nothing of what ran has happened."""
+        """Restore everything."""
         for storage, contents in self._contents.values():
             storage.copy_(contents, False)
         for generator, state in self._states:

@@ -1,7 +1,7 @@
-"""A call of a model that AOTInductor compiled, one operator of a watched body.
+"""A call of a model that AOTInductor compiled, as one operator of a watched body.
 
-A loaded package is an opaque call: no dispatch mode sees all it runs. While a body is watched, the loader's methods are
-stood in for by ``capture::run_package``, which an engine records as it does any other operator.
+No dispatch mode sees everything that a loaded package runs. While a body is watched, the loader's methods are replaced
+by ``capture::run_package``, which an engine records like any other operator.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Package:
     on_device: bool
     entry: EntryPoint
     has_run: bool = False
-    """It ran eagerly with the constants it has now: its first run folds constants and waits for the device."""
+    """It ran eagerly with its present constants: a package's first run folds constants and waits for the device."""
     written: set[int] = field(factory=set)
     """Positions of the inputs that a watched run wrote."""
     users: weakref.WeakValueDictionary[int, Annotation] = field(factory=weakref.WeakValueDictionary)
@@ -61,18 +61,19 @@ Geometry = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 _known: weakref.WeakKeyDictionary[Any, Package] = weakref.WeakKeyDictionary()
 _numbered: weakref.WeakValueDictionary[int, Package] = weakref.WeakValueDictionary()
 _watched: dict[int, HigherOrderMode] = {}
-"""The watch of a body, by its thread."""
+"""The watch of a body, by the thread that runs it."""
 _start_over: list[Callable[[Sequence[Annotation]], None]] = []
 
 
 def when_updated(start_over: Callable[[Sequence[Annotation]], None]) -> None:
-    """Call this for the functions whose recordings hold constants that a package has no more."""
+    """Call ``start_over`` with the functions whose recordings hold constants that a package has replaced."""
     _start_over.append(start_over)
 
 
 @contextlib.contextmanager
 def packages(watch: HigherOrderMode, user: Annotation, *, keep_undo: bool) -> Iterator[None]:
-    """In this thread, in the block, each call of a package is an operator. ``keep_undo``: note first what it writes."""
+    """In the block and in this thread, each call of a package is an operator. ``keep_undo``: first keep the contents of
+    what it writes."""
     plain = _plain()
     if plain is None:
         yield
@@ -80,7 +81,7 @@ def packages(watch: HigherOrderMode, user: Annotation, *, keep_undo: bool) -> It
     thread, before = threading.get_ident(), (Loader.run, Loader.boxed_run)
 
     def run(loader: Any, inputs: Sequence[torch.Tensor], *rest: Any, **named: Any) -> Any:
-        if threading.get_ident() != thread or rest or named:  # on a stream of the caller's choice
+        if threading.get_ident() != thread or rest or named:  # the caller names a stream
             return before[0](loader, inputs, *rest, **named)
         return _see(watch, user, loader, list(inputs), keep_undo=keep_undo)
 
@@ -143,7 +144,7 @@ _views = _Views()
 
 
 def _apart(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Memory that outputs share, once and whole: an engine takes results of one operator for apart."""
+    """Clone memory that outputs share, once and whole: an engine expects the results of one operator to be separate."""
     input_addresses = {one.untyped_storage().data_ptr() for one in inputs}
     at = [one.untyped_storage().data_ptr() for one in outputs]
     parts: list[torch.Tensor] = []
@@ -161,7 +162,7 @@ def _apart(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> l
 
 
 def _together(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The package's outputs: those that share memory as views of it, which a watch sees."""
+    """The package's outputs, those that share memory as views of one tensor, so that a watch sees it."""
     outputs = []
     for index, geometry in _views.last:
         if geometry is None:
@@ -233,7 +234,7 @@ def _of(loader: Any) -> Package:
 
 @functools.cache
 def _watch_updates() -> None:
-    """From now on a package that gets other constants is noticed: kernels of a recorded graph know the old ones."""
+    """From now on notice when a package gets other constants: kernels of a recorded graph use the old ones."""
     for name in UPDATES:
         setattr(Loader, name, _updating(getattr(Loader, name), name))
 

@@ -1,4 +1,4 @@
-"""Notes of breaks: where the host reads values in a way that no operator tells of, and where an island runs."""
+"""Notes of breaks: reads by the host without an operator, and islands."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _NOTHING = contextlib.nullcontext()
 
 @define(eq=False)
 class IslandBegin:
-    """What is known of an island that is about to run."""
+    """The state before an island runs."""
 
     name: str
     where: CodeLocation | None
     obstacle: str | None = None
     fix: str = ""
     before: islands.Before = field(factory=islands.Before)
-    """What the body changed in Python, and the island finds."""
+    """What the body changed in Python, as the island finds it."""
     versions: dict[int, int | str] = field(factory=dict)
-    """Of memory that the body used so far, by ``id`` of the storage."""
+    """Versions of the memory that the body used so far, by ``id`` of the storage."""
 
 
 class BreakNotes(RunNotes):
-    """What is noted where the host reads values, and around islands."""
+    """Notes values that the host reads, and what islands do."""
 
     def read_on_host(
         self, name: str, tensor: torch.Tensor, read: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Code reads values in a way that no operator tells of. Gives what it read."""
+        """Code reads values without an operator. Gives what it read."""
         if self._is_reading or self.is_aside or self.fault is not None or self.looks_away:
             return read(tensor, *args, **kwargs)
         reader = host_values.told_by(name, tensor)
-        self._is_reading = True  # what it is made of is read with it
+        self._is_reading = True  # operators that the read itself runs are not noted
         self.quietly(self._note_reading)(name, tensor if reader is not None else None)
         try:
             with _NOTHING if reader is None else unseen():
@@ -104,7 +104,7 @@ class BreakNotes(RunNotes):
         return islands.perform(function, args, kwargs, generators=drawn, before=begin.before)
 
     def begin_island(self, begin: IslandBegin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An island is about to run: what stands in the way of a recording, as far as that is known before it."""
+        """An island is about to run: note what would make a recording impossible, as far as it shows beforehand."""
         try:
             islands.check_arguments((args, kwargs), self.is_of_every_call)
         except islands.UnsuitedError as unsuited:
@@ -124,8 +124,8 @@ class BreakNotes(RunNotes):
                 self.trace.undo.append((external.tensor, external.storage.clone()))
 
     def is_of_every_call(self, value: Any) -> bool:
-        """The object is the one that each call with this key has in its place, as it is reached from the receiver, from
-        globals and the like: a guard sees to that where code names it. Arguments may be others in each call."""
+        """Each call with this key has the same object in this place: it is reached from the receiver, from globals and
+        the like, where a guard checks it. Arguments may be other objects in each call."""
         for source, one in list(self.before.sources.values()):
             if one is value:
                 root = [*source.chain()][-1]
@@ -168,7 +168,7 @@ class BreakNotes(RunNotes):
         self.end_at_island(begin, obstacle, outcome, args, kwargs, results)
 
     def note_shared_state(self, paths: list[str]) -> None:
-        """Places that an island changed, and the body, too: which of both did what is not known."""
+        """Note places that both the island and the body changed: it is not known which of them did what."""
         if paths and self.trace.islands:
             told = f"changes {paths[0]}, which the body changes, too"
             self.trace.islands = [evolve(one, obstacle=told, fix="order") for one in self.trace.islands]

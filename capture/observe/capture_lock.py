@@ -17,13 +17,13 @@ PATIENCE = 5.0  # seconds to wait for it where its holder may itself be waiting 
 
 
 def locked(function: Callable[..., Result], *arguments: Any) -> Result:
-    """The function's result, while no other thread watches or records. A ``with`` block may be left without the lock's
-    being given back: a signal comes between any two steps of Python."""
+    """Call the function while no other thread watches or records. Not a context manager: a signal between two steps of
+    Python could leave the lock held."""
     result: Result = native.locked(capture_lock, function, arguments)
     return result
 
 
 @forks.in_child
 def _free() -> None:
-    """Its holder may be a thread that the child does not have."""
+    """In a child: the lock's holder may be a thread that does not exist there."""
     forks.free(capture_lock)

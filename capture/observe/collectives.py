@@ -1,4 +1,4 @@
-"""What operators of ``torch.distributed`` do that their schemas do not say."""
+"""What operators of ``torch.distributed`` do that their schemas do not tell."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _ALL_WAIT = (
 
 
 def communicates(namespace: str, base: str) -> bool:
-    """Ranks exchange something, and each has to run it as often as the others."""
+    """Ranks exchange something, so that each has to run the operator as often as the others."""
     return namespace in NAMESPACES and base not in _LOCAL
 
 
 def writes_first(namespace: str, base: str) -> bool:
-    """The operator writes its first argument without a word in its schema: all of ``c10d`` do but a few."""
+    """The operator writes its first argument, although its schema does not say so: all but a few of ``c10d`` do."""
     return namespace == "c10d" and base not in _WRITE_NOTHING
 
 
 def waits_for_all(base: str) -> bool:
-    """No rank is done before every rank of the group has begun."""
+    """No rank completes it before every rank of the group has begun."""
     return base.startswith(_ALL_WAIT)
 
 
 def group_name(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Name of the process group a collective is of; empty where there is none to be had."""
+    """Name of the collective's process group; empty where it cannot be found."""
     given = [*zip((one.name for one in op._schema.arguments), args, strict=False), *kwargs.items()]
     for name, value in given:
         if name == "group_name":
@@ -71,7 +71,7 @@ def registers_segments() -> bool:
 
 
 def finished(op: Any, namespace: str, result: Any) -> Any:
-    """The result of a collective once it is there."""
+    """The result of a collective, once it is complete."""
     if namespace == "c10d":
         work = result[-1] if isinstance(result, (tuple, list)) else result
         if wait_for_work is not None and isinstance(work, torch.ScriptObject):
@@ -83,13 +83,14 @@ def finished(op: Any, namespace: str, result: Any) -> Any:
 
 
 def finish(*tensors: torch.Tensor) -> None:
-    """Tensors are about to be read that a collective before the call may still be making."""
+    """Wait for collectives that began before the call and write tensors which are read next."""
     for tensor in tensors if groups_exist() else ():
         wait_for_tensor(tensor)
 
 
 def finish_kept(values: Iterable[Any]) -> None:
-    """Before a capture ends: it has to wait for all that it began, also where the body leaves that to its caller."""
+    """Before a capture ends, wait for everything that it began, also where the body leaves the waiting to its
+    caller."""
     for value in values if groups_exist() else ():  # opening an asynchronous one waits for it
         finish(*[leaf for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)])
 

@@ -1,6 +1,6 @@
-"""What one watched run was, in live parts: tensors that it read, leaves and effects that it left.
+"""The live parts of one watched run: tensors that it read, and leaves and effects that it left.
 
-The facts beside them are plain data; these hold the run's own tensors, for as long as a recording is made of it.
+The facts beside them are plain data; these parts hold the run's own tensors until a recording is made of it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from capture.state.source import Source
 
 LeafKind = Literal["fresh", "input", "input-view", "static", "static-view", "python", "foreign"]
 MADE: tuple[LeafKind, ...] = ("fresh", "input-view", "static-view")
-"""Tensors that the body made, whosever memory they are on."""
+"""Kinds of tensors that the body made, also on memory of the caller."""
 
 
 @frozen(eq=False)
 class ImplicitInput:
-    """An implicit input: the places that hold the tensor (empty: nobody known), and its memory.
-
-    ``also``: places that hold other tensors on the same memory.
+    """An implicit input: the places that hold the tensor (empty: none is known), and its memory. ``also``: places that
+    hold other tensors on the same memory.
     """
 
     path: str
@@ -56,13 +55,13 @@ class KeptEffect:
 
 @define
 class DescribedRun:
-    """Facts of a watched run, and its live parts."""
+    """The facts of a watched run, and its live parts."""
 
     facts: Facts
     implicit: list[ImplicitInput] = field(factory=list)
     outputs: list[KeptLeaf] = field(factory=list)
     effects: list[KeptEffect] = field(factory=list)
     guarded: list[ImplicitInput] = field(factory=list)
-    """Tensors that the body can reach and that kernels which cannot be seen may use: they must not move either."""
+    """Tensors that the body can reach and that kernels of unknown memory may use: they must not move either."""
     unread: frozenset[str] = frozenset()
-    """Paths of inputs that no operator got: they are handed on, or not used at all."""
+    """Paths of inputs that no operator got: they are returned, or not used."""

@@ -49,19 +49,19 @@ class ObserveMode(BreakNotes):
     @classmethod
     @override
     def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would import its compiler (1.1 s) to keep it from tracing the mode
+        return False  # otherwise torch imports its compiler (1.1 s), to keep it from tracing the mode
 
     @classmethod
     @override
     def ignore_compile_internals(cls) -> bool:
-        return True  # else compiled functions inside the body would run their original code
+        return True  # otherwise compiled functions inside the body would run their original code
 
     def execute(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator; a recorder replaces this."""
         return self.operate(looked_up(op)[1], args, kwargs)
 
     def operate(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator itself: what it raises is the body's."""
+        """Run the operator itself: an exception in here is the body's."""
         try:
             result = function(*args, **kwargs)
         except BaseException as error:
@@ -94,7 +94,7 @@ class ObserveMode(BreakNotes):
     def _watch(self, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the operator and note it."""
         if not (types and TENSORS.issuperset(types)) and any(map(is_wrapper, types)):
-            return NotImplemented  # it opens itself: its operators on plain tensors come next
+            return NotImplemented  # it opens itself: its operators on plain tensors are dispatched next
         known = None if self.looks_away or self._arrays else plain.get(id(op))
         inputs = None if known is None or only_shapes() else plain_inputs(args, kwargs)
         if known is None or inputs is None:
@@ -142,7 +142,9 @@ class ObserveMode(BreakNotes):
         if op_traits.metadata == "storage" and len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
             op, args = operator_schema.with_tensor(args)
             op_traits = traits(op)
-        if op_traits.base == "_efficientzerotensor":  # zeros without memory, as in the backward pass of ``sgn``
+        if (
+            op_traits.base == "_efficientzerotensor"
+        ):  # a tensor of zeros without memory, as in the backward pass of ``sgn``
             op, trace.plain = torch.ops.aten.zeros.default, False
             op_traits = traits(op)
         if op_traits.unseen or self.looks_away or only_shapes():
@@ -231,7 +233,7 @@ class ObserveMode(BreakNotes):
             self.trace.cpu_work.setdefault(id(at), (op.name, at))
         elif crossing and op.base in ("_to_copy", "copy_", "copy"):
             onto = torch.device(target) if target is not None else inputs[0].device
-            if onto.type == "cpu":  # the other way round the engine keeps a copy on the device up to date
+            if onto.type == "cpu":  # in the other direction the engine keeps a copy on the device up to date
                 self.note_sync(op.name)
 
     def told(self, op: OperatorTraits, result: Any) -> str:
@@ -253,14 +255,15 @@ class ObserveMode(BreakNotes):
                 self.trace.reshaped.append(_shape_of(tensor))
 
     def _is_address(self, number: int) -> bool:
-        """It lies in memory that is the caller's."""
+        """The number is an address of the caller's memory."""
         if number < _LEAST_ADDRESS:
             return False
         given = [leaf.untyped_storage() for _, leaf in self._given() if leaf.layout is torch.strided]
         return any(begin <= number < end for begin, end in map(memory_of, (*self.before.storages, *given)))
 
     def _see_addresses(self, op: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Memory that operators get by numbers. A copy of an argument lies elsewhere, with nothing beside it."""
+        """Note memory that operators reach by offsets in a storage. A copy of an argument lies elsewhere, with no other
+        data around it."""
         if op.reaches:
             seen = torch.as_strided(*args, **kwargs) if op.base == "as_strided_copy" else result
             given = [leaf for _, leaf in self._given() if storage_of(leaf) is storage_of(seen)]
@@ -277,13 +280,13 @@ class ObserveMode(BreakNotes):
         return inputs[0] if made_here else None
 
     def _is_lent(self, tensor: torch.Tensor) -> bool:
-        """A CPU tensor on memory of somebody else's, such as an array."""
+        """A CPU tensor on memory that does not belong to torch, such as an array's."""
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or self._is_known(tensor):
             return False
         return not tensor.untyped_storage().resizable()
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
-        """Made by the body itself of what it knows, as far as operators tell."""
+        """Made by the body from constants alone, as far as operators show."""
         return self.made(tensor) or not self._is_known(tensor)
 
     def _is_known(self, tensor: torch.Tensor) -> bool:

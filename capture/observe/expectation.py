@@ -1,8 +1,8 @@
-"""A recording run of which a watched run told everything already.
+"""What a recording run has to do again, if a watched run has already told everything about it.
 
-Most recordings come right after a watched run of the same key. Such a run has to be the same again: the same operators
-with the same Python values on memory that is known. Then the facts of the watched run hold for it, and only the
-tensors have to be found. Whatever is special about a body is looked at in full, in every run.
+Most recordings come right after a watched run of the same key and have to equal it: the same operators with the same
+Python values on known memory. Then the facts of the watched run hold for the recording, and only its tensors have to be
+found. A body with anything special in it is looked at in full in every run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Expectation:
 
 
 def expected(watched: ObservedRun, described: DescribedRun) -> Expectation | None:
-    """What recordings may follow; None where something about the body asks for a full look."""
+    """What recordings have to do again; None where the body has to be looked at in full."""
     facts, trace = described.facts, watched.watch.trace
     special = (
         facts.host_syncs, facts.host_work, facts.subclasses, facts.opaque, facts.gradients, facts.escapes, facts.drifts,
@@ -77,7 +77,7 @@ def _guard(tensors: list[torch.Tensor]) -> Callable[..., bool]:
 
 
 def find_implicit(before: Snapshot, wanted: Expectation) -> list[ImplicitInput] | None:
-    """The implicit inputs as they are now; None if one is no tensor, of another kind, or shares memory."""
+    """The implicit inputs as they are now; None if one is not a tensor, is of another kind, or shares memory."""
     implicit = []
     for path in wanted.implicit:
         source, tensor = before.sources.get(path, (None, None))

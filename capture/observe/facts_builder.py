@@ -49,8 +49,8 @@ _OWNERS: dict[str, Owner] = {
     "parameter": "parameter", "buffer": "buffer", "attribute": "attribute", "closure": "closure", "global": "global",
     "item": "item", "root": "argument",
 }  # fmt: skip
-_SHOWN = 60  # characters of a value
-_LETTING_GO = 0.2  # seconds that threads which communicate may hold what they have sent
+_SHOWN = 60  # characters of a value that are shown
+_LETTING_GO = 0.2  # seconds that threads of a process group may hold tensors that they have sent
 
 
 def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
@@ -72,8 +72,10 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     gradients = gradient_uses.uses(watched, classify.argument, kept)
     obstacles = gradient_uses.obstacles(watched, classify.argument, outputs, effects) if gradients else []
     given = {id(value) for source, value in watched.before.sources.values() if source.kind == "root"}
-    opaque = _opaque_outputs([leaf for leaf in outputs if id(leaf.value) not in given])  # those are handed back
-    elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # explained by other facts
+    opaque = _opaque_outputs(
+        [leaf for leaf in outputs if id(leaf.value) not in given]
+    )  # roots are the caller's, and only handed back
+    elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # other facts explain these
     left = [] if elsewhere else _escapes(watched, kept_storages)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
     accelerators = [device for device in trace.devices if not device.startswith(("cpu", "meta"))]
@@ -112,7 +114,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
 
 
 def _held_twice(watched: ObservedRun) -> list[OpaqueLeaf]:
-    """Containers among the arguments that Python state holds, too, and that the body changes in one of both ways."""
+    """Containers among the arguments that Python state holds, too, and that the body changes by one of the two ways."""
     changed = [change.source for change in watched.changed]
     if not changed:
         return []
@@ -150,9 +152,9 @@ def _escapes(watched: ObservedRun, kept: set[int]) -> list[Produced]:
 
 
 def _note_versions(watched: ObservedRun) -> None:
-    """Writes that no schema announced but the version counter shows."""
+    """Note writes that show in a version counter although no schema announced them."""
     for tensor, version in watched.versions:
-        if tensor._version == version or tensor.layout is not torch.strided:  # a sparse one is reported as such
+        if tensor._version == version or tensor.layout is not torch.strided:  # a sparse tensor is reported as such
             continue
         storage = tensor.untyped_storage()
         external = watched.watch.trace.externals.setdefault(id(storage), External(tensor, storage, None))
@@ -161,7 +163,7 @@ def _note_versions(watched: ObservedRun) -> None:
 
 
 class Classifier:
-    """Tells whose memory a tensor is on, after the run."""
+    """Tells, after the run, on whose memory a tensor lies."""
 
     def __init__(self, watched: ObservedRun, arguments: Sequence[tuple[str, Any]]) -> None:
         self._watched = watched
@@ -173,17 +175,17 @@ class Classifier:
         self._replaced = {change.source.path for change in watched.changed}
         changed = [one for one in watched.changed if not one.container or one.members is not None]
         left = [watched.result, *[one.after for one in changed]]
-        if watched.watch.trace.has_checkpoints:  # to look at what their graphs saved would run them again
+        if watched.watch.trace.has_checkpoints:  # reading what their graphs saved would run those blocks again
             left = []
         tensors = [leaf for value in left for _, leaf in result_leaves(value) if isinstance(leaf, torch.Tensor)]
         self._untold = UnattributedMemory(watched.before, tensors)
 
     def implicit(self) -> list[ImplicitInput]:
-        """External memory that is no argument's."""
+        """Memory from outside the body that belongs to no argument."""
         inputs: list[ImplicitInput] = []
         for key, external in self._watched.watch.trace.externals.items():
             if external.tensor.layout is not torch.strided or external.tensor.is_nested:
-                continue  # has no memory to own; reported as such
+                continue  # it has no memory, and is reported as such
             if key in self._arguments:
                 if external.mutation is not None:
                     inputs += self._beside_arguments(key, external)
@@ -213,7 +215,7 @@ class Classifier:
         return ImplicitInput(source.path, same, external, tuple(one for one in owners if one[1] is not tensor))
 
     def _owners(self, storage: torch.UntypedStorage) -> list[tuple[Source, torch.Tensor]]:
-        """Places that hold a tensor on this memory, those first that the body leaves as they are."""
+        """Places that hold a tensor on this memory. Those that the body does not change come first."""
         return sorted(self._watched.before.owners(storage), key=lambda one: one[0].path in self._replaced)
 
     def handed_on(self, kept: Sequence[KeptLeaf]) -> list[ImplicitInput]:
@@ -238,7 +240,7 @@ class Classifier:
         if not isinstance(value, torch.Tensor):
             return KeptLeaf(path, value, "python")
         if type(value) not in TENSOR_TYPES or value.layout is not torch.strided or value.is_neg():
-            return KeptLeaf(path, value, "foreign")  # a lazily negated tensor cannot be built again from memory
+            return KeptLeaf(path, value, "foreign")  # memory alone does not rebuild a lazily negated tensor
         storage = value.untyped_storage()
         arguments = self.argument(storage)
         for position, argument in arguments:
@@ -262,7 +264,7 @@ class Classifier:
 
 
 def effects_of(watched: ObservedRun, classify: Classifier) -> tuple[list[KeptEffect], list[Effect]]:
-    """What the run left in Python state: what a replay leaves there, too, and facts of all."""
+    """What the run left in Python state: the effects that a replay repeats, and the facts of all of them."""
     kept: list[KeptEffect] = []
     facts: list[Effect] = []
     for change in [*watched.changed, *_made_again(watched)]:
@@ -309,7 +311,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _told(change: Change, leaves: Sequence[KeptLeaf]) -> tuple[str, str]:
-    """Before and after, in words. What has to be the same in each run is told in full."""
+    """The values before and after, as text. A value that has to be the same in each run is given in full."""
     members = change.members
     if change.amount is not None:
         return "a number", f"{change.amount:+d}"
@@ -415,7 +417,7 @@ def _opaque_outputs(outputs: list[KeptLeaf]) -> list[OpaqueLeaf]:
 
 
 def _handles(outputs: list[KeptLeaf]) -> list[Collective]:
-    """What a caller waits for himself is another object after every collective."""
+    """A handle that the caller waits for is another object after every collective."""
     work = getattr(torch.distributed, "Work", None)
     left = "is handed out unfinished, and a replay gives no new handle"
     return [
@@ -471,7 +473,7 @@ def _unmatched(watched: ObservedRun) -> list[str]:
 
 
 def outputs_info(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> tuple[OutputInfo, ...]:
-    """All leaves of the result. A value that is read anew in every call is not told."""
+    """All leaves of the result. The value of a number that every call reads anew is left out."""
     places = [watched.call.place_in_result(one) for one in returned_at(watched.watch.trace.reads).values()]
     return tuple(
         OutputInfo(path=leaf.path, kind="python", value="read in every call")

@@ -1,6 +1,6 @@
-"""Who asks for gradients that outlive a run, and what keeps the backward pass from being recorded apart.
+"""Which results need gradients that outlive a run, and what prevents a separate recording of the backward pass.
 
-A backward pass inside the body that leaves nothing behind is nobody's business.
+A backward pass inside the body that leaves no graph behind does not count.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Arguments = Callable[[torch.UntypedStorage], Sequence[tuple[int, torch.Tensor]]]
 
 
 def uses(watched: ObservedRun, arguments: Arguments, kept: Sequence[KeptLeaf]) -> list[GradientUse]:
-    """Who asks for gradients; empty if nothing that is left has an autograd graph."""
-    handed_back = ("input", "static")  # the caller's own tensor has its graph from elsewhere
+    """What needs gradients; empty if nothing that is left has an autograd graph."""
+    handed_back = ("input", "static")  # the caller's tensors have their graphs from elsewhere
     left = [leaf.value for leaf in kept if isinstance(leaf.value, torch.Tensor) and leaf.kind not in handed_back]
     left += [one.tensor for one in watched.watch.trace.externals.values() if one.mutation is not None]
     if all(is_leaf(tensor) for tensor in left):
@@ -184,7 +184,7 @@ def saved_above(ends: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         users = isinstance(node, torch.autograd.function.BackwardCFunction)
         for name in ["saved_tensors"] if users else [one for one in dir(node) if one.startswith("_saved_")]:
             saved: Any = None
-            with contextlib.suppress(RuntimeError):  # freed
+            with contextlib.suppress(RuntimeError):  # its saved tensors were freed
                 saved = getattr(node, name)
             yield from (one for _, one in pytree.leaves(saved) if isinstance(one, torch.Tensor))
 
@@ -196,7 +196,7 @@ def _recomputes(watched: ObservedRun, outputs: Sequence[KeptLeaf]) -> bool:
 
 
 class _Muted:
-    """A hook of a tensor that is not called in some threads."""
+    """A hook on a tensor, which is skipped in some threads."""
 
     __slots__ = ("hook", "threads")
 

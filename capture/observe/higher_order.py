@@ -1,7 +1,6 @@
-"""Higher-order operators: those that take an operator, or a graph, and stand in graphs of torch's compiler.
+"""Higher-order operators: operators that take another operator, or a graph, as torch's compiler makes them.
 
-Some are a few lines of Python around operators: a watch sees those. The others run whole and are no part of a
-recording.
+Some are a few lines of Python around operators, which a watch sees. The others run as a whole, and cannot be recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class HigherOrderMode(TorchDispatchMode):
         """Generators by ``generator_id``, with the state the last draw left."""
 
     def higher_order(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one, its operators seen where that is possible."""
+        """Run a higher-order operator, with its own operators seen where that is possible."""
         kernel, self.trace.reads_form = _kernel(op, args, kwargs), True
         if kernel is None:
             self.trace.work.append(HostWork(op=op.name(), kind="unsafe", where=source_location.user_location()))
@@ -47,7 +46,7 @@ class HigherOrderMode(TorchDispatchMode):
             return kernel(*args, **kwargs)
 
     def lent(self, generator: torch.Generator) -> contextlib.AbstractContextManager[None]:
-        """Inside, the default generator stands where this one does, and what it draws this one has drawn."""
+        """In the block the default generator has this generator's state; what was drawn counts for this one."""
         return self._lent(generator)
 
     @contextlib.contextmanager
@@ -60,7 +59,7 @@ class HigherOrderMode(TorchDispatchMode):
 
 
 def _kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    """The Python behind it, if nothing but operators run there."""
+    """The Python function behind it, if that runs operators and nothing else."""
     if op.name() == "invoke_subgraph":
         return _run_subgraph
     if op.name() not in OPENED:

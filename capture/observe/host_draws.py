@@ -1,7 +1,7 @@
-"""What a run took from the host's own generators and iterators, which no operator tells of and no replay takes again.
+"""What a run took from the host's own generators and iterators, which no operator shows and no replay takes again.
 
-Python's ``random``, NumPy's global generator, and any generator or iterator that the body can reach: where one stands
-elsewhere after the run, or nothing tells where it stands, the run is no recording.
+These are Python's ``random``, NumPy's global generator, and any generator or iterator that the body can reach. If the
+position of one changed in the run, or cannot be known, there is no recording.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from capture.torch_private.generators import host_random_state, numpy_random
 from capture.torch_private.threads import others_may_run
 
 Place = tuple[str, str, Any, Any]
-"""What it is, the name that code may have for it, the object, and where it stood."""
+"""What it is, a name that code may have for it, the object, and its position."""
 _UNKNOWN = object()
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes; from Python 3.12 on those of ``itertools`` have both
 _PRINTED = (itertools.count, itertools.repeat)
@@ -31,7 +31,7 @@ _NAMES = ("random", "np", "numpy", "shuffle", "choice", "randint", "uniform", "s
 
 
 def positions(before: Snapshot) -> list[Place]:
-    """Where everything of the kind stands now."""
+    """The present positions of all generators and iterators."""
     places: list[Place] = []
     seen: set[int] = set()
     for source, value in list(before.sources.values()):
@@ -45,7 +45,7 @@ def positions(before: Snapshot) -> list[Place]:
 def drawn(
     before: list[Place], host: tuple[Any, Any], ran: CodeRun | None, reachable: Snapshot
 ) -> list[tuple[str, CodeLocation | None]]:
-    """What stands elsewhere now, with the line that names it."""
+    """Those whose position changed, with the line that names each."""
     draws = []
     pythons, numpys = host_random_state()
     is_own = may_draw(ran, reachable)
@@ -65,8 +65,8 @@ def drawn(
 
 
 def may_draw(ran: CodeRun | None, reachable: Snapshot) -> bool:
-    """The body may have drawn from the host's generators. Where other threads run, these draw from them, too: then some
-    code that ran names what draws, or the body can reach it."""
+    """The body may have drawn from the host's generators. Other threads may draw from them at the same time; then it
+    counts whether code of the run names a generator, or the body can reach one."""
     if ran is None or not ran.is_complete or not others_may_run():
         return True
     names = frozenset(_NAMES)
@@ -90,12 +90,12 @@ def _draws(value: Any) -> bool:
 
 def _is_one(value: Any) -> bool:
     kind = type(value)
-    if kind in weakref.ProxyTypes:  # answer for another object, which is found by itself
+    if kind in weakref.ProxyTypes:  # they answer for another object, which is found by itself
         return False
     if issubclass(kind, random.Random) or _numpys(value) is not None:
         return True
     if kind.__flags__ & (_HEAP | _IMMUTABLE) == _HEAP and not issubclass(kind, types.GeneratorType):
-        return False  # a class of users': it has attributes
+        return False  # a user's class: its objects have attributes
     return hasattr(kind, "__next__") and kind not in weakref.ProxyTypes  # they stand for whatever there is
 
 
@@ -112,7 +112,7 @@ def _numpys(value: Any) -> Any:
 
 
 def _position(value: Any) -> Any:
-    """Equal as long as nothing was taken; ``_UNKNOWN`` where nobody can tell."""
+    """Equal as long as nothing was taken; ``_UNKNOWN`` where the position cannot be read."""
     bits = _numpys(value)
     if bits is not None:
         return _flat(bits.state)

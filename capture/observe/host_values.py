@@ -1,7 +1,7 @@
-"""What the host reads of a tensor where no operator tells: a list, an array, or a text.
+"""Values of a tensor that the host reads without an operator: a list, an array, or a text.
 
-Each is told as text, so that a replay can read it again and compare. Equal texts mean that Python got the same: a list
-the same members, an array the same bits, a text the same characters.
+Each read is described by a text, so that a replay can read again and compare. Equal texts mean that Python got the
+same: a list with the same members, an array with the same bits, the same characters.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from capture.key.tensor_meta import bytes_of, digest
 from capture.torch_private.capabilities import unseen
 
 Told = Callable[..., str]
-"""Of a tensor, and the arguments that the read was given beside it."""
-_MOST_WRITTEN_OUT = 64  # elements: longer lists are told by a digest
+"""Describes a read, from the tensor and the other arguments of the read."""
+_MOST_WRITTEN_OUT = 64  # elements: a longer list is described by a digest
 _WITH_FRACTIONS = "with fractions"
-_tolist: Any = torch.Tensor.tolist  # others take their place while a body is watched
+_tolist: Any = torch.Tensor.tolist  # torch's own, also while a body is watched
 _repr: Any = torch.Tensor.__repr__
 _format: Any = torch.Tensor.__format__
 ARRAYS = ("numpy", "__array__")
@@ -30,7 +30,8 @@ ARRAYS = ("numpy", "__array__")
 
 
 def told_by(name: str, tensor: torch.Tensor) -> Told | None:
-    """How this read of this tensor is told; None where it cannot be done again on the host's memory alone."""
+    """The function that describes this read of this tensor; None where the read cannot be repeated from the host's
+    memory alone."""
     plain = type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided and not tensor.is_quantized
     plain = plain and tensor.is_cpu
     if not plain or tensor.is_nested or not tensor.numel() or tensor.is_neg() or tensor.is_conj():
@@ -41,7 +42,7 @@ def told_by(name: str, tensor: torch.Tensor) -> Told | None:
 
 
 def is_whole(told: str) -> bool:
-    """It has no fractions: such values are likely to come again."""
+    """The value has no fraction: it is likely to come again."""
     return re.search(rf"\.0*[1-9]|\d[eE]-|nan|inf|{_WITH_FRACTIONS}", told) is None
 
 
@@ -79,8 +80,8 @@ class _Lent:
 
 
 class Arrays:
-    """Memory that was handed out as arrays. What Python reads there later is what was told, as long as nobody writes:
-    neither operators while an array is there, nor code that has one."""
+    """Memory that was handed out as arrays. Later reads through an array see the described content as long as nobody
+    writes it: neither an operator while the array exists, nor other code that has an array."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Lent] = {}
@@ -95,11 +96,11 @@ class Arrays:
         self._known[id(storage)] = _Lent(weakref.ref(storage), weakref.ref(array), _content(storage))
 
     def all(self) -> list[torch.UntypedStorage]:
-        """Memory that is still there."""
+        """The memory that still exists."""
         return [found for found in (one.storage() for one in self._known.values()) if found is not None]
 
     def have_changed(self, storages: Iterable[Any]) -> bool:
-        """One of these has another content than it was told with."""
+        """The content of an array differs from its description."""
         return any(_content(storage) != one.content for storage, one in self._lent(storages))
 
     def may_see(self, written: Iterable[Any]) -> bool:

@@ -72,12 +72,12 @@ class Place:
         """Most are, and of those the plain way to it is the fastest."""
 
     def source(self) -> Source | None:
-        """Where it is now; None once the object is gone."""
+        """The source of the place now; None once the object is gone."""
         holder = self.holder()
         return None if holder is None else Source("attribute", holder, self.name, self.path)
 
     def get(self) -> Any:
-        """What is there now."""
+        """The present value."""
         if self.is_grad and (holder := self.holder()) is not None:
             return holder.grad
         source = self.source()
@@ -100,11 +100,11 @@ class Before:
 
     places: tuple[Place, ...] = ()
     values: tuple[Any, ...] = ()
-    """Tensors, or None."""
+    """The values: tensors, or None."""
 
     @classmethod
     def now(cls, places: tuple[Place, ...]) -> Before:
-        """With what the places hold."""
+        """The same places with their present values."""
         return cls(places, tuple(one.get() for one in places))
 
     @contextlib.contextmanager
@@ -129,7 +129,7 @@ class Before:
 
 @frozen(eq=False)
 class StateChange:
-    """A place in Python state that holds another value than before."""
+    """A place in Python state whose value changed."""
 
     place: Place | Source
     before: Any
@@ -146,24 +146,24 @@ class Outcome:
 
     function: Callable[..., Any]
     result: Any
-    """``Given`` stands in it for what is an argument."""
+    """The result, with ``Given`` in the places of arguments."""
     told: str
-    """What the host learns of it: equal texts mean the same containers, plain values, kinds and places of tensors."""
+    """The result as text: equal texts mean the same containers, plain values, kinds and places of tensors."""
     made: tuple[torch.Tensor, ...] = ()
     """Tensors in the result that it made, in order."""
     error: BaseException | None = None
     unsuited: str | None = None
-    """Why no recording can hold the result."""
+    """Why no recording can hold the result; None if one can."""
     written: tuple[tuple[int, torch.Tensor], ...] = ()
-    """Arguments, by number, that it wrote, with what they hold then."""
+    """Arguments that it wrote, by number, with their contents afterwards."""
     beside: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-    """The same of other tensors that it was to be looked at for."""
+    """The same for other tensors that were watched."""
     generators: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
-    """Those that it drew from, with their states then."""
+    """Generators that it drew from, with their states afterwards."""
     state: tuple[StateChange, ...] = ()
-    """What it changed in Python state that the body may have read before it."""
+    """Its changes of Python state that the body may have read before."""
     places: tuple[Place, ...] = ()
-    """What the body had changed before it; what they held are the last of the arguments."""
+    """Places that the body had changed before the island; their values are the last of its arguments."""
     ms: float = 0.0
     """How long it took."""
 
@@ -174,11 +174,11 @@ class Outcome:
         )
 
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors that ``Given`` counts, of a call with these arguments."""
+        """The tensors that ``Given`` refers to, in a call with these arguments."""
         return list(tensors_of((args, kwargs, Before.now(self.places).values)))
 
     def again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Leave all as it was left, without running."""
+        """Restore everything that it left, without running it."""
         tensors = self.given(args, kwargs)
         with torch.no_grad():
             for number, contents in self.written:
@@ -310,7 +310,7 @@ def version_of(tensor: torch.Tensor) -> int | str:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """How messages name it."""
+    """Its name in messages."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 

@@ -67,19 +67,19 @@ class OperatorTraits:
     casts_inside: tuple[str, ...]
     """Device types for which autocast acts on what the kernel calls."""
     metadata: Literal["no", "view", "storage"]
-    """Changes its own argument's sizes and strides, or its storage."""
+    """It changes its argument's sizes and strides, or its storage."""
     resizes: bool
     """Gives a storage other memory."""
     indexes: bool
-    """Depends on values if an index is a mask."""
+    """Its result depends on values if an index is a mask."""
     collective: bool
     """Ranks of a process group exchange something, so it runs as often as eager runs it."""
     unseen: bool
-    """Nothing that tensors have a part in: ranges of a profiler, and what wraps the result of a collective."""
+    """It has no effect on tensors: ranges of a profiler, and wrappers of a collective's result."""
     reaches: bool
-    """Looks at a storage by numbers, wherever its argument's own elements are."""
+    """It reaches memory by offsets in a storage, outside of its argument's own elements."""
     foreign: bool
-    """Of another library than torch."""
+    """It belongs to another library than torch."""
     opaque: bool
     """Has to run again even where it makes nothing: what it does is not known. Operators of other libraries write
     arguments that their schemas do not name, as ``fsdp::all_gather_copy_in`` does (torch 2.13)."""
@@ -92,7 +92,7 @@ class OperatorTraits:
     reads_form: bool
     """Its results may follow from the form of a tensor (``runtime.entry.Family``)."""
     plain: bool
-    """Nothing but what its arguments are decides what it does: no host reads, no copies to or from the CPU."""
+    """Its arguments alone decide what it does: no host reads, no copies to or from the CPU."""
 
 
 Known = tuple[OperatorTraits, Callable[..., Any], Operator]
@@ -215,7 +215,7 @@ def with_tensor(args: tuple[Any, ...]) -> tuple[Operator, tuple[Any, ...]]:
 
 
 def is_tensor(value: object) -> bool:
-    """A tensor. Asking by type first is four times as fast where it is a parameter, or no tensor."""
+    """It is a tensor. The check by type comes first, as it is four times as fast for a parameter, or for no tensor."""
     kind = type(value)
     return kind in TENSORS or (kind not in PLAIN_TYPES and isinstance(value, torch.Tensor))
 

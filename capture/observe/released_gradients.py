@@ -1,7 +1,7 @@
-"""The memory of gradients that a watched body puts others in the place of.
+"""Frees the memory of gradients that a watched body replaces by others.
 
-The snapshot made before the run holds them, to see what changed. Eager code would free them there and then, and its
-next gradients would take their memory: so their memory is given up where nobody else has them.
+The snapshot from before the run holds them, to see what changed. Eager code would free them at once, and its next
+gradients would take their memory. So memory of such gradients is given up here if nobody else has them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _resize: Any = torch.UntypedStorage.resize_
 
 @define(eq=False)
 class ReleasedGradients:
-    """Those of one run."""
+    """The released gradients of one run."""
 
     _before: Snapshot
     _versions: list[tuple[torch.Tensor, int]]
@@ -71,7 +71,7 @@ class ReleasedGradients:
 
 
 def keep(gradient: torch.Tensor) -> None:
-    """It may have to be given back."""
+    """Do not free it: it may have to be given back."""
 
 
 def _references(members: list[Any]) -> list[int]:

@@ -33,7 +33,7 @@ _BETWEEN = (
 """What runs between a body and an operator: a watch, and modes such as a default device."""
 _BODY_RUNS_IN = (_HERE + "state/call.py", _HERE + "key/signature.py")
 RETURNED = "returned as "
-"""What ``Facts.reads`` says of such a value begins so."""
+"""``Facts.reads`` has such a value with this prefix."""
 
 
 @frozen(eq=False)

@@ -72,7 +72,7 @@ class ObservedRun:
     is_settled: bool = False
     """What it did before it raised is as eager left it."""
     is_over: bool = False
-    """The body has given its result."""
+    """The body has returned."""
     left: list[Effect] = field(factory=list)
     """What functions in C left behind, such as text in a file."""
     once: str = ""
@@ -132,7 +132,7 @@ def _note_fork() -> None:
 
 @forks.in_child
 def _look_away() -> None:
-    """What runs in the child of a fork is no part of a body, or of one that no recording is made of."""
+    """In the child of a fork, note nothing more of the body."""
     for watch in _active:
         watch.look_away()
     _active.clear()
@@ -269,7 +269,7 @@ def _content(source: Source) -> Any:
 
 
 def _is_left(change: Change, known: list[Change]) -> bool:
-    """The place holds what one of these left there."""
+    """The place holds what one of these islands left there."""
     key = snapshot.place_key(change.source)
     for one in known:
         if snapshot.place_key(one.source) != key or one.container != change.container:
@@ -292,7 +292,7 @@ def changes_of_body(watched: ObservedRun) -> list[Change]:
 
 
 def _compare(watched: ObservedRun) -> None:
-    """What the run left behind."""
+    """Compare the state before and after the run."""
     if watched.error is None and not watched.watch.looks_away:  # a forked child cannot ask generators of a device
         watched.watch.end()
     _count_writes(watched)

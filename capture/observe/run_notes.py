@@ -1,4 +1,4 @@
-"""Notes of a run: what is known of its memory, generators and host reads, whatever tells of it."""
+"""Notes of a run: its memory, generators and host reads, wherever they are seen."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RunNotes(HigherOrderMode):
         """``id`` of the storages of the leaves the body was given."""
         self._leaves: list[tuple[str, weakref.ref[torch.Tensor]]] = []
         self._device: torch.device | None = None
-        """The one that was noted last."""
+        """The device that was noted last."""
         self._began, self._has_others = time.monotonic(), False
         self._drawn_by_others: set[int] = set()
         """Generators that other threads drew from meanwhile, by ``generator_id``."""
@@ -83,7 +83,7 @@ class RunNotes(HigherOrderMode):
         self.islands_ran: list[islands.Outcome] = []
         """Those that ran, where nothing else of the run has happened unless a replay follows."""
         self._modes: Any = None
-        """Those in force when the run began."""
+        """Modes in force when the run began."""
         self.autocast: dict[str, bool] = {}
         """Device types for which autocast is on in the body; inside the mode torch answers no."""
 
@@ -131,7 +131,7 @@ class RunNotes(HigherOrderMode):
         return generator_id(generator) in self._drawn_by_others
 
     def note_unsafe(self, op: str) -> None:
-        """Note what no replay does again, and no operator tells of, once."""
+        """Note once something that no replay does again and no operator shows."""
         if not any(one.op == op for one in self.trace.work):
             self.trace.work.append(HostWork(op=op, kind="unsafe", where=source_location.user_location()))
 
@@ -193,7 +193,7 @@ class RunNotes(HigherOrderMode):
         self._arrays.forget()
 
     def quietly(self, function: Callable[..., object]) -> Callable[..., None]:
-        """The same where code of the body comes by: it is not to see what goes wrong in a note."""
+        """The same function, for calls in the middle of the body: what goes wrong in a note is hidden from the body."""
 
         def noted(*args: Any) -> None:
             if self.is_aside:
@@ -223,7 +223,7 @@ class RunNotes(HigherOrderMode):
         if produced is not None and produced.storage() is storage:
             return
         if isinstance(storage, torch.UntypedStorage) and not nbytes_of(storage) and tensor.numel():
-            return  # nothing is there to be read yet
+            return  # there is nothing to read yet
         self.trace.objects.add(id(tensor))
         external = self.trace.externals.get(id(storage))
         if external is None and id(storage) not in self.arguments and self.is_temporary(tensor):
@@ -288,7 +288,7 @@ class RunNotes(HigherOrderMode):
         return [(path, leaf) for path, one in self._leaves if (leaf := one()) is not None]
 
     def note_made(self, tensor: torch.Tensor) -> None:
-        """The tensor was made for the body, unseen."""
+        """The tensor was made for the body by code that is not seen."""
         storage = storage_of(tensor)
         self.trace.produced[id(storage)] = Produced.of(storage, tensor, "capture", None)
 

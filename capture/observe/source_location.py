@@ -21,7 +21,7 @@ _OWN = (
     _OURS,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     os.path.abspath(warnings.__file__),
-    os.path.abspath(typing_extensions.__file__),  # wraps what torch calls deprecated
+    os.path.abspath(typing_extensions.__file__),  # it wraps functions that torch calls deprecated
 )
 _cache: dict[tuple[str, int, str], CodeLocation] = {}
 _places: dict[tuple[int, int], tuple[CodeLocation, types.CodeType]] = {}
@@ -35,9 +35,9 @@ _INSTALLED = tuple(
     )
 )
 _users: dict[str, bool] = {}
-"""Per file: it is neither torch's nor this library's."""
+"""By file: whether it belongs to neither torch nor this library."""
 _written_by_user: dict[str, bool] = {}
-"""Per file: it is not installed either, as Python's own modules and packages are."""
+"""By file: whether, beyond that, it is not installed, as Python's own modules and packages are."""
 _written: dict[str, Mapping[int, tuple[str, int, str]]] = {}
 """Per file of generated code: the file, line and function of the user's that each of its lines stands for."""
 
@@ -91,7 +91,7 @@ def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
     users, installed = _users, None
     while frame is not None:
         file = frame.f_code.co_filename
-        is_known = users.get(file)  # without a call for each frame: half the time
+        is_known = users.get(file)  # without a function call for each frame, which halves the time
         if is_known or (is_known is None and is_users(file)):
             if _is_written_by_user(file):
                 return frame

@@ -39,7 +39,7 @@ Reshaped = tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int,
 
 @define
 class External:
-    """Memory the body used but did not make."""
+    """Memory that the body used but did not allocate."""
 
     tensor: torch.Tensor
     storage: torch.UntypedStorage
@@ -75,22 +75,22 @@ class Produced:
 
 
 class _Made(weakref.ref[torch.UntypedStorage]):
-    """Of memory that the body made."""
+    """A piece of memory that the body allocated."""
 
     __slots__ = ("nbytes",)
     nbytes: int
 
 
 class MemoryInUse:
-    """How much memory of one device the body has at once."""
+    """How much memory of one device the body has in use at once."""
 
     def __init__(self) -> None:
         self._now = self.peak = 0
         self._made: set[_Made] = set()
-        self._died: list[_Made] = []  # appended to in C: storages die in the middle of anything
+        self._died: list[_Made] = []  # appended to in C, as storages die at any time
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        """The body made it."""
+        """Count memory that the body allocated."""
         while self._died:
             gone = self._died.pop()
             self._made.discard(gone)
@@ -170,7 +170,7 @@ class RunTrace:
         in_use.add(storage)
 
     def is_unread(self, tensor: torch.Tensor) -> bool:
-        """Memory that was there before the body, and that no operator got."""
+        """The memory existed before the body, and no operator got it."""
         if tensor.layout is not torch.strided or tensor.is_nested:
             return False
         storage = tensor.untyped_storage()

@@ -1,5 +1,7 @@
-"""Memory that a body made although no operator told of it, as compiled functions do. Nobody holds it but our
-notes, the result, and what the result's graph has saved."""
+"""Memory that a body allocated without an operator, as compiled functions do.
+
+Such memory is held by nothing but our notes, the result, and what the result's graph has saved.
+"""
 
 from __future__ import annotations
 

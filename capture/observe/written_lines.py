@@ -1,4 +1,4 @@
-"""Where in the user's code something was written: the lines that effects are told with."""
+"""The lines of the user's code that wrote a place; messages about effects name them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SETTING = frozenset(
 
 
 def line_that_wrote(ran: CodeRun | None, change: Change) -> CodeLocation | None:
-    """The first line of the user's that sets the name, else one that names it or what it is in."""
+    """The first line of the user's that sets the name; else the first that mentions it or the object that holds it."""
     if ran is None:
         return None
     names = _names(change.source)

@@ -1,13 +1,13 @@
-"""The rest of a call whose replay an operator ended by raising.
+"""The rest of a call whose replay ended because an operator raised.
 
-A replay runs no Python, so where one of its operators raises, what the body had done in Python by then is not there:
-attributes, containers, the places where it would catch the error. So the body runs, on the caller's own arguments,
-and up to that operator each of its operators is answered with what the tape made. Nothing runs twice: what the tape
-wrote stays written, draws were drawn. The operator that raised does so again; what follows, where the body goes on,
-is eager.
+A replay runs no Python, so what the body did in Python before that operator is missing: attributes, containers, the
+places where it would catch the error. So the body runs, on the caller's own arguments, and each operator up to that one
+is answered with what the tape made. Nothing runs twice: memory that the tape wrote stays written, and its random
+numbers stay drawn. The operator that raised does so again; whatever follows, if the body goes on, is eager.
 
-Why what the tape left is enough: a tensor that the body can still reach as the operator raises was alive at that place
-while it was recorded, so that nothing was written over it by then. Others get what lies there now, and nobody looks.
+Why the tape's memory is enough: a tensor that the body can still reach when the operator raises was alive at that place
+during the recording, so nothing was written over it by then. Any other tensor gets whatever lies in its memory now, and
+nothing reads it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Answers(ObserveMode):
         self._stop = stop
         self._number = 0
         self._goes_on = False
-        """The place was come to."""
+        """The operator that raised was reached."""
         self._unknown: list[torch.UntypedStorage] = []
-        """Of results that no step looked at, which the tape did not keep."""
+        """Storages of results that no step reads, and that the tape did not keep."""
 
     @override
     def execute(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -55,7 +55,7 @@ class Answers(ObserveMode):
         if ran.step is self._stop.step:
             self._goes_on = True
             if ran.step.acts or is_interrupt(self._stop.error):
-                self._end()  # it may have written a part
+                self._end()  # it may have written a part of its results
             return self.operate(op, args, kwargs)
         result = self._answered(ran.result, ran.step, list(tensors_in(args, kwargs)))
         self._ran = (result,)
@@ -82,7 +82,8 @@ class Answers(ObserveMode):
             return outcome.among(tensors, made)
 
     def _found(self, op: Any) -> Ran | None:
-        """What was done for it. Views are made as they come: saving a tensor for a backward pass makes some, or not."""
+        """The answer for one operator. Views are made as they come: saving a tensor for a backward pass makes some, or
+        none."""
         ran, at = self._stop.ran, self._number
         while at < len(ran) and ran[at].op != op and ran[at].step is None and _is_view(ran[at].op):
             at += 1
@@ -94,7 +95,7 @@ class Answers(ObserveMode):
         return None
 
     def _end(self) -> None:
-        """The body did something else, or this is the place: it gets the error here."""
+        """Stop answering: the body did something else, or the operator that raised was reached, and raises here."""
         raise self._ended()
 
     def _ended(self) -> BaseException:
@@ -134,20 +135,20 @@ def _is_view(op: Any) -> bool:
 
 @frozen
 class Made:
-    """Stands for a tensor that an operator makes, by its place among what it gives."""
+    """A tensor that an operator makes, by its position among its results."""
 
     number: int
 
 
 @frozen
 class Given:
-    """Stands for a tensor that it was given, by its place among those."""
+    """A tensor that an operator gets, by its position among its arguments."""
 
     number: int
 
 
 class _Unknown:
-    """Stands for something else that lies in memory."""
+    """Any other object that lies in memory."""
 
 
 UNKNOWN = _Unknown()

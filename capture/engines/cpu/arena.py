@@ -26,13 +26,13 @@ import torch
 from capture.engines.base import Address, Block, Geometry, views_of
 from capture.engines.staging import ALIGNMENT
 
-_strided = torch.Tensor.as_strided_  # torch's own, whatever stands there while a body is watched
+_strided = torch.Tensor.as_strided_  # torch's own, also while a body is watched
 _SEGMENT = 1 << 27  # bytes; untouched pages cost nothing, and blocks of two segments never merge
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
 
 class _BlockWatch(weakref.ref[torch.UntypedStorage]):
-    """Of the storage that was handed out over a block."""
+    """Watches the storage that was handed out over a block."""
 
     __slots__ = ("block",)
     block: Block
@@ -45,7 +45,7 @@ class ArenaSegment:
         # Private: a forked child must not write into its parent's recordings.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         self.memory = mmap.mmap(-1, nbytes, **private)
-        with torch.inference_mode(False):  # poisoned from any mode
+        with torch.inference_mode(False):  # so that it can be poisoned in any mode
             self.whole = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.begin: Address = self.whole.data_ptr()
         self.end: Address = self.begin + nbytes
@@ -62,8 +62,8 @@ class Arena:
         self._free: list[tuple[Address, int]] = []  # sorted by address, neighbours merged
         self._taken: dict[Address, tuple[Block, weakref.ref[torch.UntypedStorage]]] = {}
         self._died: list[_BlockWatch] = []
-        """Storages die in the middle of anything: by garbage collection, or in another thread. Their blocks are given
-        back when the thread that records asks for memory."""
+        """Watches of storages that died. Storages die at any time, by garbage collection or in another thread; their
+        blocks are given back when the recording thread asks for memory."""
 
     def allocate(self, nbytes: int) -> Block:
         """A free block of ``nbytes``, in the tightest fit there is. It is taken once ``track`` is called."""
@@ -106,7 +106,9 @@ class Arena:
 
     def track(self, block: Block, storage: torch.UntypedStorage) -> None:
         """The block is taken until the storage dies."""
-        reference = _BlockWatch(storage, self._died.append)  # in C: what a signal raises in a callback would be lost
+        reference = _BlockWatch(
+            storage, self._died.append
+        )  # a callback in C: an exception of a signal handler inside a Python callback would be lost
         reference.block = block
         self._taken[block.address] = (block, reference)
 
@@ -139,7 +141,7 @@ class Arena:
         return any(segment.begin == address for segment in self._segments)
 
     def live_blocks(self) -> set[Block]:
-        """Blocks taken now."""
+        """The blocks that are taken now."""
         self._settle()
         return {block for block, _ in self._taken.values()}
 
@@ -177,7 +179,7 @@ class Arena:
         return segments
 
     def overlay(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Another storage over the memory of a caller's."""
+        """Another storage over a caller's memory."""
         memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
         return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
@@ -194,7 +196,9 @@ class Arena:
         tensor = torch.frombuffer(
             segment.memory, dtype=dtype, count=block.nbytes // dtype.itemsize, offset=block.address - segment.begin
         )
-        tensor = _strided(tensor, geometry.shape, geometry.stride, geometry.offset).data  # that counts as a write
+        tensor = _strided(
+            tensor, geometry.shape, geometry.stride, geometry.offset
+        ).data  # ``as_strided_`` counts as a write, the alias starts at 0
         return tensor.conj() if geometry.conj else tensor
 
     def builder(self, block: Block, geometry: Geometry) -> Callable[[], torch.Tensor]:
@@ -205,7 +209,7 @@ class Arena:
         memory, offset = segment.memory, block.address - segment.begin
         dtype, shape, stride, first = geometry.dtype, geometry.shape, geometry.stride, geometry.offset
         array = _array(segment.memory, offset, geometry)
-        if array is not None and array.nbytes == block.nbytes:  # its storage is as large as the block
+        if array is not None and array.nbytes == block.nbytes:  # its storage has the block's size
             return functools.partial(torch.from_numpy, array)
         count = block.nbytes // dtype.itemsize
         frombuffer = torch.frombuffer
@@ -262,7 +266,7 @@ class Arena:
         """There are no streams."""
 
     def used(self) -> list[tuple[Block, torch.UntypedStorage]]:
-        """Blocks whose storages live."""
+        """Blocks whose storages are alive."""
         found = [(block, reference()) for block, reference in self._taken.values()]
         return [(block, storage) for block, storage in found if storage is not None]
 
@@ -272,7 +276,7 @@ def _told(address: Address, nbytes: int, requested: int, state: str) -> dict[str
 
 
 def _rounded(nbytes: int) -> int:
-    """What a block of so many bytes takes."""
+    """The size of the block for so many bytes."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

@@ -65,7 +65,7 @@ class CpuBackend:
     rebinds_tensors = True
 
     def memory_bytes(self) -> int:
-        """The host's; without a limit where it does not tell."""
+        """The host's memory; infinite where that is not known."""
         try:
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (AttributeError, ValueError, OSError):
@@ -78,7 +78,7 @@ class CpuBackend:
     def lift(
         self, one: Recording, other: Recording, numbers: Sequence[tuple[float, float]]
     ) -> LiftedNumbers | None:  # fmt: skip
-        """By their tapes."""
+        """See ``lifting``."""
         assert isinstance(one, Tape)
         assert isinstance(other, Tape)
         return lifting.lift(one, other, numbers)
@@ -135,7 +135,7 @@ class CpuBackend:
 
 
 def _written_positions(watched: ObservedRun, inputs: Sequence[Input]) -> set[int]:
-    """Staged leaves that the body did write, planned or not."""
+    """Staged leaves that the body wrote, whether planned or not."""
     externals = watched.watch.trace.externals
     versions = {id(tensor) for tensor, version in watched.versions if tensor._version != version}
     found = set()
@@ -157,7 +157,7 @@ def _unresolved(kept: Sequence[KeptLeaf], recorder: TapeRecorder) -> str | None:
 
 
 class _Staged:
-    """Buffers of one recording, known to its tape and filled with this call's inputs."""
+    """The buffers of one recording, which its tape knows, filled with this call's inputs."""
 
     def __init__(self, arena: Arena, tape: Tape, call: Call, inputs: Sequence[Input]) -> None:
         self._arena, self._tape = arena, tape
@@ -215,13 +215,13 @@ class _Staged:
         return steps + [_step(group.put_back, Leaf(None)) for group in groups if group.lent]
 
     def told(self) -> tuple[Any, ...]:
-        """How inputs reach the tape, so that it can be compared."""
+        """How inputs reach the tape, in a form that can be compared."""
         singles = [(one.position, one.block) for one in self.staging.singles]
         groups = [(tuple(one.members), one.block, one.lead) for one in self.staging.groups]
         return (*singles, *groups)
 
     def _groups(self) -> list[InputGroup]:
-        """Over storages that do not keep their blocks taken."""
+        """The groups of inputs, over storages that do not keep their blocks taken."""
         return [evolve(group, storage=self._arena.storage(group.block)) for group in self.staging.groups]
 
 
@@ -241,10 +241,11 @@ class TapeRecorder(ObserveMode):
         self._arena, self._tape, self._may_break = arena, tape, may_break
         self._blocks: dict[int, Block] = {}
         self._pool_copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        """By ``id`` of a storage that the body gave memory: that memory, and the block in which replays have it."""
+        """By ``id`` of a storage that the body replaced the memory of: that memory, and the block that replays use for
+        it."""
         self.failure: str | None = None
         self._has_islands = False
-        """They may draw from any generator, and no operator tells."""
+        """Islands may draw from any generator, which no operator shows."""
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block a result lies in."""
@@ -285,7 +286,7 @@ class TapeRecorder(ObserveMode):
         return keep
 
     def _fill_pool_copies(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Steps are proven on the registers, which lie in the copies."""
+        """Copy the values: steps are proven on the registers, which lie in the copies."""
         for key in {id(one.untyped_storage()) for one in tensors} & set(self._pool_copies):
             storage, pool_copy = self._pool_copies[key]
             whole = Geometry(dtype=torch.uint8, offset=0, shape=(storage.nbytes(),), stride=(1,))
@@ -301,7 +302,9 @@ class TapeRecorder(ObserveMode):
         ran.append(Ran(op))
         at = len(ran)
         result = self._record(op, args, kwargs)
-        if self._tape.num_ops > before and not self._tape.has_collectives:  # whose work keeps the tensors alive
+        if (
+            self._tape.num_ops > before and not self._tape.has_collectives
+        ):  # a pending collective keeps the tensors alive
             step = self._tape.last_step()
             ran[at - 1] = Ran(op, step, self._form_of(step, result, args, kwargs))
         return result
@@ -310,7 +313,7 @@ class TapeRecorder(ObserveMode):
         if step.name == "constant":
             return answers.form_of(result, [result], ())
         flat = tensors_out(result)
-        if len(flat) != len(step.outs):  # other members than tensors
+        if len(flat) != len(step.outs):  # some members are no tensors
             flat = list(result) if isinstance(result, (tuple, list)) else [result]
         made = [tensor if out is not None else None for tensor, out in zip(flat, step.outs, strict=False)]
         return answers.form_of(result, made, list(tensors_in(args, kwargs)))
@@ -330,7 +333,9 @@ class TapeRecorder(ObserveMode):
         result = self.operate(op, args, kwargs)
         if op_traits.collective:
             self._tape.has_collectives = True
-        if op_traits.collective and op_traits.namespace != "c10d":  # moved below, so it has to be there
+        if (
+            op_traits.collective and op_traits.namespace != "c10d"
+        ):  # the result is moved below, so it has to be complete
             result = collectives.finished(op, op_traits.namespace, result)
         outs = tensors_out(result)
         if not all(map(_is_plain, outs)):
@@ -341,7 +346,7 @@ class TapeRecorder(ObserveMode):
             self._fail(f"{op_traits.name} gives tensors that share memory, which its schema does not say")
             return result
         acts = op_traits.writes or op_traits.norm is not None or op_traits.opaque or op_traits.collective or is_break
-        acts = acts or result is None  # it is there for what it raises
+        acts = acts or result is None  # an operator without a result is called for its checks
         if step is None or not (fresh or acts):
             if op_traits.base.startswith("lift") and step is not None:
                 return self._constant(args[0])
@@ -483,7 +488,7 @@ class TapeRecorder(ObserveMode):
         self, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *,
         is_constant: bool = False,
     ) -> TapeStep | None:  # fmt: skip
-        """A step with registers in the place of tensors."""
+        """The step, with registers in place of tensors."""
         for tensor in tensors_in(args, kwargs):
             if self._tape.root_of(tensor) is None and not self._adopt(tensor, is_constant=is_constant):
                 self._fail(f"{name} reads memory that nobody is known to own")
@@ -526,7 +531,7 @@ class TapeRecorder(ObserveMode):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Its memory is its values, and the host's."""
+    """Its values are its memory, on the host."""
     plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     return plain and tensor.device.type == "cpu"
 

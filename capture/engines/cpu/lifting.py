@@ -1,12 +1,12 @@
-"""Numbers on a tape that are another in each call.
+"""Numbers on a tape that differ from call to call.
 
-Two runs of a body with other values of a number give two tapes. Where these are the same but for arguments of
-operators, and each of those is the number itself in both, the operators get it as it is, and the tape may run with any
-other value: it is a register then. What Python made of the number would stand there with another value, and what the
-host decided by it would be another operator.
+Two runs of a body with different values of a number give two tapes. If the tapes differ only in arguments of operators
+that are the number itself in both, the operators get the number as it is, and the tape may run with any value: it
+becomes a register. A value that Python computed from the number would differ otherwise, and a decision of the host
+would give other operators.
 
-Only operators that work element by element (torch's own tag) are given another number: the size of what others make may
-follow from it.
+Only operators that work element by element (torch's own tag) are given another number: for others the size of the
+result may depend on it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from capture.engines.cpu.tape import Leaf, Register, Tape, TapeMemory, TapeStep
 from capture.key.tensor_meta import bytes_of
 
 Numbers = Sequence[tuple[float, float]]
-"""For each number what it was in the one run and in the other."""
+"""For each number its values in the two runs."""
 
 
 class _OtherTapeError(Exception):
-    """They differ in more than these numbers."""
+    """The tapes differ in more than these numbers."""
 
 
 @define(eq=False)
@@ -35,7 +35,7 @@ class _Comparison:
 
     numbers: Numbers
     lifted: dict[int, float]
-    """Numbers of the first tape that are registers there."""
+    """Numbers of the first tape that are registers already."""
     places: dict[int, dict[int | str, int]] = field(factory=dict)
 
     def compare(self, first: TapeStep, second: TapeStep) -> None:
@@ -81,7 +81,7 @@ def bits_of(number: float) -> bytes:
 
 
 def _works_by_element(name: str) -> bool:
-    """An operator that makes each element of what it is given, whatever numbers it gets."""
+    """The operator computes each element by itself, whatever numbers it gets."""
     space, _, rest = name.partition(".") if name.startswith("aten.") else ("", "", "")
     base, _, overload = rest.partition(".")
     packet = getattr(torch.ops.aten, base, None) if space else None
@@ -115,7 +115,7 @@ def lift(first: Tape, second: Tape, numbers: Numbers) -> TapeNumbers | None:
 
 
 def _form(step: TapeStep) -> tuple[Any, ...]:
-    """What two steps have in common where they differ in values alone."""
+    """What two steps have in common that differ in values alone."""
     return step.function, step.name, step.form, step.acts, step.single, len(step.args), list(step.kwargs)
 
 

@@ -1,8 +1,8 @@
 """Which operators of a tape need the results of which others, as levels (``core.schedule``).
 
 An operator comes after the last one that wrote what it reads, and after all that read or wrote what it writes. Memory
-counts by what the body allocated, not by address: that two results lie in one place of the arena, one after the other,
-is the arena's choice and no need of the data.
+is compared as the body allocated it, not by address: that two results have the same place in the arena, one after the
+other, is the arena's choice and no dependency of the data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attrs import define
 
 from capture.core.schedule import Schedule
 
-_GENERATORS = -1  # in the place of a memory: operators that draw follow each other
+_GENERATORS = -1  # stands for the generators: operators that draw follow each other
 
 
 @define

@@ -32,13 +32,13 @@ Key = tuple[Any, ...]
 
 @define(eq=False)
 class _Written:
-    """What has been changed outside of the arena at the last break."""
+    """Memory outside of the arena that has been changed at the last break."""
 
     roots: Sequence[TapeMemory] = ()
     generators: Sequence[torch.Generator] = ()
 
     def storages(self) -> list[torch.UntypedStorage]:
-        """Where it lies now."""
+        """The storages that it lies on now."""
         found = [one.storage if one.owner is None else one.owner.untyped_storage() for one in self.roots]
         return [one for one in found if one is not None]
 
@@ -49,7 +49,7 @@ class SegmentedTape(Tape):
     def __init__(self, arena: Any) -> None:
         super().__init__(arena)
         self.staged: Key = ()
-        """How the inputs reach it."""
+        """How the inputs reach the tape, in a form that can be compared."""
         self._segments: list[Any] = []
         self._breaks: list[TapeStep] = []
         self._meetings: list[Callable[[Sequence[Any]], Any]] = []
@@ -59,7 +59,7 @@ class SegmentedTape(Tape):
         self._begins: list[int] = []
         """The first step of each segment."""
         self._returned: dict[int, Any] = {}
-        """By number of a break, what the body only returns, as it was read in the call that was stopped."""
+        """By number of a break, values that the body only returns, as they were read in the call that was stopped."""
         self._met: int | None = None
         """The break whose operator raised."""
         self._islands: dict[int, tuple[bool, tuple[Place, ...]]] = {}
@@ -68,7 +68,7 @@ class SegmentedTape(Tape):
         self._places: dict[int, tuple[TapeMemory, Geometry]] = {}
         """Of registers, by number."""
         self._given_to: dict[int, list[tuple[TapeMemory, list[int]]]] = {}
-        """Registers that islands get, by number of the break."""
+        """By number of the break, the registers that an island gets."""
 
     # ------------------------------------------------------------------------------------------------------ recording
 
@@ -87,7 +87,7 @@ class SegmentedTape(Tape):
         self._islands[len(self._breaks) - 1] = grad, places
 
     def undo_bytes(self) -> int:
-        """What every replay has to keep of the caller's memory."""
+        """Bytes of the caller's memory that every replay has to keep a copy of."""
         return sum(one.nbytes() for one in self._written.storages())
 
     @override
@@ -104,7 +104,7 @@ class SegmentedTape(Tape):
 
     @override
     def _is_local(self, root: TapeMemory, number: int) -> bool:
-        return not self.reads and super()._is_local(root, number)  # results outlive a segment
+        return not self.reads and super()._is_local(root, number)  # results are needed after their segment
 
     @override
     def _used(self) -> set[int]:
@@ -204,7 +204,7 @@ class SegmentedTape(Tape):
         tensors: dict[int, torch.Tensor] = {}
         lent = []
         for root, numbers in self._given_to[number]:
-            if root.kind == "static":  # the caller's own
+            if root.kind == "static":  # memory of the caller
                 tensors.update((at, self.registers[at]) for at in numbers)
             elif root.kind == "block":
                 assert root.storage is not None
@@ -233,7 +233,7 @@ class SegmentedTape(Tape):
         assert callable(function)
         if len(step.args) == 1 and isinstance(step.args[0], Register) and not step.kwargs:
             number = step.args[0].number
-            return lambda _: function(registers[number])  # most read one number
+            return lambda _: function(registers[number])  # fast way: most breaks read one number
 
         def meet(leaves: Sequence[Any]) -> Any:
             kwargs = {name: self._given(value, leaves) for name, value in step.kwargs.items()}

@@ -42,7 +42,7 @@ PROOFS = 2
 ALIGNED = 64
 """Bytes. By an address modulo these a kernel may go another way."""
 _address, _strided = torch.Tensor.data_ptr, torch.Tensor.as_strided
-"""As torch has them, whatever stands there while a body is watched."""
+"""torch's own, also while a body is watched."""
 
 
 @define(eq=False)
@@ -63,14 +63,14 @@ class TapeMemory:
     is_managed: bool = False
     """It is an output of an earlier recording."""
     is_grouped: bool = False
-    """It is written in other ways than by registers, too."""
+    """Other code than registers writes it, too."""
     is_owned: bool = False
-    """It is other memory in every call."""
+    """Each call has other memory for it."""
     registers: dict[Geometry, int] = field(factory=dict)
 
     @property
     def is_in_arena(self) -> bool:
-        """Replays write there."""
+        """It is in the arena, where replays write."""
         return self.kind == "block" and not self.is_owned and not self.is_managed
 
 
@@ -83,7 +83,7 @@ class Register:
 
 @frozen
 class Leaf:
-    """An argument of the call under way in a step's arguments; None: all of them."""
+    """An argument of the present call among a step's arguments; None: all of them."""
 
     position: int | None
 
@@ -93,48 +93,48 @@ class TapeStep:
     """One operator. ``form``: ``call`` writes by itself, ``out`` takes ``out=``, ``copy`` returns fresh tensors."""
 
     function: Callable[..., Any] | str
-    """A text: the method of this name of the first argument."""
+    """A function, or the name of a method of the first argument."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     form: Literal["call", "out", "copy", "break"]
     outs: list[tuple[TapeMemory, int] | None] = field(factory=list)
-    """Per result of the operator: where it goes; None for a result that is no fresh tensor."""
+    """Per result of the operator, where it goes; None for a result that is not a fresh tensor."""
     single: bool = True
     """The operator returns one tensor, not a sequence."""
     name: str = ""
     """Of the operator."""
     acts: bool = False
-    """It writes, draws, or does what nobody knows: a caller sees that it ran."""
+    """It writes, draws, or has unknown effects, so that a caller can tell that it ran."""
     writes: tuple[int, ...] = ()
     """Registers among its arguments that it writes."""
     order: Literal["", "draws", "barrier"] = ""
-    """Besides what it reads and writes: it follows others that draw, or is ordered with all."""
+    """Order besides its reads and writes: after others that draw, or with respect to all operators."""
 
 
 @frozen(eq=False)
 class Ran:
-    """What the body did while it was recorded: an operator, or a read of the host's that none tells of."""
+    """One thing that the body did while it was recorded: an operator, or a read by the host without an operator."""
 
     op: Any
-    """The operator; of a read the name."""
+    """The operator; for a read its name."""
     step: TapeStep | None = None
-    """What the tape does for it; None for views and the like."""
+    """The step that does it on the tape; None for views and the like."""
     result: Any = None
-    """Its ``answers.form_of``; of a read what was told."""
+    """Its result in the form of ``answers.form_of``; for a read the value."""
 
 
 @frozen(eq=False)
 class Stop:
-    """Where a tape stopped."""
+    """The place where a replay was stopped."""
 
     ran: Sequence[Ran]
-    """What the body did while it was recorded."""
+    """What the body did while it was recorded, in order."""
     step: TapeStep
-    """Raised."""
+    """The step that raised."""
     error: BaseException
     registers: Sequence[Any]
     fresh: dict[int, torch.Tensor | None]
-    """Registers whose memory is the call's own, or that were not written (None)."""
+    """Registers whose memory is new in each call, or that were not written (None)."""
 
 
 class Tape:
@@ -148,16 +148,17 @@ class Tape:
         self._by_storage: dict[int, tuple[weakref.ref[torch.UntypedStorage], TapeMemory]] = {}
         self._steps: list[TapeStep] = []
         self._geometries: list[tuple[TapeMemory, Geometry]] = []
-        """Of each register, while the tape is written."""
+        """The geometry of each register, while the tape is written."""
         self._proofs: dict[Any, list[bool]] = {}
-        """What became of steps that do the same on other memory, see ``_kind_of``."""
+        """Which forms held for steps that do the same on other memory, see ``_kind_of``."""
         self.ran: list[Ran] = []
         """In order."""
         self.has_collectives = False
         self._stopped: tuple[int, tuple[Any, ...], tuple[Any, ...]] | None = None
         """Where the last replay was ended by an operator, with what was left in ``_locals`` and owned registers."""
         self._locals: dict[int, int] = {}
-        """Registers that only live during a replay, by number: their place among what the replay keeps."""
+        """Registers that exist only during a replay, by number: their positions among the values that the replay
+        keeps."""
         self._views: tuple[Any, ...] = ()
         """Steps before all others: views of owned outputs, which go into locals."""
         self.registers: list[Any] = []
@@ -178,9 +179,9 @@ class Tape:
         self._bound: list[tuple[BoundInput, TapeMemory]] = []
         self._owned: tuple[OwnedOutput, ...] = ()
         self._owned_registers: tuple[int, ...] = ()
-        """Those that C fills anew in each replay."""
+        """Registers that C fills anew in each replay."""
         self._left_shared: dict[int, torch.Tensor | None] = {}
-        """Others that are filled anew, where a replay was stopped."""
+        """Further registers that are filled anew, as a stopped replay left them."""
         self._native: Any = None
         self.replay: Callable[[Sequence[Any]], None] = _released
 
@@ -268,7 +269,7 @@ class Tape:
         return [first + number for number in range(len(values))]
 
     def append(self, step: TapeStep) -> None:
-        """Write a step down."""
+        """Append a step."""
         self._steps.append(step)
         self.num_ops += 1
 
@@ -287,8 +288,8 @@ class Tape:
     def _tried(
         self, gives: Callable[..., bool], function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]
     ) -> bool:
-        """Layers of a model do the same many times over: what failed once, or held on ``PROOFS`` values, is not tried
-        again."""
+        """Whether a form held, if that is known: layers of a model do the same many times, so what failed once, or held
+        on ``PROOFS`` values, is not tried again."""
         kind = self._kind_of(function, step)
         verdicts = [] if kind is None else self._proofs.setdefault((gives.__name__, *kind), [])
         if not all(verdicts) or len(verdicts) >= PROOFS:
@@ -333,7 +334,7 @@ class Tape:
             with torch.no_grad():
                 args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
                 _, objected = warned(function, *args, **kwargs, out=outs[0] if len(outs) == 1 else tuple(outs))
-        except Exception as error:  # any objection means that this form is not used
+        except Exception as error:  # any error means that this form is not used
             if is_interrupt(error):
                 raise
             return False
@@ -345,7 +346,7 @@ class Tape:
             with torch.no_grad():
                 args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
                 given, objected = warned(function, *args, **kwargs)
-        except Exception as error:  # any objection means that this form is not used
+        except Exception as error:  # any error means that this form is not used
             if is_interrupt(error):
                 raise
             return False
@@ -406,7 +407,7 @@ class Tape:
             acts=len(self._views) + len(self.copies_in) + next(acting, len(self._steps)), back=len(self.copies_out),
         )  # fmt: skip
         known = self._by_storage.items()
-        self._by_storage = {key: found for key, found in known if found[0]() is not None}  # the run's own are gone
+        self._by_storage = {key: found for key, found in known if found[0]() is not None}  # drop those of the run
         replay: Callable[[Sequence[Any]], None] = self._native
         replay = self._with_shared(replay, shared) if shared else replay
         return self._with_bound(replay) if self._bound else replay
@@ -455,7 +456,7 @@ class Tape:
         roots = [self._kept_root(output.block) for output in outputs]
         for output, root in zip(outputs, roots, strict=True):
             root.is_owned = True
-            if output.geometries[0] not in root.registers:  # no step looks at the output itself
+            if output.geometries[0] not in root.registers:  # no step reads the output itself
                 self.registers.append(None)
                 root.registers[output.geometries[0]] = len(self.registers) - 1
         self._add_views()
@@ -489,7 +490,7 @@ class Tape:
             return False
         others = {number for geometry, number in root.registers.items() if geometry != first}
         if others and math.prod(first.shape) * first.dtype.itemsize != output.block.nbytes:
-            return False  # the output is a part of what a step gives
+            return False  # the output is a part of a step's result
         copied = {out[1] for step in self._steps if step.form == "copy" for out in step.outs if out is not None}
         alike = all(one.dtype is first.dtype and not one.conj for one in root.registers)
         return alike and (others.isdisjoint(copied) if others else True)
@@ -507,7 +508,7 @@ class Tape:
             storage = torch.UntypedStorage(root.storage.nbytes(), device="cpu")
             for geometry, number in root.registers.items():
                 self.registers[number] = over(storage, geometry)
-            root.storage, root.kind = storage, "beside"  # last: whoever is stopped before begins anew
+            root.storage, root.kind = storage, "beside"  # last, so that an interrupted call begins anew
         return True
 
     def schedule(self) -> Schedule:
@@ -569,10 +570,10 @@ class Tape:
             geometry = evolve(old, offset=old.offset + shift)
             registers[geometry] = number
             self.registers[number] = _view_of(root, geometry, is_current=once)
-        root.registers, root.offset = registers, root.offset + shift  # last: whoever is stopped before begins anew
+        root.registers, root.offset = registers, root.offset + shift  # last, so that an interrupted call begins anew
 
     def bind_inputs(self, inputs: Sequence[BoundInput]) -> frozenset[str]:
-        """All. A tape keeps no hold of them between calls."""
+        """All of them. A tape keeps no reference to them between calls."""
         roots = {root.path: root for root in self._roots if root.is_argument}
         self._bound += [(one, roots[one.path]) for one in inputs if one.path in roots]
         self.replay = self._make_replay()
@@ -624,7 +625,7 @@ class Tape:
     def release(self) -> None:
         """Drop all references to memory."""
         self.replay = _released
-        self.registers[:] = [None] * len(self.registers)  # a replay under way sees that they are gone
+        self.registers[:] = [None] * len(self.registers)  # so that a running replay sees that they are gone
         self.generators.clear()
         self._roots.clear()
         self._steps.clear()
@@ -654,7 +655,7 @@ class Tape:
         return ("nothing", None) if out is None or out[1] not in used else self._encoded(Register(out[1]))
 
     def _used(self) -> set[int]:
-        """Registers that something looks at once they are written."""
+        """Registers that are read once they are written."""
         found = {number for step in self._steps for number in registers_in((step.args, tuple(step.kwargs.values())))}
         for root in self._roots:
             if root.kept or len(root.registers) > 1:
@@ -687,7 +688,7 @@ def _overlaps(root: TapeMemory, block: Block) -> bool:
 
 
 def _is_plain(output: OwnedOutput) -> bool:
-    """One tensor that an allocation gives as it is."""
+    """A single tensor as an allocation makes it."""
     (geometry, *others) = output.geometries
     return not others and not geometry.conj and not geometry.offset and is_dense(geometry.shape, geometry.stride)
 
@@ -746,7 +747,7 @@ def _fill(tensor: torch.Tensor) -> None:
 
 
 def python_form(known: OperatorTraits) -> Callable[..., Any] | None:
-    """A Python binding that may do what the operator does. Only for what can be run twice to prove it."""
+    """A Python binding that may do what the operator does. Used only where it can be run twice to prove it."""
     if known.namespace != "aten" or known.draws or known.writes or known.norm is not None:
         return None
     return operators.python_binding(known.base)

@@ -25,7 +25,7 @@ NodeKind = Literal["kernel", "memcpy", "memset", "other"]
 
 @frozen(eq=False)
 class NodeParameters:
-    """One node's parameters."""
+    """The parameters of one node."""
 
     kind: NodeKind
     same: tuple[object, ...]
@@ -33,21 +33,21 @@ class NodeParameters:
     words: tuple[int, ...]
     """The other parameters, read 8 bytes at a time."""
     filled: bool = False
-    """No gaps: whoever launched this wrote every byte, so that any word that differs counts."""
+    """No gaps: the launching code wrote every byte, so that any word that differs counts."""
     closed: str | None = None
-    """Why nobody can tell what this node reads."""
+    """Why it cannot be told what this node reads; None where it can."""
 
 
 @frozen
 class TensorRange:
-    """A tensor's memory: where it was when the graph was recorded, and where it is now."""
+    """The memory of a tensor: where it was when the graph was recorded, and where it is now."""
 
     path: str
     begin: int
     nbytes: int
     now: int
     tied: bool = False
-    """It keeps its distance from all others that are tied and share memory with it."""
+    """It moves together with all others that are tied and share memory with it."""
 
 
 @frozen

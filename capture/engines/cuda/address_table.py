@@ -45,7 +45,7 @@ class AddressTable:
     def __init__(self, graph: torch.cuda.CUDAGraph, added: frozenset[int] = frozenset()) -> None:
         self.nodes = [one for one in kernel_params.read(graph) if not added or int(one.handle) not in added]
         self.begins: dict[str, int] = {}
-        """Where each tensor was when the graph was recorded."""
+        """Where each tensor began when the graph was recorded."""
         self._executable = kernel_params.executable_of(graph)
         self._slots: dict[int, _Slot] = {}
         self._by_path: dict[str, list[_Slot]] = {}
@@ -53,7 +53,7 @@ class AddressTable:
         self._alone: set[str] = set()
 
     def learn(self, words: Sequence[AddressWord]) -> None:
-        """Trust these words: all of their paths that are known."""
+        """Trust these words for all of their paths."""
         learned = {word.path for word in words}
         kept = [one for slot in self._slots.values() for one in slot.words if one.path not in learned]
         self._alone -= learned
@@ -69,7 +69,7 @@ class AddressTable:
             self._at.setdefault(path, self.begins[path])
 
     def leave_alone(self, paths: Iterable[str]) -> None:
-        """Trust that nothing in the graph follows these tensors, wherever they are."""
+        """Trust that nothing in the graph reads these tensors."""
         for path in paths:
             self._by_path[path], self._at[path] = [], self.begins[path]
             self._alone.add(path)

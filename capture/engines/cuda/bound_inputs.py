@@ -1,6 +1,6 @@
 """Arguments that a graph reads and writes where each call has them.
 
-What lies where the graph cannot be pointed at, because it is aligned otherwise or part of the pool, is copied beside.
+An argument at which the graph cannot be pointed, because it is aligned otherwise or lies in the pool, is copied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BoundInputs:
         self._positions = [one.position for one in inputs]
         self._at: list[int] | None = None
         self._stand_ins: dict[int, torch.Tensor] = {}
-        """By position, what stands in for an argument of this call; the next call frees it, in stream order."""
+        """By position, copies of this call's arguments; the next call frees them, in stream order."""
 
     @property
     def inputs(self) -> tuple[BoundInput, ...]:
@@ -40,7 +40,7 @@ class BoundInputs:
             self._move(leaves, at)
 
     def copy_back(self, leaves: Sequence[Any]) -> None:
-        """Give the caller's tensors what the graph wrote beside them."""
+        """Copy what the graph wrote into copies to the caller's tensors."""
         for one in self._inputs:
             if one.is_written and one.position in self._stand_ins:
                 leaves[one.position].copy_(self._stand_ins[one.position])
@@ -54,7 +54,7 @@ class BoundInputs:
                 address = stand_in.data_ptr()
             addresses[bound.path] = address
         self._bindings.bind(addresses)
-        if not self._stand_ins:  # else what stands in has to be filled again
+        if not self._stand_ins:  # else the copies have to be filled again
             self._at = at
 
 

@@ -29,7 +29,7 @@ from capture.torch_private.generators import default_generator
 
 @frozen(eq=False)
 class CalibrationSetup:
-    """What a recording was made with, for a second capture of the same."""
+    """The state that a recording was made with, for a second capture of the same body."""
 
     inputs: Sequence[Input]
     moving: frozenset[str]
@@ -39,7 +39,7 @@ class CalibrationSetup:
     added: frozenset[int] = frozenset()
     """Handles of nodes that the capture did not make."""
     unread: frozenset[str] = frozenset()
-    """Paths of inputs that no operator got: nothing need follow them."""
+    """Paths of inputs that no operator got: no parameter has to follow them."""
 
 
 def learn_addresses(
@@ -148,7 +148,7 @@ def _own_memory(
         before, now = _memory(first_node), _memory(second_node)
         ranges.append(TensorRange("", before.data_ptr(), before.nbytes(), now.data_ptr()))
     outside = RangeIndex(ranges)
-    pool.find(0)  # look at the memory once
+    pool.find(0)  # refreshes the list of the pool's segments once
 
     def is_own_memory(old: int, new: int) -> bool:
         if pool.found(old):

@@ -28,7 +28,8 @@ class DeviceCopy:
     storage: torch.UntypedStorage
     lead: int
     waits: bool = True
-    """The copy waits for the device, as the body's own did: pinned memory may be overwritten by the caller at once."""
+    """The copy waits for the device, as the body's own did: the caller may overwrite pinned memory as soon as the call
+    returns."""
 
     @property
     def begin(self) -> int:
@@ -98,8 +99,8 @@ class InputCopies:
         return _in_order(steps)
 
     def plain(self, leaves: Sequence[Any]) -> list[tuple[int, int, int, int]] | None:
-        """Position, address of the buffer, source and bytes of every copy in, where that is all there is to copy, and
-        each is of memory without gaps on the buffer's device, read as it is."""
+        """Position, address of the buffer, source and bytes of every copy, if these copies are all there is to do, and
+        each is between memory without gaps on the buffer's device. Else None."""
         singles = [single for single in self.staging.singles if single.tensor.numel()]
         if self.staging.groups or self.device_copies or any(single.back or single.lent for single in singles):
             return None

@@ -60,18 +60,18 @@ class CudaBackend:
 
     @property
     def rebinds_tensors(self) -> bool:
-        """The driver can be asked. Looked up when it matters first, as it takes an import."""
+        """The driver can be asked. Found out at the first use, as it takes an import."""
         return kernel_params.missing() is None
 
     def lift(
         self, one: Recording, other: Recording, numbers: Sequence[tuple[float, float]]
     ) -> LiftedNumbers | None:  # fmt: skip
-        """Numbers are in the parameters of kernels, where nobody looks for them: they stay in the key."""
+        """Numbers are in the parameters of kernels, which are not searched for them: they stay in the key."""
         del one, other, numbers
         return None
 
     def memory_bytes(self) -> int:
-        """The device's."""
+        """Bytes of the device's memory."""
         return int(torch.cuda.get_device_properties(self.device).total_memory)
 
     def new_pool(self) -> CudaPool:
@@ -90,7 +90,7 @@ class CudaBackend:
         begin = time.perf_counter()
         opened = pool.open()
         create = (time.perf_counter() - begin) * 1e3
-        pool.find(0)  # look at the memory once, before anything is asked about it while capturing
+        pool.find(0)  # refreshes the list of segments, before anything asks while capturing
         here = (self.device, torch.device("cuda"))  # a generator of "cuda" is one of the device current at its making
         mine = [one for one in generators if one.device in here]
         capture = Capture(pool, mine)
@@ -171,7 +171,8 @@ class CudaBackend:
         return isinstance(leaf, torch.Tensor) and leaf.device == self.device
 
     def _beware(self, recorder: GraphRecorder, watched: ObservedRun, described: DescribedRun, staging: Staging) -> None:
-        """Kernels whose memory cannot be seen may read all state the body can reach, and write any argument."""
+        """Kernels of unknown memory may read all state that the body can reach, and write any argument: note that in
+        the facts."""
         known = {id(one.external.storage) for one in described.implicit} | recorder.arguments
         replaced = {effect.change.source.path for effect in described.effects}
         for key, owners in watched.before.tensors.items():

@@ -60,7 +60,7 @@ class ConvertedScalar:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it is now."""
+        """Its present dtype."""
         return self.dtypes[-1] if self.dtypes else self.origin.dtype
 
     def view_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -99,7 +99,7 @@ class HostTensors:
             if isinstance(value, torch.Tensor) and value.device == pool.device:
                 self._note_moving(path, value)
         given = {id(leaf.untyped_storage()) for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
-        for key, owners in before.tensors.items():  # what lies in the pool is another tensor soon
+        for key, owners in before.tensors.items():  # a tensor in the pool is replaced soon
             source, value = owners[0]
             if key not in given and value.device == pool.device and value.numel() and pool.found(value.data_ptr()):
                 self._note_moving(source.path, value)

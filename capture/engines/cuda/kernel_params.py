@@ -80,7 +80,7 @@ class ParameterWriter(Protocol):
 
 @define(eq=False)
 class GraphNode:
-    """One node: its parameters, and what it takes to set others."""
+    """One node: its parameters, and what is needed to set them."""
 
     handle: Any
     words: NodeParameters

@@ -36,7 +36,7 @@ class MemoryNotes:
 
 
 class _Life(weakref.ref[torch.UntypedStorage]):
-    """Of memory of the pool that an operator made."""
+    """The life of a piece of the pool's memory that an operator allocated."""
 
     __slots__ = ("begin", "born", "died", "end", "key")
     key: int
@@ -71,7 +71,7 @@ class MemoryRecorder(GraphRecorder):
         self._held.clear()
 
     def notes(self) -> MemoryNotes:
-        """Of the run that is over."""
+        """The notes of the run that is over."""
         self._note_deaths()
         lives = [Lifetime(one.begin, one.end, one.born, one.died) for one in (*self._gone, *self._lives.values())]
         unsuited = self._unsuited

@@ -41,7 +41,7 @@ from capture.native import seen
 from capture.torch_private import capabilities, cuda
 from capture.torch_private.warned import warned
 
-_MUCH = 8 << 20  # bytes
+_MUCH = 8 << 20  # bytes from which on memory is given back
 _POISON = 0xFF  # NaN in every float format, -1 in every signed integer
 
 
@@ -145,13 +145,13 @@ class CudaPool:
         pool, held = (
             self.reserved_bytes(),
             torch.cuda.memory_stats_as_nested_dict(self.device),
-        )  # a flat one costs 0.1 ms
+        )  # making one costs 0.1 ms
         reserved, allocated = (held[f"{kind}_bytes"]["all"]["current"] for kind in ("reserved", "allocated"))
         if reserved - pool - allocated < _MUCH:
             return False
         try:
             torch.cuda.empty_cache()
-        except RuntimeError:  # another thread captures something
+        except RuntimeError:  # another thread captures
             return False
         return True
 
@@ -183,7 +183,7 @@ class CudaPool:
             return None
         try:
             layout = PoolLayout(cuda.pool_state(self.index, self.id), taken)
-        except RuntimeError:  # a block waits for another stream that it was recorded on: it never gets free in here
+        except RuntimeError:  # a block that waits for another stream is never freed here
             self.is_broken = True
             return None
         for storage in kept:
@@ -259,14 +259,14 @@ class CudaPool:
     def _holds(self, addresses: frozenset[Address]) -> bool:
         if cuda.pool_holds(self.index, self.id, set(addresses)):
             return True
-        gc.collect()  # a reference cycle is no leak
+        gc.collect()  # a reference cycle is no leak: collect it
         return cuda.pool_holds(self.index, self.id, set(addresses))
 
     def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
         """Memory for an input, while capturing. No ``torch.empty``: deterministic mode would fill it in the graph."""
         if self.shared:
             storage = torch.UntypedStorage(max(nbytes, 1), device=self.device)
-        else:  # what is taken while capturing is there only while the graph runs
+        else:  # memory taken while capturing is used only while the graph runs
             storage = self.outside(nbytes)
         return Block(storage.data_ptr(), storage.nbytes()), storage
 

@@ -65,7 +65,7 @@ class GraphRecorder(ObserveMode):
         self.differentiates = False
         """The body may run backward passes of its own."""
         self.unseen: list[CodeLocation | None] = []
-        """Lines near which kernels were launched that no operator told of."""
+        """Lines near which kernels were launched without an operator."""
         self._exports = False
         """A tensor was handed to another library."""
         self.draws = False
@@ -320,7 +320,7 @@ class GraphRecorder(ObserveMode):
 
 @contextlib.contextmanager
 def _as_if_eager() -> Iterator[None]:
-    """A body that asks whether it is captured goes the way that it went in the watched run. Libraries choose other
+    """The answer to a body that asks whether it is captured is that of the watched run. Libraries choose other
     operators for a capture, which give other bits."""
     asked, thread = torch.cuda.is_current_stream_capturing, threading.get_ident()
 

@@ -49,12 +49,12 @@ class CudaRecording:
         inputs: Sequence[Input], *, draws: bool, kept: frozenset[int], notes: MemoryNotes | None = None,
     ) -> None:  # fmt: skip
         self._notes = notes
-        """What its operators did with memory, where another order may be tried."""
+        """What its operators did with memory, if another order may be tried."""
         self._schedule: GraphSchedule | None = None
         self._told: Schedule | None = None
         self._choice: ScheduleChoice | None = None
         self._kept = kept
-        """Where its outputs begin."""
+        """Addresses of its outputs."""
         self.num_ops = self.copied_inside = 0
         self.reads: tuple[str, ...] = ()
         self.graph_bytes = 0
@@ -131,7 +131,7 @@ class CudaRecording:
                 graph_edges.upload(executable, cuda.raw_stream(self._pool.index))
 
     def _replay_by(self, step: Step) -> None:
-        """This is one replay from now on."""
+        """Use this function for replays from now on."""
         self.step = step
         self.replay = step if self._choice is None else self._choice
 

@@ -21,13 +21,13 @@ _GAIN = 0.98  # the other order has to take at most this share of the recorded o
 
 
 class Mark(Protocol):
-    """A point in a stream."""
+    """A point in a stream; a CUDA event."""
 
     def record(self) -> object:
-        """It is here."""
+        """Set the point here."""
 
     def query(self) -> bool:
-        """The device has come by."""
+        """The device has reached the point."""
 
     def elapsed_time(self, end: Any) -> float:
         """Milliseconds up to another one."""
@@ -94,7 +94,7 @@ class ScheduleChoice:
             self._round = 0
         if self._in_round <= EACH:
             return True
-        if not self._marks[-1][2].query():  # the host is ahead: nobody waits
+        if not self._marks[-1][2].query():  # the device is behind: do not wait for it
             return True
         if self._round + 1 == len(ROUNDS):
             self._decide(*self._faster())

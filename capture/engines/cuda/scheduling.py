@@ -51,7 +51,7 @@ class GraphSchedule:
         graph_edges.check(self.graph)
 
     def told(self, chosen: str, times: tuple[float, float] | None) -> Schedule:
-        """For reports. ``times``: milliseconds of a replay as a chain, and by data."""
+        """The two orders in the form for reports. ``times``: milliseconds of a replay as a chain, and by data."""
         found = self.dependencies
         chain, by_data = times or (None, None)
         return Schedule(widths=found.widths, longest=self.names, chosen=chosen, chain_ms=chain, by_data_ms=by_data)
@@ -85,7 +85,7 @@ def schedule_of(
 
 
 def _words(node: GraphNode) -> frozenset[int] | None:
-    """The words of a node's parameters; None where anything may be behind them."""
+    """The words of a node's parameters; None where they may lead to unknown memory."""
     words = node.words
     if words.closed is not None or words.kind == "other" or not words.words:
         return None

@@ -63,7 +63,7 @@ class CaptureStream:
 
 
 def take_capture_stream(device: torch.device, *, shared: bool) -> CaptureStream:
-    """One that no pool uses. ``shared``: the allocator has pools."""
+    """A stream that no pool uses. ``shared``: the allocator has pools."""
     idle = _idle.setdefault((device, shared), [])
     if idle:
         return idle.pop()
@@ -74,7 +74,7 @@ def take_capture_stream(device: torch.device, *, shared: bool) -> CaptureStream:
 
 
 def return_capture_stream(device: torch.device, capture_stream: CaptureStream) -> None:
-    """Another pool may have it."""
+    """Let another pool have it."""
     _idle[device, capture_stream.workspaces is not None].append(capture_stream)
 
 

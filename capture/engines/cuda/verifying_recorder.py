@@ -1,14 +1,14 @@
-"""The recorder for a run that only has to be what a watched run was.
+"""The recorder for a run that is expected to equal a watched run.
 
-A watched run has told everything about the body; to note it all again would double the time of a recording. So each
-operator is only compared with the one expected in its place: its name, its Python values, and whether its tensors lie
-on memory that is known, which is an input of the watched run or the pool. Invariant: nothing passes that the full
-recorder would have noted otherwise. At the first thing that is not as expected the capture is stopped by
-``RefusedError`` and given up (``difference``), and the caller records in full. Without the comparison a body that took
-another way in its second run would be replayed under the plan of the first.
+A watched run has told everything about the body; noting it all again would double the time of a recording. So each
+operator is only compared with the expected one: its name, its Python values, and whether its tensors lie on known
+memory, which is an input of the watched run or the pool.
 
-``is_suited`` tells a body that differs from one that could not be compared in the first place, such as state in the
-pool: only the former says something about the body.
+Invariant: whatever the full recorder would have noted otherwise is found. At the first difference the capture is
+stopped by ``RefusedError`` and given up (``difference``), and the caller records in full. Without the comparison a body
+that took another way in its second run would be replayed under the plan of the first. ``is_suited`` tells a body that
+differs from one that could not be compared in the first place, for example because of state in the pool: only the
+former says something about the body.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class VerifyingRecorder(GraphRecorder):
         self.parted: SequenceChange | Drift | None = None
         """Where the body took another way."""
         self.is_suited = True
-        """False if following was no good idea, whatever the body did."""
+        """False if the run could not be compared, whatever the body did."""
         self.implicit: list[ImplicitInput] = []
         self.wrote: set[str] = set()
         """Paths of the inputs that operators wrote."""

@@ -1,8 +1,7 @@
-"""``torch.tensor(..., device=...)``, ``x[[0, 2]]`` and their like, as a tensor made on the CPU and a copy
-of it.
+"""``torch.tensor(..., device=...)``, ``x[[0, 2]]`` and the like, as a tensor made on the CPU and a copy of it.
 
-torch makes such a tensor in one step that no dispatch mode sees, and that no capture survives. While a body is
-watched it is made in two: the values are seen, and a recorder can keep them on the device.
+torch makes such a tensor in one step that no dispatch mode sees, and that no capture survives. While a body is watched
+it is made in two steps: so the values are seen, and a recorder can keep them on the device.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _INDEXING = ("__getitem__", "__setitem__")
 
 @contextmanager
 def constants_on_host() -> Iterator[None]:
-    """Act in this thread, for the length of the block. Where no device captures kernels there is nothing to do."""
+    """Do so in this thread, in the block. Nothing changes where no device captures kernels."""
     if not devices.has_captures():
         yield
         return

@@ -1,9 +1,9 @@
 """Calls that make the host wait for a device, found by torch's own debug mode while a body is watched.
 
-Operators that read values are known by their schema; this finds the others, such as solvers that look at a status. The
-mode is one of the whole process, and other threads are spared its warnings. To find such an operator by a capture that
-fails is no way: a solver of cuSOLVER that was called in a capture fails in every later call of the process, captured or
-not (``torch.linalg.eigh`` on torch 2.11).
+Operators that read values are known by their schema; this finds the others, such as solvers that read a status. The
+debug mode belongs to the whole process; its warnings are hidden from other threads. A trial capture cannot be used
+instead: a solver of cuSOLVER that was called in a capture fails in every later call of the process, captured or not
+(``torch.linalg.eigh`` on torch 2.11).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class _Filter:
             self.is_setting = False
 
     def put_first(self) -> None:
-        """Before all other filters."""
+        """Put it before all other filters."""
         item: Any = ("ignore", self, UserWarning, None, 0)
         if warnings.filters[:1] != [item]:
             warnings.filters.insert(0, item)  # type: ignore[attr-defined]
             with warnings.catch_warnings():
-                pass  # which makes the interpreter forget what it decided by older filters
+                pass  # this has the interpreter forget its cached decisions
 
 
 _filter = _Filter()

@@ -25,13 +25,13 @@ from capture.torch_private.threads import others_may_run
 
 _NAMES = ("__dlpack__", "apply_", "map_", "map2_")
 _COMPARED = ("tolist", "numpy", "__array__", "__repr__", "__format__")
-_MOST_LISTED = 8  # elements: a replay waits for each, and eager code for all of them at once
+_MOST_LISTED = 8  # elements: a replay waits for each of them, eager code once for all
 Read = Callable[[str, torch.Tensor, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Name, tensor, what reads it, and what that gets beside it."""
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 _GRAD: Any = torch.Tensor.grad
 _looking: list[torch.Tensor] = []
-"""Whose ``grad`` this library looks at now."""
+"""Tensors whose ``grad`` this library itself reads now."""
 _EXPORTS = ("__dlpack__", "__cuda_array_interface__")
 
 get_default_nowrap_functions()  # torch keeps what it finds on its first look, and importing dynamo is one (2.11 raises)

@@ -1,7 +1,7 @@
-"""What a tensor tells Python that is no part of a call's key, such as its place in its storage.
+"""What a tensor tells Python that is not part of a call's key, such as its offset in its storage.
 
-No operator tells of these reads, and nothing checks the answers in the next call. As with ``host_reads``, torch's
-classes get wrappers while a body is watched, which act in the watching thread only.
+No operator shows these reads, and nothing checks the answers in the next call. As in ``host_reads``, methods of torch's
+classes are wrapped while a body is watched, in the watching thread only.
 """
 
 from __future__ import annotations
