@@ -21,16 +21,17 @@ _CHILD = "import sys; from capture.api.bench import child; child(*sys.argv[1:3],
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """Both runs."""
+    """Both runs of one program."""
 
     eager_seconds: float
     captured_seconds: float
     run: RunData
-    """Of the captured run, with the times of eager calls from the other one."""
+    """The data of the captured run, with the times of eager calls from the other run."""
 
 
 def compare(script: Path, arguments: Sequence[str]) -> Comparison:
-    """Run it both ways; what it prints goes to standard error. Raises ``RuntimeError`` where it does not end well."""
+    """Run the program both ways. Its output goes to standard error. Raises ``RuntimeError`` where a run ends with an
+    error."""
     eager_seconds, eager = _run(script, arguments, enabled=False)
     captured_seconds, captured = _run(script, arguments, enabled=True)
     eager_functions = {(function.function, function.defined_at): function for function in grouped(eager.functions)}
@@ -57,7 +58,8 @@ def _run(script: Path, arguments: Sequence[str], *, enabled: bool) -> tuple[floa
 
 
 def child(out: str, script: str, arguments: Sequence[str]) -> None:
-    """In the process of its own: run the script as ``python SCRIPT`` does, and write the seconds and the data."""
+    """In the process that ``compare`` starts: run the script as ``python SCRIPT`` does, and write the seconds and the
+    data."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     begin = time.perf_counter()
@@ -69,4 +71,4 @@ def child(out: str, script: str, arguments: Sequence[str]) -> None:
         kept = {}
     seconds = time.perf_counter() - begin
     Path(out).write_text(f"{seconds}\n{dumps(collect())}", encoding="utf-8")
-    del kept  # captured functions of the script are alive until here
+    del kept  # keeps the script's captured functions alive until here

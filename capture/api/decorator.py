@@ -114,12 +114,13 @@ def _always(_: object) -> bool:
 
 
 Instances = dict[int, tuple[Callable[[], Any], Captured, Callable[..., Any]]]
-"""By ``id`` of the receiver: a weak reference to it, its state, and what takes its calls straight."""
+"""By ``id`` of the receiver: a weak reference to it, its state, and the function that takes its calls on the fast
+path."""
 
 
 @define(eq=False)
 class Handle:
-    """What a decorated function knows about itself."""
+    """What belongs to one decorated function."""
 
     annotation: Annotation
     function: Callable[..., Any]
@@ -128,11 +129,11 @@ class Handle:
     """The state of all calls that come without an instance."""
     instances: Instances = field(factory=dict)
     make: Callable[[], Captured] | None = None
-    """Makes the state of an instance that the function is not a method of."""
+    """Makes the state of an instance, where the function is not a method."""
     is_receiver: Callable[[Any], bool] = _always
     """Tells whether the first argument of a call is the instance."""
     make_single: Callable[[], Captured] | None = None
-    """Makes ``single`` at the first such call, where only calls tell which kind of function this is."""
+    """Makes ``single`` at the first such call, for a function of which only calls tell whether it is a method."""
 
     def of(self, receiver: Any) -> Captured:
         """The state of one instance, made at its first call."""
@@ -160,7 +161,7 @@ class Handle:
         return captured
 
     def alone(self) -> Captured:
-        """``single``, made where it is not there yet."""
+        """``single``; it is made at the first use."""
         if self.single is None:
             assert self.make_single is not None
             self.single = self.make_single()
@@ -173,7 +174,8 @@ class Handle:
         return not is_fixed and self.is_receiver(receiver)
 
     def straight(self) -> Callable[..., Any]:
-        """Takes an instance and a tuple of its positional arguments; ``MISS`` for other calls than one of its last."""
+        """The function that takes an instance and a tuple of its positional arguments, on the fast path; ``MISS`` for a
+        call that no path fits."""
         straight: Callable[..., Any] = native.InstancePaths(self.instances, MISS)
         return straight
 
@@ -192,7 +194,7 @@ def adopted(captured: Captured) -> Captured:
 
 
 def hand_back(wrapper: Callable[..., Any], handle: Handle) -> None:
-    """Make a function that keeps its states in ``handle`` one that ``recordings`` and the others take."""
+    """Have ``recordings`` and the others accept a function that keeps its states in ``handle``."""
     setattr(wrapper, _HANDLE, handle)
     weakref.finalize(wrapper, _retire_all, handle).atexit = False
 
@@ -252,7 +254,7 @@ def _capture(target: Any, options: dict[str, Any], *, method: bool | None = None
 
 
 def _instead(target: object) -> str:
-    """What somebody meant who gave this."""
+    """What to write instead, for an object that cannot be captured."""
     if isinstance(target, torch.Tensor):
         return ": give the function, not its result: capture(f)(x)"
     if isinstance(target, (list, tuple, str)):
@@ -261,7 +263,8 @@ def _instead(target: object) -> str:
 
 
 def _kind_of(function: types.FunctionType) -> Callable[[types.FunctionType, dict[str, Any]], Any]:
-    """A method, a function, or one whose calls tell: by its names, and by where it is written."""
+    """Whether it is a method, a function, or only its calls tell: by the names of its parameters, and by where it is
+    written."""
     owner, _, name = function.__qualname__.rpartition(".")
     code = getattr(inspect.unwrap(function), "__code__", None)
     if not owner or owner.endswith("<locals>") or code is None or not code.co_argcount:

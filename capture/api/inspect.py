@@ -1,4 +1,4 @@
-"""Free functions on captured functions: explain, warm up, look inside, forget."""
+"""Functions on captured functions: explain, warm up, look inside, forget."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Explanation(Tabular):
     plan: CapturePlan
     facts: Facts
     guards: tuple[str, ...] = ()
-    """What would be looked at before every replay, one line each: path, kind, what is expected."""
+    """What would be compared before every replay, one line each: path, kind, expected value."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All remarks, most severe first."""
+        """All findings, most severe first."""
         return self.plan.findings
 
     def segments(self) -> str:
@@ -65,13 +65,13 @@ class Explanation(Tabular):
         return text.format_segments(self.plan, self.facts.breaks).rstrip()
 
     def findings_at_least(self, severity: Severity | Literal["note", "copy", "eager", "error"]) -> tuple[Finding, ...]:
-        """Remarks of this severity and above."""
+        """Findings of this severity and above."""
         least = Severity[severity.upper()] if isinstance(severity, str) else severity
         return self.plan.findings_at_least(least)
 
     @override
     def tables(self) -> list[Table]:
-        """The plan's, and the guards."""
+        """The tables of the plan, and one of guards."""
         more = [text.format_segments(self.plan, self.facts.breaks), text.format_guards(self.guards)]
         return [*text.plan_tables(self.plan), *[Table(notes=(one.rstrip(),)) for one in more if one]]
 
@@ -95,13 +95,13 @@ class Recordings(Counters, Tabular):
     graph_bytes: int
     """Memory of the recorded graphs themselves; 0 on the CPU engine, whose graphs are Python code."""
     sizes: tuple[RecordingSize, ...]
-    """What each recording that is there takes; ``evictions`` and the events of kind ``drop`` tell what went."""
+    """What each existing recording takes; ``evictions`` and events of kind ``drop`` tell which were dropped."""
     events: tuple[Event, ...]
     """The time log, oldest first: observations, recordings, checkpoints, misses ...; the last 1000 of each instance."""
 
     @override
     def tables(self) -> list[Table]:
-        """Calls by kind, the recordings, and what was found."""
+        """Tables of calls by kind, of recordings, and of findings."""
         calls = {kind: number for kind, number in self.calls().items() if number}
         told = [Table(title=str(self), head=tuple(calls), rows=(tuple(map(str, calls.values())),) if calls else ())]
         sizes = tuple(
@@ -123,14 +123,13 @@ class Recordings(Counters, Tabular):
 
 
 class _ToBeCalled(Generic[P]):
-    """What ``explain(fn)`` and ``warmup(fn)`` give: to be called with the arguments of a call to ``fn``.
-
-    Says so where it is shown, and warns where it goes away without a call, since nothing has happened then.
+    """The result of ``explain(fn)`` and ``warmup(fn)``, to be called with the arguments of a call to ``fn``. Its text
+    says so, and it warns if it is dropped without a call, since nothing has happened then.
     """
 
     _verb: ClassVar[str]
     _instead: ClassVar[str] = ""
-    _called = True  # until there is a function to call
+    _called = True  # set until there is a function to call
 
     def __init__(self, function: Callable[P, object], given: Sequence[object] = ()) -> None:
         name = getattr(function, "__name__", type(function).__name__)
@@ -191,7 +190,7 @@ class _Explain(_ToBeCalled[P]):
 
 
 def _guards(call: Call, described: DescribedRun, watched: run.ObservedRun, plan: CapturePlan) -> tuple[str, ...]:
-    """As a recording of this run would have them."""
+    """The guards that a recording of this run would have."""
     policies = {one.path: one.policy for one in plan.placeholders}
     told = [policies.get(path) for path, _ in call.paths()]
     static = [at for at, policy in enumerate(told) if policy is Policy.STATIC]
@@ -209,7 +208,7 @@ def values_of_call(captured: Captured, function: Any, args: tuple[Any, ...], kwa
     if isinstance(function, torch.nn.Module):
         function = function.forward
     if isinstance(function, types.MethodType) and captured.receiver is None:
-        args = (function.__self__, *args)  # a function that was put into a class after it was captured
+        args = (function.__self__, *args)  # a method that was captured as a function and put into a class later
     return captured.binder.values(*args, **kwargs)
 
 
@@ -233,7 +232,8 @@ class Warmup(_ToBeCalled[P]):
     _verb, _instead = "warmup", ", or warmup(...).cases([...])"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Warm up one call. Says what a call would say where it cannot be recorded; the body's exceptions come out."""
+        """Warm up one call. Where it cannot be recorded, this reports the same as a call; exceptions of the body are
+        raised."""
         self._called = True
         captured = captured_state(self._function)
         values = values_of_call(captured, self._function, args, kwargs)

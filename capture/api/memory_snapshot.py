@@ -21,17 +21,17 @@ _POOL = "capture: pool of recordings"
 
 @frozen(eq=False)
 class _Output:
-    """Where an output of a recording lies."""
+    """The place of one output of a recording."""
 
     begin: int
     end: int
     name: str
     captured: Captured
     is_used: bool
-    """Somebody holds it."""
+    """The output is alive."""
 
     def is_within(self, begin: int, end: int) -> bool:
-        """Some of it is."""
+        """It overlaps with this piece of memory."""
         return self.begin < end and self.end > begin
 
 

@@ -1,4 +1,4 @@
-"""Where modules are in the model that they belong to, for reports: ``blocks.3``."""
+"""Paths of modules in the model that they belong to, for reports: ``blocks.3``."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.tree.node import Node
 
-_EVENTS = 300  # of one function in a report, the last ones
-_PLANS = 8  # of one function
+_EVENTS = 300  # events of one function in a report, the last ones
+_PLANS = 8  # plans of one function
 _LONGEST = 200  # operators of the longest path that are named
 _COUNTED = ("rebinds", "evictions", "kept_outputs", "misses", "verifications", "plans_loaded", "plans_stale")
 

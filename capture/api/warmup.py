@@ -1,7 +1,7 @@
-"""Warm up: bring captured functions to replay without a trace in the caller's state.
+"""Warm up: bring captured functions to replay, and leave the caller's state as it was.
 
 ``warm_up`` does so for one call: it watches and records the body and undoes both runs. ``warm_up_all`` does so for many
-cases in one go, the largest first: it grows the pool, and all the others find room in what it leaves.
+cases, the largest first: it grows the pool, and all the others find room in what it leaves.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def warm_up(captured: Captured, values: tuple[Any, ...], *, say_limit: bool = Tr
     if captured.log.counters.body_runs == runs and any(
         ready_entry.plan and ready_entry.plan.collectives for ready_entry in captured.entries()
     ):
-        run_undone(captured, call)  # as often as the other ranks do: they wait in its collectives
+        run_undone(captured, call)  # as often as the other ranks do, which wait in its collectives
     return outcome
 
 
@@ -98,12 +98,13 @@ def _advance(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say_li
 
 
 def _is_recorded(entry: Entry, tree: Tree) -> bool:
-    """A recording starts a path; one below another function is of no use to a call that comes first."""
+    """A recording exists that a first call of a step can use; one that follows another function's does not count."""
     return any(number == entry.number and set(pattern) <= {None} for number, pattern in tree.root.children)
 
 
 def _limit_reached(captured: Captured, entry: Entry, call: Call, tree: Tree, *, say: bool) -> Outcome:
-    """Nothing runs, and a key that nothing is known about is forgotten, as many would count as ever new ones."""
+    """No place for another recording. Nothing runs, and the entry of a new key is dropped, as many of them would count
+    as keys that never repeat."""
     _, plan = limit_plan(captured, entry, call, tree)
     family = captured.families.get(entry.key[:-1])
     if entry.plan is None and family is not None and [one.in_use() for one in family.entries.values()] == [entry]:
@@ -125,14 +126,14 @@ def _unkeyable(captured: Captured, values: tuple[Any, ...], reason: str) -> Outc
 
 @frozen(kw_only=True)
 class WarmedCase:
-    """What became of one case."""
+    """The outcome of one case."""
 
     case: str
-    """Its arguments: tensors as dtype, shape and device, plain values as they are."""
+    """The arguments: tensors as dtype, shape and device, plain values as they are."""
     status: Status
     """``"recorded"`` just now, ``"known"`` from before (or from a larger case with the same key), or ``"skipped"``."""
     code: str | None
-    """The rule for which it was skipped; None where it was not, or for another reason than a rule."""
+    """The rule that forbids a recording of it; None where it was recorded, or skipped for another reason."""
     reason: str
     """Why it was skipped; empty where it was not."""
     ms: float
@@ -158,12 +159,12 @@ class WarmupReport(Tabular):
 
     @property
     def recorded(self) -> int:
-        """Cases that were recorded just now."""
+        """Number of cases that were recorded now."""
         return sum(one.status == "recorded" for one in self.cases)
 
     @property
     def known(self) -> int:
-        """Cases that had a recording already."""
+        """Number of cases that had a recording before."""
         return sum(one.status == "known" for one in self.cases)
 
     @property
@@ -173,7 +174,7 @@ class WarmupReport(Tabular):
 
     @override
     def tables(self) -> Sequence[Table]:
-        """One, with a row a case."""
+        """One table, with a row for each case."""
         title = (
             f"{self.function}: {self.recorded} recorded, {self.known} known, {len(self.skipped)} skipped; "
             f"{self.seconds:.1f} s, pool {bytes_text(self.pool_bytes)}, graphs {bytes_text(self.graph_bytes)}"
@@ -195,16 +196,18 @@ class RecordingSize:
     """What one recording takes, in bytes."""
 
     arguments: str
-    """What it was recorded for, as ``x: float32[8, 4] cpu``."""
+    """The arguments that it was recorded for, as ``x: float32[8, 4] cpu``."""
     num_ops: int
     output_bytes: int
-    """Of the pool, for results and what it leaves in Python state; 0 where each call has fresh memory for them."""
+    """Bytes of the pool for results and for tensors that it leaves in Python state; 0 where each call has fresh memory
+    for them."""
     working_bytes: int
-    """Of the pool while it runs, outputs included; all recordings use the same. 0 if no watched run told it."""
+    """Bytes of the pool while it runs, outputs included; all recordings use the same memory. 0 if no watched run showed
+    it."""
     graph_bytes: int
-    """Of the recorded graph itself, which nobody else uses; 0 on the CPU engine."""
+    """Bytes of the recorded graph, which are its own; 0 on the CPU engine."""
     unused_for: int
-    """Replays in this process since it ran last. The one with the largest number gives its place first."""
+    """Replays in this process since it ran last. The recording with the largest number is dropped first."""
     order: str = ""
     """With ``schedule="auto"``, on a GPU: how its kernels are ordered, and what that gains."""
 
@@ -219,14 +222,14 @@ class RecordingSize:
 
 
 def sizes_of(states: Iterable[Captured]) -> list[RecordingSize]:
-    """Of all recordings of captured functions."""
+    """The sizes of all recordings of captured functions."""
     pairs = [(entry, node) for captured in states for entry in captured.entries() for node in tuple(entry.nodes)]
-    alive = [(entry, node, node.recording) for entry, node in pairs]  # asked once: another thread may drop one
+    alive = [(entry, node, node.recording) for entry, node in pairs]  # read once: another thread may drop a recording
     return [size_of(entry, node, recording) for entry, node, recording in alive if recording is not None]
 
 
 def size_of(entry: Entry, node: Node, recording: Recording) -> RecordingSize:
-    """Of one recording."""
+    """The size of one recording."""
     groups = list(enumerate(node.outputs.groups)) if node.outputs is not None else []
     owned = node.outputs.owned if node.outputs is not None else ()
     placeholders = entry.plan.placeholders if entry.plan is not None else ()
@@ -251,10 +254,8 @@ def memory_of(states: Iterable[Captured]) -> tuple[int, int]:
 
 
 def bound(function: str, cases: Iterable[Case], bind: Bind) -> list[tuple[Any, ...]]:
-    """The values of all parameters, a case each.
-
-    Raises ``TypeError`` for a case of another form, or one whose arguments the function does not take: such a
-    mistake is no reason to skip anything.
+    """For each case the values of all parameters. Raises ``TypeError`` for a case of another form, or whose arguments
+    the function does not take: such a mistake is not skipped.
     """
     values = []
     for number, case in enumerate(cases):
@@ -269,7 +270,7 @@ def bound(function: str, cases: Iterable[Case], bind: Bind) -> list[tuple[Any, .
 
 
 def split_case(number: int, case: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a case. Raises ``TypeError`` for what is none."""
+    """The positional and the keyword arguments of a case. Raises ``TypeError`` for another form."""
     args: Any = case
     kwargs: Any = {}
     if isinstance(case, Mapping):
@@ -288,11 +289,11 @@ def split_case(number: int, case: Any) -> tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def warm_up_all(captured: Captured, cases: Sequence[tuple[Any, ...]], shown: bool | None) -> WarmupReport:
-    """Warm up bound calls, the largest first. What cannot be recorded is skipped, and said once."""
+    """Warm up bound calls, the largest first. A call that cannot be recorded is skipped, and reported once."""
     function = captured.annotation.function
     begin = time.perf_counter()
     sizes = [_size(values) for values in cases]
-    order = sorted(range(len(cases)), key=lambda number: -sizes[number])  # sorting keeps the order of equals
+    order = sorted(range(len(cases)), key=lambda number: -sizes[number])  # sorting keeps the order of equal sizes
     rows: dict[int, WarmedCase] = {}
     swallowed: list[WarmedCase] = []
     state = _Run(captured)

@@ -1,6 +1,6 @@
-"""Where a graph of ``torch.fx`` has to be cut, as no recording holds what comes there, and why.
+"""Where a graph of ``torch.fx`` has to be cut, because no recording can hold a node, and why.
 
-Read from the nodes alone; nothing runs. What is missed here, such as what a submodule does, shows when a piece is
+Read from the nodes alone; nothing runs. What is missed here, such as what a submodule does, is found when a piece is
 watched, and the piece then runs eagerly.
 """
 
@@ -49,13 +49,13 @@ NO_WORK = "it has views and numbers alone: nothing to record"
 
 @frozen
 class GraphInfo:
-    """What is known of the nodes of one graph before it runs."""
+    """What is known about the nodes of one graph before it runs."""
 
     module: Graph
     values: dict[Node, Any]
     """A tensor, fake or real, a number, or what else stands for the node's result."""
     device: str | None
-    """The device of the graph; None where nothing tells."""
+    """The device of the graph; None where no node tells it."""
 
     @classmethod
     def at(cls, gm: Graph, example_inputs: Sequence[Any], device: str | None = None) -> GraphInfo:
@@ -72,11 +72,11 @@ class GraphInfo:
         return cls(gm, values, device or accelerator or next(iter(devices), None))
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What a node is called with, as far as it is known."""
+        """The arguments of a node, as far as they are known."""
         return map_arg(node.args, self.values.get), map_arg(node.kwargs, self.values.get)
 
     def is_mask(self, node: Node) -> bool:
-        """A tensor whose true members are meant."""
+        """A tensor that chooses elements by its values."""
         value, name = self.values.get(node), _function_name(node)
         if isinstance(value, torch.Tensor):
             return value.dtype in (torch.bool, torch.uint8)
@@ -89,7 +89,7 @@ class Partition:
 
     nodes: tuple[Node, ...]
     reasons: tuple[str, ...]
-    """Why they are no part of a recording, each once; empty where they are recorded."""
+    """Why they are not recorded, each reason once; empty where they are."""
 
     @property
     def reason(self) -> str | None:
@@ -114,7 +114,7 @@ def partitions(info: GraphInfo, never: Never | None) -> list[Partition]:
 
 
 def joined(several: Sequence[Partition]) -> Partition:
-    """Partitions that run as they are, as one."""
+    """Neighbouring partitions that are not recorded, as one."""
     reasons = dict.fromkeys(reason for part in several for reason in part.reasons if reason != NO_WORK)
     return Partition(tuple(node for part in several for node in part.nodes), tuple(reasons) or (NO_WORK,))
 
@@ -129,7 +129,7 @@ def _given_reason(never: Never | None, node: Node) -> str | None:
 
 
 def _reason(node: Node, info: GraphInfo) -> str | None:
-    """Why this node is no part of a recording; None if nothing is known against it."""
+    """Why this node cannot be recorded; None if no reason is known."""
     if node.op == "call_module":
         return _reason_inside(node, info)
     name, target = _function_name(node), node.target
@@ -165,7 +165,7 @@ def _function_name(node: Node) -> str:
 
 
 def _is_torchs(target: Any) -> bool:
-    """A function of torch's, or one of Python's that works on tensors as operators do."""
+    """A function of torch's, or one of Python's operators on tensors."""
     if target in _BUILTINS or isinstance(target, _OVERLOAD):
         return True
     owner = getattr(target, "__self__", None) or getattr(target, "__objclass__", None)

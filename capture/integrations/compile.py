@@ -70,7 +70,7 @@ def graphs(name: str = "") -> list[Callable[..., Any]]:
 
 @frozen
 class _Inputs:
-    """Inputs of one graph."""
+    """The inputs of one graph."""
 
     names: tuple[str, ...]
     static: tuple[str, ...]
@@ -78,34 +78,34 @@ class _Inputs:
     """Position of the first that keeps its address. Dynamo runs modules of one class through one graph: each has
     recordings of its own, told apart by this tensor, as methods are by their receiver."""
     by_storage: bool
-    """The owner is a view, made anew in every call: what lasts is its memory."""
+    """The owner is a view that is made anew in every call: its memory identifies it."""
 
 
 @define(eq=False)
 class _Compiled:
-    """One graph of Dynamo's: its forward and backward pass."""
+    """One graph of Dynamo's, with its forward and its backward pass."""
 
     title: str
     options: dict[str, Any]
     given: dict[str, bool]
-    """Dynamo's names of the inputs; True for parameters."""
+    """Dynamo's names of the inputs; the value is True for parameters."""
     defined_at: CodeLocation | None
     names: dict[str, str] = field(factory=dict)
-    """By AOTAutograd's name of an input of the forward pass: Dynamo's."""
+    """Dynamo's names by AOTAutograd's names of the forward pass's inputs."""
     static: dict[str, bool] = field(factory=dict)
     """Nodes of the forward pass on memory that keeps its address; True for inputs, False for views of them."""
     threads: dict[int, ThreadState] = field(factory=dict)
-    """Where forward passes ran, by thread."""
+    """The threads in which forward passes ran."""
 
     @classmethod
     def of(cls, graph: Graph, inputs: Sequence[Any], options: dict[str, Any]) -> _Compiled:
-        """What Dynamo compiles now."""
+        """The graph that Dynamo compiles now."""
         if "static" in options:
             raise AnnotationError(
                 "static= has no meaning for backend='capture': parameters and buffers are known to keep their "
                 "address; say it of other tensors with torch._dynamo.mark_static_address(tensor)"
             )
-        annotate("graph", (), options)  # an unknown option is told before anything is traced
+        annotate("graph", (), options)  # raises for an unknown option before anything is traced
         code = private.compiled_code()
         given = {
             node.name: isinstance(value, torch.nn.Parameter)
@@ -116,7 +116,7 @@ class _Compiled:
         return cls(f"{name} [{private.compile_id()}]", options, given, where)
 
     def inference(self, graph: Graph, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        """Compile a graph that nobody differentiates."""
+        """Compile a graph that needs no gradients."""
         del inputs
         run = _seen_first(graph, self._captured(graph, "inference", self._of_forward(graph)))
         return private.boxed(lambda values: run(*values))
@@ -175,7 +175,7 @@ class _Compiled:
     def _captured(self, graph: Graph, part: Part, inputs: _Inputs) -> Callable[..., Any]:
         options = {**self.options, "static": inputs.static}
         if part != "inference" and options.get("outputs") == "borrow":
-            options["outputs"] = "preserve"  # autograd keeps what it saved
+            options["outputs"] = "preserve"  # autograd keeps what the forward pass saved
         name = f"{self.title} {part}"
         annotation = annotate(name, inputs.names, options, defined_at=self.defined_at)
         kind = inspect.Parameter.POSITIONAL_ONLY
@@ -185,7 +185,7 @@ class _Compiled:
         def make() -> Captured:
             return Captured(
                 annotation, body, binder, Shortcuts(), dispatch.call,
-                keeps_plans=False,  # a plan is found again by the source of a function
+                keeps_plans=False,  # plans are found again by the source of a function, which this one lacks
                 is_backward=part == "backward",
             )  # fmt: skip
 
@@ -198,7 +198,7 @@ class _Compiled:
 
 
 def _seen_first(graph: Graph, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the very first call watched: it comes under a mode of torch's own, which looks at custom operators."""
+    """Have the very first call watched: it runs under a mode of torch's own that checks custom operators."""
     if private.names_custom_operators(graph):
         return run
 
@@ -253,7 +253,7 @@ def _on_memory_of(graph: Graph, nodes: Sequence[torch.fx.Node]) -> list[str]:
 
 
 def _body(graph: Graph) -> Callable[..., Any]:
-    """The graph's generated code as a function that reaches nothing but the constants it names."""
+    """The graph's generated code as a function that refers to nothing but the constants that it names."""
     file, lines = private.lines_of(graph)
     constants = torch.nn.Module()
     for node in graph.graph.nodes:
@@ -261,7 +261,9 @@ def _body(graph: Graph) -> Callable[..., Any]:
             name = node.target.partition(".")[0]
             setattr(constants, name, getattr(graph, name))
     for part in constants.modules():
-        _ = part.code if isinstance(part, Graph) else None  # some torches generate it at the first look
+        _ = (
+            part.code if isinstance(part, Graph) else None
+        )  # some versions of torch generate the code when it is first read
     forward = type(graph).forward
 
     def body(*inputs: Any) -> Any:

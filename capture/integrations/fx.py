@@ -1,7 +1,8 @@
-"""``capture_graph_module``: a graph of ``torch.fx``, cut at what no recording holds, each piece a captured function.
+"""``capture_graph_module``: a graph of ``torch.fx``, cut where no recording can hold a node; each piece is a captured
+function.
 
-In: a graph module, from whichever tracer. Out: a callable that gives what the graph module gives. What runs between the
-captured pieces is the module's own code, on the module's own attributes.
+In: a graph module, from whichever tracer. Out: a callable that returns what the graph module returns. Code between the
+captured pieces is the module's own, on the module's own attributes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from capture.integrations._partition import (
 from capture.observe import source_location
 
 _INPUT, _TARGET = "capture_input", "capture_target"
-"""Where a copy of a node keeps what the node was."""
+"""Where a copy of a node keeps the node's former operation and target."""
 
 
 @frozen
@@ -48,11 +49,11 @@ class Piece:
 
     name: str
     operators: int
-    """Nodes that call something."""
+    """Number of nodes that call something."""
     reason: str | None = None
-    """Why it runs as it is; None where it is captured."""
+    """Why it is not captured; None where it is."""
     function: Callable[..., Any] | None = None
-    """What ``plans``, ``explain`` and the others take; None where it is not captured."""
+    """The captured function, for ``plans``, ``explain`` and the others; None where it is not captured."""
 
     @property
     def captured(self) -> bool:
@@ -149,7 +150,7 @@ def _static_inputs(gm: Graph, positions: Sequence[int]) -> frozenset[str]:
 
 
 def _finding(title: str, rest: Partition, fallback: str | None) -> Finding:
-    """Say that all of a graph runs eagerly, and why."""
+    """The finding that all of a graph runs eagerly, with the reason."""
     finding = Finding(
         code="CG202",
         name="host-work",
@@ -191,8 +192,8 @@ def _assembled(
 def _captured(body: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
     function: Callable[..., Any] = capture(body, **options)
     state = captured_state(function)
-    state.keeps_plans = False  # a plan is found again by the source of a function
-    state.annotation = evolve(state.annotation, defined_at=None)  # which is here, where no user wrote it
+    state.keeps_plans = False  # plans are found again by the source of a function, which this one lacks
+    state.annotation = evolve(state.annotation, defined_at=None)  # the code is generated here; no user wrote it
     return function
 
 

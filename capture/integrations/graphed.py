@@ -32,7 +32,7 @@ from capture.state import diff
 F = TypeVar("F", bound=Callable[..., Any])
 Ts = TypeVarTuple("Ts")
 
-_PASSES = 8  # a backward pass replays in its third; a few more for state that a first call sets up
+_PASSES = 8  # a backward pass replays in its third run; a few more for state that a first call sets up
 _NAME = "make_graphed_callables"
 
 
@@ -115,11 +115,11 @@ class _Given:
 
 @define(eq=False)
 class _Part:
-    """One callable while it is warmed up."""
+    """One callable during its warm-up."""
 
     given: _Given
     made: Any
-    """What the caller gets."""
+    """The object that the caller gets."""
     run: Callable[..., Any]
     """The captured function itself: hooks of a module run around it in real calls, and not here."""
     args: tuple[Any, ...]
@@ -165,8 +165,8 @@ class _Part:
             self.watched.changed = []
 
     def differentiable(self) -> dict[int, tuple[str, torch.Tensor]]:
-        """What needs gradients, by ``id``, with its name. What is neither an argument nor a parameter, as a closure's
-        tensor, has none."""
+        """By ``id``, what needs gradients among arguments and parameters, with names. Other tensors, such as a
+        closure's, have no name."""
         assert self.watched is not None
         named: list[tuple[str, torch.Tensor]] = [
             (f"argument '{path}'", leaf) for path, leaf in self.watched.call.paths() if isinstance(leaf, torch.Tensor)
@@ -179,7 +179,7 @@ class _Part:
 
 
 def _warm_up(parts: Sequence[_Part], num_iters: int, allow_unused: bool) -> None:
-    """Bring all of them to replay, without a trace."""
+    """Bring all of them to replay, and undo the runs."""
     torch.clear_autocast_cache()  # it refers weakly to weights it cast, which keeps them from being lent to a body
     try:
         for part in parts:
@@ -258,7 +258,7 @@ def _fed(args: tuple[Any, ...], result: Any) -> tuple[Any, ...] | None:
 
 
 def _kind(leaf: Any) -> tuple[Any, ...] | None:
-    """What a recording has frozen of a tensor; None for what is no plain one."""
+    """The metadata of a tensor that a recording fixes; None for a tensor that is not plain."""
     if type(leaf) not in pytree.TENSOR_TYPES or leaf.layout is not torch.strided:
         return None
     return leaf.dtype, leaf.shape, leaf.stride(), leaf.device, leaf.requires_grad
@@ -285,7 +285,7 @@ def _put_forward_back(module: torch.nn.Module, forward: Any) -> None:
 
 
 def _given(callables: Any, sample_args: Any) -> list[_Given]:
-    """The callables with their samples. Raises ``AnnotationError`` where the two do not fit."""
+    """The callables with their samples. Raises ``AnnotationError`` where their numbers or forms do not match."""
     if not isinstance(callables, tuple):
         if isinstance(callables, (list, dict, set)) or not callable(callables):
             raise AnnotationError(

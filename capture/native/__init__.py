@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from capture.native.dict_watchers import trust
 
 MISS: Any = object()
-"""What a fast path gives for a call that it is not made for: the general way has to be taken."""
+"""Returned by a fast path for a call that it does not fit: the general way has to be taken."""
 _VERSION = 33
-MOST_VALUES = 512  # of one call that a fast path takes (``native.h``)
-MOST_PATHS = 32  # of one function that C looks at in turn (``fast_paths.c``)
+MOST_VALUES = 512  # values in one call that a fast path takes (``native.h``)
+MOST_PATHS = 32  # paths of one function that C tries in turn (``fast_paths.c``)
 _BUILD = "`pip install --no-build-isolation --force-reinstall --no-deps torch-capture`"
 
 

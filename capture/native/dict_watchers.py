@@ -1,8 +1,9 @@
-"""Which changes of dicts Python tells its watchers of, tried out at import.
+"""Which changes of dicts Python reports to watchers, tried out at import.
 
-From Python 3.13 on guards know by a watcher that a dict was not written since (``dict_versions.c``). One change that is
-not told would be a guard that holds wrongly; so each way to store is tried, of each kind of dict, and often enough that
-the interpreter takes its fast ways. Where one is not told, dicts of that kind are compared member by member.
+From Python 3.13 on guards know by a watcher that a dict was not written since (``dict_versions.c``). A change that is
+not reported would make a guard hold wrongly. So each way to store is tried, for each kind of dict, and often enough
+that the interpreter specializes its instructions. Where a change is not reported, dicts of that kind are compared
+member by member.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_OFTEN = 64  # after some 10 runs an instruction is specialized
-_MANY = 40  # attributes; from 30 on they lie in a dict as any other
+_OFTEN = 64  # an instruction is specialized after some 10 runs
+_MANY = 40  # attributes; from 30 on they are kept in an ordinary dict
 
 
 def _store(holder: Any, value: Any) -> None:
@@ -57,11 +58,14 @@ def _of_class(kind: type) -> Iterator[Callable[[], object]]:
 
 
 def trust(native: Any) -> tuple[bool, bool]:
-    """Try all, and have guards rely on what is told. Gives whether that is so for dicts, and for those whose values lie
-    in an object."""
+    """Try all ways to store, and let guards rely on what is reported. Gives whether that is everything, for plain dicts
+    and for dicts whose values are kept in an object."""
     told: Callable[[Any, Callable[[], object]], bool] = native.dict_change_is_told
     plain: dict[str, Any] = {}
-    kind, holders = type("Kind", (), {}), type("Holder", (), {})  # new ones: objects of a used class lie otherwise
+    kind, holders = (
+        type("Kind", (), {}),
+        type("Holder", (), {}),
+    )  # new ones: objects of a used class are laid out differently
     alone: Any = holders()
     alone.a = 0
     with_many: Any = type("Many", (), {})()

@@ -18,7 +18,7 @@ from capture.core.findings import Finding
 
 SCHEMA = 1
 KINDS = ("replayed", "recorded", "watched", "warm-up", "measured", "eager", "inline", "refused")
-"""Every call is one of these, in this order on a page."""
+"""The kinds of calls. Every call is of one kind; a page shows them in this order."""
 
 
 class RunError(CaptureError):
@@ -40,7 +40,7 @@ class FindingData:
     line: int = 0
     """The same place, for a link; 0 where there is none."""
     count: int = 1
-    """Paths and instances that it was found for."""
+    """Number of paths and instances that it was found for."""
 
 
 @frozen(kw_only=True)
@@ -56,10 +56,10 @@ class RecordingData:
     """Its arguments, and what it takes of the pool and beside it."""
     output_bytes: int = 0
     working_bytes: int = 0
-    """Of the pool: for results, and at most while it runs."""
+    """Bytes of the pool: for results, and at most while it runs."""
     guards: tuple[str, ...] = ()
     breaks: tuple[str, ...] = ()
-    """What the host read between its segments: one segment more than breaks. This is its branch."""
+    """Values that the host read between its segments: one fewer than segments. They are its branch."""
     widths: tuple[int, ...] = ()
     longest: tuple[str, ...] = ()
     """As in ``core.schedule``; empty where the engine does not know."""
@@ -87,7 +87,7 @@ class FunctionData:
     defined_at: str
     instances: int
     calls: Mapping[str, int]
-    """By the words of ``KINDS``; their sum is the number of calls."""
+    """Numbers by the words of ``KINDS``; their sum is the number of calls."""
     eager_ms: float | None
     """Host time of an eager call: the median of those that were timed; None if none was."""
     eager_timed: int
@@ -97,7 +97,7 @@ class FunctionData:
     pool_bytes: int
     graph_bytes: int
     counted: Mapping[str, int] = attrs.field(factory=dict)
-    """What else was counted: rebinds, evictions and so on, those that are not 0."""
+    """Further counters that are not 0, such as rebinds and evictions."""
     paths: tuple[str, ...] = ()
     """Where the instances are in their model, as ``blocks.3``; none for functions, and for models themselves."""
     recordings: tuple[RecordingData, ...] = ()
@@ -183,7 +183,7 @@ def _together(alike: Sequence[FunctionData]) -> FunctionData:
         eager_timed=sum(one.eager_timed for one in alike),
         replay_ms=sum(replays) / len(replays) if replays else None,
         replays_timed=sum(one.replays_timed for one in alike),
-        pool_bytes=max(one.pool_bytes for one in alike),  # they share it
+        pool_bytes=max(one.pool_bytes for one in alike),  # they share one pool
         graph_bytes=sum(one.graph_bytes for one in alike),
         counted=_sums([one.counted for one in alike]),
         paths=tuple(path for one in alike for path in one.paths),

@@ -8,7 +8,7 @@ from capture.core.sizes import bytes_text
 from capture.reporting.run_data import KINDS, FunctionData, RunData, grouped, paths_text
 from capture.reporting.tables import Table
 
-_MOST_CAUSES = 3  # of one function
+_MOST_CAUSES = 3  # causes shown for one function
 _MOST_RECORDINGS = 8
 _NO_GAIN = """\
 gain: eager calls are timed only where they happen. Call the function a few times under

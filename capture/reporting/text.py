@@ -12,7 +12,7 @@ from capture.core.plan import CapturePlan
 from capture.reporting.tables import Table
 from capture.rules import Rule
 
-_MOST_GUARDS = 20  # that are printed
+_MOST_GUARDS = 20  # number of guards that are printed
 
 
 def format_guards(guards: Sequence[str]) -> str:

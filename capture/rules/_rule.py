@@ -1,7 +1,7 @@
 """The form of a rule: one pure function and its page of documentation, made into a frozen ``Rule``.
 
-Stage: used by the files beside it and by rules of other packages. In: a check and its module's docstring.
-Out: ``Rule``. No torch.
+Stage: used by the files beside it and by rules of other packages. In: a check and its module's docstring. Out:
+``Rule``. No torch.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ CPU, and on a device as any kernel that is not seen."""
 EntryPoint = Literal["single-threaded", "threaded", "unknown"]
 """What a loaded package calls. ``unknown``: nothing tells."""
 
-_SINGLE_THREADED = 2  # the position of that option, behind the path and the name of the model
+_SINGLE_THREADED = 2  # position of that option, after the path and the name of the model
 _loaded: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 """Whether a loader was made with ``run_single_threaded=True``."""
 

@@ -25,7 +25,7 @@ _WATCHING = ("key", "state", "observe", "engines")
 
 
 def is_loaded() -> bool:
-    """Something else has loaded it."""
+    """Something else has loaded ``torch._dynamo``."""
     return "torch._dynamo" in sys.modules
 
 
@@ -41,7 +41,7 @@ def around_compiling(begin: Callable[[Any], None], end: Callable[[Any], None]) -
         return None
 
     def remove() -> None:
-        with contextlib.suppress(ValueError):  # somebody cleared them all
+        with contextlib.suppress(ValueError):  # all callbacks were cleared meanwhile
             handler.remove_start_callback(begin)
             handler.remove_end_callback(end)
 

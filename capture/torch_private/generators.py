@@ -40,13 +40,13 @@ def numpy_random() -> Any:
 
 
 def host_random_state() -> tuple[Any, Any]:
-    """Of ``random``, and of ``numpy.random`` where that is in use."""
+    """The states of ``random``, and of ``numpy.random`` if that is in use."""
     numpy = numpy_random()
     return random.getstate(), numpy.get_state() if numpy is not None else None
 
 
 def restore_host_random(state: tuple[Any, Any]) -> None:
-    """``random`` and ``numpy.random`` draw from there on."""
+    """Set ``random`` and ``numpy.random`` to these states."""
     own, numpys = state
     if random.getstate() != own:
         random.setstate(own)
@@ -56,8 +56,8 @@ def restore_host_random(state: tuple[Any, Any]) -> None:
 
 _NUMPYS = ("BitGenerator", "Generator", "RandomState", "get_state", "set_state")
 _WORDS = slice(24, 24 + 624 * 8)
-_TWISTER = 5056  # bytes of a CPU generator's state: the seed, what is left of a block, the place in it, 624 words
-_PHILOX = 16  # bytes of an accelerator's: the seed, and how much was drawn
+_TWISTER = 5056  # bytes of a CPU generator's state: the seed, the rest of a block, the position in it, 624 words
+_PHILOX = 16  # bytes of an accelerator's state: the seed, and how much was drawn
 _BLOCKS = 1000
 _BLOCKS_A_SECOND = 1_000_000  # of 624 numbers: no generator draws as many
 
@@ -80,7 +80,7 @@ def was_drawn(before: torch.Tensor, after: torch.Tensor, seconds: float) -> bool
 
 
 def is_same_state(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """The same, for a body that is watched: no operator compares them."""
+    """Both states are equal. A watch does not see the comparison, as it runs no operator."""
     return _bytes_of(one) == _bytes_of(other)
 
 

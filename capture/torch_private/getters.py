@@ -1,8 +1,8 @@
-"""Functions in C by which torch tells Python of its own settings and of this thread's.
+"""C functions by which torch tells Python its settings and those of the thread.
 
-What a body's code asks such a function for is no attribute of any object. There is no list: a getter is known by its
-name and by giving a plain value to who asks without arguments, or with a kind of device. One that has another name is
-not seen.
+What a body asks such a function for is no attribute of an object, so no guard on attributes covers it. There is no list
+of them: a function counts as a getter by its name, and by returning a plain value when it is called without arguments
+or with a kind of device. A getter with another name is not seen.
 """
 
 from __future__ import annotations

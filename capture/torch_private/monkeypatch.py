@@ -1,7 +1,7 @@
-"""Attributes of torch's classes and modules that are others while a body is watched.
+"""Attributes of torch's classes and modules that are replaced while a body is watched.
 
-They are others for all threads. Guards that another thread looks at meanwhile see through what stands there: C is told
-what it stands for (``native.stand_ins``).
+They are replaced for all threads. Guards that another thread checks meanwhile see through the replacement: the C module
+knows what it stands for (``native.stand_ins``).
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from capture.native import native
 
 _INHERITED = object()
 _put: list[tuple[Any, str, Any, Any]] = []
-"""Holder, name, what was there before and what is there now, of all attributes that are others. One thread at a time
-does this."""
+"""Holder, name, former and present value of all replaced attributes. One thread at a time replaces any."""
 _TRUSTED = ("capture", "torch", "triton")
-"""Whose code asks for what this library looks at, too: of what it made itself, or to compare with the next call."""
+"""Packages whose code may read a replaced attribute unseen: they look at what they made themselves, or compare with the
+next call."""
 
 
 @contextmanager
 def replaced(holder: Any, others: Mapping[str, Any]) -> Iterator[None]:
-    """In the block ``holder`` has ``others``, by name; what it inherited before it inherits again afterwards."""
+    """In the block ``holder`` has ``others``, by name. An attribute that it inherited before is inherited again
+    afterwards."""
     before = len(_put)
     try:
         for name, replacement in others.items():
             before_it = holder.__dict__.get(name, _INHERITED)
-            _put.append((holder, name, before_it, replacement))  # first: whoever is stopped here
+            _put.append((holder, name, before_it, replacement))  # noted first, as this may be interrupted
             native.stand_ins[id(replacement)] = () if before_it is _INHERITED else (before_it,)
             setattr(holder, name, replacement)
         yield
@@ -39,7 +40,7 @@ def replaced(holder: Any, others: Mapping[str, Any]) -> Iterator[None]:
 
 @forks.in_child
 def put_back(count: int = 0) -> None:
-    """Have all attributes but the first ``count`` be what they were before. Doing it once more does nothing more."""
+    """Restore all attributes but the first ``count``. Calling it again changes nothing more."""
     while len(_put) > count:
         holder, name, original, replacement = _put[-1]
         if original is not _INHERITED:
@@ -51,12 +52,12 @@ def put_back(count: int = 0) -> None:
 
 
 def num_replaced() -> int:
-    """How many attributes are others now."""
+    """How many attributes are replaced now."""
     return len(_put)
 
 
 def is_asked_by_users() -> bool:
-    """Code of the user's called what stands for an attribute: the first frame outside of the calling module is one."""
+    """A user's code called the replacement: the first frame outside of the calling module is a user's."""
     frame: Any = sys._getframe(1)
     stand_in = frame.f_globals
     while frame.f_globals is stand_in:

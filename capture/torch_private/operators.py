@@ -46,7 +46,7 @@ def resolving_conjugates() -> contextlib.AbstractContextManager[None]:
 
 
 def _without(left_out: Any) -> contextlib.AbstractContextManager[None]:
-    """These keys are left out no more."""
+    """Remove these keys from those that are left out."""
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     guard: contextlib.AbstractContextManager[None] = torch._C._ForceDispatchKeyGuard(include, exclude - left_out)
     return guard

@@ -24,7 +24,7 @@ _TOOLS = (4, 3)
 
 
 class SetterCalls:
-    """How often such a function began or ended. The end counts, too: a switch may be read before it is set."""
+    """Counts how often such a function began or ended. The end counts, too: a switch may be read before it is set."""
 
     __slots__ = ("count",)
 
@@ -32,7 +32,7 @@ class SetterCalls:
         self.count = 0
 
     def note(self, *_: object) -> None:
-        """One of them was called, in whichever thread."""
+        """One of them was called, in any thread."""
         self.count += 1
 
 

@@ -1,7 +1,9 @@
-"""What a run of ours changes around itself, in its thread and in torch's modules, and how all of it is put back.
+"""What a watched or recorded run changes around itself, in its thread and in torch's modules, and how all of it is put
+back.
 
-Each change has a ``with`` of its own that ends it. A signal may end a ``with`` between its begin and its first line, so
-that nobody does; then the state noted before the first of them is put back as a whole. Doing that twice is the same.
+Each change has a ``with`` of its own that ends it. A signal may interrupt a ``with`` between its begin and its first
+line, so that nothing ends it; then the state noted before the first change is put back as a whole. Doing that twice is
+the same.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _LIBRARY = __name__.partition(".")[0]
 
 
 class Surroundings:
-    """As they are now."""
+    """The surroundings as they are now."""
 
     __slots__ = ("_cache", "_flags", "_grad", "_inference", "_modes", "_replaced")
 
@@ -41,7 +43,7 @@ class Surroundings:
         self._grad = torch.is_grad_enabled()
 
     def note_grad_mode(self) -> None:
-        """The body is over: the mode that it left on is to stay so."""
+        """The body is over: the grad mode that it left is to stay."""
         self._grad = torch.is_grad_enabled()
 
     def note_autocast_cache(self) -> None:
@@ -73,6 +75,6 @@ def _end_blocks(error: BaseException) -> None:
         if str(at.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == _LIBRARY:
             try:
                 at.tb_frame.clear()
-            except RuntimeError:  # it runs still
+            except RuntimeError:  # the frame is still running
                 pass
         at = at.tb_next

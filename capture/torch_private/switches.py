@@ -112,7 +112,7 @@ SWITCHES = _switches()
 
 
 def switch_values() -> tuple[object, ...]:
-    """All values now."""
+    """The present values of all switches."""
     return tuple([switch.value() for switch in SWITCHES])
 
 
@@ -130,7 +130,7 @@ def modes_like_now(terms: Sequence[Term]) -> Any:
     device, too, as the body's Python may read them. The slow ones are compared once after each time that somebody set
     one."""
     quick = [_term(one) for one in SWITCHES if one.nanoseconds < SLOW]
-    count = SETTER_CALLS.count  # before they are read: who sets one meanwhile is noticed
+    count = SETTER_CALLS.count  # before they are read, so that a change meanwhile is noticed
     slow = _slow_terms([one for one in SWITCHES if one.nanoseconds >= SLOW])
     if notices_setters():
         return native.Modes((*terms, *quick), (native.Modes(tuple(slow)), SETTER_CALLS, "count", count))

@@ -41,7 +41,7 @@ class Property:
     name: str
     read_by: str
     nanoseconds: int
-    """A tensor, on one core at rest."""
+    """For one tensor, on one idle core."""
 
 
 PROPERTIES = (

@@ -1,9 +1,9 @@
-"""Whether other threads may run code of users now, in one place for all who ask.
+"""Whether other threads may run users' code now; the one place that decides it.
 
-Not counted are threads of which that is known not to be so: they carry batches from and to the workers of a
-``DataLoader`` and code from those of a compiler, or watch a progress bar. Most training programs have such threads.
-torch's documented interface does not name them; the stated fallback is that a thread which is not known counts as
-anybody's: what must not be seen from outside waits for its end, and what was drawn beside it may be its.
+Threads are left out of which it is known that they do not: those that carry batches from and to the workers of a
+``DataLoader`` or code from those of a compiler, and those that update a progress bar. Most training programs have such
+threads. torch's documented interface does not name them; the stated fallback is that any thread which is not known
+counts: what must not be seen by others waits until it ends, and what was drawn meanwhile may be its draws.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def others_may_run() -> bool:
     """Another thread than this one may run code of users. A thread of C++ that Python has seen once, such as one of
     autograd's, counts while it runs Python. One of autograd's own, in which a checkpointed block runs anew on a device,
     has one beside it that waits for the backward pass."""
-    here = threading.current_thread()  # from then on one of C++ is known
+    here = threading.current_thread()  # from then on a thread of C++ is known
     if threading.active_count() == 1:
         return False
     running = set(sys._current_frames())  # of the frames none is kept: this one's would hold itself, and all that run

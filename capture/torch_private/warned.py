@@ -1,9 +1,9 @@
-"""Whether a call of torch warned, without touching the warning filters, which belong to all threads.
+"""Whether a call of torch warned, found out without touching the warning filters, which belong to all threads.
 
-The interpreter looks up where a warning of C code belongs in the globals of the Python function that made the call. It
-notes what was said in their ``__warningregistry__``, which it makes where there is none; and where their ``__name__``
-is None, as while modules are torn down, it drops the warning. So the call is made by a function that has globals of its
-own: the warning is not shown, raises nothing, and the registry tells that there was one.
+For a warning of C code the interpreter uses the globals of the Python function that made the call. It notes the message
+in their ``__warningregistry__``, which it creates if need be; and where their ``__name__`` is None, as while modules
+are torn down, it drops the warning. So the call is made by a function with globals of its own: the warning is not
+shown, raises nothing, and the registry tells that there was one.
 """
 
 from __future__ import annotations
