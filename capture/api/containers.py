@@ -37,7 +37,7 @@ def register_container(
     AnnotationError
         ``cls`` is no class, or one that is opened already without being asked, such as ``dict``.
     """
-    given: object = cls
-    if not isinstance(given, type) or given in (tuple, list, dict):
+    kind: object = cls
+    if not isinstance(kind, type) or kind in (tuple, list, dict):
         raise AnnotationError(f"register_container takes a class of your own, not {cls!r}")
     signature.register_container(cls, flatten, unflatten)

@@ -44,9 +44,8 @@ def _versions() -> Iterator[Row]:
     yield "torch", torch.__version__
     yield "CUDA", str(torch.version.cuda)
     accelerator = torch.accelerator.current_accelerator()
-    if (
-        accelerator is not None and torch.accelerator.is_available()
-    ):  # torch may be built for a device whose driver is missing
+    # torch may be built for a device whose driver is missing
+    if accelerator is not None and torch.accelerator.is_available():
         yield "device", torch.get_device_module(accelerator).get_device_name()
     yield "driver", _driver()
     yield "fast path", "yes" if capabilities.HAS_METADATA_GUARD else "no: this torch has no TensorGuards"

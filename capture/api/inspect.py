@@ -103,7 +103,7 @@ class Recordings(Counters, Tabular):
     def tables(self) -> list[Table]:
         """Tables of calls by kind, of recordings, and of findings."""
         calls = {kind: number for kind, number in self.calls().items() if number}
-        told = [Table(title=str(self), head=tuple(calls), rows=(tuple(map(str, calls.values())),) if calls else ())]
+        shown = [Table(title=str(self), head=tuple(calls), rows=(tuple(map(str, calls.values())),) if calls else ())]
         sizes = tuple(
             (
                 size.arguments,
@@ -114,8 +114,8 @@ class Recordings(Counters, Tabular):
         )
         if sizes:
             head = ("recorded for", "operators", "outputs", "while it runs", "graph")
-            told.append(Table(title="recordings", head=head, rows=sizes))
-        return [*told, *(Table(notes=(finding.message(function=self.function),)) for finding in self.findings)]
+            shown.append(Table(title="recordings", head=head, rows=sizes))
+        return [*shown, *(Table(notes=(finding.message(function=self.function),)) for finding in self.findings)]
 
     @override
     def __str__(self) -> str:
@@ -272,7 +272,7 @@ class Warmup(_ToBeCalled[P]):
         return _warmup.warm_up_all(captured, values, progress)
 
 
-def warmup(function: Callable[P, R], /, *given: object) -> Warmup[P]:
+def warmup(function: Callable[P, R], /, *arguments: object) -> Warmup[P]:
     """``warmup(fn)(*args)`` brings a captured function to replay for arguments like these.
 
     ``warmup(fn).cases([(x,), (y,)])`` does so for many calls, the largest first, and reports on each. The caller's
@@ -283,7 +283,7 @@ def warmup(function: Callable[P, R], /, *given: object) -> Warmup[P]:
     Raises ``AnnotationError`` for what is not captured, for a method of a class instead of an instance, and for
     ``warmup(fn, *args)``, which is one call where there should be two.
     """
-    return Warmup(function, given)
+    return Warmup(function, arguments)
 
 
 def plans(function: Any) -> tuple[CapturePlan, ...]:

@@ -50,11 +50,11 @@ def memory_snapshot(path: str | os.PathLike[str]) -> int:
     states = all_states()
     trees = {id(tree): tree for captured in states for tree in trees_of(captured)}
     pools = {id(tree.pool): tree.pool for tree in trees.values()}.values()
-    own = [segment for pool in pools for segment in pool.snapshot()]
-    if own:
+    segments = [segment for pool in pools for segment in pool.snapshot()]
+    if segments:
         number = len(snapshot["device_traces"])
         snapshot["device_traces"] = [*snapshot["device_traces"], []]
-        snapshot["segments"] = [*snapshot["segments"], *({**segment, "device": number} for segment in own)]
+        snapshot["segments"] = [*snapshot["segments"], *({**segment, "device": number} for segment in segments)]
     outputs = list(_outputs(states))
     named = 0
     for segment in snapshot["segments"]:

@@ -99,17 +99,17 @@ class Exchange:
         if not executed:  # a run that only captured waited for nobody
             taking_part |= self.partners & asked.keys()
         self.partners = frozenset(taking_part)
-        heard: dict[int, str] = {}
+        answers: dict[int, str] = {}
         until = time.monotonic() + PATIENCE
-        while len(heard) < len(taking_part) and time.monotonic() < until:
-            for rank in taking_part - heard.keys():
+        while len(answers) < len(taking_part) and time.monotonic() < until:
+            for rank in taking_part - answers.keys():
                 said = self.store.get(asked[rank]).decode() if self.store.check([asked[rank]]) else _PENDING
                 if said != _PENDING:
-                    heard[rank] = said
-            if len(heard) < len(taking_part):
+                    answers[rank] = said
+            if len(answers) < len(taking_part):
                 time.sleep(_LOOK)
         late = f"{_EAGER}no answer within {PATIENCE:g} seconds"
-        return heard | dict.fromkeys(taking_part - heard.keys(), late)
+        return answers | dict.fromkeys(taking_part - answers.keys(), late)
 
 
 @contextlib.contextmanager
@@ -158,10 +158,10 @@ def agreed(
     plan says so; ``executed``: the collectives have run, not only been captured."""
     if made.store is None or not facts.collectives:
         return facts
-    own = _against(entry, compile_plan(captured.annotation, facts), failure)
-    made.answer(_RECORD if own is None else f"{_EAGER}{own}")
+    objection = _against(entry, compile_plan(captured.annotation, facts), failure)
+    made.answer(_RECORD if objection is None else f"{_EAGER}{objection}")
     groups = {one.group for one in facts.collectives if one.all_wait and one.group}
-    if own is not None or not groups:
+    if objection is not None or not groups:
         return facts
     if executed and any(not device.startswith(("cpu", "meta")) for device in facts.devices):
         torch.accelerator.synchronize()  # a device may be behind, and with it what this rank knows of the others

@@ -61,9 +61,9 @@ class GraphInfo:
     def at(cls, gm: Graph, example_inputs: Sequence[Any], device: str | None = None) -> GraphInfo:
         """Read a graph; ``device``: of the graph that it lies in."""
         values: dict[Node, Any] = {}
-        given = iter(leaf for example in example_inputs for _, leaf in pytree.leaves(example))
+        example_leaves = iter(leaf for example in example_inputs for _, leaf in pytree.leaves(example))
         for node in gm.graph.nodes:
-            value = next(given, None) if node.op == "placeholder" else None
+            value = next(example_leaves, None) if node.op == "placeholder" else None
             value = attribute(gm, node.target) if node.op == "get_attr" else value
             values[node] = next((node.meta[key] for key in ("val", "example_value") if key in node.meta), value)
         tensors = [tensor for value in values.values() for tensor in tensors_out(value)]

@@ -261,9 +261,8 @@ def _body(graph: Graph) -> Callable[..., Any]:
             name = node.target.partition(".")[0]
             setattr(constants, name, getattr(graph, name))
     for part in constants.modules():
-        _ = (
-            part.code if isinstance(part, Graph) else None
-        )  # some versions of torch generate the code when it is first read
+        # some versions of torch generate the code when it is first read
+        _ = part.code if isinstance(part, Graph) else None
     forward = type(graph).forward
 
     def body(*inputs: Any) -> Any:

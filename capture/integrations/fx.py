@@ -202,17 +202,17 @@ def _read_inside(graph: torch.fx.Graph, call: Node) -> None:
     what a submodule inside it writes, and then the two would not be told apart."""
     inputs = _inputs_of(graph)
     with graph.inserting_after(inputs[-1] if inputs else None):
-        for node, given in zip(inputs, call.args, strict=True):
-            if isinstance(given, Node) and given.op == "get_attr":
-                read = graph.create_node("get_attr", str(given.target))
-                read.meta = dict(given.meta)
+        for node, argument in zip(inputs, call.args, strict=True):
+            if isinstance(argument, Node) and argument.op == "get_attr":
+                read = graph.create_node("get_attr", str(argument.target))
+                read.meta = dict(argument.meta)
                 node.replace_all_uses_with(read)
                 graph.erase_node(node)
-    read_here = [given for given in call.args if isinstance(given, Node) and given.op == "get_attr"]
-    call.args = tuple(given for given in call.args if given not in read_here)
-    for given in read_here:
-        if not given.users:
-            call.graph.erase_node(given)
+    read_here = [argument for argument in call.args if isinstance(argument, Node) and argument.op == "get_attr"]
+    call.args = tuple(argument for argument in call.args if argument not in read_here)
+    for argument in read_here:
+        if not argument.users:
+            call.graph.erase_node(argument)
 
 
 def _inputs_of(graph: torch.fx.Graph) -> list[Node]:
@@ -240,9 +240,9 @@ def _split(gm: Graph, numbers: dict[Node, int]) -> tuple[Graph, list[Node]]:
 def _outer(gm: Graph, split: Graph, results: Sequence[Node]) -> torch.fx.Graph:
     """The graph of ``split``, with the inputs and outputs of the module in their own structure."""
     graph, copies = torch.fx.Graph(), dict[Node, Node]()
-    given: Any = graph.graph_copy(split.graph, copies)
+    results_of_copy: Any = graph.graph_copy(split.graph, copies)
     output = _output_of(gm)
-    outer_values = dict(zip(results, given, strict=True))
+    outer_values = dict(zip(results, results_of_copy, strict=True))
     for node in output.all_input_nodes:
         if node.op == "get_attr":
             outer_values[node] = graph.create_node("get_attr", str(node.target))

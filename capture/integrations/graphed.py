@@ -132,12 +132,12 @@ class _Part:
         """Capture it."""
         made = capture(given.target)
         run = made.forward if isinstance(made, torch.nn.Module) else made
-        own: dict[int, torch.Tensor] = {}
+        stand_ins: dict[int, torch.Tensor] = {}
 
         def leaf_of(value: Any) -> Any:
             if not isinstance(value, torch.Tensor) or not value.requires_grad:
                 return value
-            return own.setdefault(id(value), value.detach().requires_grad_())
+            return stand_ins.setdefault(id(value), value.detach().requires_grad_())
 
         return cls(given, made, run, pytree.replace_leaves(given.args, leaf_of))
 

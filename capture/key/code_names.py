@@ -98,9 +98,8 @@ def chains(code: types.CodeType) -> tuple[Chain, ...]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             for chain in chains(constant):
-                if (
-                    chain.kind == "closure" and chain.root in parameters
-                ):  # a cell of a function inside this one, not a free variable
+                # a cell of a function inside this one, not a free variable
+                if chain.kind == "closure" and chain.root in parameters:
                     distinct[Chain("parameter", chain.root, chain.attributes)] = None
                 elif chain.kind != "parameter":
                     distinct[chain] = None

@@ -225,11 +225,8 @@ class _Walk:
     def _attribute(self, instruction: dis.Instruction) -> None:
         base = self._pop()
         is_method = instruction.opname == "LOAD_METHOD" or "NULL|self" in instruction.argrepr
-        if instruction.argval in ADDING and base.kind in (
-            "name",
-            "attribute",
-            "item",
-        ):  # whoever gets the bound method can only add members
+        # whoever gets the bound method can only add members
+        if instruction.argval in ADDING and base.kind in ("name", "attribute", "item"):
             self._use(base, "grown")
             self.stack += [_Value("other")] * (2 if is_method else 1)
             return

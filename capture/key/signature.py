@@ -356,9 +356,8 @@ def identity_token(value: Any) -> int:
     deaths()
     token = Token(next(_next_token))
     try:
-        reference = _Reference(
-            value, _died.append
-        )  # a callback in C: an exception of a signal handler inside a Python callback would be lost
+        # a callback in C: an exception of a signal handler inside a Python callback would be lost
+        reference = _Reference(value, _died.append)
     except TypeError:
         raise Unkeyable(f"{type(value).__name__} object") from None
     reference.address, reference.token, reference.kind = id(value), token, type(value)
@@ -450,9 +449,8 @@ def switches_of(module: torch.nn.Module) -> Switches:
         owns, weak = [], []
         leads_nowhere = dict[int, bool]()
         for submodule in reversed(list(module.modules())):  # children before their parents
-            below = (
-                leads_nowhere.get(id(child), False) for child in submodule.children()
-            )  # a child without an entry is one of its own parents
+            # a child without an entry is one of its own parents
+            below = (leads_nowhere.get(id(child), False) for child in submodule.children())
             leads_nowhere[id(submodule)] = _names_no_module(submodule) and all(below)
         for submodule in module.modules():
             names = ("training", *[name for name in _SWITCHES if name in submodule.__dict__])
@@ -463,11 +461,8 @@ def switches_of(module: torch.nn.Module) -> Switches:
         states = (sharding_of(submodule) for submodule in module.modules())
         sharded = {id(one): weakref.ref(one) for one in states if one is not None}
         lists = _module_lists[token] = {}
-        lists[_Reference(module, lists.pop)] = (
-            tuple(owns),
-            tuple(weak),
-            tuple(sharded.values()),
-        )  # removed by a callback in C, as for tokens
+        # removed by a callback in C, as for tokens
+        lists[_Reference(module, lists.pop)] = tuple(owns), tuple(weak), tuple(sharded.values())
     return next(iter(lists.values()))
 
 

@@ -38,17 +38,17 @@ def _stores(holder: Any, own: dict[str, Any], store: Callable[[Any, Any], None])
     yield functools.partial(store, holder, -3)
 
 
-def _changes(own: dict[str, Any]) -> Iterator[Callable[[], object]]:
-    yield functools.partial(own.__setitem__, "a", -4)
-    yield functools.partial(own.update, a=-5)
-    yield functools.partial(own.__ior__, {"a": -6})
-    yield functools.partial(own.pop, "a")
-    yield functools.partial(own.setdefault, "a", -7)
-    yield functools.partial(own.popitem)
-    yield functools.partial(own.__setitem__, "a", -8)
-    yield functools.partial(own.__delitem__, "a")
-    yield functools.partial(own.__setitem__, "a", -9)
-    yield functools.partial(own.clear)
+def _changes(plain: dict[str, Any]) -> Iterator[Callable[[], object]]:
+    yield functools.partial(plain.__setitem__, "a", -4)
+    yield functools.partial(plain.update, a=-5)
+    yield functools.partial(plain.__ior__, {"a": -6})
+    yield functools.partial(plain.pop, "a")
+    yield functools.partial(plain.setdefault, "a", -7)
+    yield functools.partial(plain.popitem)
+    yield functools.partial(plain.__setitem__, "a", -8)
+    yield functools.partial(plain.__delitem__, "a")
+    yield functools.partial(plain.__setitem__, "a", -9)
+    yield functools.partial(plain.clear)
 
 
 def _of_class(kind: type) -> Iterator[Callable[[], object]]:
@@ -60,22 +60,20 @@ def _of_class(kind: type) -> Iterator[Callable[[], object]]:
 def trust(native: Any) -> tuple[bool, bool]:
     """Try all ways to store, and let guards rely on what is reported. Gives whether that is everything, for plain dicts
     and for dicts whose values are kept in an object."""
-    told: Callable[[Any, Callable[[], object]], bool] = native.dict_change_is_told
+    is_told: Callable[[Any, Callable[[], object]], bool] = native.dict_change_is_told
     plain: dict[str, Any] = {}
-    kind, holders = (
-        type("Kind", (), {}),
-        type("Holder", (), {}),
-    )  # new ones: objects of a used class are laid out differently
+    # new ones: objects of a used class are laid out differently
+    kind, holders = type("Kind", (), {}), type("Holder", (), {})
     alone: Any = holders()
     alone.a = 0
     with_many: Any = type("Many", (), {})()
     vars(with_many).update({f"a{number}": number for number in range(_MANY)})
     is_plain = (
-        all(told(plain, change) for change in _changes(plain))
-        and all(told(vars(with_many), one) for one in _stores(with_many, vars(with_many), _store_elsewhere))
-        and all(told(kind, change) for change in _of_class(kind))
+        all(is_told(plain, change) for change in _changes(plain))
+        and all(is_told(vars(with_many), one) for one in _stores(with_many, vars(with_many), _store_elsewhere))
+        and all(is_told(kind, change) for change in _of_class(kind))
     )
     is_split = native.is_split_dict(vars(alone)) and is_plain
-    is_split = is_split and all(told(vars(alone), change) for change in _stores(alone, vars(alone), _store))
+    is_split = is_split and all(is_told(vars(alone), change) for change in _stores(alone, vars(alone), _store))
     native.trust_dict_watchers(is_plain, is_split)
     return is_plain, is_split

@@ -142,9 +142,8 @@ class ObserveMode(BreakNotes):
         if op_traits.metadata == "storage" and len(args) > 1 and isinstance(args[1], torch.UntypedStorage):
             op, args = operator_schema.with_tensor(args)
             op_traits = traits(op)
-        if (
-            op_traits.base == "_efficientzerotensor"
-        ):  # a tensor of zeros without memory, as in the backward pass of ``sgn``
+        # a tensor of zeros without memory, as in the backward pass of ``sgn``
+        if op_traits.base == "_efficientzerotensor":
             op, trace.plain = torch.ops.aten.zeros.default, False
             op_traits = traits(op)
         if op_traits.unseen or self.looks_away or only_shapes():

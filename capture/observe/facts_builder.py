@@ -72,9 +72,8 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     gradients = gradient_uses.uses(watched, classify.argument, kept)
     obstacles = gradient_uses.obstacles(watched, classify.argument, outputs, effects) if gradients else []
     given = {id(value) for source, value in watched.before.sources.values() if source.kind == "root"}
-    opaque = _opaque_outputs(
-        [leaf for leaf in outputs if id(leaf.value) not in given]
-    )  # roots are the caller's, and only handed back
+    # roots are the caller's, and only handed back
+    opaque = _opaque_outputs([leaf for leaf in outputs if id(leaf.value) not in given])
     elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # other facts explain these
     left = [] if elsewhere else _escapes(watched, kept_storages)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})

@@ -180,9 +180,8 @@ class Captured:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The values of all parameters. Raises ``TypeError``, worded less well than the function's own."""
-        if (
-            self._is_function and self._defaults is not self.function.__defaults__
-        ):  # the defaults were replaced after decoration
+        # the defaults were replaced after decoration
+        if self._is_function and self._defaults is not self.function.__defaults__:
             self._defaults = self.function.__defaults__
             made = make_binder(
                 signature_of(self.function, method=self.receiver is not None), formed=sees_form(self.function)

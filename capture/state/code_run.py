@@ -87,9 +87,8 @@ def code_run(place: Callable[[], Any] = lambda: None) -> Iterator[CodeRun]:
 
     if len(_kinds) > _MOST_KINDS:
         _kinds.clear()
-    collected = [
-        getattr(one, "__code__", None) for one in gc.callbacks
-    ]  # the garbage collector may call these at any time
+    # the garbage collector may call these at any time
+    collected = [getattr(one, "__code__", None) for one in gc.callbacks]
     apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
     run, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart, leaves)
     watch.begin()

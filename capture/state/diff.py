@@ -175,7 +175,7 @@ def _equal_plain(old: Any, new: Any) -> bool:
 def restore(before: Snapshot, changed: list[Change]) -> None:
     """Put every changed source and every container's members back as the snapshot saw them."""
     for change in sorted(
-        changed, key=lambda change_of: not change_of.container
+        changed, key=lambda each: not each.container
     ):  # containers first, so that members exist when they are set
         if change.container:
             _restore_members(before, change)

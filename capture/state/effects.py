@@ -110,9 +110,8 @@ def _is_only_counted(before: Snapshot, source: Source, uses: UsesOfNames) -> boo
     elif source.kind in ("attribute", "slot"):
         kind = holder if isinstance(holder, type) else type(holder)
         packages = [package_of(one.__module__) for one in kind.__mro__]
-    elif (
-        source.kind != "item" or id(holder) not in before.namespaces
-    ):  # code reads those of a thread-local as attributes
+    elif source.kind != "item" or id(holder) not in before.namespaces:
+        # code reads those of a thread-local as attributes
         return source.kind == "item" and type(name) in PLAIN_TYPES and _is_item_counted(before, source, uses)
     return name in uses.counted and not uses.is_read(name, packages)
 

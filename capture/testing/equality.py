@@ -79,9 +79,11 @@ def assert_equal_to_eager(
     with config.patch(enabled=False):
         again = program.run()[: position + 1]
     varies = _first_different(eager[: position + 1], again) is not None
-    note = "\n  note: two eager runs of these calls differ as well: the function is not deterministic" if varies else ""
+    remark = (
+        "\n  note: two eager runs of these calls differ as well: the function is not deterministic" if varies else ""
+    )
     number = f"call {position + 1} of {len(cases)} ({kind}) differs from eager in {what}"
-    raise AssertionError(f"{program.captured.annotation.function}: {number}\n  call: {program.text(position)}{note}")
+    raise AssertionError(f"{program.captured.annotation.function}: {number}\n  call: {program.text(position)}{remark}")
 
 
 class _GraphIsFreedError(Exception):

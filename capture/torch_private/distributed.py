@@ -115,7 +115,7 @@ def _has_hook_of_torchs(module: Any) -> bool:
 
 
 @contextlib.contextmanager
-def handles_watched(note: Callable[[str], None], modules: Sequence[torch.nn.Module]) -> Iterator[None]:
+def handles_watched(note_use: Callable[[str], None], modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     """In the block ``Work.wait`` is no business of dispatch modes: some backends copy results in it, from memory that
     no operator told of. Without torch's guard they see that, and what does it runs eagerly. ``note(name)`` is called
     where a future is taken from a handle: what it leads to runs in other threads, unseen. So do hooks of torch's own
@@ -124,7 +124,7 @@ def handles_watched(note: Callable[[str], None], modules: Sequence[torch.nn.Modu
         yield
         return
     if any(map(_has_hook_of_torchs, _replicated(modules))):
-        note("a communication hook of torch's own")
+        note_use("a communication hook of torch's own")
     work: Any = dist.Work
     wait, get_future, thread = work.wait, work.get_future, threading.get_ident()
 
@@ -136,7 +136,7 @@ def handles_watched(note: Callable[[str], None], modules: Sequence[torch.nn.Modu
     @functools.wraps(get_future)
     def noted(handle: Any) -> Any:
         if threading.get_ident() == thread:
-            note("Work.get_future")
+            note_use("Work.get_future")
         return get_future(handle)
 
     with replaced(work, {"wait": unseen, "get_future": noted}):

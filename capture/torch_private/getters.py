@@ -40,10 +40,10 @@ def _getters() -> dict[str, Getter]:
 
 def asked_of_torch(names: Iterable[str]) -> Iterator[tuple[str, Callable[[], object], object]]:
     """Each of these names that is a getter's: what it reads, how, and what that gives now."""
-    known = _getters()
-    for name in sorted(known.keys() & names):
+    getters = _getters()
+    for name in sorted(getters.keys() & names):
         for arguments in ((), ("cpu",), ("cuda",)):
-            read = functools.partial(known[name], *arguments) if arguments else known[name]
+            read = functools.partial(getters[name], *arguments) if arguments else getters[name]
             try:
                 value = read()
             except Exception:  # noqa: BLE001 - it takes something else

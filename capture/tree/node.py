@@ -106,9 +106,8 @@ class Node:
     def see(self) -> None:
         """The node is in its tree, and complete."""
         if self.outputs is not None:
-            follows = (
-                self.program is not None and self.program.again.follows_draws
-            )  # of the state that the generator had before
+            # of the state that the generator had before
+            follows = self.program is not None and self.program.again.follows_draws
             used, runs, in_python = self.last_used, self.runs, self.written or self.reads or follows
             self.view = native.NodeView(
                 outputs=self.outputs, source=None if in_python else self.outputs.single,
@@ -139,9 +138,8 @@ class Node:
         recording = self.recording
         if block in self.beside or recording is None:
             return False
-        return not native.committed(
-            bool, (), lambda _: recording.avoid(block)
-        )  # as a whole, whatever exception comes meanwhile
+        # as a whole, whatever exception comes meanwhile
+        return not native.committed(bool, (), lambda _: recording.avoid(block))
 
     def own(self, numbers: Iterable[int]) -> None:
         """From now on these groups of its outputs have fresh memory in every call."""

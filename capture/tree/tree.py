@@ -201,9 +201,8 @@ class Tree:
             stays = node.outputs.gradients if node is successor and node.outputs.keeps_gradients() else {}
             lingering += [(node, number) for number in stays]
             in_place = in_place or bool(stays)
-            for number in [
-                number for number, _, _ in node.live_groups(but=stays)
-            ]:  # no variable may hold a storage here
+            # no variable may hold a storage here
+            for number in [number for number, _, _ in node.live_groups(but=stays)]:
                 if node.outputs.policy == "borrow" and reason in ("step", "again") and _pins.invalidate(node, number):
                     continue
                 if successor is not None and self._is_replaced(node, number, successor):

@@ -154,16 +154,16 @@ class _Unknown:
 UNKNOWN = _Unknown()
 
 
-def form_of(result: Any, made: Sequence[torch.Tensor | None], given: Sequence[torch.Tensor]) -> Any:
+def form_of(result: Any, made: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]) -> Any:
     """A result so that it can be given again. ``made``: what is new among its members."""
     if isinstance(result, torch.Tensor):
         for number, tensor in enumerate(made):
             if tensor is result:
                 return Made(number)
-        for number, tensor in enumerate(given):
+        for number, tensor in enumerate(inputs):
             if tensor is result:
                 return Given(number)
         return UNKNOWN
     if isinstance(result, (tuple, list)):
-        return type(result)([form_of(member, made, given) for member in result])
+        return type(result)([form_of(member, made, inputs) for member in result])
     return result

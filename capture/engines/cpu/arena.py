@@ -106,9 +106,8 @@ class Arena:
 
     def track(self, block: Block, storage: torch.UntypedStorage) -> None:
         """The block is taken until the storage dies."""
-        reference = _BlockWatch(
-            storage, self._died.append
-        )  # a callback in C: an exception of a signal handler inside a Python callback would be lost
+        # a callback in C: an exception of a signal handler inside a Python callback would be lost
+        reference = _BlockWatch(storage, self._died.append)
         reference.block = block
         self._taken[block.address] = (block, reference)
 

@@ -113,9 +113,9 @@ class CpuBackend:
         if recorder.fault is not None:
             raise recorder.fault
         described = describe(watched)
-        for one in described.implicit:
-            if one.owners:
-                tape.name_owner(one.path, one.owners[0][1])
+        for implicit in described.implicit:
+            if implicit.owners:
+                tape.name_owner(implicit.path, implicit.owners[0][1])
         kept = [*described.outputs, *(leaf for effect in described.effects for leaf in effect.leaves)]
         failure = recorder.failure or _unresolved(kept, recorder)
         if failure is None and tape.undo_bytes() > MOST_UNDO:
@@ -138,13 +138,13 @@ def _written_positions(watched: ObservedRun, inputs: Sequence[Input]) -> set[int
     """Staged leaves that the body wrote, whether planned or not."""
     externals = watched.watch.trace.externals
     versions = {id(tensor) for tensor, version in watched.versions if tensor._version != version}
-    found = set()
+    positions = set()
     for position, (_, leaf) in enumerate(watched.arguments):
         if isinstance(leaf, torch.Tensor):
             external = externals.get(id(leaf.untyped_storage()))
             if id(leaf) in versions or (external is not None and external.mutation is not None):
-                found.add(position)
-    return found & {one.position for one in inputs if one.how in ("copy", "copy-back")}
+                positions.add(position)
+    return positions & {one.position for one in inputs if one.how in ("copy", "copy-back")}
 
 
 def _unresolved(kept: Sequence[KeptLeaf], recorder: TapeRecorder) -> str | None:
@@ -161,16 +161,23 @@ class _Staged:
 
     def __init__(self, arena: Arena, tape: Tape, call: Call, inputs: Sequence[Input]) -> None:
         self._arena, self._tape = arena, tape
-        for one in inputs:
-            leaf = call.leaves[one.position]
+        for each_input in inputs:
+            leaf = call.leaves[each_input.position]
             if isinstance(leaf, torch.Generator):
-                tape.generators[one.position] = leaf
-        self.staging = stage(arena, call, [one for one in inputs if not _elsewhere(call.leaves[one.position])])
-        for one in inputs:
-            leaf = call.leaves[one.position]
-            if one.how == "static" and isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.numel():
-                seen = self.staging.replacements.get(one.position, leaf)
-                tape.add_static(call.paths()[one.position][0], leaf, seen.untyped_storage())
+                tape.generators[each_input.position] = leaf
+        self.staging = stage(
+            arena, call, [each_input for each_input in inputs if not _elsewhere(call.leaves[each_input.position])]
+        )
+        for each_input in inputs:
+            leaf = call.leaves[each_input.position]
+            if (
+                each_input.how == "static"
+                and isinstance(leaf, torch.Tensor)
+                and leaf.device.type == "cpu"
+                and leaf.numel()
+            ):
+                seen = self.staging.replacements.get(each_input.position, leaf)
+                tape.add_static(call.paths()[each_input.position][0], leaf, seen.untyped_storage())
         for block, storage in self.staging.managed.items():
             tape.add_block(block, storage).is_managed = True
         self._registers: list[tuple[int, int]] = []
@@ -302,9 +309,8 @@ class TapeRecorder(ObserveMode):
         ran.append(Ran(op))
         at = len(ran)
         result = self._record(op, args, kwargs)
-        if (
-            self._tape.num_ops > before and not self._tape.has_collectives
-        ):  # a pending collective keeps the tensors alive
+        # a pending collective keeps the tensors alive
+        if self._tape.num_ops > before and not self._tape.has_collectives:
             step = self._tape.last_step()
             ran[at - 1] = Ran(op, step, self._form_of(step, result, args, kwargs))
         return result
@@ -333,9 +339,8 @@ class TapeRecorder(ObserveMode):
         result = self.operate(op, args, kwargs)
         if op_traits.collective:
             self._tape.has_collectives = True
-        if (
-            op_traits.collective and op_traits.namespace != "c10d"
-        ):  # the result is moved below, so it has to be complete
+        # the result is moved below, so it has to be complete
+        if op_traits.collective and op_traits.namespace != "c10d":
             result = collectives.finished(op, op_traits.namespace, result)
         outs = tensors_out(result)
         if not all(map(_is_plain, outs)):
@@ -404,7 +409,7 @@ class TapeRecorder(ObserveMode):
             return
         grad = torch.is_grad_enabled()
         try:
-            given = [template_of(value, self._island_register) for value in (args, before.values, kwargs)]
+            templates = [template_of(value, self._island_register) for value in (args, before.values, kwargs)]
         except LookupError as error:
             self._fail(f"{begin.name}(): {error}")
             return
@@ -416,7 +421,9 @@ class TapeRecorder(ObserveMode):
         outs = [_source_of(moved[id(made)]) for made in outcome.made]
         places = [(id(place.holder()), place.name) for place in before.places]
         name = f"{begin.name} {id(outcome.function):x} {grad} {places}"
-        step = TapeStep(outcome.function, (given[0], given[1]), given[2], "break", outs, name=name, acts=True)
+        step = TapeStep(
+            outcome.function, (templates[0], templates[1]), templates[2], "break", outs, name=name, acts=True
+        )
         self._tape.append(step)
         self._tape.ran.append(Ran(self.trace.sequence[-1], step))
         self._end_segment(step, self.trace.reads[-1])

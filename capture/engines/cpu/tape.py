@@ -345,18 +345,18 @@ class Tape:
         try:
             with torch.no_grad():
                 args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
-                given, objected = warned(function, *args, **kwargs)
+                outs, objected = warned(function, *args, **kwargs)
         except Exception as error:  # any error means that this form is not used
             if is_interrupt(error):
                 raise
             return False
-        if objected or step.single is not isinstance(given, torch.Tensor):
+        if objected or step.single is not isinstance(outs, torch.Tensor):
             return False
-        given = [given] if step.single else list(given)
-        same = len(given) == len(results) and all(isinstance(one, torch.Tensor) for one in given)
+        outs = [outs] if step.single else list(outs)
+        same = len(outs) == len(results) and all(isinstance(one, torch.Tensor) for one in outs)
         return same and all(
             one.stride() == result.stride() and same_bits(one, result)
-            for one, result in zip(given, results, strict=True)
+            for one, result in zip(outs, results, strict=True)
         )
 
     def compile(self, copies_in: list[TapeStep], copies_out: list[TapeStep]) -> None:
@@ -406,8 +406,8 @@ class Tape:
             self.registers, (*self._views, *self._calls), self._grad, owned,
             acts=len(self._views) + len(self.copies_in) + next(acting, len(self._steps)), back=len(self.copies_out),
         )  # fmt: skip
-        known = self._by_storage.items()
-        self._by_storage = {key: found for key, found in known if found[0]() is not None}  # drop those of the run
+        entries = self._by_storage.items()
+        self._by_storage = {key: found for key, found in entries if found[0]() is not None}  # drop those of the run
         replay: Callable[[Sequence[Any]], None] = self._native
         replay = self._with_shared(replay, shared) if shared else replay
         return self._with_bound(replay) if self._bound else replay

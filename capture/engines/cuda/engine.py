@@ -173,11 +173,11 @@ class CudaBackend:
     def _beware(self, recorder: GraphRecorder, watched: ObservedRun, described: DescribedRun, staging: Staging) -> None:
         """Kernels of unknown memory may read all state that the body can reach, and write any argument: note that in
         the facts."""
-        known = {id(one.external.storage) for one in described.implicit} | recorder.arguments
+        storages = {id(one.external.storage) for one in described.implicit} | recorder.arguments
         replaced = {effect.change.source.path for effect in described.effects}
         for key, owners in watched.before.tensors.items():
             source, tensor = owners[0]
-            if key not in known and tensor.device == self.device and tensor.numel() and source.path not in replaced:
+            if key not in storages and tensor.device == self.device and tensor.numel() and source.path not in replaced:
                 same = tuple(one for one in owners if one[1] is tensor)
                 external = External(tensor, tensor.untyped_storage(), None)
                 described.guarded.append(ImplicitInput(source.path, same, external))

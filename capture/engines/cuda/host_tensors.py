@@ -98,10 +98,15 @@ class HostTensors:
             value = before.sources[path][1] if path in before.sources else None
             if isinstance(value, torch.Tensor) and value.device == pool.device:
                 self._note_moving(path, value)
-        given = {id(leaf.untyped_storage()) for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
+        argument_storages = {id(leaf.untyped_storage()) for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
         for key, owners in before.tensors.items():  # a tensor in the pool is replaced soon
             source, value = owners[0]
-            if key not in given and value.device == pool.device and value.numel() and pool.found(value.data_ptr()):
+            if (
+                key not in argument_storages
+                and value.device == pool.device
+                and value.numel()
+                and pool.found(value.data_ptr())
+            ):
                 self._note_moving(source.path, value)
 
     def run(self, op: Operator, op_traits: OperatorTraits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

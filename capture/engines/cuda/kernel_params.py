@@ -145,11 +145,11 @@ def _kernel(driver: Any, handle: Any, layouts: dict[int, list[tuple[int, int]]])
         params.gridDimX, params.gridDimY, params.gridDimZ, params.blockDimX, params.blockDimY, params.blockDimZ,
         params.sharedMemBytes,
     )  # fmt: skip
-    given = NodeParameters(
+    parameters = NodeParameters(
         "kernel", (function, kernel, *shape, tuple(layout), len(block)), _words(block), filled=not layout
     )
     editor = functools.partial(_KernelEditor, driver, handle, layout, block)
-    return GraphNode(handle, given, functools.partial(_kernel_name, driver, handle), editor)
+    return GraphNode(handle, parameters, functools.partial(_kernel_name, driver, handle), editor)
 
 
 def _layout(driver: Any, params: Any, function: int) -> list[tuple[int, int]]:

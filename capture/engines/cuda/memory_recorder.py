@@ -102,22 +102,22 @@ class MemoryRecorder(GraphRecorder):
         self, op: OperatorTraits, nodes: tuple[int, int], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any,
         hidden: int,
     ) -> OperatorMemory:  # fmt: skip
-        given, made = list(tensors_in(args, kwargs)), tensors_out(result)
-        if _is_unknown(op) or any(not self._is_plain(one) for one in (*given, *made)):
+        arguments, made = list(tensors_in(args, kwargs)), tensors_out(result)
+        if _is_unknown(op) or any(not self._is_plain(one) for one in (*arguments, *made)):
             return OperatorMemory(op.name, *nodes, is_barrier=True)
         writes = {_span_of(one) for one, _ in written(op, args, kwargs)}
-        inputs = {id(one.untyped_storage()) for one in given}
+        inputs = {id(one.untyped_storage()) for one in arguments}
         for one in made:
             storage = one.untyped_storage()
             whole = storage.data_ptr(), storage.data_ptr() + nbytes_of(storage)
             writes.add(_span_of(one) if id(storage) in inputs else whole)
-        reads = {_span_of(one) for one in given} - writes
+        reads = {_span_of(one) for one in arguments} - writes
         return OperatorMemory(op.name, *nodes, tuple(sorted(reads)), tuple(sorted(writes)), hidden=hidden)
 
     def _is_plain(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device and tensor.layout is torch.strided and not tensor.is_nested
 
-    def _note_lives(self, made: list[torch.Tensor], given: set[int]) -> int:
+    def _note_lives(self, made: list[torch.Tensor], argument_storages: set[int]) -> int:
         """Note storages that the operator under way made. Gives how many have memory of this device."""
         self._note_deaths()
         fresh = 0
@@ -126,7 +126,7 @@ class MemoryRecorder(GraphRecorder):
                 continue
             storage = tensor.untyped_storage()
             key, nbytes = id(storage), nbytes_of(storage)
-            if key in given or key in self._lives or not nbytes:
+            if key in argument_storages or key in self._lives or not nbytes:
                 continue
             fresh += 1
             life = self._lives[key] = _Life(storage, self._dying.append)

@@ -192,15 +192,15 @@ class CudaRecording:
 
     def decide(self, order: Order, times: tuple[float, float] | None) -> None:
         """See ``schedule_choice.Scheduled``."""
-        found = self._schedule
-        if found is not None:
-            is_chain = found.dependencies.longest == len(found.dependencies.levels)
+        schedule = self._schedule
+        if schedule is not None:
+            is_chain = schedule.dependencies.longest == len(schedule.dependencies.levels)
             reason = ": each kernel needs the one before it" if is_chain else _MOVED
-            self._told = found.told(order if times is not None else f"{order}{reason}", times)
+            self._told = schedule.told(order if times is not None else f"{order}{reason}", times)
         elif self._told is not None and self._told.chosen == "undecided":
             self._told = Schedule(widths=(), longest=(), chosen=f"{order}{_MOVED}")
         self._choice = self._notes = None
-        self._schedule = found if order == "by data" else None
+        self._schedule = schedule if order == "by data" else None
         self._replay_by(self.step)
 
     def _keep_order(self) -> None:

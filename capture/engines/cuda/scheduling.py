@@ -67,20 +67,25 @@ def schedule_of(
     handle = int(graph.raw_cuda_graph())
     with torch.cuda.device(pool.device):
         every = tuple(graph_edges.nodes_of(handle))
-        own = [node for node in every if node not in added]
+        captured_nodes = [node for node in every if node not in added]
         recorded = graph_edges.edges_of(handle)
         nodes = [node for node in kernel_params.read(graph) if int(node.handle) not in added]
-        if [int(node.handle) for node in nodes] != own:
+        if [int(node.handle) for node in nodes] != captured_nodes:
             return "it has graphs inside"
         chain = {(one.first, one.then): one.data for one in recorded if one.first not in added}
-        if set(chain) != set(itertools.pairwise(own)):
+        if set(chain) != set(itertools.pairwise(captured_nodes)):
             return "the body has streams of its own"
-        if any(one.end > len(own) for one in notes.operators):
+        if any(one.end > len(captured_nodes) for one in notes.operators):
             return "its nodes are not those of its capture"
         memory = Memory(_parts_of(pool), notes.lifetimes, _block_finder())
         needed = dependencies(accesses([_words(node) for node in nodes], notes.operators, memory))
     return GraphSchedule(
-        handle, every, tuple(recorded), tuple(_edges(own, needed, chain, added)), needed, _names(needed, notes, nodes)
+        handle,
+        every,
+        tuple(recorded),
+        tuple(_edges(captured_nodes, needed, chain, added)),
+        needed,
+        _names(needed, notes, nodes),
     )
 
 
@@ -97,17 +102,17 @@ def _words(node: GraphNode) -> frozenset[int] | None:
 
 
 def _edges(
-    own: Sequence[int], found: Dependencies, chain: dict[tuple[int, int], bytes], added: Sequence[int]
+    nodes: Sequence[int], needed: Dependencies, chain: dict[tuple[int, int], bytes], added: Sequence[int]
 ) -> list[GraphEdge]:  # fmt: skip
     """A kernel that was launched to begin before the one before it ends keeps that, where it waits for no other."""
     waits_for: dict[int, int] = {}
-    for _, then in found.edges:
+    for _, then in needed.edges:
         waits_for[then] = waits_for.get(then, 0) + 1
     edges = []
-    for first, then in found.edges:
-        pair = own[first], own[then]
+    for first, then in needed.edges:
+        pair = nodes[first], nodes[then]
         edges.append(GraphEdge(*pair, chain.get(pair, PLAIN) if waits_for[then] == 1 else PLAIN))
-    roots = [node for at, node in enumerate(own) if at not in waits_for]
+    roots = [node for at, node in enumerate(nodes) if at not in waits_for]
     return [*(GraphEdge(copy, root) for copy in added for root in roots), *edges]
 
 

@@ -124,11 +124,11 @@ class SegmentRun:
         with torch.no_grad():
             result = operate(*args, **kwargs)
         self._capture.resume()
-        given = {one.untyped_storage().data_ptr() for one in tensors_in(args, kwargs)}
+        input_addresses = {one.untyped_storage().data_ptr() for one in tensors_in(args, kwargs)}
         places: dict[int, torch.Tensor] = {}
         kept: list[torch.Tensor | None] = []
         for out in tensors_out(result):
-            fresh = out.untyped_storage().data_ptr() not in given or not out.numel()
+            fresh = out.untyped_storage().data_ptr() not in input_addresses or not out.numel()
             kept.append(self._place(out, places) if fresh else None)
         begin = len(trace.sequence)
         self.breaks.append(GraphBreak(told(result), lambda: operate(*fixed[0], **fixed[1]), tuple(kept), begin))
