@@ -30,9 +30,9 @@ def is_needed(device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
-def lent(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
+def lent(tensors: Iterable[torch.Tensor], refused: set[int] | None = None) -> Iterator[Lent]:
     """Exchange these tensors for the block; other threads would see that, too. A ``grad`` that is set in the block is
-    kept."""
+    kept. ``refused`` gets the ``id`` of those that could not be exchanged."""
     swap = swap_tensors
     if swap is None:
         yield {}
@@ -44,11 +44,16 @@ def lent(tensors: Iterable[torch.Tensor]) -> Iterator[Lent]:
             stand_in = leaf_like(tensor)
             if tensor.is_leaf:
                 stand_in.grad = gradient_of(tensor)
-            with contextlib.suppress(RuntimeError):  # a weak reference to the tensor exists
+            try:
                 swap(tensor, stand_in)
                 pairs[id(stand_in)] = stand_in, tensor
+            except RuntimeError:  # a weak reference to the tensor exists
+                if refused is not None:
+                    refused.add(id(tensor))
         yield pairs
     finally:
+        if pairs:
+            torch.clear_autocast_cache()  # the body's own has such references, too
         for stand_in, tensor in pairs.values():
             gradient = gradient_of(tensor)
             swap(tensor, stand_in)

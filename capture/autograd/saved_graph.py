@@ -45,6 +45,7 @@ from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.torch_private.checkpoints import without_recomputing
 from capture.torch_private.cuda import is_capturing
 from capture.torch_private.devices import is_capturing_now
+from capture.torch_private.subclasses import is_wrapper
 from capture.tree.outputs import Alias
 
 
@@ -289,6 +290,8 @@ class SavedGraph:
     """A saved tensor was written afterwards by the body itself."""
     foreign: tuple[Any, ...] = ()
     """Nodes at the graph's ends that others made, as those of parameters that could not be lent."""
+    foreign_ends: tuple[str, ...] = ()
+    """What those are, for a finding."""
     paths: dict[int, str] = field(factory=dict)
     """Path of parameters and held tensors, by ``id``, where the recording follows them."""
     now_parameters: Sequence[torch.Tensor] = ()
@@ -426,6 +429,7 @@ class SavedGraph:
             hooks_off(self.parameters),
             stale_streams_overridden() if self.foreign and is_capturing_now() else nullcontext(),
             donation_allowed() if self.donates else nullcontext(),
+            self._foreign_ends_told(),
         ):
             gradients = torch.autograd.grad(
                 edges, reached, defined, retain_graph=True, create_graph=keeps_graph, allow_unused=True
@@ -434,6 +438,16 @@ class SavedGraph:
         of_inputs = list(itertools.islice(row, len(inputs))) if reaches_inputs else [None] * len(self.inputs)
         at_places = [next(row) if _has_graph(place) else None for place in places]
         return (*self._by_use(of_inputs, now.more), *at_places)
+
+    @contextlib.contextmanager
+    def _foreign_ends_told(self) -> Iterator[None]:
+        """What stops a capture here may be nodes of leaves on a stream that cannot be captured: those are named."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.foreign_ends and is_capturing_now():
+                error.add_note(ENDS_ELSEWHERE.format(", ".join(self.foreign_ends[:_MOST_NAMED])))
+            raise
 
     def _by_use(
         self, grads: Sequence[torch.Tensor | None], more: dict[int, list[torch.Tensor]]
@@ -454,7 +468,8 @@ def _apart(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _has_streams(tensor: torch.Tensor) -> bool:
-    return type(tensor) in TENSOR_TYPES and leaf_swap.is_needed(tensor.device)
+    """A plain tensor, or one that holds others, such as a ``DTensor``: its node is a leaf's like any other."""
+    return (type(tensor) in TENSOR_TYPES or is_wrapper(type(tensor))) and leaf_swap.is_needed(tensor.device)
 
 
 def _has_graph(end: torch.Tensor | GradientEdge | None) -> bool:
@@ -472,6 +487,8 @@ class GraphSaver:
         self._leaves = [leaf for _, leaf in call.paths(values)]
         self._aliases: dict[int, torch.Tensor] = {}
         self._lent: Lent = {}
+        self._refused: set[int] = set()
+        """Tensors that could not be lent, by ``id``."""
         for position in wanted:
             leaf = self._leaves[position]
             same = next((p for p in self._aliases if self._leaves[p] is leaf), None)
@@ -489,7 +506,7 @@ class GraphSaver:
             with (
                 saved_tensors_hooks(hooks.pack, hooks.unpack),
                 without_recomputing(blocks.begin, blocks.end),
-                lent(self._to_lend() if self._lends else ()) as self._lent,
+                lent(self._to_lend() if self._lends else (), self._refused) as self._lent,
             ):
                 result = self._call.run_plainly(arguments)
             attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -504,9 +521,10 @@ class GraphSaver:
             self._note_edges(ends)
             saved = self._find_saved(list(detached.values()))
         hooks.end_run()
-        for alias in (*self._aliases.values(), *(alias for alias, _ in self._lent.values())):
-            if (alias.dtype, alias.device) in empty:
-                alias.data = empty[alias.dtype, alias.device]
+        aliases = (*self._aliases.values(), *(alias for alias, _ in self._lent.values()))
+        for _, inner in pytree.leaves(aliases):  # of one that holds others those
+            if (inner.dtype, inner.device) in empty:
+                inner.data = empty[inner.dtype, inner.device]
         pair = ForwardOutputs(_replaced(result, detached), tuple(detached.values()), tuple(saved))
         pair.program = self.program
         return pair
@@ -516,12 +534,12 @@ class GraphSaver:
         keeps the nodes at its ends, and autograd runs those on the stream that was current when they were made. Where
         there are no streams it ends at the parameters themselves."""
         lent = {id(leaf) for leaf in self._leaves}
-        for owners in self._before.tensors.values():
-            for _, tensor in owners:
-                if id(tensor) not in lent and tensor.requires_grad and _has_streams(tensor):
-                    lent.add(id(tensor))
-                    if not refuses(tensor):
-                        yield tensor
+        plain = [tensor for owners in self._before.tensors.values() for _, tensor in owners]
+        for tensor in (*plain, *[one for _, one in self._before.entered if is_wrapper(type(one))]):
+            if id(tensor) not in lent and tensor.requires_grad and _has_streams(tensor):
+                lent.add(id(tensor))
+                if not refuses(tensor):
+                    yield tensor
 
     def _note_edges(self, attached: Sequence[torch.Tensor]) -> None:
         program = self.program
@@ -544,8 +562,19 @@ class GraphSaver:
         program.uses = self._note_uses(attached)
         program.wanted = tuple(wanted[number][0] for number in program.uses if number < len(wanted))
         program.used_parameters = tuple(number - len(wanted) for number in program.uses if number >= len(wanted))
-        program.foreign = tuple(edge.node for tensor, edge in rest if id(tensor) not in self._lent)
+        foreign = [(tensor, edge.node) for tensor, edge in rest if id(tensor) not in self._lent]
+        program.foreign = tuple(node for _, node in foreign)
+        program.foreign_ends = tuple(self._told(tensor) for tensor, _ in foreign)
         program.donates = any(map(writes_saved_tensors, nodes_above(attached)))
+
+    def _told(self, tensor: torch.Tensor) -> str:
+        """Which end of the graph was not lent to the body, and why."""
+        sources = [source for owners in self._before.tensors.values() for source, one in owners if one is tensor]
+        sources += [source for source, one in self._before.entered if one is tensor]
+        if not sources:
+            return "a tensor that was found nowhere in Python state"
+        why = "" if id(tensor) not in self._refused else ", to which C++ code has a weak reference"
+        return f"{sources[0].path}{why}"
 
     def _note_uses(self, attached: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The inputs, each as often as nodes use it. What uses one that others use, too, gets a hook."""
@@ -615,6 +644,8 @@ class GraphSaver:
 
 
 _NOTHING = torch.empty(0, device="cpu")
+_MOST_NAMED = 3  # ends of a graph that a finding names
+ENDS_ELSEWHERE = "its graph ends at {}, whose autograd node earlier eager code made on its own stream"
 _NONE: Mapping[Any, torch.Tensor] = {}
 
 

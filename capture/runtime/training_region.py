@@ -373,9 +373,10 @@ class _Backward:
 
     def __init__(self, forward: Captured, program: SavedGraph, *, accumulates: bool) -> None:
         self._accumulates, self.was_called = accumulates, False
-        self._programs = weakref.WeakKeyDictionary[Worker, SavedGraph]()
+        self._programs = weakref.WeakKeyDictionary[Worker, weakref.ref[SavedGraph]]()
         """The program whose backward pass a thread runs now, or ran last. On accelerators autograd's threads run it,
-        and the thread that they work for asks which one it was."""
+        and the thread that they work for asks which one it was. A program that was not recorded ends with its call: its
+        graph would keep the nodes of leaves, on the stream of that call."""
         names = [f"saved_{index}" for index in range(program.num_saved)]
         names += [f"input_{index}" for index in range(len(program.given))]
         held = [f"held_{index}" for index in range(len(program.held))]
@@ -397,7 +398,7 @@ class _Backward:
     def __call__(
         self, program: SavedGraph, tensors: Sequence[Any], grads: Sequence[Any], buffers: Sequence[Any]
     ) -> Sequence[Any]:
-        self._programs[worker()], self.was_called = program, True
+        self._programs[worker()], self.was_called = weakref.ref(program), True
         values = (*tensors, *grads, *buffers)
         result = self.captured.straight(*values)
         if result is MISS:
@@ -407,14 +408,19 @@ class _Backward:
         gradients: Sequence[Any] = result
         return gradients
 
+    def _program(self) -> SavedGraph:
+        program = self._programs[worker()]()
+        assert program is not None  # its call goes on
+        return program
+
     def _receivers(self, positions: Sequence[int]) -> Sequence[torch.Tensor]:
         """The parameters that get the results at these positions, if all are gradients of some."""
-        program = self._programs[worker()]
+        program = self._program()
         first = len(program.wanted)
         return [program.now_parameters[one - first] for one in positions] if min(positions) >= first else ()
 
     def _run(self, *values: Any) -> tuple[Any, ...]:
-        program = self._programs[worker()]
+        program = self._program()
         end = len(values) - len(program.parameters) if self._accumulates else len(values)
         begin = end - len(program.outputs)
         buffers = values[end:] if self._accumulates else None

@@ -73,7 +73,8 @@ def text_of(boxed: Any) -> str:
 _WITH_FACTOR = int(dist.ReduceOp.PREMUL_SUM) if _HAS_GROUPS else -1  # type: ignore[call-overload]
 
 
-def _replicated(modules: Sequence[torch.nn.Module]) -> list[Any]:
+def replicas_among(modules: Sequence[torch.nn.Module]) -> list[Any]:
+    """Each ``DistributedDataParallel``."""
     return [one for one in modules if isinstance(one, DistributedDataParallel)] if groups_exist() else []
 
 
@@ -123,7 +124,7 @@ def handles_watched(note_use: Callable[[str], None], modules: Sequence[torch.nn.
     if not groups_exist() or _without_modes is None:
         yield
         return
-    if any(map(_has_hook_of_torchs, _replicated(modules))):
+    if any(map(_has_hook_of_torchs, replicas_among(modules))):
         note_use("a communication hook of torch's own")
     work: Any = dist.Work
     wait, get_future, thread = work.wait, work.get_future, threading.get_ident()
@@ -147,7 +148,7 @@ def buckets_to_arrange(modules: Sequence[torch.nn.Module]) -> Callable[[], str]:
     """Tells what a ``DistributedDataParallel`` among ``modules`` did meanwhile that it does once, if anything: arrange
     its buckets in the second forward pass, with an exchange through the host, or have gradients lie there. An empty
     text where torch does not tell: the step then runs eagerly as one that reads values, or unknown memory."""
-    replicated = _replicated(modules)
+    replicated = replicas_among(modules)
     waiting = [one for one in replicated if getattr(one, "_has_rebuilt_buckets", None) is False]
     viewing = [one for one in replicated if getattr(one, "gradient_as_bucket_view", False)]
     bare = [one for module in viewing for one in module.parameters() if one.requires_grad and one.grad is None]
@@ -168,7 +169,7 @@ def passes_measured(modules: Sequence[torch.nn.Module]) -> int:
     """Forward passes to come of a ``DistributedDataParallel`` among ``modules`` that it measures with events of the
     device, which no capture survives: those to its eleventh. 0 where torch does not tell."""
     left = 0
-    for replica in _replicated(modules):
+    for replica in replicas_among(modules):
         with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
             if replica.device_type != "cpu":
                 left = max(left, _MEASURED - int(replica._get_ddp_logging_data().get("iteration", 0)))

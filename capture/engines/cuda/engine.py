@@ -38,6 +38,7 @@ from capture.observe.trace import External
 from capture.state.call import Call
 from capture.torch_private import cuda
 from capture.torch_private.capabilities import generator_id
+from capture.torch_private.distributed import replicas_among
 from capture.torch_private.generators import default_generator
 
 __all__ = ["CudaBackend", "CudaPool"]
@@ -123,8 +124,7 @@ class CudaBackend:
             failure = failure or "the capture failed"
             pool.abandon()
             stopped = watched is not None and isinstance(watched.error, RefusedError)
-            raised = watched is not None and watched.error is not None and not stopped
-            transient = raised or "OutOfMemoryError" in failure
+            transient = _may_go_away(watched, failure)
             return Recorded(watched, None, None, failure, executed=False, stopped=stopped, transient=transient)
         for storage in staging.storages():
             pool.give_back(storage)
@@ -223,15 +223,36 @@ class CudaBackend:
         )  # fmt: skip
 
 
-_LEGACY = (
-    "; autograd runs the node of a leaf on the stream of its first use, as long as any graph keeps it, and where torch"
-    " keeps that stream was not found: drop the losses of earlier eager steps, or run those on another stream than the"
-    " default one"
+_ON_A_STREAM = "`with torch.cuda.stream(torch.cuda.Stream()):`"
+_KEPT = (
+    "; autograd runs the node of a leaf on the stream of its first use, as long as anything keeps the node, and before"
+    " torch 2.13 no capture takes the default stream: "
 )
-_CAST = (
-    "; a weight keeps the node of earlier eager code where autocast's cache refers to it: capture that code, too, or"
-    " enter autocast again around the call"
-)
+_KEPT_BY_REPLICA = f"DistributedDataParallel keeps those of its parameters: make it in {_ON_A_STREAM}"
+_KEPT_BY_LOSSES = f"drop the losses of earlier eager steps, or run those in {_ON_A_STREAM}"
+_KEPT_OUTSIDE = f"; capture that code, too, or run it in {_ON_A_STREAM}"
+
+
+def _is_of_stream(error: BaseException | None) -> bool:
+    """The capture reached work that belongs to the default stream. It would in the next call, too."""
+    return error is not None and "legacy stream" in str(error)
+
+
+def _may_go_away(watched: ObservedRun | None, failure: str) -> bool:
+    """Another run may get further: the body raised by itself, or memory was short."""
+    error = None if watched is None else watched.error
+    raised = error is not None and not isinstance(error, RefusedError) and not _is_of_stream(error)
+    return raised or "OutOfMemoryError" in failure
+
+
+def _kept_node(error: BaseException, watched: ObservedRun) -> str:
+    """Which node of autograd brought a capture there, as far as that is known, and what helps."""
+    told: str | None = next(iter(getattr(error, "__notes__", ())), None)
+    if told is not None:  # of a region
+        return f"; {told}{_KEPT_OUTSIDE}"
+    if not watched.watch.trace.gradients:
+        return ""
+    return _KEPT + (_KEPT_BY_REPLICA if replicas_among(watched.before.modules) else _KEPT_BY_LOSSES)
 
 
 def _failure(capture: Capture, recorder: GraphRecorder, watched: ObservedRun | None) -> str | None:
@@ -241,8 +262,8 @@ def _failure(capture: Capture, recorder: GraphRecorder, watched: ObservedRun | N
     if error is not None:
         where = source_location.of_error(error)
         text = f"the body raised {type(error).__name__} while capturing: {error}".partition("\n")[0]
-        if "legacy stream" in text and watched is not None:
-            text += _LEGACY if watched.watch.trace.gradients else _CAST
+        if _is_of_stream(error) and watched is not None:
+            text += _kept_node(error, watched)
         return f"{text} ({where})" if where is not None else text
     return capture.error or recorder.unexplained()
 

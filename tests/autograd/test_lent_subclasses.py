@@ -1,0 +1,165 @@
+"""Leaves that hold other tensors are lent to a body like plain ones, and what could not be lent is named."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from typing_extensions import override
+
+from capture import capture, recordings
+from capture.autograd import saved_graph
+from capture.autograd.leaf_swap import lent
+from capture.autograd.saved_graph import SavedGraph
+from capture.runtime.training_region import Region
+from tests.autograd.test_leaf_swap import node_of, on_a_device
+from tests.key.test_subclasses import mesh as mesh
+from tests.support.device import DEVICE
+from tests.support.regions import Block, bits, captured_twins, inputs
+from tests.support.regions import fresh as fresh
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 12), nn.Linear(12, 6)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(torch.tanh(self.a(x)))
+        return y
+
+
+def split(mesh: DeviceMesh) -> Any:
+    torch.manual_seed(0)
+    return parallelize_module(Layer().to(DEVICE), mesh, {"a": ColwiseParallel(), "b": RowwiseParallel()})
+
+
+def whole(tensor: Any) -> Any:
+    return None if tensor is None else bits(tensor.full_tensor())
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[SavedGraph]:
+    """Of all that is recorded, on a device as far as regions know."""
+    on_a_device(monkeypatch)
+    settled, settle = list[SavedGraph](), Region.settle
+
+    def noted(region: Region, node: Any, program: SavedGraph) -> None:
+        settled.append(program)
+        settle(region, node, program)
+
+    monkeypatch.setattr(Region, "settle", noted)
+    return settled
+
+
+def test_graphs_end_at_nodes_of_the_runs_own(mesh: DeviceMesh, programs: list[SavedGraph]) -> None:
+    """Although an earlier loss keeps the parameters'."""
+    mine, theirs = split(mesh), split(mesh)
+    kept = [one(inputs(99)).sum() for one in (mine, theirs)]
+    nodes = [node_of(one) for one in mine.parameters()]
+    capture(mine)
+    for number in range(8):
+        found = []
+        for one in (mine, theirs):
+            one.zero_grad()
+            y = one(inputs(number))
+            y.square().mean().backward()
+            found.append([bits(y), *[whole(p.grad) for p in one.parameters()]])
+        assert found[0] == found[1], number
+    assert recordings(mine).replays >= 6, recordings(mine)
+    assert programs
+    for program in programs:
+        assert program.foreign == ()
+        assert {*map(id, program.parameters)} == {*map(id, mine.parameters())}
+        assert not {id(edge.node) for edge in program.inputs} & set(map(id, nodes))
+    for one in kept:
+        one.backward()
+    assert [whole(p.grad) for p in mine.parameters()] == [whole(p.grad) for p in theirs.parameters()]
+
+
+def test_recordings_keep_no_memory_of_theirs(mesh: DeviceMesh, programs: list[SavedGraph]) -> None:
+    mine = split(mesh)
+    capture(mine)
+    for number in range(5):
+        mine(inputs(number)).sum().backward()
+    local = mine.a.weight._local_tensor
+    storage = weakref.ref(local.untyped_storage())
+    local.data = local.data.clone()
+    for number in range(3):
+        mine(inputs(number)).sum().backward()
+    gc.collect()
+    assert programs
+    assert storage() is None
+
+
+def test_lent_ones_are_themselves_again(mesh: DeviceMesh) -> None:
+    weight: Any = nn.Parameter(distribute_tensor(torch.ones(4, 4, device=DEVICE), mesh, [Replicate()]))
+    graph, version = (weight * 2).sum(), weight._version
+    node, local = node_of(weight), weight._local_tensor
+    with contextlib.suppress(KeyError), lent([weight]) as found:
+        assert node_of(weight) is not node
+        assert [tensor for _, tensor in found.values()] == [weight]
+        (weight * 3).sum().backward()
+        with torch.no_grad():
+            weight.add_(1)
+        raise KeyError
+    assert node_of(weight) is node
+    assert weight._local_tensor is local
+    assert weight._version == version + 1
+    assert whole(weight.grad) == bits(torch.full((4, 4), 3.0))
+    assert whole(weight) == bits(torch.full((4, 4), 2.0))
+    squares = (weight * weight).sum()
+    with torch.no_grad(), lent([weight]):
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squares.backward()
+    del graph
+
+
+def test_what_could_not_be_lent_is_named(programs: list[SavedGraph], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its path, in what stops a capture of the backward pass."""
+    mine, _ = captured_twins(Block)
+    weak = torch._C._WeakTensorRef(mine.m[0].a.weight)  # type: ignore[attr-defined]
+    for number in range(5):
+        mine.m[0](inputs(number)).sum().backward()
+    assert not weak.expired()
+    told = "self.a.weight, to which C++ code has a weak reference"
+    assert {one for program in programs for one in program.foreign_ends} == {told}
+    program = next(one for one in programs if one.foreign_ends)
+    monkeypatch.setattr(saved_graph, "is_capturing_now", lambda: True)
+    monkeypatch.setattr(saved_graph, "is_capturing", lambda: True)
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise RuntimeError("operation would make the legacy stream depend on a capturing blocking stream")
+
+    monkeypatch.setattr(torch.autograd, "grad", refuses)
+    with pytest.raises(RuntimeError, match="legacy stream") as raised:
+        program.gradients([], [torch.ones(())] * len(program.outputs))
+    assert raised.value.__notes__ == [saved_graph.ENDS_ELSEWHERE.format(told)]
+
+
+def test_a_body_that_casts_what_it_is_lent(programs: list[SavedGraph]) -> None:
+    """In a block of the caller's, whose cache lives on: nothing of it keeps what was lent from going back."""
+    mine, theirs = captured_twins(Block)
+    for number in range(8):
+        found = []
+        for one in (mine, theirs):
+            one.zero_grad()
+            leaves = list(one.parameters())
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                y = one.m[0](inputs(number))
+            y.float().sum().backward()
+            assert all(now is before for now, before in zip(one.parameters(), leaves, strict=True))
+            found.append([bits(y.float()), *[bits(p.grad) for p in one.parameters()]])
+        assert found[0] == found[1], number
+    assert recordings(mine.m[0]).replays >= 6
+    assert all(program.foreign == () for program in programs)
