@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from capture.torch_private.freed_graph import freed_graph, with_freed_graph
+
 PLAIN_TYPES = frozenset({
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout,
     torch.memory_format, torch.Size, range, slice, type(Ellipsis), type(NotImplemented),
@@ -33,11 +35,12 @@ def is_leaf(tensor: torch.Tensor) -> bool:
 @frozen(eq=False)
 class TensorKind:
     """The class of a tensor, whether graphs may begin at it, and the plain values that code put on it: a parameter that
-    is a ``DTensor`` has such, too."""
+    is a ``DTensor`` has such, too. ``freed``: the name of the tensor's node in a graph that a backward pass freed."""
 
     kind: type[torch.Tensor]
     requires_grad: bool
     attributes: dict[str, Any]
+    freed: str | None = None
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorKind | None:
@@ -48,12 +51,24 @@ class TensorKind:
         plain = {name: value for name, value in attributes.items() if type(value) in PLAIN_TYPES}
         return cls(type(tensor), tensor.requires_grad, plain)
 
+    @classmethod
+    def of_freed_graph(cls, tensor: torch.Tensor) -> TensorKind | None:
+        """None for what is not part of a graph, or of one that a backward pass may still go through."""
+        if type(tensor) is not torch.Tensor or is_leaf(tensor) or attributes_of(tensor) or refuses(tensor):
+            return None
+        freed = None if tensor._is_view() or tensor._backward_hooks else freed_graph(tensor)
+        return None if freed is None else cls(torch.Tensor, True, {}, freed)
+
     def is_of(self, tensor: torch.Tensor) -> bool:
         """The tensor is of this kind already."""
+        if self.freed is not None:
+            return tensor.grad_fn is not None
         return type(tensor) is self.kind and tensor.requires_grad == self.requires_grad and self._is_put_on(tensor)
 
     def given_to(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of this kind on the memory of a new plain one, with that one's versions."""
+        if self.freed is not None:
+            return with_freed_graph(tensor, self.freed)
         if type(tensor) is not self.kind:
             tensor = torch.nn.Parameter(tensor, self.requires_grad)  # the only other class of plain tensors
         elif tensor.requires_grad != self.requires_grad:

@@ -5,12 +5,15 @@ The facts beside them are plain data; these parts hold the run's own tensors unt
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from attrs import define, field, frozen
 
 from capture.core.facts import Facts
+from capture.key.tensor_kind import TensorKind, is_leaf
 from capture.observe.trace import External
 from capture.state.snapshot import Change
 from capture.state.source import Source
@@ -43,6 +46,23 @@ class KeptLeaf:
     value: Any
     kind: LeafKind
     source: int | str | None = None
+
+
+def kinds_of(leaves: Sequence[KeptLeaf]) -> dict[int, TensorKind]:
+    """What all tensors that a body made and left are beside their memory, by position: see ``TensorKind``. Graphs are
+    kinds where each of them was freed; else forward and backward are recorded apart, or the call is eager."""
+    made = {at: leaf.value for at, leaf in enumerate(leaves) if leaf.kind in MADE}
+    kinds = {at: TensorKind.of(tensor) for at, tensor in made.items()}
+    attached = {at: tensor for at, tensor in made.items() if not is_leaf(tensor)}
+    if attached:
+        holders = Counter(id(one.untyped_storage()) for one in {id(one): one for one in made.values()}.values())
+        freed = {
+            at: TensorKind.of_freed_graph(tensor)
+            for at, tensor in attached.items()
+            if leaves[at].kind == "fresh" and holders[id(tensor.untyped_storage())] == 1
+        }
+        kinds |= freed if len(freed) == len(attached) and all(freed.values()) else {}
+    return {at: kind for at, kind in kinds.items() if kind is not None}
 
 
 @frozen(eq=False)

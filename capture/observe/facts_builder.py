@@ -31,10 +31,10 @@ from capture.core.facts import (
 from capture.key import objects, pytree
 from capture.key.code_names import MISSING
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES, result_leaves
-from capture.key.tensor_kind import TensorKind, attributes_of, is_leaf, kept_for_gradients
+from capture.key.tensor_kind import attributes_of, is_leaf, kept_for_gradients
 from capture.key.tensor_meta import alias_groups, storage_of, tensor_info
 from capture.observe import gradient_uses, written_lines
-from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf
+from capture.observe.described import MADE, DescribedRun, ImplicitInput, KeptEffect, KeptLeaf, kinds_of
 from capture.observe.returned_value import returned_at
 from capture.observe.run import ObservedRun, collections_of_old
 from capture.observe.trace import External, Produced, RunTrace
@@ -65,7 +65,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
-    effect_facts += [*kinds_of(watched, kept), *watched.left]
+    effect_facts += [*told_kinds(watched, kept), *watched.left]
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     handed_on = classify.handed_on(kept)
     implicit += handed_on
@@ -329,17 +329,16 @@ def _told(change: Change, leaves: Sequence[KeptLeaf]) -> tuple[str, str]:
     return f"{len(members.before)} members", f"{len(members.recipe)} members ({recipe}) {values}".rstrip()
 
 
-def kinds_of(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> list[Effect]:
-    """What tensors that the body made are beside their memory: see ``TensorKind``. Others a replay cannot make."""
+def told_kinds(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> list[Effect]:
+    """What tensors that the body made are beside their memory, in words. What a replay cannot make is no value."""
     facts = []
-    for leaf in kept:
-        kind = TensorKind.of(leaf.value) if leaf.kind in MADE else None
-        if kind is None:
-            continue
-        changes: list[tuple[str, EffectKind, str, str]] = []
+    for at, kind in kinds_of(kept).items():
+        leaf, changes = kept[at], list[tuple[str, EffectKind, str, str]]()
         if kind.kind is not torch.Tensor:
             changes.append(("__class__", "value", "Tensor", kind.kind.__name__))
-        if kind.requires_grad:
+        if kind.freed is not None:
+            changes.append(("grad_fn", "value", "None", kind.freed))
+        elif kind.requires_grad:
             changes.append(("requires_grad", "value", "False", "True"))
         for name, value in attributes_of(leaf.value).items():
             changes.append((name, "value" if name in kind.attributes else "python", repr(MISSING), _short(value)))

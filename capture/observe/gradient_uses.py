@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge
 from capture.core.facts import GradientObstacle, GradientUse, SubclassLeaf
 from capture.key import pytree
 from capture.key.tensor_kind import is_leaf, refuses
-from capture.observe.described import KeptEffect, KeptLeaf
+from capture.observe.described import KeptEffect, KeptLeaf, kinds_of
 from capture.observe.run import ObservedRun
 from capture.observe.trace import External
 from capture.state.source import Source
@@ -30,7 +30,9 @@ Arguments = Callable[[torch.UntypedStorage], Sequence[tuple[int, torch.Tensor]]]
 def uses(watched: ObservedRun, arguments: Arguments, kept: Sequence[KeptLeaf]) -> list[GradientUse]:
     """What needs gradients; empty if nothing that is left has an autograd graph."""
     handed_back = ("input", "static")  # the caller's tensors have their graphs from elsewhere
-    left = [leaf.value for leaf in kept if isinstance(leaf.value, torch.Tensor) and leaf.kind not in handed_back]
+    freed = {at for at, kind in kinds_of(kept).items() if kind.freed is not None}
+    others = [leaf for at, leaf in enumerate(kept) if at not in freed and leaf.kind not in handed_back]
+    left = [leaf.value for leaf in others if isinstance(leaf.value, torch.Tensor)]
     left += [one.tensor for one in watched.watch.trace.externals.values() if one.mutation is not None]
     if all(is_leaf(tensor) for tensor in left):
         return []

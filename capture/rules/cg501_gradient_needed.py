@@ -3,7 +3,7 @@
 ## What it does
 Finds results, attributes and written tensors that carry an autograd graph when the body is over. Where results alone
 do, forward and backward are recorded apart, and this is a remark; else the function runs eagerly. A backward pass
-inside the body that leaves no graph is recorded as part of it.
+inside the body that leaves no graph, or only one that it freed, is recorded as part of it.
 
 ## Why it matters
 The backward pass outside needs tensors that the forward pass inside saved. They are handed out beside the results and
@@ -28,7 +28,7 @@ def step(model, optimizer, x, y):
     loss = loss_of(model(x), y)
     loss.backward()
     optimizer.step()
-    return loss.detach()         # the whole step, and no graph left
+    return loss                  # the whole step: the backward pass has freed the loss's graph
 ```
 
 ## Fix safety
@@ -36,6 +36,10 @@ A step moved into the function as a whole computes what it computed before.
 `torch.no_grad()` is safe for inference; under it no gradient reaches the parameters.
 
 ## Known gaps
+A backward pass frees the graph of a loss that is returned all the same. Replays give it a node of that name, whose
+backward pass raises as eager's does; it leads to no parameters, so ``torch.autograd.grad`` with ``allow_unused=True``
+gives None for them where eager raises. What was kept by ``retain_graph=True`` is no freed graph.
+
 One finding stands for all operators of the call; the first is named. Gradients of gradients are computed, and calls
 are eager from then on; those of the third order of a call that was replayed before that was seen may differ from eager
 in the last bit. A parameter's hooks run as in eager, but after all gradients of the function were computed.

@@ -11,8 +11,7 @@ from attrs import evolve
 
 from capture.core.options import Outputs
 from capture.engines.base import Block, Geometry, Pool
-from capture.key.tensor_kind import TensorKind
-from capture.observe.described import MADE, KeptEffect, KeptLeaf
+from capture.observe.described import KeptEffect, KeptLeaf, kinds_of
 from capture.state.source import Source
 from capture.tree.liveness import Again, SharedStorage
 from capture.tree.output_structure import EffectSlot, Slot, Structures, filler, slot_of_change
@@ -66,7 +65,7 @@ def plan_outputs(
     fresh = [leaf.value for leaf in leaves if leaf.kind == "fresh"]
     inference = not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in fresh)
     shared_storages = tuple(_source(pool, one, again.get(id(leaves[one.positions[0]].value), "no")) for one in made)
-    kinds = _kinds(leaves)
+    kinds = tuple(kinds_of(leaves).items())
     alone = isinstance(skeleton, Slot) and len(leaves) == len(made) == 1 and not (inference or effects or kinds)
     gradients, taken, others = _gradients(made, effects, slots)
     shared = _shared_gradients(made, effects, len(outputs), gradients)
@@ -81,12 +80,6 @@ def plan_outputs(
         numbers=tuple(range(len(made))), first_positions=tuple(group.positions[0] for group in made), slots=taken,
         others=(tuple(number for number in range(len(made)) if number not in gradients), others),
     )  # fmt: skip
-
-
-def _kinds(leaves: Sequence[KeptLeaf]) -> tuple[tuple[int, TensorKind], ...]:
-    """By position, the leaves made by the body that are more than plain tensors."""
-    kinds = [(at, TensorKind.of(one.value)) for at, one in enumerate(leaves) if one.kind in MADE]
-    return tuple((at, kind) for at, kind in kinds if kind is not None)
 
 
 def _gradients(

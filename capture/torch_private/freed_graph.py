@@ -1,0 +1,101 @@
+"""Graphs that a backward pass has freed: what a body leaves that runs its own backward pass and returns the loss.
+
+Autograd still shows such a graph (``requires_grad``, ``grad_fn=<MseLossBackward0>``), and every further backward pass
+through it raises. No replay has that graph; it gives its tensors a node with the same name that raises the same. Two
+things are asked of torch for that: that what a node saved raises with one certain text once it is freed, and the class
+of a node that a Function makes. Where a probe finds them otherwise no graph is taken for a freed one, and what is left
+with one keeps the function eager.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+
+@functools.cache
+def _freed_text() -> str | None:
+    """What autograd says of something saved that was freed. None where it says nothing."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+        made: Any = torch.zeros(1, requires_grad=True).exp().sum()
+        made.backward()
+        try:
+            _ = made.grad_fn.next_functions[0][0]._saved_result
+        except RuntimeError as error:
+            return str(error)
+    return None
+
+
+def _is_freed(node: Any) -> bool:
+    """Nothing is unpacked that hooks have packed: they are code of users, or run a block again."""
+    users = isinstance(node, torch.autograd.function.BackwardCFunction)
+    names = ["_raw_saved_tensors"] if users else [one for one in dir(node) if one.startswith("_raw_saved_")]
+    for name in names:
+        try:
+            found = getattr(node, name)
+            several = found if isinstance(found, tuple) else (found,)
+            if any(getattr(one, "unpack_hook", name) is not None for one in several):
+                return False
+            getattr(node, "saved_tensors" if users else name.removeprefix("_raw"))
+        except RuntimeError as error:  # else it says that a saved tensor was written
+            if str(error) == _freed_text():
+                return True
+    return False
+
+
+def freed_graph(tensor: torch.Tensor) -> str | None:
+    """The name of the tensor's node, if each backward pass through it raises before it reaches a leaf or code of users,
+    because an earlier one freed what is needed."""
+    stack, seen, is_freed = [tensor.grad_fn], set[Any](), False
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            return None
+        if _is_freed(node):
+            is_freed = True
+        elif isinstance(node, torch.autograd.function.BackwardCFunction):
+            return None
+        else:
+            stack += [above for above, _ in node.next_functions]
+    return type(tensor.grad_fn).__name__ if is_freed and _node_of("Probe") is not None else None
+
+
+class _Freed(torch.autograd.Function):
+    """Puts a tensor where a graph was."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, held: tuple[torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        return held[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(_freed_text())
+
+
+@functools.cache
+def _node_of(name: str) -> Any:
+    """A Function whose nodes are called so."""
+    made: Any = type("CapturedGraph", (_Freed,), {})
+    node = getattr(made, "_backward_cls", None)
+    if node is None:
+        return None
+    node.__name__ = node.__qualname__ = name
+    return made
+
+
+@functools.cache
+def _anchor(device: torch.device) -> torch.Tensor:
+    """Something that needs gradients."""
+    return torch.zeros((), device=device, requires_grad=True)
+
+
+def with_freed_graph(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The same tensor, as part of a graph that was freed, below a node of this name."""
+    with torch.inference_mode(False), torch.enable_grad():
+        made: torch.Tensor = _node_of(name).apply(_anchor(torch.device("cpu")), (tensor,))
+    return made
