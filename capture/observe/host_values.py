@@ -67,8 +67,15 @@ def _formatted(tensor: torch.Tensor, spec: str) -> str:
     return str(_format(tensor, spec))
 
 
+HOST_ARGUMENTS = {
+    "lstm": "batch_sizes", "gru": "batch_sizes", "rnn_tanh": "batch_sizes", "rnn_relu": "batch_sizes",
+    "_pack_padded_sequence": "lengths", "_pad_packed_sequence": "batch_sizes",
+    "tensor_split": "tensor_indices_or_sections",
+}  # fmt: skip
+"""Functions that read their second argument on the host, and what it is called."""
 _TOLD: dict[str, Told] = {
     "tolist": _list, "numpy": _array, "__array__": _array, "__repr__": _text, "__format__": _formatted,
+    **dict.fromkeys(HOST_ARGUMENTS, _list),
 }  # fmt: skip
 
 

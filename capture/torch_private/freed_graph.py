@@ -13,6 +13,7 @@ import functools
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 
 @functools.cache
@@ -48,7 +49,7 @@ def _is_freed(node: Any) -> bool:
 def freed_graph(tensor: torch.Tensor) -> str | None:
     """The name of the tensor's node, if each backward pass through it raises before it reaches a leaf or code of users,
     because an earlier one freed what is needed."""
-    stack, seen, is_freed = [tensor.grad_fn], set[Any](), False
+    stack, seen, is_freed = list[Any]([tensor.grad_fn]), set[Any](), False
     while stack:
         node = stack.pop()
         if node is None or node in seen:
@@ -69,10 +70,12 @@ class _Freed(torch.autograd.Function):
     """Puts a tensor where a graph was."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, held: tuple[torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+    @override
+    def forward(ctx: Any, anchor: torch.Tensor, held: tuple[torch.Tensor]) -> torch.Tensor:
         return held[0]
 
     @staticmethod
+    @override
     def backward(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(_freed_text())
 

@@ -92,3 +92,9 @@ def python_binding(name: str) -> Callable[..., Any] | None:
         if isinstance(found, types.BuiltinFunctionType):
             return found
     return None
+
+
+def function_holders() -> tuple[Any, ...]:
+    """Where Python code finds torch's functions. Its own recurrent networks ask ``torch._VF``; where that is not there
+    they can only ask what is public."""
+    return tuple(one for one in (torch, torch.Tensor, getattr(torch, "_VF", None)) if one is not None)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from capture import capture, recordings
 from tests.support.device import DEVICE
@@ -30,21 +31,28 @@ class Trainer:
 
     def update(self, loss: Tensor, **options: Any) -> Tensor:
         self.optimizer.zero_grad()
-        loss.backward(**options)  # type: ignore[no-untyped-call]
+        loss.backward(**options)
         self.optimizer.step()
         return loss
 
 
 class Square(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    @override
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    @override
+    def backward(ctx: Any, grad: Any) -> Any:
         (x,) = ctx.saved_tensors
         return grad * 2 * x
+
+
+def squared(x: Tensor) -> Tensor:
+    found: Tensor = Square.apply(x)  # type: ignore[no-untyped-call]
+    return found
 
 
 def with_output(t: Trainer, x: Tensor) -> Any:
@@ -59,7 +67,7 @@ def kept(t: Trainer, x: Tensor) -> Any:
 
 def micro_batch(t: Trainer, x: Tensor) -> Any:
     loss = t.loss(x)
-    (loss / 2).backward()  # type: ignore[no-untyped-call]
+    (loss / 2).backward()
     return loss
 
 
@@ -69,13 +77,13 @@ REPLAYED: dict[str, Body] = {
     "kept": kept,
     "micro batch": micro_batch,
     "sum of two": lambda t, x: t.update(t.loss(x)) + t.update(t.loss(x * 2)),
-    "function of users": lambda t, x: t.update(Square.apply(t.net(x)).sum()),
+    "function of users": lambda t, x: t.update(squared(t.net(x)).sum()),
     "checkpoint": lambda t, x: t.update(checkpoint(t.net, x, use_reentrant=False).sum()),
     "twice the same": lambda t, x: [t.update(t.loss(x))] * 2,
 }
 NOT_FREED: dict[str, Body] = {
     "retained": lambda t, x: t.update(t.loss(x), retain_graph=True),
-    "nothing saved": lambda t, x: t.update(t.net[0].bias.sum()),
+    "nothing saved": lambda t, x: t.update(next(t.net.parameters()).sum()),
     "a view": lambda t, x: t.update(t.loss(x)).view(1),
     "checkpoint and its forward pass": lambda t, x: (t.update(t.loss(x)), checkpoint(t.net, x, use_reentrant=False)),
 }
@@ -83,7 +91,7 @@ NOT_FREED: dict[str, Body] = {
 
 def raised(found: Tensor) -> str:
     try:
-        found.sum().backward()  # type: ignore[no-untyped-call]
+        found.sum().backward()
     except RuntimeError as error:
         return str(error)
     return ""

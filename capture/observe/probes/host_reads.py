@@ -18,6 +18,7 @@ from torch.autograd import graph
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import get_default_nowrap_functions
 
+from capture.observe.probes.host_arguments import host_arguments
 from capture.torch_private import devices
 from capture.torch_private.checkpoints import is_asking, is_checkpoint
 from capture.torch_private.monkeypatch import is_asked_by_users, replaced
@@ -60,7 +61,12 @@ def host_reads(
     stand_ins["__cuda_array_interface__"] = property(read_interface)
     stand_ins["data_ptr"] = _address(torch.Tensor.data_ptr, note_sync, thread)
     memory = {"data_ptr": _address(torch.UntypedStorage.data_ptr, note_sync, thread)}
-    with replaced(torch.Tensor, stand_ins), replaced(torch.UntypedStorage, memory), _storage_resizes(resized):
+    with (
+        replaced(torch.Tensor, stand_ins),
+        replaced(torch.UntypedStorage, memory),
+        _storage_resizes(resized),
+        host_arguments(read),
+    ):
         yield
 
 
