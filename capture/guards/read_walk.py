@@ -178,8 +178,10 @@ class ReadWalk:
 
     def _finish(self) -> None:
         guards = self.found.guards
-        if self.empty:  # one guard for all of them is checked fastest
-            guards.append(Guard("empty", itself(tuple(self.empty), "what was empty")))
+        dicts, others = ([one for one in self.empty if isinstance(one, dict) is are] for are in (True, False))
+        for several in (dicts, others):  # one guard for all of them is checked fastest; dicts share one version
+            if several:
+                guards.append(Guard("empty", itself(tuple(several), "what was empty")))
         if self.functions:
             functions = tuple(self.functions)
             parts = [part for one in functions for part in (one.__code__, one.__defaults__, one.__kwdefaults__)]

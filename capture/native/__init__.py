@@ -14,7 +14,7 @@ from capture.native.dict_watchers import trust
 
 MISS: Any = object()
 """Returned by a fast path for a call that it does not fit: the general way has to be taken."""
-_VERSION = 33
+_VERSION = 34
 MOST_VALUES = 512  # values in one call that a fast path takes (``native.h``)
 MOST_PATHS = 32  # paths of one function that C tries in turn (``fast_paths.c``)
 _BUILD = "`pip install --no-build-isolation --force-reinstall --no-deps torch-capture`"
@@ -42,8 +42,8 @@ def _load() -> Any:
 
 
 native: Any = _load()
-DICT_WATCHERS = trust(native) if sys.version_info >= (3, 13) else (False, False)
-"""See `dict_watchers.trust`. Up to Python 3.12 dicts have versions of their own."""
+DICT_WATCHERS = trust(native) if sys.version_info >= (3, 12) else (False, False)
+"""See `dict_watchers.trust`. Up to Python 3.11 dicts have versions of their own."""
 Kind = TypeVar("Kind", bound=type)
 
 

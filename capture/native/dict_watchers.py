@@ -1,6 +1,6 @@
 """Which changes of dicts Python reports to watchers, tried out at import.
 
-From Python 3.13 on guards know by a watcher that a dict was not written since (``dict_versions.c``). A change that is
+From Python 3.12 on guards know by a watcher that a dict was not written since (``dict_versions.c``). A change that is
 not reported would make a guard hold wrongly. So each way to store is tried, for each kind of dict, and often enough
 that the interpreter specializes its instructions. Where a change is not reported, dicts of that kind are compared
 member by member.
@@ -9,6 +9,7 @@ member by member.
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,11 +66,11 @@ def trust(native: Any) -> tuple[bool, bool]:
     # new ones: objects of a used class are laid out differently
     kind, holders = type("Kind", (), {}), type("Holder", (), {})
     alone: Any = holders()
-    alone.a = 0
+    alone.a = None  # another object than is stored: the same one again is no change
     with_many: Any = type("Many", (), {})()
     vars(with_many).update({f"a{number}": number for number in range(_MANY)})
     is_plain = (
-        all(is_told(plain, change) for change in _changes(plain))
+        all(is_told(one, change) for one in (plain, OrderedDict[str, Any]()) for change in _changes(one))
         and all(is_told(vars(with_many), one) for one in _stores(with_many, vars(with_many), _store_elsewhere))
         and all(is_told(kind, change) for change in _of_class(kind))
     )

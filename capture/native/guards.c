@@ -1,11 +1,13 @@
 /* Guards: what Python state a recording, or the key of a call, relies on: each guard is one condition on one object.
 
    Python hands over ``Guard`` records once (``guards/guard.py``). Here they are looked at before every replay, at some
-   15 ns each. Two things keep that low: a dict that nobody wrote to since has the same version, and is not looked into
-   again (``dict_versions.c``); and of keys the hash is known. A guard keeps its expected object alive, or a weak reference to
+   15 ns each. Three things keep that low: a dict that nobody wrote to since has the same version, and is not looked into
+   again (``dict_versions.c``); the versions of all dicts lie in one table, so that one look at each tells of all guards
+   on it; and of keys the hash is known. A guard keeps its expected object alive, or a weak reference to
    it, as the record does. The tests hold an evaluator in Python that has to give the same verdicts. */
 #include "native.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* How a guard reaches its object: ``Source.kind``. */
@@ -44,10 +46,23 @@ typedef struct {
     uint64_t number;    /* length, address or bytes; of an item in a dict its key's hash: that of a tensor runs Python */
 } Guard;
 
+/* A dict, whose version tells of some guards that they hold. */
+typedef struct {
+    Version *own;
+    uint64_t version;    /* when all of them were found to hold; 0: none */
+    Py_ssize_t from, to; /* which they are, in ``order`` */
+} Table;
+
 typedef struct {
     PyObject_HEAD
     Py_ssize_t count, first; /* ``first``: of those that ask for free memory, which come last, behind the tensors */
     Guard *guards;
+    unsigned sorted;   /* 0: ``tables`` and ``order`` are not about the guards as they are now; else which time it is */
+    unsigned times;    /* that they were sorted */
+    Py_ssize_t num_tables, others; /* ``others``: guards that no version tells of, which come last in ``order`` */
+    int may_run;       /* looking at one of those may run Python */
+    Table *tables;
+    Py_ssize_t *order; /* numbers of guards before ``first``, by their dict, ascending within one */
     PyObject *tensors; /* StaticTensors, another function that tells whether they are as they were, or None */
     vectorcallfunc vectorcall;
 } Guards;
@@ -95,10 +110,12 @@ static PyObject *dict_behind(PyObject *holder)
     return NULL;
 }
 
-/* The version of the dict that tells all that the guard asks for, to be given back; else NULL. */
+/* The version of the dict, or of several, that tells all that the guard asks for, to be given back; else NULL. */
 static Version *versioned(const Guard *guard)
 {
     PyObject *own = NULL;
+    if (guard->kind == ARE_EMPTY)
+        return version_of_dicts(guard->holder);
     if (guard->kind == HAS_NAMES)
         own = PyWeakref_Check(guard->holder) ? NULL : dict_behind(guard->holder);
     else if (guard->kind == IS_TABLE)
@@ -128,8 +145,11 @@ static PyObject *item_of(const Guard *guard)
 /* What is in the ``__dict__`` of what a weak reference refers to. */
 static PyObject *below(const Guard *guard)
 {
+    PyObject *own = PyWeakref_CheckRefExact(guard->holder) ? dict_behind(guard->holder) : NULL;
+    if (own != NULL)
+        return Py_XNewRef(PyDict_GetItemWithError(own, guard->key));
     PyObject *referent = PyObject_CallNoArgs(guard->holder);
-    PyObject *own = referent == NULL ? NULL : PyObject_GetAttr(referent, s_dict);
+    own = referent == NULL ? NULL : PyObject_GetAttr(referent, s_dict);
     PyObject *found = own == NULL || !PyDict_Check(own) ? NULL : Py_XNewRef(PyDict_GetItemWithError(own, guard->key));
     Py_XDECREF(own);
     Py_XDECREF(referent);
@@ -509,22 +529,158 @@ static int gone(void)
     return -1;
 }
 
+/* A verdict, or -1 with an exception set. */
+static int verdict_of_one(Guard *guard, const Arguments *arguments)
+{
+    uint64_t version = version_of(guard);
+    int one, known = version != 0 && version == guard->version;
+    if (known && guard->type == NULL)
+        return HOLDS;
+    PyObject *reference = known ? PyTuple_GET_ITEM(guard->expected, 0) : Py_None;
+    int verdict = guard->verdict;
+    one = reference != Py_None ? is_expected(guard, (PyObject *)referent_of(reference)) : holds(guard, arguments);
+    if (one <= 0)
+        return one < 0 ? gone() : verdict;
+    guard->version = version; /* a look-up may run Python, which changes the dict: then the number is an old one */
+    return HOLDS;
+}
+
 /* The verdict of the guards from one to another. */
 static int verdict_between(Guards *self, Py_ssize_t from, Py_ssize_t to, const Arguments *arguments)
 {
-    for (Py_ssize_t i = from; i < to && i < self->count; i++) { /* a look-up may run Python, and others replace guards */
-        Guard *guard = &self->guards[i];
-        uint64_t version = version_of(guard);
-        int one, known = version != 0 && version == guard->version;
-        if (known && guard->type == NULL)
-            continue;
-        PyObject *reference = known ? PyTuple_GET_ITEM(guard->expected, 0) : Py_None;
-        one = reference != Py_None ? is_expected(guard, (PyObject *)referent_of(reference)) : holds(guard, arguments);
-        if (one <= 0)
-            return one < 0 ? gone() : guard->verdict;
-        guard->version = version; /* a look-up may run Python, which changes the dict: then the number is an old one */
+    int verdict = HOLDS;
+    for (Py_ssize_t i = from; verdict == HOLDS && i < to && i < self->count; i++) /* others may replace guards meanwhile */
+        verdict = verdict_of_one(&self->guards[i], arguments);
+    return verdict;
+}
+
+/* Looking at it runs no Python. */
+static int is_quiet(const Guard *guard)
+{
+    switch (guard->kind) {
+    case HAS_NAMES:
+    case IS_TABLE:
+    case HAS_MEMBERS:
+    case ARE_FUNCTIONS:
+    case HAVE_BASES:
+    case ARE_OF_CLASSES:
+        return 1;
+    case IS_OBJECT:
+        if (guard->needs >= 0) /* a tensor's class may have its own word on that */
+            return 0;
+        /* fall through */
+    case IS_VALUE:
+    case IS_PRESENT:
+        return guard->reach == AT_CELL || guard->reach == AT_ITSELF || (guard->reach == AT_ITEM && is_dict(guard->holder)) ||
+               (guard->reach == AT_WEAK && PyWeakref_CheckRefExact(guard->holder));
+    default:
+        return 0;
     }
-    return HOLDS;
+}
+
+static int compare_places(const void *one, const void *other)
+{
+    const Py_ssize_t *a = one, *b = other; /* the dict as a number, and the guard's */
+    if (a[0] != b[0])
+        return (size_t)a[0] < (size_t)b[0] ? -1 : 1;
+    return a[1] < b[1] ? -1 : a[1] > b[1];
+}
+
+/* Fills ``tables`` and ``order``: 1; 0 without memory. */
+static int sort_by_dict(Guards *self)
+{
+    Py_ssize_t count = self->first, told = 0, (*pairs)[2] = PyMem_Malloc((size_t)(count + 1) * sizeof(*pairs));
+    Table *tables = PyMem_Realloc(self->tables, (size_t)(count + 1) * sizeof(*tables));
+    self->tables = tables == NULL ? self->tables : tables;
+    Py_ssize_t *order = PyMem_Realloc(self->order, (size_t)(count + 1) * sizeof(*order));
+    self->order = order == NULL ? self->order : order;
+    if (pairs == NULL || tables == NULL || order == NULL) {
+        PyMem_Free(pairs);
+        return 0;
+    }
+    self->num_tables = self->others = self->may_run = 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (self->guards[i].own != NULL && self->guards[i].type == NULL) {
+            pairs[told][0] = (Py_ssize_t)self->guards[i].own;
+            pairs[told++][1] = i;
+        }
+    qsort(pairs, (size_t)told, sizeof(*pairs), compare_places);
+    for (Py_ssize_t i = 0; i < told; i++) {
+        if (i == 0 || pairs[i][0] != pairs[i - 1][0])
+            tables[self->num_tables++] = (Table){(Version *)pairs[i][0], 0, i, i};
+        tables[self->num_tables - 1].to++;
+        order[i] = pairs[i][1];
+    }
+    PyMem_Free(pairs);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (self->guards[i].own == NULL || self->guards[i].type != NULL) {
+            order[told + self->others++] = i;
+            self->may_run |= !is_quiet(&self->guards[i]);
+        }
+    self->sorted = ++self->times;
+    return 1;
+}
+
+/* The version at which all guards of a dict were found to hold; 0: they were looked at at different ones. */
+static uint64_t common_version(const Guards *self, const Table *table)
+{
+    uint64_t version = self->guards[self->order[table->from]].version;
+    for (Py_ssize_t i = table->from + 1; i < table->to; i++)
+        if (self->guards[self->order[i]].version != version)
+            return 0;
+    return version;
+}
+
+/* How many dicts may have been written to since, of two the second is not looked for; ``*changed``: one of them. */
+static int num_changed(const Guards *self, Table **changed)
+{
+    int count = 0;
+    for (Py_ssize_t i = 0; i < self->num_tables && count < 2; i++) {
+        Table *table = &self->tables[i];
+        if (table->version == 0 || NUMBER_OF(table->own) != table->version) {
+            *changed = table;
+            count++;
+        }
+    }
+    return count;
+}
+
+/* Of the guards that no version tells of and, if one is given, those on a dict, in the order of all. */
+static int verdict_of_some(Guards *self, const Table *changed, const Arguments *arguments)
+{
+    Py_ssize_t i = self->first - self->others, j = changed == NULL ? 0 : changed->from;
+    Py_ssize_t to = changed == NULL ? 0 : changed->to;
+    int verdict = HOLDS;
+    unsigned sorted = self->sorted; /* others may replace guards meanwhile */
+    while (verdict == HOLDS && self->sorted == sorted && (i < self->first || j < to)) {
+        Py_ssize_t at = j >= to || (i < self->first && self->order[i] < self->order[j]) ? self->order[i++] : self->order[j++];
+        verdict = verdict_of_one(&self->guards[at], arguments);
+    }
+    return verdict;
+}
+
+/* The verdict of the guards on Python state. */
+static int verdict_of_state(Guards *self, const Arguments *arguments)
+{
+    Table *changed = NULL;
+    if (!self->sorted && !sort_by_dict(self))
+        return verdict_between(self, 0, self->first, arguments);
+    int count = num_changed(self, &changed);
+    unsigned sorted = self->sorted;
+    if (count < 2) {
+        int verdict = verdict_of_some(self, changed, arguments);
+        if (verdict != HOLDS)
+            return verdict;
+        if (self->sorted == sorted && changed != NULL)
+            changed->version = common_version(self, changed);
+        Table *another = NULL;
+        if (self->sorted == sorted && (!self->may_run || num_changed(self, &another) == 0))
+            return HOLDS;
+    }
+    int verdict = verdict_between(self, 0, self->first, arguments);
+    for (Py_ssize_t i = 0; verdict == HOLDS && self->sorted == sorted && i < self->num_tables; i++)
+        self->tables[i].version = common_version(self, &self->tables[i]);
+    return verdict;
 }
 
 /* The tensors are as recorded. */
@@ -540,7 +696,7 @@ static int verdict_of_tensors(Guards *self)
 
 static int verdict_of(Guards *self, const Arguments *arguments)
 {
-    int verdict = verdict_between(self, 0, self->first, arguments);
+    int verdict = verdict_of_state(self, arguments);
     if (verdict == HOLDS)
         verdict = verdict_of_tensors(self);
     return verdict == HOLDS ? verdict_between(self, self->first, self->count, arguments) : verdict;
@@ -583,14 +739,14 @@ static int guards_traverse(PyObject *object, visitproc visit, void *arg)
 static int guards_clear(PyObject *object)
 {
     Guards *self = (Guards *)object;
-    self->first = 0;
+    self->first = self->sorted = 0;
     while (self->count) {
         Guard guard = self->guards[--self->count];
+        version_done(guard.own); /* before what it is about */
         Py_DECREF(guard.holder);
         Py_DECREF(guard.key);
         Py_DECREF(guard.expected);
         Py_XDECREF(guard.type);
-        version_done(guard.own);
     }
     return 0;
 }
@@ -601,6 +757,8 @@ static void guards_dealloc(PyObject *self)
     guards_clear(self);
     Py_XDECREF(((Guards *)self)->tensors);
     PyMem_Free(((Guards *)self)->guards);
+    PyMem_Free(((Guards *)self)->tables);
+    PyMem_Free(((Guards *)self)->order);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -891,6 +1049,7 @@ static PyObject *guards_expect(PyObject *object, PyObject *args)
     Py_INCREF(now.expected);
     Py_XINCREF(now.type);
     self->guards[at] = now;
+    self->sorted = 0;
     Py_DECREF(was.expected);
     Py_XDECREF(was.type);
     version_done(was.own);

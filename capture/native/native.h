@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 33 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 34 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -68,18 +68,21 @@ static inline PyObject *slot_at(PyObject *object, Py_ssize_t at)
 void put(PyObject *object, Py_ssize_t at, PyObject *value);
 #define PUT(object, class, name, value) put(object, slots.class.name, value)
 /* ``dict_versions.c``: of a dict, to be given back; NULL where it has none, without an exception. */
-#if PY_VERSION_HEX < 0x030D0000
+#if PY_VERSION_HEX < 0x030C0000
 typedef PyDictObject Version;
 #define NUMBER_OF(version) ((version)->ma_version_tag)
 #else
-typedef struct {
+typedef struct Version {
     uint64_t number; /* 0: the dict is gone */
-    PyObject *dict;
-    Py_ssize_t users;
+    PyObject *of;    /* a dict, or a tuple of several */
+    Py_ssize_t users, num_groups;
+    struct Version **groups; /* of several dicts, this one among them: their numbers change with it */
 } Version;
 #define NUMBER_OF(version) ((version)->number)
 #endif
 Version *version_of_dict(PyObject *dict);
+/* One of all dicts in a tuple, which outlives it; NULL where it has none, without an exception. */
+Version *version_of_dicts(PyObject *dicts);
 void version_done(Version *version);
 int add_dict_versions(PyObject *module);
 int add_slots(PyObject *module);

@@ -1,20 +1,23 @@
 /* Static tensors: those that a recording reads where they are still have their metadata and their address.
 
-   Through torch's C ABI this takes some 20 ns a tensor. Where that was not found, torch's own comparison of metadata is
+   Through torch's C ABI this takes some 30 ns a tensor, two thirds of them for the getter of ``requires_grad``; the tables
+   here are small, and what is behind the tensors is asked for ahead, as a model of many is in no fast cache between two
+   calls. Where that was not found, torch's own comparison of metadata is
    called, and each tensor is asked for its address: some 150 ns. */
 #include "torch_abi.h"
 
+/* What is known of a tensor without the ABI. */
 typedef struct {
-    PyObject *tensor;
     PyTypeObject *type;
-    KnownTensor known;
-    uint64_t address; /* without the ABI */
-} StaticTensor;
+    uint64_t address;
+} Plain;
 
 typedef struct {
     PyObject_HEAD
     Py_ssize_t count;
-    StaticTensor *tensors;
+    PyObject **tensors;
+    KnownTensor *known; /* of each, with the ABI */
+    Plain *plain;       /* without it */
     PyObject *metadata; /* a function of no arguments, or None with the ABI */
     vectorcallfunc vectorcall;
 } StaticTensors;
@@ -31,25 +34,38 @@ static int same_addresses(StaticTensors *self)
 {
     for (Py_ssize_t i = 0; i < self->count; i++) {
         uint64_t address = 0;
-        if (address_of(self->tensors[i].tensor, &address) < 0)
+        if (address_of(self->tensors[i], &address) < 0)
             return -1;
-        if (address != self->tensors[i].address)
+        if (address != self->plain[i].address)
             return 0;
     }
     return 1;
 }
 
+#define AHEAD 4
+
+/* 1, 0, or -1 with an exception set. */
+static int are_as_known(StaticTensors *self)
+{
+    int same = 1;
+    for (Py_ssize_t i = 0; same > 0 && i < self->count; i++) {
+        if (i + 2 * AHEAD < self->count)
+            __builtin_prefetch(self->tensors[i + 2 * AHEAD]);
+        if (i + AHEAD < self->count)
+            expect_tensor(self->tensors[i + AHEAD]);
+        same = is_as_known(self->tensors[i], &self->known[i]);
+    }
+    return same;
+}
+
 int static_tensors_hold(PyObject *object)
 {
     StaticTensors *self = (StaticTensors *)object;
-    for (Py_ssize_t i = 0; i < self->count; i++) {
-        StaticTensor *one = &self->tensors[i];
-        int same = self->metadata == Py_None ? is_as_known(one->tensor, &one->known) : Py_TYPE(one->tensor) == one->type;
-        if (same <= 0)
-            return same;
-    }
     if (self->metadata == Py_None)
-        return 1;
+        return are_as_known(self);
+    for (Py_ssize_t i = 0; i < self->count; i++)
+        if (Py_TYPE(self->tensors[i]) != self->plain[i].type)
+            return 0;
     int same = truth_of(PyObject_CallNoArgs(self->metadata));
     return same > 0 ? same_addresses(self) : same;
 }
@@ -69,7 +85,7 @@ static int static_tensors_traverse(PyObject *object, visitproc visit, void *arg)
 {
     StaticTensors *self = (StaticTensors *)object;
     for (Py_ssize_t i = 0; i < self->count; i++)
-        Py_VISIT(self->tensors[i].tensor);
+        Py_VISIT(self->tensors[i]);
     Py_VISIT(self->metadata);
     return 0;
 }
@@ -78,9 +94,9 @@ static int static_tensors_clear(PyObject *object)
 {
     StaticTensors *self = (StaticTensors *)object;
     while (self->count) {
-        StaticTensor one = self->tensors[--self->count];
-        forget_tensor(&one.known);
-        Py_DECREF(one.tensor);
+        PyObject *one = self->tensors[--self->count];
+        forget_tensor(&self->known[self->count]);
+        Py_DECREF(one);
     }
     return 0;
 }
@@ -91,7 +107,28 @@ static void static_tensors_dealloc(PyObject *self)
     static_tensors_clear(self);
     Py_XDECREF(((StaticTensors *)self)->metadata);
     PyMem_Free(((StaticTensors *)self)->tensors);
+    PyMem_Free(((StaticTensors *)self)->known);
+    PyMem_Free(((StaticTensors *)self)->plain);
     Py_TYPE(self)->tp_free(self);
+}
+
+/* 0, or -1 with an exception set. */
+static int take_tensor(StaticTensors *self, Py_ssize_t at, PyObject *tensor)
+{
+    if (self->metadata != Py_None) {
+        self->plain[at].type = Py_TYPE(tensor);
+        if (address_of(tensor, &self->plain[at].address) < 0)
+            return -1;
+    } else if (!is_plain_tensor(tensor)) {
+        PyErr_SetString(PyExc_TypeError, "this is no plain tensor");
+        return -1;
+    } else if (know_tensor(tensor, &self->known[at]) < 0)
+        return -1;
+    else
+        share_geometry(&self->known[at], self->known, at);
+    self->tensors[at] = Py_NewRef(tensor);
+    self->count = at + 1;
+    return 0;
 }
 
 static PyObject *static_tensors_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -109,27 +146,19 @@ static PyObject *static_tensors_new(PyTypeObject *type, PyObject *args, PyObject
         return NULL;
     self->vectorcall = static_tensors_call;
     self->metadata = Py_NewRef(metadata);
-    self->tensors = PyMem_New(StaticTensor, PyTuple_GET_SIZE(given) + 1);
-    if (self->tensors == NULL) {
+    size_t room = (size_t)PyTuple_GET_SIZE(given) + 1;
+    self->tensors = PyMem_Calloc(room, sizeof(*self->tensors));
+    self->known = PyMem_Calloc(room, sizeof(*self->known));
+    self->plain = metadata == Py_None ? NULL : PyMem_Calloc(room, sizeof(*self->plain));
+    if (self->tensors == NULL || self->known == NULL || (metadata != Py_None && self->plain == NULL)) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
-        StaticTensor *one = &self->tensors[i];
-        *one = (StaticTensor){.tensor = PyTuple_GET_ITEM(given, i)};
-        one->type = Py_TYPE(one->tensor);
-        int plain = metadata != Py_None || is_plain_tensor(one->tensor);
-        if (!plain)
-            PyErr_SetString(PyExc_TypeError, "this is no plain tensor");
-        int failed = !plain || (metadata == Py_None ? know_tensor(one->tensor, &one->known)
-                                                    : address_of(one->tensor, &one->address)) < 0;
-        if (failed) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++)
+        if (take_tensor(self, i, PyTuple_GET_ITEM(given, i)) < 0) {
             Py_DECREF(self);
             return NULL;
         }
-        Py_INCREF(one->tensor);
-        self->count = i + 1;
-    }
     return (PyObject *)self;
 }
 

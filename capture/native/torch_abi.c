@@ -114,51 +114,94 @@ int may_be_lazy(const TensorMeta *meta)
     return 1;
 }
 
+static int same_numbers(const int64_t *some, const int64_t *others, int64_t count)
+{
+    int64_t i = 0;
+    while (i < count && some[i] == others[i])
+        i++;
+    return i >= count;
+}
+
 int know_tensor(PyObject *tensor, KnownTensor *known)
 {
-    *known = (KnownTensor){.type = Py_TYPE(tensor)};
-    if (!read_meta(tensor, &known->meta)) {
+    TensorMeta meta;
+    *known = (KnownTensor){NULL, NULL};
+    if (!read_meta(tensor, &meta)) {
         PyErr_SetString(PyExc_ValueError, "torch's C ABI does not read this tensor");
         return -1;
     }
-    size_t bytes = (size_t)known->meta.dim * sizeof(int64_t);
-    known->shape = PyMem_Malloc(2 * bytes + 1);
-    if (known->shape == NULL) {
+    int asks = may_be_lazy(&meta), requires = requires_gradient(tensor);
+    int lazy = requires < 0 || !asks ? 0 : lazy_bits(tensor);
+    if (requires < 0 || lazy < 0)
+        return -1;
+    size_t bytes = (size_t)meta.dim * sizeof(int64_t);
+    Geometry *geometry = PyMem_Malloc(sizeof(*geometry) + 2 * bytes);
+    if (geometry == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    memcpy(known->shape, known->meta.sizes, bytes);
-    memcpy(known->shape + known->meta.dim, known->meta.strides, bytes);
-    known->asks = (char)may_be_lazy(&known->meta);
-    known->meta.sizes = known->meta.strides = NULL;
-    int requires = requires_gradient(tensor), lazy = requires < 0 || !known->asks ? 0 : lazy_bits(tensor);
-    known->requires = (char)requires;
-    known->lazy = (char)lazy;
-    if (requires >= 0 && lazy >= 0)
-        return 0;
-    forget_tensor(known);
-    return -1;
+    *geometry = (Geometry){Py_TYPE(tensor), meta.dim, meta.dtype, (char)requires, (char)lazy, (char)asks, 1};
+    memcpy(geometry->shape, meta.sizes, bytes);
+    memcpy(geometry->shape + meta.dim, meta.strides, bytes);
+    *known = (KnownTensor){meta.data, geometry};
+    return 0;
 }
 
 void forget_tensor(KnownTensor *known)
 {
-    PyMem_Free(known->shape);
-    known->shape = NULL;
+    if (known->geometry != NULL && --known->geometry->users == 0)
+        PyMem_Free(known->geometry);
+    known->geometry = NULL;
+}
+
+static int are_alike(const Geometry *one, const Geometry *other)
+{
+    return one->type == other->type && one->dim == other->dim && one->dtype == other->dtype &&
+           one->requires == other->requires && one->lazy == other->lazy && one->asks == other->asks &&
+           same_numbers(one->shape, other->shape, 2 * one->dim);
+}
+
+#define LOOKED_AT 32 /* layers repeat what one has */
+
+void share_geometry(KnownTensor *known, const KnownTensor *others, Py_ssize_t count)
+{
+    for (Py_ssize_t i = count - 1; i >= 0 && i >= count - LOOKED_AT; i--)
+        if (are_alike(known->geometry, others[i].geometry)) {
+            others[i].geometry->users++;
+            forget_tensor(known);
+            known->geometry = others[i].geometry;
+            return;
+        }
 }
 
 int is_as_known(PyObject *tensor, const KnownTensor *known)
 {
-    TensorMeta now;
-    const TensorMeta *was = &known->meta;
-    size_t bytes = (size_t)was->dim * sizeof(int64_t);
-    if (Py_TYPE(tensor) != known->type || !read_meta(tensor, &now) || now.data != was->data || now.dim != was->dim || now.dtype != was->dtype ||
-        memcmp(now.sizes, known->shape, bytes) != 0 || memcmp(now.strides, known->shape + was->dim, bytes) != 0)
+    const Geometry *was = known->geometry;
+    int64_t dim = 0, *sizes = NULL, *strides = NULL;
+    int32_t dtype = 0;
+    void *impl, *data = NULL;
+    if (Py_TYPE(tensor) != was->type || (impl = impl_of(tensor)) == NULL || torch.data_ptr(&impl, &data) ||
+        data != known->data || torch.dim(&impl, &dim) || dim != was->dim || torch.dtype(&impl, &dtype) ||
+        dtype != was->dtype || torch.sizes(&impl, &sizes) || !same_numbers(sizes, was->shape, dim) ||
+        torch.strides(&impl, &strides) || !same_numbers(strides, was->shape + dim, dim))
         return 0;
     int requires = requires_gradient(tensor);
-    if (requires != known->requires)
+    if (requires != was->requires)
         return requires < 0 ? -1 : 0;
-    int lazy = known->asks ? lazy_bits(tensor) : 0;
-    return lazy < 0 ? -1 : lazy == known->lazy;
+    int lazy = was->asks ? lazy_bits(tensor) : 0;
+    return lazy < 0 ? -1 : lazy == was->lazy;
+}
+
+#define LINE 64 /* bytes that a processor brings at once */
+
+void expect_tensor(PyObject *tensor)
+{
+    void *impl;
+    if (torch.impl_at == 0)
+        return;
+    memcpy(&impl, (const char *)tensor + torch.impl_at, sizeof(impl));
+    for (int i = 0; i < 3; i++) /* nothing is read: any address will do */
+        __builtin_prefetch((const char *)impl + i * LINE);
 }
 
 static const PyGetSetDef *property_of(PyObject *type, const char *name)

@@ -33,18 +33,28 @@ int is_nested(PyObject *tensor);
 int lazy_bits(PyObject *tensor);
 int may_be_lazy(const TensorMeta *meta);
 
-/* Metadata that is kept: sizes and strides of ``dim`` each. */
+/* Metadata that is kept, of one tensor or of several that are alike. */
 typedef struct {
     const PyTypeObject *type;
-    TensorMeta meta;
-    int64_t *shape; /* owned: sizes, then strides */
+    int64_t dim;
+    int32_t dtype;
     char requires, lazy, asks;
+    Py_ssize_t users;
+    int64_t shape[]; /* sizes, then strides */
+} Geometry;
+typedef struct {
+    const void *data;
+    Geometry *geometry; /* NULL: of none */
 } KnownTensor;
 /* 0, or -1 with an exception set. */
 int know_tensor(PyObject *tensor, KnownTensor *known);
 void forget_tensor(KnownTensor *known);
+/* Keeps one geometry for it and those of the others that are alike, of which the last ones are looked at. */
+void share_geometry(KnownTensor *known, const KnownTensor *others, Py_ssize_t count);
 /* The tensor has this class and metadata, at this address: 1, 0, -1. */
 int is_as_known(PyObject *tensor, const KnownTensor *known);
+/* It is looked at soon: have the processor bring what is behind it. */
+void expect_tensor(PyObject *tensor);
 
 int add_torch_abi(PyObject *module);
 int add_static_tensors(PyObject *module);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from capture.guards.guard import CHANGED, OK, Guard, itself
 from capture.native import DICT_WATCHERS, dict_watchers, native
+from capture.state.source import Source
 
 
 class Holder:
@@ -137,8 +138,8 @@ def test_other_dicts_at_the_places_of_dead_ones() -> None:
 
 
 def test_what_is_tried_at_import_is_told_again() -> None:
-    """Up to Python 3.12 dicts have versions of their own, and nothing is tried."""
-    if sys.version_info >= (3, 13):
+    """Up to Python 3.11 dicts have versions of their own, and nothing is tried."""
+    if sys.version_info >= (3, 12):
         assert dict_watchers.trust(native) == DICT_WATCHERS
     else:
         assert DICT_WATCHERS == (False, False)
@@ -179,3 +180,94 @@ def test_what_is_not_told_is_not_trusted(missed: Callable[[Any], bool], trusted:
         expected = (trusted[0], trusted[1] and splits)
         assert dict_watchers.trust(deaf) == expected
         assert deaf.trusted == expected
+
+
+def are_empty(*containers: Any) -> Any:
+    """A guard on several containers."""
+    return native.Guards((Guard("empty", itself(containers, "containers")),))
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, defaultdict])
+def test_what_comes_into_any_of_many_is_noticed(kind: type[dict[str, int]]) -> None:
+    many = [kind() for _ in range(300)]
+    guards = are_empty(*many)
+    for number in (0, 7, 299):
+        for change in (
+            functools.partial(many[number].__setitem__, "a", 1),
+            functools.partial(many[number].setdefault, "a", 1),
+            functools.partial(many[number].update, a=1),
+            functools.partial(dict.update, many[number], {"a": 1, "b": 2}),
+        ):
+            assert guards(()) == OK
+            change()
+            assert guards(()) == CHANGED
+            assert guards(()) == CHANGED
+            many[number].clear()
+    assert guards(()) == OK
+
+
+def test_groups_that_share_dicts_go_one_by_one() -> None:
+    many: list[dict[str, int]] = [{} for _ in range(20)]
+    places = [(*many[at:], many[-1]) for at in range(10)]
+    several = [(are_empty(*place), place) for place in places]
+    several.append((several[0][0].beside((), None), places[0]))
+    while several:
+        for one in (many[-1], many[0], many[5]):
+            assert [guards(()) for guards, _ in several] == [OK] * len(several)
+            one["a"] = 1
+            for guards, place in several:
+                assert guards(()) == (CHANGED if any(other is one for other in place) else OK)
+            one.clear()
+        several.pop()
+        del guards
+    assert are_empty(*many)(()) == OK
+
+
+def test_one_container_that_is_no_dict_is_looked_at_itself() -> None:
+    table: dict[str, int] = {}
+    members: set[int] = set()
+    guards = are_empty(table, members)
+    for one in (lambda: members.add(1), lambda: table.setdefault("a", 1)):
+        assert guards(()) == OK
+        one()
+        assert guards(()) == CHANGED
+        members.clear()
+        table.clear()
+    assert guards(()) == OK
+
+
+def test_a_look_that_writes_to_another_dict_is_noticed() -> None:
+    """A guard that is no table's calls Python, which changes what another guard is about."""
+    own, other = {"a": 1}, {"b": 2}
+
+    def read() -> int:
+        own["a"] += added[0]
+        return 0
+
+    added = [0]
+    called = Guard("value", Source("call", read, None, "a call"), 0)
+    tables = [Guard("table", itself(one, "table"), ((key,), (one[key],), (None,))) for key, one in
+              (("a", own), ("b", other))]  # fmt: skip
+    first, last = native.Guards((called, *tables)), native.Guards((*tables, called))
+    assert [one(()) for one in (first, last) for _ in range(3)] == [OK] * 6
+    added[0] = 1
+    assert first(()) == CHANGED
+    assert last(()) == CHANGED
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_any_of_several_tables_may_change(number: int) -> None:
+    """In one, in two or in all, in any order; back as they were, all hold again."""
+    several: list[dict[str, int]] = [{"a": at} for at in range(4)]
+    there = [Guard("table", itself(one, "table"), (("a",), (one["a"],), (None,))) for one in several]
+    guards = native.Guards((*there, Guard("length", itself(several[0], "length"), 1)))
+    for count in range(1, 5):
+        changed = [several[(number + at) % 4] for at in range(count)]
+        before = [one["a"] for one in changed]
+        assert guards(()) == OK
+        for one in changed:
+            one["a"] += 10
+        for one, value in zip(changed, before, strict=True):
+            assert guards(()) == CHANGED
+            one["a"] = value
+        assert guards(()) == OK
