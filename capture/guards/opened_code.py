@@ -118,6 +118,9 @@ def open_module(walk: ReadWalk, module: types.ModuleType, path: str) -> None:
         walk.guard_members(
             namespace, sorted(names), prefix, lambda name, one: name in users and opens_of_library(name, one)
         )
+        for name in names & users:
+            if type(namespace.get(name)) is types.BuiltinFunctionType:
+                walk.note_in_c(namespace[name])
         if type(module) is not types.ModuleType:
             computed = dir(type(module)) if walk.names.is_computed else ()
             _given_by_class(walk, module, (users | {*computed}) - namespace.keys(), prefix)

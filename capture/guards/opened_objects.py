@@ -28,10 +28,11 @@ def _method(walk: ReadWalk, value: types.MethodType, path: str) -> None:
 
 
 def _builtin_method(walk: ReadWalk, value: types.BuiltinFunctionType, path: str) -> None:
-    """A method in C, such as ``runs.append``: the object that it works on. One of a module may be a getter of
-    torch's."""
-    walk.builtins.add(value.__name__)
-    if not isinstance(value.__self__, types.ModuleType | None):
+    """A method in C, such as ``runs.append``: the object that it works on. One of a module may be a getter."""
+    if isinstance(value.__self__, types.ModuleType | None):
+        walk.note_in_c(value)
+    else:
+        walk.builtins.add(value.__name__)
         walk.enter(value.__self__, f"{path}.__self__")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 import sys
 import types
 import weakref
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
+from capture.guards.ambient import asked_of_packages, is_getter
 from capture.guards.guard import Guard, Referent, itself
 from capture.guards.names_used import Names
 from capture.guards.read import Counted, Key, OtherTensors, Place, Read, Replaced
@@ -107,6 +109,14 @@ class ReadWalk:
     _other_tensors: dict[int, torch.Tensor] = field(factory=dict)
     builtins: set[str] = field(factory=set)
     """Names of C functions that were found as values."""
+    _getters: dict[int, Any] = field(factory=dict)
+    """Functions in C that may tell of a setting, by ``id``."""
+
+    def note_in_c(self, function: types.BuiltinFunctionType) -> None:
+        """Users' code may call a function in C that is no method of an object."""
+        self.builtins.add(function.__name__)
+        if is_getter(function):
+            self._getters[id(function)] = function
 
     # --------------------------------------------------------------------------------------------------- from the top
 
@@ -197,7 +207,11 @@ class ReadWalk:
         if id(vars(abc)) in self.names.scopes:  # an abstract class was asked: C code keeps what is registered with it
             read = abc.get_cache_token
             guards.append(Guard("value", Source("call", read, None, "registered with abstract classes"), read()))
-        for path, read, value in asked_of_torch(self.names.of_packages(self.names.by_package) | self.builtins):
+        asked = itertools.chain(
+            asked_of_torch(self.names.of_packages(self.names.by_package) | self.builtins),
+            asked_of_packages(self.names, self._classes_met, self._getters.values()),
+        )
+        for path, read, value in asked:
             guards.append(Guard("value", Source("call", read, None, path), value))
         if self._other_tensors:
             same = OtherTensors(list(self._other_tensors.values()))

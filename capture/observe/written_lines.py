@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import types
+import warnings
 from typing import Any
 
 from capture.core.facts import CodeLocation, Effect
@@ -53,9 +54,17 @@ def _line_setting(code: types.CodeType, name: str) -> int:
     return 0
 
 
+_SHOWS_WARNINGS = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
+"""What C and Python run for each warning that the filters let through."""
+
+
 def left_by_calls(ran: CodeRun) -> list[Effect]:
-    """What functions in C left behind, by the user's line where that is one."""
+    """What functions in C left behind, by the user's line where that is one. A warning that was shown is one: most are
+    shown once, and a run in which none is follows."""
     effects: dict[str, Effect] = {}
+    if _SHOWS_WARNINGS in ran.codes:
+        where = line_of(ran, ("warn", "warn_explicit"))
+        effects["warn()"] = Effect(path="warn()", kind="call", before="", after="", where=where)
     for (what, place), code, line in ran.calls:
         own = source_location.of_line(code, line) if source_location.is_users(code.co_filename) else None
         where = place if place is not None else own

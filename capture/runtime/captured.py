@@ -162,7 +162,7 @@ class Captured:
         self.straight = self.fast_paths.straight
         if self.sizes is not None:
             self.straight = self.sizes.straight(len(self.binder.names), self.fast_paths.straight)
-        self._defaults = getattr(self.function, "__defaults__", None)
+        self._defaults = _defaults_of(self.function)
         self._is_function = isinstance(self.function, types.FunctionType)
         self._is_alone = self.receiver is None and not self.annotation.guards
 
@@ -180,14 +180,20 @@ class Captured:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The values of all parameters. Raises ``TypeError``, worded less well than the function's own."""
-        # the defaults were replaced after decoration
-        if self._is_function and self._defaults is not self.function.__defaults__:
-            self._defaults = self.function.__defaults__
+        if self._is_function and self._defaults_changed():
+            self._defaults = _defaults_of(self.function)
             made = make_binder(
                 signature_of(self.function, method=self.receiver is not None), formed=sees_form(self.function)
             )
             self.binder = with_places(made, self.binder.places)
         return self.binder.values(*args, **kwargs)
+
+    def _defaults_changed(self) -> bool:
+        """They were replaced after decoration, or changed in place, as those of names can be."""
+        (defaults, named), now = self._defaults, self.function.__kwdefaults__
+        if defaults is not self.function.__defaults__ or not (named and now):
+            return defaults is not self.function.__defaults__ or bool(named) is not bool(now)
+        return not (now.keys() == named.keys() and all(named[name] is one for name, one in now.items()))
 
     def take_inputs(self, places: Sequence[InputPlace]) -> None:
         """Read the values of these places in every call from now on, as arguments."""
@@ -347,6 +353,12 @@ class Captured:
             where = first.where or source_location.user_place(self.annotation.defined_at)
             text = evolve(first, where=where).message(function=self.annotation.function, now=now, also=also)
             warnings.warn(text, CaptureWarning, stacklevel=source_location.stack_level())
+
+
+def _defaults_of(function: Any) -> tuple[Any, dict[str, Any] | None]:
+    """Default values by position, and by name as they are now: that dict can be changed in place."""
+    named = getattr(function, "__kwdefaults__", None)
+    return getattr(function, "__defaults__", None), named and dict(named)
 
 
 def _short(captured: Captured) -> str:

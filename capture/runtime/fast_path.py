@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from capture.core import config
-from capture.guards.guard import Guard
+from capture.guards.guard import Guard, itself
 from capture.guards.key_guards import SAME, call_guard, named_guards, switch_guards
 from capture.guards.recording_guard import nothing_to_check
 from capture.key.code_names import SMALL, part_of
@@ -162,7 +162,10 @@ def _path(
         return None
     least, most = _given(captured, values) or _NO_POSITION
     function = captured.function
-    receiver, guards = captured.receiver_of, () if captured.stateless else tuple(_key_guards(captured, len(values)))
+    receiver = captured.receiver_of
+    guards = _guards_of_defaults(function)
+    if not captured.stateless:
+        guards += _key_guards(captured, len(values))
     order, spans, shared = _layout(leaves)
     trees = in_use()
     any_form = entry.family is not None and entry.family.takes_any_form
@@ -174,7 +177,7 @@ def _path(
         defaults=getattr(function, "__defaults__", None), entry=entry, number=entry.number,
         limit=captured.annotation.max_recordings,
         in_capture=entry.backend.in_capture if entry.backend.has_own_memory else None,  # nothing captures the host
-        check=capabilities.metadata_guard(leaves, leading), guards=native.Guards(guards) if guards else None,
+        check=capabilities.metadata_guard(leaves, leading), guards=native.Guards(tuple(guards)) if guards else None,
         receiver=receiver if isinstance(receiver, weakref.ref) else None,
         kind=type(receiver()), in_use=trees, trees=trees.trees,
         backend=entry.backend.name, counters=captured.log.counters, marks=marks(), replay=goes_on.replay,
@@ -183,6 +186,19 @@ def _path(
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
         attach=goes_on.attach, tell=goes_on.tell, raised=goes_on.raised,
     )  # fmt: skip
+
+
+def _guards_of_defaults(function: Any) -> list[Guard]:
+    """Default values of names can be changed in place. Those by position are a tuple, at which C looks by itself."""
+    named = function.__kwdefaults__ if isinstance(function, types.FunctionType) else None
+    if not named:
+        return []
+    parts = function.__code__, function.__defaults__, named
+    members = tuple(named), tuple(named.values()), (None,) * len(named)
+    return [
+        Guard("functions", itself((function,), "a function's defaults"), parts),
+        Guard("table", itself(named, "defaults by name"), members),
+    ]
 
 
 def _key_guards(captured: Captured, count: int) -> list[Guard]:

@@ -1,0 +1,119 @@
+"""Settings that packages keep in C or by thread, which a body's code reads without naming them, or by a function that
+gives them.
+
+A getter of the standard library is known by its name and by giving a plain value to who asks without arguments. What
+no getter of C code tells is in a table: settings of a package, asked by its own public function.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from capture.guards.names_used import Names
+from capture.key.packages import is_library, package_of
+from capture.key.pytree import PLAIN_TYPES
+
+_GETTER = re.compile(r"_?(get|is)_?[a-z]\w*")
+Asked = tuple[str, Callable[[], object], object]
+"""What is read, how, and what that gives now."""
+
+
+@frozen
+class _Settings:
+    """What one package does as it is told to beforehand."""
+
+    path: str
+    package: str
+    read: Callable[[], object]
+    names: Collection[str] = ()
+    """Users' code mentions one of them; none: whatever it does with the package."""
+    has_objects: bool = False
+    """Operations of the package's objects follow the settings, too."""
+
+
+def _of_decimal() -> object:
+    context = sys.modules["decimal"].getcontext()
+    traps = tuple([bool(context.traps[one]) for one in context.traps])
+    return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
+
+
+def _of_numpy() -> object:
+    numpy = sys.modules["numpy"]
+    return tuple(numpy.geterr().values()), repr(numpy.get_printoptions())
+
+
+def _state_of_numpy() -> object:
+    _, keys, *rest = sys.modules["numpy"].random.get_state()
+    return keys.tobytes(), *rest
+
+
+def _locale() -> object:
+    locale = sys.modules["locale"]
+    return locale.setlocale(locale.LC_ALL)
+
+
+_TABLE = (
+    _Settings("decimal.getcontext()", "decimal", _of_decimal, has_objects=True),
+    _Settings("numpy.geterr()", "numpy", _of_numpy),
+    _Settings("numpy.random.get_state()", "numpy", _state_of_numpy, {"get_state"}),
+    _Settings("random.getstate()", "random", lambda: sys.modules["random"].getstate(), {"getstate"}),
+    _Settings("locale.setlocale(locale.LC_ALL)", "locale", _locale),
+    _Settings("torch.initial_seed()", "torch", lambda: torch.initial_seed(), {"initial_seed"}),
+    _Settings("warnings.filters", "warnings", lambda: tuple(warnings.filters), {"warn", "warn_explicit"}),
+)
+
+
+def asked_of_packages(names: Names, kinds: Iterable[type], functions: Iterable[Any]) -> Iterator[Asked]:
+    """What code that mentions ``names`` may have been told. ``kinds``: classes of objects that it reaches;
+    ``functions``: those in C that it does."""
+    mentioned = names.of_packages(())
+    for function in functions:
+        yield from _asked(function)
+    packages = _packages_named(names)
+    of_objects = {package_of(kind.__module__) for kind in kinds}
+    for one in _TABLE:
+        is_used = one.package in packages or (one.has_objects and one.package in of_objects)
+        if is_used and one.package in sys.modules and (not one.names or not mentioned.isdisjoint(one.names)):
+            try:
+                value = one.read()
+            except Exception:  # noqa: BLE001 - a module that is only being imported, or another one of that name
+                continue
+            yield one.path, one.read, value
+
+
+def is_getter(function: Any) -> bool:
+    """A function in C of the standard library that may tell of a setting."""
+    module = getattr(function.__self__, "__name__", None) or function.__module__
+    return _GETTER.fullmatch(function.__name__) is not None and package_of(module) in sys.stdlib_module_names
+
+
+def _asked(function: Any) -> Iterator[Asked]:
+    try:
+        value = function()
+    except Exception:  # noqa: BLE001 - it takes something
+        return
+    if all(type(one) in PLAIN_TYPES for one in (value if type(value) is tuple else (value,))):
+        yield f"{function.__module__}.{function.__name__}()", function, value
+
+
+def _packages_named(names: Names) -> set[str]:
+    """Packages that users' code names in its globals, or imports itself."""
+    found = {package_of(name) for name in names.of_packages(()) if name in sys.modules}
+    for scope, mentioned in names.scopes.values():
+        if is_library(package_of(scope.get("__name__"))):
+            continue
+        for name in mentioned:
+            value = scope.get(name)
+            if issubclass(type(value), types.ModuleType):
+                found.add(package_of(getattr(value, "__name__", None)))
+            elif issubclass(type(value), (types.FunctionType, type)):
+                found.add(package_of(getattr(value, "__module__", None)))
+    return found
