@@ -18,7 +18,7 @@ WORKERS ?= 2
 .PHONY: docs wheel help test test-all test-native test-world test-browser test-gpu demo fuzz fuzz-faults bench golden format clean
 
 help:
-	@echo 'make demo     four programs, eager and captured in turn: the same numbers, a table and a plot of the times'
+	@echo 'make demo     four programs, eager and captured in turn: the same numbers, a table, a plot of the times, a report'
 	@echo 'make test     formatting, lint, types, order of imports, tests: what every commit passes'
 	@echo 'make test TORCH=2.14.1  the same with another torch, in .venv-2.14.1; so does test-all; TESTS=tests/core runs those alone'
 	@echo 'make test-all all tests, also those that are marked as slow; PART=1/3 runs a third of the slow ones alone'

@@ -1,4 +1,4 @@
-"""``make demo``: four programs, eager and captured in turn: a table and a plot.
+"""``make demo``: four programs, eager and captured in turn: a table, a plot and a report.
 
 Whole updates of SAC and of an LSTM policy, sampling of a normalizing flow, decoding with a small GPT. The numbers have
 to be eager's bit for bit; the exit status is 1 if they are not, or if something was not replayed.
@@ -16,13 +16,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from capture import Recordings, capture, recordings
+from capture import Recordings, capture, config, recordings, report
 from capture.engines.registry import backend_for
 from examples import plot
 from examples.workloads import WORKLOADS, Pair
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "build" / "demo.png"
+REPORT = ROOT / "build" / "demo.html"
 
 
 class Options(NamedTuple):
@@ -44,6 +45,8 @@ class Result(NamedTuple):
     gain: float
     same: bool
     counts: Recordings
+    function: object
+    """The captured one: the report has what is still there."""
 
 
 def choose_device() -> torch.device:
@@ -76,9 +79,11 @@ def measure(pair: Pair, options: Options) -> Result:
             captured_us, out = timed(pair, captured, calls, seed)
             same &= torch.equal(expected, out)
             rounds.append((eager_us, captured_us))
-    gain = statistics.median(eager / ours for eager, ours in rounds)
+        counts = recordings(captured)
+        with config.patch(enabled=False):  # eager calls of the captured function, for the report to compare with
+            timed(pair, captured, 4, 0)
     medians = [statistics.median(side) for side in zip(*rounds, strict=True)]
-    return Result(pair.title, medians[0], medians[1], gain, same, recordings(captured))
+    return Result(pair.title, medians[0], medians[1], medians[0] / medians[1], same, counts, captured)
 
 
 def table(results: list[Result]) -> str:
@@ -106,7 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
     PICTURE.parent.mkdir(exist_ok=True)
     bars = {result.title: (result.eager, result.captured) for result in results}
     plot.bars(PICTURE, f"Time of one call on {device}, torch {torch.__version__.partition('+')[0]}", bars)
-    print(f"\nas a picture: {PICTURE.relative_to(ROOT)}")
+    report(html=REPORT)
+    print(f"\nas a picture: {PICTURE.relative_to(ROOT)}; what became of each call: {REPORT.relative_to(ROOT)}")
     return 0 if all(result.same and result.counts.replays for result in results) else 1
 
 

@@ -35,11 +35,15 @@ A property or `__setattr__` with effects of its own runs again after each replay
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from capture.core.findings import Decision, Finding, Severity
 from capture.rules._rule import rule
 from capture.rules.case import Case
+
+_ORIGINS = re.compile(r"(?<=members) \([-\d,]*\)")
+"""Which of the former members each one is: facts have it to compare runs, and it tells a reader nothing."""
 
 
 @rule("CG402", "tensor-effect", severity=Severity.NOTE, decides=False)
@@ -48,7 +52,7 @@ def RULE(case: Case) -> Iterator[Finding | Decision]:
         if effect.kind in ("tensor", "value", "count", "members"):
             verb = "is set" if effect.kind in ("tensor", "value") else "is changed"
             yield RULE.finding(
-                what=f"{effect.path!r} {verb} after every replay: {effect.before} -> {effect.after}",
+                what=f"{effect.path!r} {verb} after every replay: {effect.before} -> {_ORIGINS.sub('', effect.after)}",
                 why="a replay does not run the assignment, so it is done again",
                 where=effect.where,
                 path=effect.path,

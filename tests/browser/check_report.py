@@ -91,10 +91,11 @@ def titles(document: str) -> list[str]:
 def test_it_is_drawn_without_an_error(page: Path, tmp_path: Path) -> None:
     document, console = browse(page, tmp_path, "--dump-dom")
     assert console == ""
-    assert titles(document) == ["fast", "reads &lt;/script&gt;&lt;b&gt;values", "Block.forward"]
+    assert titles(document) == [READS, "fast", "Block.forward"]  # what is eager comes first
     assert "38 replayed" in document
     assert "40 eager" in document
     assert "\u00d7 eager" in document
+    assert document.count('class="finding eager"') == 1
     assert document.count("<svg") == 3 + 2  # events of each function; schedules of two recordings
     assert ">blocks.0-3</span>" in document
     assert "the longest path has 3 of 4 operators" in document  # linear, relu and tanh, add
@@ -102,6 +103,14 @@ def test_it_is_drawn_without_an_error(page: Path, tmp_path: Path) -> None:
 
 
 READS = "reads &lt;/script&gt;&lt;b&gt;values"
+
+
+def test_notes_are_shown_if_asked_for(page: Path, tmp_path: Path) -> None:
+    without, with_notes = (browse(page, tmp_path, "--dump-dom", ask=ask)[0] for ask in ("", "#notes=1"))
+    assert "finding note" not in without
+    assert re.search(r">Not shown: \d+, which keep no call from being replayed", without)
+    assert "finding note" in with_notes
+    assert not re.search(r">Not shown: \d+, which keep no call from being replayed", with_notes)
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_an_example_of_two_processes_explains_itself() -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_shows_a_table_and_a_picture() -> None:
+def test_the_demo_shows_a_table_a_picture_and_a_report() -> None:
     printed = run("demo.py", "--quick")
     rows = [line.split("  ") for line in printed[3 : 3 + len(WORKLOADS)]]
     assert len(rows) == len(WORKLOADS)
@@ -163,6 +163,8 @@ def test_the_demo_shows_a_table_and_a_picture() -> None:
         assert cells[-3] == "yes", row  # the same numbers
         assert int(cells[-2]) > 0, row  # replays
         assert cells[-1] == "0", row  # eager calls
+    page = (ROOT / "build" / "demo.html").read_text(encoding="utf-8")
+    assert page.count('"eager_ms": null') == 0, "no gain is shown"
     with Image.open(ROOT / "build" / "demo.png") as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 16) or []}
     assert {ImageColor.getrgb(colour) for colour in plot.COLOURS.values()} <= colours  # both bars are seen
