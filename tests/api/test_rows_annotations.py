@@ -1,4 +1,4 @@
-"""Section 2j: the decorator's reach, errors, plans on disk, the key."""
+"""Rows of ``docs/rows.md``: the decorator's reach, errors, plans on disk, the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section 2i: shapes, what cannot be recorded, devices, threads, backends."""
+"""Rows of ``docs/rows.md``: shapes, what cannot be recorded, devices, threads, backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section 2d: how inputs reach a recording, and what a change of them costs."""
+"""Rows of ``docs/rows.md``: how inputs reach a recording, and what a change of them costs."""
 
 from __future__ import annotations
 

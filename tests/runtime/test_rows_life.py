@@ -1,4 +1,4 @@
-"""Section 2a: the life cycle of a captured function."""
+"""Rows of ``docs/rows.md``: the life cycle of a captured function."""
 
 from __future__ import annotations
 

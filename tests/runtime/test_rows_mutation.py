@@ -1,4 +1,4 @@
-"""Section 2f: bodies that write into their inputs."""
+"""Rows of ``docs/rows.md``: bodies that write into their inputs."""
 
 from __future__ import annotations
 

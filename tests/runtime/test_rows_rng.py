@@ -1,4 +1,4 @@
-"""Section 2h, the rows that need no second forward pass: draws advance as in eager."""
+"""Rows of ``docs/rows.md``, those that need no second forward pass: draws advance as in eager."""
 
 from __future__ import annotations
 

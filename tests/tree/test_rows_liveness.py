@@ -1,4 +1,4 @@
-"""Section 2c: who is alive, what memory is used again, when the pool is restored."""
+"""Rows of ``docs/rows.md``: who is alive, what memory is used again, when the pool is restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section 2e: what a replay hands out."""
+"""Rows of ``docs/rows.md``: what a replay hands out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section 2b: where a step ends, and what becomes of outputs that are still held then."""
+"""Rows of ``docs/rows.md``: where a step ends, and what becomes of outputs that are still held then."""
 
 from __future__ import annotations
 
