@@ -1,4 +1,4 @@
-/* Launch: one recorded graph, launched by the driver itself. Where its inputs come from, ``copies.c`` sees to. */
+/* Launch: one recorded graph, launched by the driver itself. ``cuda_copies.c`` points it at its inputs. */
 #include "native.h"
 
 typedef struct {

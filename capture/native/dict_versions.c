@@ -1,4 +1,4 @@
-/* Versions of dicts: a number that no two states of any dict share, so that a dict that nobody wrote to since has the same.
+/* Versions of dicts: a number that no two states of any dict share, so that an equal number means that nothing was written.
 
    Up to Python 3.11 each dict keeps one. From 3.12 on Python tells a watcher of each change to the dicts that it asked
    for, and the number is kept here, for as long as somebody needs it. So several dicts can have one number, too: whether

@@ -1,7 +1,7 @@
-/* FastPath: the way through a call like an earlier one, step by step, in the order of their cost.
+/* FastPath: the steps through a call like an earlier one, in the order of their cost.
 
-   Whatever is not as it was when the path was made gives ``MISS``, before anything has happened: the caller takes the
-   general way. So a step must not change anything until the last one that may refuse has been passed. */
+   A difference from the call that the path was made for gives ``MISS`` before anything has happened: the caller takes the
+   general way. So no step may change anything before the last one that can give ``MISS``. */
 #include <time.h>
 #include "torch_abi.h"
 

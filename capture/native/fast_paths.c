@@ -1,4 +1,4 @@
-/* Fast paths: those of one captured function. What followed the last one last time is tried first, as loops come round. */
+/* The fast paths of one captured function. The path that followed the last one before is tried first, as calls repeat in loops. */
 #include "native.h"
 
 #include <string.h>

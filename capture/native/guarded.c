@@ -1,5 +1,5 @@
-/* A call that is put right whatever ends it. A signal may raise between any two steps of Python, in a ``finally`` or the
-   begin of a ``with`` as well as anywhere else: only C can be sure to get to what has to be done then. */
+/* A call with a clean-up that runs whatever ends it. A signal handler may raise between any two steps of Python, also in a
+   ``finally`` and at the begin of a ``with``: only C can be sure that the clean-up runs. */
 #include "native.h"
 
 #define TRIES 64

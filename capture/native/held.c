@@ -1,4 +1,4 @@
-/* Held: whether anybody uses the memory of an output; and outputs that are another alias of a tensor made once. */
+/* Held: whether the memory of an output is in use; and outputs that are further aliases of a tensor made once. */
 #include "torch_abi.h"
 
 #define NAMES(X) X(data) X(build_left) X(__dict__) X(grad) X(_backward_hooks)

@@ -1,4 +1,4 @@
-/* Views: what stays as it is of a recording, put together once. */
+/* Views: the parts of a recording that never change, put together once. */
 #include "native.h"
 
 #include <structmember.h>

@@ -1,6 +1,6 @@
 /* Opened: the values in the containers of a call, in the order of its key.
 
-   What a call has to look like is told by a node for each of its values: None for a value that is none of a container's,
+   The expected form of a call has a node for each of its values: None for a value outside of containers,
    else ``(class, members, items, slots, attributes, is_object)``. ``members`` are the nodes of a tuple's or a list's
    members; the others are ``(names, nodes)``, of a dict by its keys in their order, of slots by their descriptors, of a
    ``__dict__`` by its names in their order; or None. Nothing of users' classes runs. */

@@ -1,7 +1,7 @@
-/* Follow: an operator of a run that has to be what a watched run was, looked at and run.
+/* Follow: compares an operator with the one that a watched run had in its place, and runs it.
 
-   It does what ``Follower`` does for one that only reads tensors of the run, beside numbers as expected. Whatever is
-   special is left to Python, which finds everything as it was. */
+   It does what ``VerifyingRecorder`` does, for operators that only read tensors of the run and the expected numbers. All
+   others are left to Python, which finds everything unchanged. */
 #include "native.h"
 
 #include <structmember.h>

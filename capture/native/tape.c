@@ -1,7 +1,7 @@
 /* The tape of the CPU engine: calls that run one after the other, with arguments that were laid out before.
 
-   A step is a function, what it gets, and where its results go. Registers are the members of a Python list, which the
-   engine changes when tensors move; locals are results that nothing needs after the call, and live as long as it. */
+   A step is a function, its arguments, and the places of its results. Registers are the members of a Python list, which the
+   engine changes when tensors move; locals are results that are needed only during the replay. */
 #include "native.h"
 
 #include <structmember.h>
