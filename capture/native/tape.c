@@ -35,6 +35,13 @@ typedef struct {
     Py_ssize_t number; /* of its place */
 } Owned;
 
+/* A local that is left to the caller. */
+typedef struct {
+    Py_ssize_t local;
+    PyObject *places; /* a list */
+    Py_ssize_t number; /* of its place */
+} Given;
+
 typedef struct {
     PyObject_HEAD
     PyObject *registers; /* a list */
@@ -47,6 +54,8 @@ typedef struct {
     Step *steps;
     Py_ssize_t owners;
     Owned *owned;
+    Py_ssize_t givers;
+    Given *given;
     vectorcallfunc vectorcall;
 } Tape;
 
@@ -216,6 +225,23 @@ static void leave(Tape *self, PyObject *const *locals)
     PyErr_Restore(type, value, traceback);
 }
 
+/* ``list[at] = item``, which is given up: 0, or -1 with an exception set. */
+static int put_item(PyObject *list, Py_ssize_t at, PyObject *item)
+{
+    return item == NULL ? -1 : PyList_SetItem(list, at, item);
+}
+
+/* What steps gave to locals, and a caller is to have: 0, -1. */
+static int leave_given(const Tape *self, PyObject *const *locals)
+{
+    for (Py_ssize_t i = 0; i < self->givers; i++) {
+        const Given *one = &self->given[i];
+        if (put_item(one->places, one->number, Py_XNewRef(locals[one->local])) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int run_steps(Tape *self, PyObject *leaves)
 {
     PyObject **room = PyMem_Calloc(self->locals + self->most + 1, sizeof(PyObject *));
@@ -239,16 +265,11 @@ static int run_steps(Tape *self, PyObject *leaves)
         failed = bring_back(self, &run, failed) < 0;
     if (self->stopped >= 0)
         leave(self, room);
+    failed = failed || leave_given(self, room) < 0;
     for (Py_ssize_t i = 0; i < self->locals; i++)
         Py_XDECREF(room[i]);
     PyMem_Free(room);
     return failed ? -1 : 0;
-}
-
-/* ``list[at] = item``, which is given up: 0, or -1 with an exception set. */
-static int put_item(PyObject *list, Py_ssize_t at, PyObject *item)
-{
-    return item == NULL ? -1 : PyList_SetItem(list, at, item);
 }
 
 /* The registers keep no hold of what a call gave. Users get an alias, which has seen no write. 0, -1. */
@@ -432,6 +453,8 @@ static int tape_traverse(PyObject *object, visitproc visit, void *arg)
         Py_VISIT(self->owned[i].make);
         Py_VISIT(self->owned[i].places);
     }
+    for (Py_ssize_t i = 0; i < self->givers; i++)
+        Py_VISIT(self->given[i].places);
     for (Py_ssize_t i = 0; i < self->count; i++) {
         const Step *step = &self->steps[i];
         Py_VISIT(step->function);
@@ -459,6 +482,10 @@ static int tape_clear(PyObject *object)
         Py_DECREF(one.make);
         Py_DECREF(one.places);
     }
+    while (self->givers) {
+        PyObject *places = self->given[--self->givers].places;
+        Py_DECREF(places);
+    }
     return 0;
 }
 
@@ -469,6 +496,7 @@ static void tape_dealloc(PyObject *object)
     tape_clear(object);
     PyMem_Free(self->steps);
     PyMem_Free(self->owned);
+    PyMem_Free(self->given);
     Py_XDECREF(self->registers);
     Py_XDECREF(self->grad);
     Py_TYPE(object)->tp_free(object);
@@ -492,14 +520,32 @@ static int read_owned(Tape *self, PyObject *given)
     return 0;
 }
 
+/* ``(local, places, number)``: 0, or -1 with an exception set. */
+static int read_given(Tape *self, PyObject *given)
+{
+    Py_ssize_t local, number;
+    PyObject *places;
+    if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "nO!n", &local, &PyList_Type, &places, &number)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "a local that is given is a tuple");
+        return -1;
+    }
+    if (local < 0 || local >= self->locals || number < 0 || number >= PyList_GET_SIZE(places)) {
+        PyErr_SetString(PyExc_IndexError, "no such local or place");
+        return -1;
+    }
+    self->given[self->givers++] = (Given){local, Py_NewRef(places), number};
+    return 0;
+}
+
 static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"registers", "steps", "grad", "owned", "acts", "back", NULL};
-    PyObject *registers, *steps, *grad = Py_None, *owned = NULL;
+    static char *names[] = {"registers", "steps", "grad", "owned", "given", "acts", "back", NULL};
+    PyObject *registers, *steps, *grad = Py_None, *owned = NULL, *given = NULL;
     Py_ssize_t acts = 0, back = 0;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!O!|OO!nn", names, &PyList_Type, &registers, &PyTuple_Type, &steps, &grad, &PyTuple_Type,
-            &owned, &acts, &back))
+            args, kwargs, "O!O!|OO!O!nn", names, &PyList_Type, &registers, &PyTuple_Type, &steps, &grad, &PyTuple_Type,
+            &owned, &PyTuple_Type, &given, &acts, &back))
         return NULL;
     if (acts < 0 || back < 0 || back > PyTuple_GET_SIZE(steps)) {
         PyErr_SetString(PyExc_ValueError, "no such step");
@@ -516,7 +562,8 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->grad = Py_NewRef(grad);
     self->steps = PyMem_Calloc(PyTuple_GET_SIZE(steps) + 1, sizeof(Step));
     self->owned = PyMem_Calloc((owned == NULL ? 0 : PyTuple_GET_SIZE(owned)) + 1, sizeof(Owned));
-    if (self->steps == NULL || self->owned == NULL) {
+    self->given = PyMem_Calloc((given == NULL ? 0 : PyTuple_GET_SIZE(given)) + 1, sizeof(Given));
+    if (self->steps == NULL || self->owned == NULL || self->given == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
@@ -532,6 +579,11 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
             return NULL;
         }
     }
+    for (Py_ssize_t i = 0; given != NULL && i < PyTuple_GET_SIZE(given); i++)
+        if (read_given(self, PyTuple_GET_ITEM(given, i)) < 0) {
+            Py_DECREF(self);
+            return NULL;
+        }
     return (PyObject *)self;
 }
 

@@ -98,3 +98,11 @@ def function_holders() -> tuple[Any, ...]:
     """Where Python code finds torch's functions. Its own recurrent networks ask ``torch._VF``; where that is not there
     they can only ask what is public."""
     return tuple(one for one in (torch, torch.Tensor, getattr(torch, "_VF", None)) if one is not None)
+
+
+def in_place_binding(name: str) -> Callable[..., Any] | None:
+    """The same of an operator that writes its first argument: a function or a method of torch's own, or None."""
+    if not name.endswith("_") or name.endswith("__"):
+        return None
+    method = getattr(getattr(torch._C, "TensorBase", None), name, None)  # ``Tensor`` may have another one for a while
+    return method if isinstance(method, types.MethodDescriptorType) else python_binding(name)

@@ -19,8 +19,20 @@ from typing_extensions import override
 from capture.engines.base import Block, Geometry, Input, LiftedNumbers, Recorded, Recording
 from capture.engines.cpu import answers, lifting
 from capture.engines.cpu.arena import Arena
+from capture.engines.cpu.in_place import InPlaceTrial, in_place_form, trial_of
+from capture.engines.cpu.number_tensors import tensors_for_numbers
 from capture.engines.cpu.segments import SegmentedTape
-from capture.engines.cpu.tape import Leaf, Ran, Register, Tape, TapeMemory, TapeStep, python_form, registers_in
+from capture.engines.cpu.tape import (
+    Leaf,
+    Ran,
+    Register,
+    Tape,
+    TapeMemory,
+    TapeStep,
+    is_whole,
+    python_form,
+    registers_in,
+)  # fmt: skip
 from capture.engines.island_arguments import template_of
 from capture.engines.staging import InputGroup, over, put_back, stage
 from capture.engines.undo import MOST_UNDO
@@ -48,6 +60,7 @@ from capture.state.call import Call
 from capture.torch_private import operators
 from capture.torch_private.capabilities import generator_id
 
+_OWN = frozenset([torch.Tensor, torch.nn.Parameter])
 _READ_GRAD_MODE = frozenset(["mkldnn_rnn_layer"])  # its kernel makes the workspace of its backward pass in grad mode
 
 
@@ -130,7 +143,7 @@ class CpuBackend:
                 tape.staged = staged.told()
                 staged.staging.copy_back_only(_written_positions(watched, inputs))
             staged.staging.lend(recorder.trace.lent)
-            tape.compile(staged.copies_in(), staged.copies_out())
+            tape.compile(staged.copies_in(), staged.copies_out(), staged.readable(leaves))
         return Recorded(watched, described, None if failure else tape, failure, blocks)
 
 
@@ -208,6 +221,16 @@ class _Staged:
         """Steps of the tape that stage this call's inputs."""
         singles = [_step("copy_", Register(number), Leaf(position)) for position, number in self._registers]
         return singles + [_step(group.copy_in, Leaf(None)) for group in self._groups()]
+
+    def readable(self, leaves: Sequence[Any]) -> dict[int, int]:
+        """Registers of inputs that nobody writes, and their positions: a tape that reads them whole may read the
+        caller's own, which saves the copy."""
+        written = {single.position for single in self.staging.singles if single.back or single.lent}
+        return {
+            number: position
+            for position, number in self._registers
+            if position not in written and type(leaves[position]) in _OWN and not leaves[position].is_conj()
+        }
 
     def copies_out(self) -> list[TapeStep]:
         """Steps of the tape that copy mutated inputs back."""
@@ -336,6 +359,7 @@ class TapeRecorder(ObserveMode):
             return self.operate(op, args, kwargs)
         inputs = {id(tensor.untyped_storage()) for tensor in tensors}
         step = self._step(op, op_traits, args, kwargs)
+        form, trial = (None, None) if step is None or is_break else self._in_place(op, op_traits, step, args, kwargs)
         result = self.operate(op, args, kwargs)
         if op_traits.collective:
             self._tape.has_collectives = True
@@ -369,7 +393,12 @@ class TapeRecorder(ObserveMode):
         step.order = "barrier" if alone else "draws" if op_traits.draws else ""
         plain = not is_break and step.function is operators.fast_operator(op)
         if fresh and len(fresh) == len(flat) and plain:
-            self._prefer_out(op_traits, step, fresh)
+            step.is_whole = all(map(is_whole, fresh))
+            self._prefer_out(op_traits, step, fresh, tensors_for_numbers(op, args, kwargs, fresh))
+        elif form is not None and self._tape.prove_in_place(form, step, trial):
+            step.function = form
+        else:
+            step.numbers = {}
         for out in fresh:
             moved[id(out)][0].copy_(out)
         self._tape.append(step)
@@ -459,11 +488,26 @@ class TapeRecorder(ObserveMode):
         self._tape.append(step)
         return visible
 
-    def _prefer_out(self, known: OperatorTraits, step: TapeStep, fresh: list[torch.Tensor]) -> None:
+    def _in_place(
+        self, op: Operator, known: OperatorTraits, step: TapeStep, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., Any] | None, InPlaceTrial | None]:
+        """Another form of an operator that writes, and copies to try it on, where that is not known yet."""
+        form = in_place_form(known) if step.function is operators.fast_operator(op) else None
+        if form is None:
+            return None, None
+        step.numbers = tensors_for_numbers(op, args, kwargs, list(tensors_in(args[:1], {})))
+        return form, trial_of(form, args, kwargs, step.numbers) if self._tape.is_undecided(form, step) else None
+
+    def _prefer_out(
+        self, known: OperatorTraits, step: TapeStep, fresh: list[torch.Tensor], numbers: dict[int, torch.Tensor]
+    ) -> None:  # fmt: skip
         function = python_form(known)
         if function is None:
             return
-        if self._tape.prove_out(function, step, fresh):
+        step.numbers = numbers
+        if numbers and not self._tape.prove_out(function, step, fresh):
+            step.numbers = {}
+        if step.numbers or self._tape.prove_out(function, step, fresh):
             step.function, step.form = function, "out"
         elif self._tape.prove(function, step, fresh):
             step.function = function

@@ -27,6 +27,8 @@ from capture.core.interrupts import is_interrupt
 from capture.core.schedule import Schedule
 from capture.engines.base import Block, BoundInput, Geometry, Move, OwnedOutput, Refusal, on_storage, views_of
 from capture.engines.cpu.arena import Arena
+from capture.engines.cpu.in_place import InPlaceTrial
+from capture.engines.cpu.number_tensors import with_tensors
 from capture.engines.cpu.schedule import schedule
 from capture.engines.staging import over
 from capture.key.pytree import PLAIN_TYPES
@@ -66,6 +68,8 @@ class TapeMemory:
     """Other code than registers writes it, too."""
     is_owned: bool = False
     """Each call has other memory for it."""
+    is_given: bool = False
+    """That memory is what a step gives."""
     registers: dict[Geometry, int] = field(factory=dict)
 
     @property
@@ -109,6 +113,10 @@ class TapeStep:
     """Registers among its arguments that it writes."""
     order: Literal["", "draws", "barrier"] = ""
     """Order besides its reads and writes: after others that draw, or with respect to all operators."""
+    numbers: Mapping[int, torch.Tensor] = field(factory=dict)
+    """Stand for the numbers at these positions, of which torch would make such tensors in each call."""
+    is_whole: bool = False
+    """What the operator gave owned its memory, and all of it."""
 
 
 @frozen(eq=False)
@@ -161,6 +169,8 @@ class Tape:
         keeps."""
         self._views: tuple[Any, ...] = ()
         """Steps before all others: views of owned outputs, which go into locals."""
+        self._direct: dict[int, int] = {}
+        """Registers that are an argument of the call under way, by number: its position."""
         self.registers: list[Any] = []
         self.lifted: dict[int, float] = {}
         """Registers that are numbers, with what those were when this was recorded."""
@@ -285,6 +295,22 @@ class Tape:
         """Run ``function`` like the operator; True if it gave the bits of ``results`` in as many tensors."""
         return self._tried(self._gives, function, step, results)
 
+    def is_undecided(self, function: Callable[..., Any], step: TapeStep) -> bool:
+        """Whether ``function`` does in place what the operator does has to be tried, on copies made before."""
+        verdicts = self._in_place_verdicts(function, step)
+        return all(verdicts) and len(verdicts) < PROOFS
+
+    def prove_in_place(self, function: Callable[..., Any], step: TapeStep, trial: InPlaceTrial | None) -> bool:
+        """It does. ``trial``: None where nothing could be tried."""
+        verdicts = self._in_place_verdicts(function, step)
+        if trial is not None:
+            verdicts.append(trial.holds())
+        return bool(verdicts) and all(verdicts)
+
+    def _in_place_verdicts(self, function: Callable[..., Any], step: TapeStep) -> list[bool]:
+        kind = self._kind_of(function, step)
+        return [] if kind is None else self._proofs.setdefault(("in place", *kind), [])
+
     def _tried(
         self, gives: Callable[..., bool], function: Callable[..., Any], step: TapeStep, results: list[torch.Tensor]
     ) -> bool:
@@ -319,6 +345,7 @@ class Tape:
         try:
             return (
                 function,
+                *step.numbers,
                 *map(told, (*step.args, *outs)),
                 *[(name, told(one)) for name, one in step.kwargs.items()],
             )
@@ -332,7 +359,8 @@ class Tape:
         sources = [(out.data_ptr(), out.shape, out.stride()) for out in outs]
         try:
             with torch.no_grad():
-                args, kwargs = self.value(step.args), {key: self.value(v) for key, v in step.kwargs.items()}
+                args = self.value(with_tensors(step.args, step.numbers))
+                kwargs = {key: self.value(v) for key, v in step.kwargs.items()}
                 _, objected = warned(function, *args, **kwargs, out=outs[0] if len(outs) == 1 else tuple(outs))
         except Exception as error:  # any error means that this form is not used
             if is_interrupt(error):
@@ -359,8 +387,11 @@ class Tape:
             for one, result in zip(outs, results, strict=True)
         )
 
-    def compile(self, copies_in: list[TapeStep], copies_out: list[TapeStep]) -> None:
-        """Make the replay. The steps given run before and after the operators.
+    def compile(
+        self, copies_in: list[TapeStep], copies_out: list[TapeStep], readable: Mapping[int, int] | None = None
+    ) -> None:  # fmt: skip
+        """Make the replay. The steps given run before and after the operators. ``readable``: registers that one of
+        ``copies_in`` fills, and the arguments, by position, that may be read in their place if nothing writes there.
 
         Registers are made anew, since those made under a dispatch mode do not share their owner's version counter, and
         those made inside ``inference_mode`` could not be written outside of it.
@@ -369,22 +400,32 @@ class Tape:
             for geometry, number in root.registers.items():
                 self.registers[number] = _view_of(root, geometry)
         self._geometries, self._proofs = [], {}
-        self.copies_in, self.copies_out = copies_in, copies_out
+        self._direct = self._read_alone(readable or {})
+        self.copies_in = [step for step in copies_in if self._direct.keys().isdisjoint(registers_in(step.args))]
+        self.copies_out = copies_out
         self._write_calls()
         # the body needed no gradient, yet operators with out= would refuse parameters
         self._grad = capabilities.set_grad_enabled if torch.is_grad_enabled() else None
         self.replay = self._make_replay()
+
+    def _read_alone(self, readable: Mapping[int, int]) -> dict[int, int]:
+        """Those of which steps read the whole, and nothing else. The caller's tensor lies there as well, and is no
+        copy: eager code reads it, too."""
+        written = {number for step in self._steps for number in (*step.writes, *_made_by(step))}
+        alone = {number for root in self._roots if root.is_in_arena and not (root.kept or root.is_grouped)
+                 for number in root.registers.values() if len(root.registers) == 1}  # fmt: skip
+        return {number: position for number, position in readable.items() if number in alone - written}
 
     def _write_calls(self) -> None:
         used = self._used()
         fresh = [out for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
         alone = [number for root, number in fresh if number in used and self._is_local(root, number)]
         self._locals = {number: place for place, number in enumerate(alone)}
-        self._calls = self._all_calls()
+        self._add_views()
 
     def _is_local(self, root: TapeMemory, number: int) -> bool:
         """Steps read this register, and nothing else looks at its memory."""
-        return not root.kept and list(root.registers.values()) == [number]
+        return (root.is_given or not root.kept) and list(root.registers.values()) == [number]
 
     def _all_calls(self) -> tuple[Any, ...]:
         used = self._used()
@@ -396,14 +437,16 @@ class Tape:
         for output in self._owned:
             root = self._kept_root(output.block)
             (plain if self._is_in_c(output, root) else shared).append((output, root))
+        numbered = [(root.registers[output.geometries[0]], output, root) for output, root in plain]
         owned = tuple(
-            (root.registers[output.geometries[0]], _maker(output.geometries[0]), output.places, output.number)
-            for output, root in plain
-        )
+            (number, _maker(output.geometries[0]), output.places, output.number)
+            for number, output, root in numbered if not root.is_given
+        )  # fmt: skip
+        given = tuple((self._locals[number], one.places, one.number) for number, one, root in numbered if root.is_given)
         self._owned_registers = tuple([number for number, *_ in owned])
         acting = (number for number, step in enumerate(self._steps) if step.acts)
         self._native = native.Tape(
-            self.registers, (*self._views, *self._calls), self._grad, owned,
+            self.registers, (*self._views, *self._calls), self._grad, owned, given,
             acts=len(self._views) + len(self.copies_in) + next(acting, len(self._steps)), back=len(self.copies_out),
         )  # fmt: skip
         entries = self._by_storage.items()
@@ -459,20 +502,70 @@ class Tape:
             if output.geometries[0] not in root.registers:  # no step reads the output itself
                 self.registers.append(None)
                 root.registers[output.geometries[0]] = len(self.registers) - 1
-        self._add_views()
+        alone = [root for output, root in zip(outputs, roots, strict=True) if self._is_in_c(output, root)]
+        self._find_given([root for root in alone if len(root.registers) == 1])
+        self._write_calls()
         self.replay = self._make_replay()
         for number in [number for root in roots for number in root.registers.values()]:
             self.registers[number] = None  # last: the replay before needs them
         return None
 
+    def _find_given(self, roots: Sequence[TapeMemory]) -> None:
+        """Outputs that are what a step gives as it stands, so that nothing has to be made before it and no version has
+        to be hidden after it. All that this step gives has to be left where it is."""
+        written = {number for step in self._steps for number in step.writes}
+        wanted = {id(root) for root in roots}
+        for step in self._steps:
+            outs = [out for out in step.outs if out is not None]
+            mine = [root for root, _ in outs if id(root) in wanted]
+            if not mine or step.form not in ("out", "copy") or not written.isdisjoint(number for _, number in outs):
+                continue
+            others = [root for root, _ in outs if id(root) not in wanted]
+            if all(len(root.registers) == 1 and not root.kept for root in others) and self._gives_plainly(step, outs):
+                step.form = "copy"
+                for root in mine:
+                    root.is_given = True
+
+    def _gives_plainly(self, step: TapeStep, outs: Sequence[tuple[TapeMemory, int]]) -> bool:
+        """Without ``out=`` it gives the bits that it writes there, in tensors that own their memory. Tried on what
+        its registers hold now."""
+        if len(outs) < len(step.outs) or isinstance(step.function, str):
+            return False
+        if step.acts:
+            return step.order == "draws" and step.is_whole and not step.writes
+        geometries = [next(iter(root.registers)) for root, _ in outs]
+        try:
+            with torch.no_grad():
+                args = self.value(with_tensors(step.args, step.numbers))
+                kwargs = {key: self.value(v) for key, v in step.kwargs.items()}
+                written = [torch.empty_strided(one.shape, one.stride, dtype=one.dtype) for one in geometries]
+                into = {"out": written[0] if step.single else tuple(written)} if step.form == "out" else {}
+                first, objected = warned(step.function, *args, **kwargs, **into)
+                given, objects = warned(step.function, *args, **kwargs)
+        except Exception as error:  # any objection means that this form is not used
+            if is_interrupt(error):
+                raise
+            return False
+        if objected or objects or step.single is not isinstance(given, torch.Tensor):
+            return False
+        both = [[one] if step.single else list(one) for one in (first, given)]
+        known = {id(one.untyped_storage()) for one in self.registers if isinstance(one, torch.Tensor)}
+        return len(both[1]) == len(geometries) and all(
+            is_whole(one)
+            and id(one.untyped_storage()) not in known
+            and same_bits(other, one)
+            and Geometry.of(one) == evolve(geometry, offset=0)
+            for other, one, geometry in zip(*both, geometries, strict=True)
+        )
+
     def _add_views(self) -> None:
-        """Views of outputs that have fresh memory in every call are made by the C module before the other steps."""
+        """All calls. Views of outputs that have fresh memory in every call are made before the others."""
         views: list[Any] = []
         read = {number for step in self._steps for number in registers_in((step.args, tuple(step.kwargs.values())))}
         written = {out[1] for step in self._steps if step.form == "out" for out in step.outs if out is not None}
         for output in self._owned:
             root = self._kept_root(output.block)
-            if not self._is_in_c(output, root):
+            if root.is_given or not self._is_in_c(output, root):
                 continue
             base = root.registers[output.geometries[0]]
             for geometry, number in root.registers.items():
@@ -639,7 +732,8 @@ class Tape:
 
     def _call(self, step: TapeStep, used: Set[int]) -> tuple[Any, ...]:
         """The step as the C module takes it: function, arguments, names of the last ones, results, one or several."""
-        arguments = [self._encoded(value) for value in [*step.args, *step.kwargs.values()]]
+        given = with_tensors(step.args, step.numbers)
+        arguments = [self._encoded(value) for value in [*given, *step.kwargs.values()]]
         names = [*step.kwargs]
         if step.form == "out":
             outs = [self._encoded(Register(out[1])) for out in step.outs if out is not None]
@@ -664,6 +758,8 @@ class Tape:
 
     def _encoded(self, value: Any) -> tuple[str, Any]:
         if isinstance(value, Register):
+            if value.number in self._direct:
+                return "leaf", self._direct[value.number]
             place = self._locals.get(value.number)
             return ("register", value.number) if place is None else ("local", place)
         if isinstance(value, Leaf):
@@ -685,6 +781,15 @@ def _begin(root: TapeMemory) -> int:
 def _overlaps(root: TapeMemory, block: Block) -> bool:
     assert root.storage is not None
     return Block(_begin(root), root.storage.nbytes()).overlaps(block)
+
+
+def _made_by(step: TapeStep) -> Iterator[int]:
+    return (out[1] for out in step.outs if out is not None)
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """It is all that lies in its memory."""
+    return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
 
 
 def _is_plain(output: OwnedOutput) -> bool:
