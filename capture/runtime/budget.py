@@ -23,6 +23,9 @@ one effort          a watched run, a recording that was dropped, a key that died
 a replay            pays half the time of an eager call
 an eager call       pays ``SHARE`` of its time, at least ``LEAST``, after a function gave up: looking costs no more
 ``FIRST_REST``      calls that are not looked at, after ``CALM`` that were; twice as many each time, to ``LONGEST``
+``AT_LIMIT``        what a call counts for that which may displace a recording. Once ``LOOKED_AT`` of them did not,
+                    so many calls are not looked at after each that the look took no more than ``FREE`` of their time,
+                    or ``FREE_MS`` each; at most ``MOST_PASSED``
 ==================  ===============================================================================================
 
 Not under a lock: what two threads count at once may be counted once.
@@ -52,6 +55,9 @@ CALM = 8
 AGAIN = 2  # calls that are looked at after each rest
 FIRST_REST, LONGEST = 16, 1024
 AT_LIMIT = 0.125
+LOOKED_AT = 40
+FREE, FREE_MS = 0.05, 0.005
+MOST_PASSED = 64
 FREE_LOOKS = 3
 LOOK = 2.5  # efforts that a look may take: a region is watched twice and recorded twice
 _SEEN = 64  # keys that are recognized
@@ -107,6 +113,8 @@ class Budget:
     _rested: bool = False
     """No effort was made since many calls in a row ran eagerly."""
     _price: float = 1.0
+    _at_limit: int = 0
+    """Calls in a row that displaced no recording."""
     _seen: OrderedDict[int, int] = field(factory=OrderedDict)
     _tried: OrderedDict[int, int] = field(factory=OrderedDict)
     """Keys that efforts were made for, and how many."""
@@ -167,7 +175,7 @@ class Budget:
         if kind == "observations":
             self._guess = ms / _WATCHED
         self.debt += weight
-        self._paid = 0.0
+        self._paid, self._at_limit = 0.0, 0
         if key is not None:
             self._note(key)
             self._note_tried(hash(key), failed=kind == "drops")
@@ -277,6 +285,13 @@ class Budget:
         else:
             self._until_rest = self._rest
         self._rest = min(self._rest * 2, LONGEST)
+
+    def was_at_limit(self, looked: float) -> None:
+        """A call ran eagerly as there are as many recordings as there may be, and to find that out took so many
+        milliseconds. What comes again and again is found by looking at some calls, too."""
+        self._at_limit += 1
+        if self._at_limit > LOOKED_AT and self.may_rest and not self.resting:
+            self.resting = min(int(looked / max(FREE * self.eager_ms, FREE_MS)), MOST_PASSED)
 
     def _earn(self, calls: int) -> None:
         rate = self._efforts / self._ms if self._ms else 0.0

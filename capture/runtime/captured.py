@@ -47,6 +47,10 @@ class FastPaths(Protocol):
     straight: Callable[..., Any]
     """Takes the positional arguments of a call; ``MISS`` if no path fits."""
 
+    @property
+    def are_there(self) -> bool:
+        """There are some."""
+
     def call(self, values: tuple[Any, ...]) -> Any:
         """The result of a call whose arguments are bound; ``MISS`` as above."""
 

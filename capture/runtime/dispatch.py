@@ -121,12 +121,25 @@ def call(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _straight(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Nothing is gained by looking at this call. Fast paths were tried before."""
+    """Nothing is gained by looking at this call. Fast paths were tried before, where it names no arguments."""
     counters = captured.log.counters
+    if kwargs and captured.fast_paths.are_there:
+        result = _named(captured, args, kwargs)
+        if result is not MISS:
+            return result
     captured.budget.resting -= 1
     counters.body_runs += 1
     counters.eager_calls += 1
     return captured.body()(*args, **kwargs)
+
+
+def _named(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a call that a fast path fits once its arguments are bound."""
+    try:
+        values = captured.bind(args, kwargs)
+    except TypeError:
+        return MISS  # the body raises its own
+    return captured.fast_paths.call(values)
 
 
 def _inline(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

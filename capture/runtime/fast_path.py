@@ -76,6 +76,11 @@ class Shortcuts:
         """With the number of the entry, and ``id`` of the trees that the path keeps."""
         self._added = 0
 
+    @property
+    def are_there(self) -> bool:
+        """There are some."""
+        return bool(self._by_shapes)
+
     def call(self, values: tuple[Any, ...]) -> Any:
         """The result of a call with these bound values, if there is a path to it; else ``MISS``."""
         result = self._paths.bound(values)
