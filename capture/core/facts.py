@@ -345,6 +345,10 @@ class SlowReplay:
     where: CodeLocation | None = None
     optimizers: tuple[str, ...] = ()
     """Classes whose step runs eagerly in each replay."""
+    operators: int = 0
+    """That a replay runs."""
+    breaks: int = 0
+    """At which it goes back to Python: values that the host reads, and islands."""
 
 
 @frozen(kw_only=True)

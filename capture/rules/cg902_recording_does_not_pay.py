@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from capture.core.facts import SlowReplay
 from capture.core.findings import Decision, Finding, Severity
 from capture.rules._host_reads import FUSED, optimizer_fixes
 from capture.rules._rule import rule, tensor_setting
@@ -48,17 +49,28 @@ def _fixes_of_optimizers(names: tuple[str, ...]) -> Iterator[str]:
             yield tensor_setting("lr", name)
 
 
+def _why(slow: SlowReplay) -> str:
+    """What the time goes into."""
+    operators = f"{slow.operators} operator{'s' * (slow.operators != 1)}"
+    if not slow.breaks:
+        return (
+            f"it runs {operators}, and to compare the call and hand out results takes longer than Python between them"
+        )
+    places = f"{slow.breaks} places" if slow.breaks > 1 else "one place"
+    return f"between its {operators} it goes back to Python at {places}, for values that the host reads or for islands"
+
+
 @rule("CG902", "recording-does-not-pay", severity=Severity.NOTE)
 def RULE(case: Case) -> Iterator[Finding | Decision]:
     slow = case.facts.slow_replay
     if slow is not None:
         yield RULE.finding(
             what=f"a replay takes {slow.replay:.0f} us, and the body {slow.body:.0f} us",
-            why="what a replay costs by itself, and at each value that the host reads, is more than it saves here",
+            why=_why(slow),
             fix=(
                 *_fixes_of_optimizers(slow.optimizers),
                 "capture a function further out, which runs more operators in a call  (no cost)",
-                "read values on the host outside of the function  (no cost)",
+                *(("read values on the host outside of the function  (no cost)",) if slow.breaks else ()),
                 "set CAPTURE_DROP_SLOW=0 to keep recordings, as for tests on a CPU  (replays are slower than eager)",
             ),
             where=slow.where,

@@ -113,9 +113,10 @@ def _begin_trial(captured: Captured, entry: Entry, values: Values) -> None:
     nor where others begin with results of this one."""
     entries = (entry, *(entry.region.entries() if entry.region is not None else ()))
     is_alone = all(one in entries or not one.nodes for one in captured.entries())
-    if not is_alone or captured.is_chained or captured.sizes is not None or captured.lifted:
+    others = [one for one in captured.lifted if one.entry is not entry]
+    if not is_alone or captured.is_chained or captured.sizes is not None or others:
         return
-    trial = Trial.of(entry, values, entry.payoff.wanted)
+    trial = Trial.of(entry, values, entry.payoff.wanted, any_float=bool(captured.lifted))
     if run.active_watch() is None and trial is not None:
         captured.trial = trial
         captured.fast_paths.pause()

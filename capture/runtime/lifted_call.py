@@ -19,6 +19,7 @@ from capture.runtime import inputs, numbers, rebind, verify
 from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.checked_replay import verifies
+from capture.runtime.eager_call import is_measured, measure_body
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import Shortcuts
 from capture.runtime.matching import fitting
@@ -147,6 +148,10 @@ def _by_number(
         tree.let_go()
     if tree.warm or tree.backend.in_capture():
         return MISS
+    if entry.payoff.wants_body:
+        if is_measured(captured, entry):
+            return measure_body(captured, entry, captured.call(values, leaves), tree)
+        entry.payoff.give_up()
     node = fitting(captured, entry, tree, tree.pattern(leaves)) if lifted.node in entry.nodes else None
     if node is None or (state := node.check(leaves)) == OVERLAPS:
         if lifted.node not in entry.nodes:

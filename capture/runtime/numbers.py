@@ -35,6 +35,7 @@ from capture.runtime.buckets import Count, Values
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import GoesOn, Shortcuts
+from capture.runtime.payoff import clock
 from capture.runtime.replay import replay
 from capture.runtime.verify import NO_MEMORY, Comparison, NoMemoryError, Verified
 from capture.state.call import Call
@@ -225,13 +226,16 @@ class Lifted:
 
     def replayed(self, values: Values) -> Any:
         """The result of a call by the fast way; ``MISS`` if there is none."""
-        given = None if self.count.is_due else self.taken(values)
+        payoff = self.entry.payoff
+        given = None if self.count.is_due or payoff.wants_body else self.taken(values)
         if given is None:
             return MISS
+        begin = clock()
         standing, self.under_way = self.standing(values), values
         result = self.run(given, lambda: self.paths.call(standing))
         if result is not MISS:
             self.count.calls += 1
+            payoff.note_replay(clock() - begin)
         return result
 
     def values_now(self) -> Values | None:

@@ -149,21 +149,28 @@ class Trial:
 
     entry: Any
     _wanted: int
+    _any_float: bool = False
+    """Calls with other floats are such calls, too."""
     bodies: list[float] = field(factory=list)
     """Seconds."""
     _shapes: Any = None
 
     @classmethod
-    def of(cls, entry: Any, values: Sequence[Any], wanted: int) -> Self | None:
+    def of(cls, entry: Any, values: Sequence[Any], wanted: int, *, any_float: bool = False) -> Self | None:
         """None where a call is told by more than tensors and plain values."""
-        return cls(entry, wanted) if {type(value) for value in values} <= _KINDS | SAME else None
+        return cls(entry, wanted, any_float) if {type(value) for value in values} <= _KINDS | SAME else None
 
     def goes_on(self, args: Sequence[Any], kwargs: Mapping[str, Any], seconds: float) -> bool:
         """A call with these arguments took so long. False: it is another one, or was the last."""
-        shapes = tuple([one.shape if type(one) in _KINDS else one for one in (*args, *kwargs.values())])
+        shapes = tuple([self._told(one) for one in (*args, *kwargs.values())])
         if self._shapes is None:
             self._shapes = shapes
         if shapes != self._shapes:
             return False
         self.bodies.append(seconds)
         return len(self.bodies) < self._wanted
+
+    def _told(self, value: Any) -> Any:
+        if type(value) in _KINDS:
+            return value.shape
+        return float if self._any_float and type(value) is float else value

@@ -32,12 +32,20 @@ def give_up_slow(captured: Captured, entry: Entry, tree: Tree) -> None:
     """Its replays are slower than the body: calls run eagerly, and are looked at again rarely."""
     timing, left = entry.payoff, entry.plain or entry  # of a forward pass, what stands for all calls again
     names, where = captured.optimizers.names_of_islands(), captured.annotation.defined_at
-    slow = SlowReplay(replay=timing.replay * 1e6, body=timing.body * 1e6, where=where, optimizers=names)
+    recorded = [node.recording for node in entry.nodes if node.recording is not None]
+    slow = SlowReplay(
+        replay=timing.replay * 1e6, body=timing.body * 1e6, where=where, optimizers=names,
+        operators=max((one.num_ops for one in recorded), default=0),
+        breaks=max((len(one.reads) for one in recorded), default=0),
+    )  # fmt: skip
     captured.log.add("drop", "replays take longer than the body")
     captured.budget.spend("drops", timing.loss * payoff.AFTER * 1e3, key=entry.key)
     forget(captured, entry, tree)
     left.payoff = payoff.Payoff()
     left.plan = compile_plan(captured.annotation, captured.bare_facts(slow_replay=slow))
+    for lifted in [one for one in captured.lifted if one.entry is entry]:  # each call has another key again
+        captured.lifted.remove(lifted)
+        captured.lifts_left, captured.hopeless = 0, left.plan
     enter(captured, left, "eager")
 
 
