@@ -481,9 +481,10 @@ class GraphSaver:
     state that need gradients."""
 
     def __init__(
-        self, call: Call, values: tuple[Any, ...], before: Snapshot, wanted: Sequence[int], *, lends: bool = True
+        self, call: Call, values: tuple[Any, ...], before: Snapshot, wanted: Sequence[int], *, lends: bool = True,
+        original: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None
     ) -> None:  # fmt: skip
-        self._call, self._before, self._lends = call, before, lends
+        self._call, self._before, self._lends, self._original = call, before, lends, original
         self._leaves = [leaf for _, leaf in call.paths(values)]
         self._aliases: dict[int, torch.Tensor] = {}
         self._lent: Lent = {}
@@ -610,6 +611,8 @@ class GraphSaver:
                 saved_tensor.stays, self.program.branch = True, None
                 self.obstacle = self.obstacle or "a tensor that is not strided, which its backward pass needs"
                 continue
+            original = self._original(tensor)
+            tensor = tensor if original is None else original
             storage = tensor.untyped_storage()
             owners = [owner for _, owner in self._before.owners(storage)]
             if id(storage) in arguments:

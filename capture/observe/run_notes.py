@@ -297,6 +297,11 @@ class RunNotes(HigherOrderMode):
         produced = self.trace.produced.get(id(storage_of(tensor)))
         return produced is not None and produced.storage() is not None
 
+    def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a tensor is a copy of that the recording makes in every call; None for all others."""
+        del tensor
+        return None
+
     def alive(self) -> dict[int, Produced]:
         """Memory made by the body that is still in use."""
         return {key: produced for key, produced in self.trace.produced.items() if produced.storage() is not None}

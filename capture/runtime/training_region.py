@@ -149,7 +149,8 @@ class Region:
         """The user's function in grad mode, and its program."""
         watch = run_module.active_watch()
         before = watch.before if watch is not None else snapshot.snapshot(call.roots())
-        saver = GraphSaver(call, values, before, self._wanted, lends=self._lends)
+        original = {} if watch is None else {"original": watch.original}
+        saver = GraphSaver(call, values, before, self._wanted, lends=self._lends, **original)
         saver.program.owner = self
         pair = saver.run(values, self._empty)
         if watch is not None and watch.trace.reads:

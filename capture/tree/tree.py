@@ -38,6 +38,8 @@ from capture.tree import step
 from capture.tree.liveness import StorageWatch, hold
 from capture.tree.node import Node, Pattern, walk
 
+_MUCH = 32 << 20  # bytes from which on a pool without recordings is given back: making one anew takes a millisecond
+
 
 @define(eq=False)
 class WarmCall:
@@ -335,6 +337,14 @@ class Tree:
         begin = time.perf_counter()
         if self.pool.make_room():
             log.add("checkpoint", "unused memory given back", ms=(time.perf_counter() - begin) * 1e3)
+
+    def give_back_empty(self, log: Log) -> None:
+        """Give the memory of a pool without recordings back to the device, where that is much: a recording came to
+        nothing, and eager code cannot use what lies in the pool."""
+        if self.root.children or not self.backend.has_own_memory or self.pool.reserved_bytes() < _MUCH:
+            return
+        self.retire()
+        self.make_room(log)
 
     def before_recording(self, log: Log) -> None:
         """Set the pool to its state at the end of the path, without the outputs that died since."""

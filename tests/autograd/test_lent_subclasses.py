@@ -19,7 +19,10 @@ from capture import capture, recordings
 from capture.autograd import saved_graph
 from capture.autograd.leaf_swap import lent
 from capture.autograd.saved_graph import SavedGraph
+from capture.engines.cuda.copy_in import DeviceCopy
+from capture.observe.dispatch_mode import ObserveMode
 from capture.runtime.training_region import Region
+from capture.torch_private.capabilities import unseen
 from tests.autograd.test_leaf_swap import node_of, on_a_device
 from tests.key.test_subclasses import mesh as mesh
 from tests.support.device import DEVICE
@@ -163,3 +166,61 @@ def test_a_body_that_casts_what_it_is_lent(programs: list[SavedGraph]) -> None:
         assert found[0] == found[1], number
     assert recordings(mine.m[0]).replays >= 6
     assert all(program.foreign == () for program in programs)
+
+
+class Copying(nn.Module):
+    """Reads its weight through a copy, as a recording does where the weight lies elsewhere in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.weight.detach().clone().t()) @ self.weight
+
+
+def test_what_is_saved_of_a_copy_is_found_in_the_original(
+    programs: list[SavedGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the recording hands out no copy, which is another tensor soon."""
+
+    def original(_: ObserveMode, tensor: Tensor) -> Tensor | None:
+        weight, storage = mine.m[0].weight.detach(), tensor.untyped_storage()
+        if storage is weight.untyped_storage() or storage.nbytes() != weight.nbytes:
+            return None
+        is_copy = bytes(storage.tolist()) == bytes(weight.untyped_storage().tolist())
+        with unseen():
+            return DeviceCopy("self.weight", weight, storage, 0).source_of(tensor) if is_copy else None
+
+    monkeypatch.setattr(ObserveMode, "original", original)
+    mine, theirs = captured_twins(Copying)
+    for number in range(8):
+        found = []
+        for one in (mine, theirs):
+            x = inputs(number).requires_grad_()
+            one.zero_grad()
+            one.m[0](x).square().mean().backward()
+            found.append([bits(x.grad), bits(one.m[0].weight.grad)])
+        assert found[0] == found[1], number
+    assert recordings(mine.m[0]).replays >= 6
+    weight = mine.m[0].weight
+    for program in programs:
+        assert program.num_saved == 1  # what comes out of tanh
+        assert [one is weight for one in program.held] == [True]
+
+
+@pytest.mark.parametrize("lead", [0, 32])
+def test_views_of_a_copy_and_of_what_it_copies(lead: int) -> None:
+    whole = torch.arange(60, dtype=torch.float32)
+    tensor = whole[8:56].view(6, 8)
+    copy = DeviceCopy("w", tensor, torch.empty(48 * 4 + lead, dtype=torch.uint8).untyped_storage(), lead)
+    copy.copy_in(tensor)
+    for view in (tensor, tensor.t(), tensor[2:5, 1::3], tensor.reshape(-1)[7:], tensor.view(torch.int32)[1]):
+        there = copy.view_of(view)
+        assert there is not None
+        assert bits(there) == bits(view)
+        back = copy.source_of(there)
+        assert (back.data_ptr(), back.dtype, back.shape, back.stride()) == (
+            view.data_ptr(), view.dtype, view.shape, view.stride(),
+        )  # fmt: skip

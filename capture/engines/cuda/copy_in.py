@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 
 from capture.engines.base import Geometry
 from capture.engines.cuda.pool import CudaPool
@@ -47,6 +47,12 @@ class DeviceCopy:
             conj=tensor.is_conj(),
         )  # fmt: skip
         return over(self.storage, geometry)
+
+    def source_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The view of the tensor that is copied, of which this one is the device's."""
+        begin = int(tensor.storage_offset()) * tensor.element_size() - self.lead + self.begin
+        geometry = evolve(Geometry.of(tensor), offset=begin // tensor.element_size())
+        return over(self.tensor.untyped_storage(), geometry)
 
     def copy_in(self, tensor: torch.Tensor) -> None:
         """Copy the bytes of this call's tensor. Pageable memory is read before the call returns in any case."""

@@ -22,6 +22,7 @@ from capture.engines.cuda.pool import CudaPool
 from capture.engines.staging import over
 from capture.observe.operator_schema import Operator, OperatorTraits, is_mask, tensors_in
 from capture.state.snapshot import Snapshot
+from capture.torch_private.capabilities import unseen
 
 # With a CPU scalar these give the bits they give with a device scalar of the same type. Others do not: `div` multiplies
 # by an inverse made on the host, `pow` has kernels for some exponents (torch 2.11, aten/src/ATen/native/cuda).
@@ -200,6 +201,16 @@ class HostTensors:
         storage = tensor.untyped_storage()
         copies = [one.storage for one in self.device_copies.values()]
         return any(one is storage or one.data_ptr() == storage.data_ptr() for one in copies)
+
+    def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor in Python state that this one on the device is a copy of, or a view of a copy; None for others."""
+        storage = tensor.untyped_storage()
+        copies = [one for one in self.device_copies.values() if one.tensor.device == tensor.device]
+        copy = next((one for one in copies if one.storage is storage), None)
+        if copy is None or tensor.is_neg():
+            return None
+        with unseen():  # it is no operator of the body's
+            return copy.source_of(tensor)
 
     def will_write(self, tensors: Sequence[torch.Tensor]) -> None:
         """The operator that comes next writes these: not to a copy, which nobody would see."""

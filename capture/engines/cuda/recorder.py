@@ -283,6 +283,10 @@ class GraphRecorder(ObserveMode):
             return False  # a view of a tensor that is read through a copy
         return super()._see_output(tensor, op, input_storages)
 
+    @override
+    def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        return None if self._host is None else self._host.original(tensor)
+
     def is_copy(self, tensor: torch.Tensor) -> bool:
         """The tensor lies on memory that is filled before every replay."""
         return self._host is not None and self._host.is_copy(tensor)
