@@ -59,6 +59,8 @@ _TAKES = {
 """How many values other instructions take from the stack."""
 _TAKES_MORE = {"CALL": 2, "CALL_KW": 3, "BUILD_SLICE": 0}
 """Beside as many as their argument says."""
+_ENDS_OF_STATEMENTS = ("STORE_", "POP_TOP", "RETURN_", "RESUME", "DELETE_")
+_JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
 _LOOKS_AROUND = frozenset(["locals", "vars", "dir", "eval", "exec", "breakpoint", "sys", "inspect"])
 
 
@@ -83,13 +85,29 @@ def _place(code: types.CodeType, at: int) -> str | None:
     suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
     if call.opname != "CALL" or call.arg != 0 or code.co_flags & suspends:
         return None
-    places = _places(_returned(steps[number + 1 :]), "output")
+    places = _places(_returned(steps[number + 1 :], _below(steps[: number - 1])), "output")
     return places[0] if len(places) == 1 else None
 
 
-def _returned(steps: Sequence[dis.Instruction]) -> Any:
-    """What the body returns, as far as the read is in it."""
-    stack: list[Any] = [_READ]
+def _below(steps: Sequence[dis.Instruction]) -> list[Any]:
+    """What lies below the tensor that these instructions end with: keys of a dict that is being made, and what else the
+    statement has put there, which is not known."""
+    stack: list[Any] = []
+    for instruction in steps:
+        if instruction.opname.startswith(_ENDS_OF_STATEMENTS) or instruction.opcode in _JUMPS:
+            stack = []
+        elif instruction.opname == "LOAD_CONST":
+            stack.append(_Constant(instruction.argval))
+        else:
+            effect = dis.stack_effect(instruction.opcode, instruction.arg)
+            takes = max(1 - effect, 0)
+            stack = [*stack[: max(len(stack) - takes, 0)], *[None] * (effect + takes)]
+    return stack[:-1]
+
+
+def _returned(steps: Sequence[dis.Instruction], below: Sequence[Any]) -> Any:
+    """What the body returns, as far as the read is in it. ``below``: what the stack has by then."""
+    stack: list[Any] = [*below, _READ]
     names: dict[str, Any] = {}
 
     def taken(count: int) -> list[Any]:

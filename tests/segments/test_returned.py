@@ -52,6 +52,14 @@ def metrics(x: Tensor) -> Any:
     return {"loss": y.sum().item(), "most": y.max().item(), "mean": y.mean()}
 
 
+def one_metric(x: Tensor) -> Any:
+    return {"loss": (x * 2).sum().item()}
+
+
+def last_of_two(x: Tensor) -> Any:
+    return {"y": x * 2, "loss": x.sum().item()}
+
+
 def between_operators(x: Tensor) -> Any:
     loss = x.sum().item()
     x.add_(1)
@@ -156,7 +164,9 @@ def test_a_default_device_stands_not_between() -> None:
     assert counters.replays >= CALLS // 2, str(counters)
 
 
-@pytest.mark.parametrize("body", [alone, in_a_tuple, by_name, after_a_write, metrics, between_operators, in_a_block])
+@pytest.mark.parametrize(
+    "body", [alone, in_a_tuple, by_name, after_a_write, metrics, one_metric, last_of_two, between_operators, in_a_block]
+)
 def test_number_that_is_returned_is_read_anew(body: Callable[..., Any]) -> None:
     counters = recordings(compared(program(body)))
     assert counters.replays >= CALLS // 2, str(counters)
