@@ -93,7 +93,10 @@ class BreakNotes(RunNotes):
         with unseen():
             self.quietly(self._end_island)(before, outcome, args, kwargs, results)
         if outcome.error is not None:
-            raise outcome.error
+            try:
+                raise outcome.error
+            finally:
+                del outcome  # which has the error, and the error this frame
         return results[0]
 
     def perform_island(

@@ -215,6 +215,11 @@ def settle(owner: Any) -> None:
         _left.owner, _left.outcomes = None, []
 
 
+def has_answers(owner: Any) -> bool:
+    """Islands of this call are still to be answered."""
+    return _left.owner is owner and bool(_left.outcomes)
+
+
 def taken(function: Callable[..., Any]) -> Outcome | None:
     """What the function gave, if it is the next to be answered. A body that goes another way runs its own."""
     if not _left.outcomes:
@@ -235,7 +240,10 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return function(*args, **kwargs)
     outcome.again(args, kwargs)
     if outcome.error is not None:
-        raise outcome.error
+        try:
+            raise outcome.error
+        finally:
+            del outcome  # which has the error, and the error this frame
     return outcome.among(outcome.given(args, kwargs))
 
 
@@ -301,7 +309,7 @@ def perform(
         after(made[0])
 
     native.committed(run, (), note)
-    return made[0], ran[0][0]
+    return made.pop(), ran.pop()[0]  # an error among them has this frame
 
 
 def version_of(tensor: torch.Tensor) -> int | str:

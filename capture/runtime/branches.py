@@ -190,10 +190,8 @@ class _Walk(Commit):
         def run() -> None:
             tree.recording = True  # so that the garbage collector does not change the tree meanwhile
             with torch.set_grad_enabled(call.grad):
-                outcome, _ = perform(
-                    call.function, call.args, call.kwargs, call.beside, call.generators, call.before, note
-                )  # fmt: skip
-                note(outcome)
+                given = call.args, call.kwargs, call.beside, call.generators, call.before
+                note(perform(call.function, *given, note)[0])
 
         def settle(_: bool) -> Found | None:
             tree.recording = before
@@ -218,6 +216,7 @@ class _Walk(Commit):
             return Found(read_text(outcome.told), outcome.made)
 
         found: Found | None = native.committed(run, (), settle, put_off.extend)
+        noted.clear()  # an error in it has this frame
         if put_off:
             raise put_off[0]
         return found

@@ -34,6 +34,7 @@ def guarded(captured: Captured, values: Values, step: Callable[..., Any], *rest:
         return _told_apart(captured, values, run, step, *rest)
     finally:
         islands.settle(run)
+        run.error = run.watched = None  # an error has this frame: what the body held is to go with the error
 
 
 def _told_apart(captured: Captured, values: Values, run: BodyRun, step: Callable[..., Any], *rest: Any) -> Any:

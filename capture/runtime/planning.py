@@ -88,7 +88,11 @@ def _watch(captured: Captured, call: Call, undo: bool, trial: bool) -> tuple[Obs
         if watched.error is not None:
             if trial:
                 run.undo(watched)
-            raise watched.error
+            error, watched.error = watched.error, None
+            try:
+                raise error
+            finally:
+                del error  # which has this frame
         if watched.watch.fault is not None:
             raise watched.watch.fault
         return watched, describe(watched)

@@ -53,8 +53,8 @@ class Attempt:
     @property
     def is_to_be_completed(self) -> bool:
         """Nothing of the run stands, but for islands: what those did cannot be undone."""
-        watched, executes = self.call.watched, self.tree.backend.executes_recording_runs
-        return bool(watched is not None and watched.watch.islands_ran and not (executes or self.undo))
+        run = body_run.current()
+        return run is not None and islands.has_answers(run)
 
     def end(self) -> None:
         """Everything that the attempt changed is restored or kept, apart from what is beside it."""
@@ -127,8 +127,11 @@ def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, reco
             _settle_effects(call, watched)
         if undo or not recorded.executed:
             undo_run(recorded)
-        watched.is_settled = True
-        raise error
+        watched.is_settled, watched.error = True, None
+        try:
+            raise error
+        finally:
+            del error  # which has this frame
     facts = entry.facts or captured.bare_facts()
     syncs = () if watched is None else tuple(watched.watch.trace.syncs.values())
     if any(not one.is_compared for one in syncs):
@@ -179,6 +182,7 @@ def _undo_captured(watched: ObservedRun) -> None:
     _run.undo_python(watched)
     if run is not None and watched.watch.islands_ran:
         islands.answer(run, list(watched.watch.islands_ran))
+        watched.watch.islands_ran.clear()
 
 
 def after_fault(watched: ObservedRun, tree: Tree, *, has_ended: bool) -> tuple[bool, Any]:

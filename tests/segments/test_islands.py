@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -271,6 +273,44 @@ def test_looking_ahead_leaves_no_trace_in_python() -> None:
     for number in range(6):
         assert bits(f(draw(number))) == bits(body(draw(number)))
     assert log[::2] == log[1::2]
+
+
+def test_what_raised_is_let_go_with_its_error() -> None:
+    """As eager code lets go of it: without the collector, which may come late, while memory of a device is short."""
+    held: list[weakref.ref[Any]] = []
+    due: list[int] = []
+
+    class Held:
+        """Something that only the frame of a body has."""
+
+    def hold() -> Held:
+        held.append(weakref.ref(one := Held()))
+        return one
+
+    @island
+    def check(y: Tensor) -> None:
+        kept = hold()
+        if due:
+            raise ValueError(type(kept).__name__)
+
+    def body(x: Tensor) -> Tensor:
+        kept = hold() if len(due) > 1 else None
+        y = x * 2
+        check(y)
+        if len(due) > 1:
+            raise ValueError(type(kept).__name__)
+        return y + 1
+
+    f = capture(body)
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(12):
+            due[:] = [1] * {1: 1, 2: 1, 6: 1, 8: 2, 9: 1}.get(number, 0)
+            outcome(f, draw(number))
+            assert all(one() is None for one in held), number
+    finally:
+        gc.enable()
 
 
 def test_results_that_need_gradients_are_eager_and_told() -> None:
