@@ -361,6 +361,10 @@ class Pool(Protocol):
         """Before a recording: give memory that eager code left unused outside of the pool back to the device. True if
         that was done."""
 
+    def can_restore(self, layout: Any, live: Sequence[Block]) -> bool:
+        """These blocks can be taken once more. Where a recording only lent one, as to an island that kept it, an
+        allocator that takes none by its address cannot."""
+
     def restore(self, layout: Any, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         """Make exactly these blocks taken, each until its storage dies; all others are free. They were taken in
         ``layout``, which a recording left; None for the empty pool."""

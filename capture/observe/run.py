@@ -36,6 +36,7 @@ from capture.observe.trace import RunTrace
 from capture.state import body_run, diff, effects, snapshot
 from capture.state.call import Call
 from capture.state.code_run import CodeRun, code_run
+from capture.state.optimizers import is_stand_in
 from capture.state.snapshot import Change, Snapshot, content_of
 from capture.state.source import Found, Source
 from capture.torch_private.capabilities import generator_id
@@ -240,7 +241,7 @@ class _AtIslands:
         watched = self.watched
         drawn = host_draws.drawn(watched.positions, watched.host_random, None, watched.before)
         self.known = diff.changes(watched.before)
-        own = [one for one in self.known if not _is_left(one, watched.by_islands)]
+        own = [one for one in self.known if not (is_stand_in(one.after) or _is_left(one, watched.by_islands))]
         places = [islands.place_of(one) for one in own]
         found = [one.source.path for one, place in zip(own, places, strict=True) if place is None]
         return next(iter([*found, *[op for op, _ in drawn]]), None), tuple(one for one in places if one is not None)

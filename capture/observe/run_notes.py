@@ -260,6 +260,8 @@ class RunNotes(HigherOrderMode):
         return device_syncs(self._note_device_sync, lambda: self._operator)
 
     def _note_device_sync(self, op: str) -> None:
+        if self.is_aside:
+            return
         where = source_location.user_location()  # an operator that reads values was noted for its line before it ran
         if where is None or not any(at[:2] == (where.file, where.line) for at in self.trace.syncs):
             self.note_sync(op)

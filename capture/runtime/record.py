@@ -76,6 +76,8 @@ def _record(
     captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, exchange: rank_agreement.Exchange, *,
     undo: bool,
 ) -> Reply:  # fmt: skip
+    if not tree.may_record(captured.log):
+        return Reply(Verdict.EAGER, reason="its pool was given up")
     inputs = inputs_for(call, entry, tree, pattern)
     counters = captured.log.counters
     counters.body_runs += 1

@@ -20,9 +20,10 @@ from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
 
 
-def cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts) -> bool:
+def cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts, *, was_stopped: bool = False) -> bool:
     """Optimizers whose steps read values, or compute numbers, that no recording has are islands from now on, or, where
-    no recording can be cut for those, no more. What was recorded and planned before is dropped."""
+    no recording can be cut for those, no more. What was recorded and planned before is dropped. ``was_stopped``: a
+    recording was, by the engine."""
     optimizers = captured.optimizers
     those_of_host = bool(facts.host_work) or any(not one.is_compared for one in facts.host_syncs)
     if any(one.obstacle for one in facts.islands) and optimizers.refuse_islands():
@@ -30,7 +31,7 @@ def cuts_steps(captured: Captured, entry: Entry, tree: Tree, facts: Facts) -> bo
     elif (
         tree.backend.runs_islands
         and branches.may_follow(captured, entry)
-        and optimizers.make_islands(those_of_host=those_of_host)
+        and optimizers.make_islands(those_of_host=those_of_host, those_stopped=was_stopped)
     ):
         message = (
             "the step of an optimizer is another one in each call: it runs eagerly between two segments from now on"

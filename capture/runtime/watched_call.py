@@ -111,8 +111,11 @@ def record_call(captured: Captured, entry: Entry, bound: Call, tree: Tree, patte
         if costs or not kept:
             captured.budget.spend("recordings" if kept else "drops", ms, key=entry.key)
     eviction.keep_within_limits(tree, entry, nbytes)
-    refuted = reply.refuted if reply.verdict is Verdict.DONE else None
-    if refuted is not None and cuts_steps(captured, entry, tree, refuted.facts):
+    refuted = None if reply.verdict is Verdict.OBSERVE or reply.body_first else reply.refuted
+    is_done = reply.verdict is Verdict.DONE
+    if refuted is not None and cuts_steps(captured, entry, tree, refuted.facts, was_stopped=not is_done):
+        if not is_done:
+            return run_eagerly(captured, bound, reply.reason)
         captured.log.counters.recorded_calls += 1
         return reply.result
     if reply.verdict is Verdict.OBSERVE and reply.refuted is not None:

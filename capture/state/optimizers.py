@@ -111,6 +111,8 @@ class Optimizers:
         self._refused: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Optimizers whose steps cannot be islands."""
         self._unsteady: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._stopped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        """Whose steps the last run did not come to an end of."""
         self.is_lost = False
         """The step of an optimizer reads another value in each run, and cannot be an island."""
 
@@ -175,6 +177,7 @@ class Optimizers:
         finally:
             for hook in hooks:
                 hook.remove()
+            self._stopped = weakref.WeakSet(one for one, _ in begun)
             begun.clear()
         for optimizer, steps in noted.items():
             before = self._steps.get(optimizer)
@@ -185,10 +188,11 @@ class Optimizers:
                 elif steps.reads:
                     self.is_lost = True
 
-    def make_islands(self, *, those_of_host: bool) -> bool:
-        """Make steps that differed in the last run islands from now on, or all that ask the host, where no recording
-        holds what it does. False if there are none."""
+    def make_islands(self, *, those_of_host: bool, those_stopped: bool) -> bool:
+        """Make steps that differed in the last run islands from now on; or all that ask the host, where no recording
+        holds what it does; or the one in which a recording stopped. False if there are none."""
         asking = [one for one, steps in self._steps.items() if steps.asks_host] if those_of_host else []
+        asking += self._stopped if those_stopped else ()
         known = (*self._refused, *self._islands)
         found = {
             id(one): one for one in (*self._unsteady, *asking) if all(one is not other for other in known)
@@ -275,6 +279,11 @@ def _settings_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str, A
         yield from ((number, name, value) for name, value in group.items() if name != "params")
 
 
+def is_stand_in(value: Any) -> bool:
+    """It stands for the step of an optimizer while a body is watched."""
+    return isinstance(value, types.FunctionType) and value in _stand_ins
+
+
 def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[str]:
     """Settings that are numbers, as a text."""
     return (repr(value) for *_, value in _settings_of(optimizer) if type(value) in (int, float, tuple))
@@ -307,6 +316,7 @@ def _through(optimizer: torch.optim.Optimizer, island: Callable[..., Any]) -> It
         else:
             attributes["step"] = step_before
 
+    _stand_ins.add(step)
     attributes["step"] = step
     try:
         yield
@@ -315,6 +325,7 @@ def _through(optimizer: torch.optim.Optimizer, island: Callable[..., Any]) -> It
         take()
 
 
+_stand_ins: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
 _kinds: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 

@@ -346,13 +346,25 @@ class Tree:
         self.retire()
         self.make_room(log)
 
+    def may_record(self, log: Log) -> bool:
+        """False: memory that somebody holds cannot be kept out of the next recording. The pool was given up."""
+        if self.pool.can_restore(self._layout(), [block for block, _ in self.live_blocks()]):
+            return True
+        log.add("drop", "memory that was lent is kept: the pool is given up")
+        self.retire()
+        return False
+
+    def _layout(self) -> Any:
+        """The pool as the current path left it."""
+        return self.base if self.current is self.root else self.current.layout
+
     def before_recording(self, log: Log) -> None:
         """Set the pool to its state at the end of the path, without the outputs that died since."""
         self.let_go()
         switched = self.pool_is_at is not self.current
         if switched or self.pool.free_between_recordings:
             with log.timed("checkpoint", f"{len(self.path)} recordings on the path"):
-                self.pool.restore(self.base if self.current is self.root else self.current.layout, self.live_blocks())
+                self.pool.restore(self._layout(), self.live_blocks())
         if switched and self.current is not self.root:
             self.checkpoints += 1
             log.counters.checkpoints += 1

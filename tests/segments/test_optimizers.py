@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 from typing_extensions import override
 
-from capture import CaptureWarning, capture, recordings
+from capture import CaptureWarning, capture, island, recordings
 from tests.support.device import DEVICE
 from tests.support.device import ISLANDS as REPLAYS
 
@@ -87,12 +87,18 @@ class Step:
         schedule = "schedule" in options
         self.schedule = optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 1 / (1 + n)) if schedule else None
         model, optimizer, none = self.model, self.optimizer, "keeps gradients" not in options
+        self.losses = losses = list[float]()
+        log: Any = island(lambda loss: losses.append(loss.item()))
 
-        def step(x: Tensor, y: Tensor) -> Tensor:
+        def step(x: Tensor, y: Tensor) -> Any:
             if "zeroed first" in options:
                 optimizer.zero_grad(set_to_none=none)
             loss = nn.functional.mse_loss(model(x), y)
+            if "logged first" in options:
+                log(loss.detach())
             loss.backward()
+            if "logged" in options:
+                log(loss.detach())
             if "clipped" in options:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=True)
             if "closure" in options:
@@ -101,6 +107,8 @@ class Step:
                 optimizer.step()
             if "zeroed first" not in options:
                 optimizer.zero_grad(set_to_none=none)
+            if "told" in options:
+                return {"loss": loss.item()}
             return loss.detach()
 
         self.function: Any = step
@@ -109,7 +117,7 @@ class Step:
         """All that a step leaves."""
         parameters = list(self.model.parameters())
         grads = [None if one.grad is None else one.grad.clone() for one in parameters]
-        return [*parameters, *grads, self.optimizer.state_dict(), vars(self.optimizer).get("count")]
+        return [*parameters, *grads, self.optimizer.state_dict(), vars(self.optimizer).get("count"), self.losses]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -137,7 +145,7 @@ def trained(name: str, *options: str, calls: int = CALLS) -> Any:
     eager, ours = Step(OPTIMIZERS[name], *options), Step(OPTIMIZERS[name], *options)
     function = capture(ours.function)
     for number, (x, y) in enumerate(batches(calls)):
-        assert torch.equal(eager.function(x, y), function(x, y)), number
+        assert same(eager.function(x, y), function(x, y)), number
         assert same(eager.state(), ours.state()), number
         for one in (eager, ours):
             if one.schedule is not None:
@@ -154,13 +162,40 @@ def test_step_is_as_eager_and_replays(name: str) -> None:
 
 @pytest.mark.parametrize("options", [
     ("zeroed first",), ("keeps gradients",), ("zeroed first", "keeps gradients"), ("clipped",), ("schedule",),
-    ("clipped", "schedule", "zeroed first"),
+    ("clipped", "schedule", "zeroed first"), ("logged first", "logged"), ("logged", "told"),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["AdamW", "CountsInPython", "SGD"])
 def test_other_steps_are_as_eager_and_replay(name: str, options: tuple[str, ...]) -> None:
     counters = recordings(trained(name, *options))
     if REPLAYS:
         assert counters.replays >= CALLS - 8, str(counters)
+
+
+def test_steps_of_two_optimizers_are_as_eager_and_replay() -> None:
+    def make() -> tuple[Any, list[Any]]:
+        torch.manual_seed(0)
+        nets = [nn.Linear(4, 4).to(DEVICE), nn.Linear(4, 1).to(DEVICE)]
+        optimizers = [optim.Adam(nets[0].parameters()), optim.AdamW(nets[1].parameters())]
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            for _ in range(2):
+                loss = nn.functional.mse_loss(nets[1](nets[0](x)), y)
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            return loss.detach()
+
+        return step, [*nets, *optimizers]
+
+    (eager, theirs), (ours, held) = make(), make()
+    function = capture(ours)
+    for number, (x, y) in enumerate(batches(CALLS)):
+        assert torch.equal(eager(x, y), function(x, y)), number
+        assert same([one.state_dict() for one in theirs], [one.state_dict() for one in held]), number
+    if REPLAYS:
+        assert recordings(function).replays >= CALLS - 8, str(recordings(function))
 
 
 def test_step_with_a_closure_is_as_eager() -> None:

@@ -155,6 +155,11 @@ class CudaPool:
             return False
         return True
 
+    def can_restore(self, layout: PoolLayout | None, live: Sequence[Block]) -> bool:
+        """Only what was taken in the layout."""
+        taken = frozenset[Address]() if layout is None else layout.taken
+        return not self.shared or taken.issuperset([block.address for block in live])
+
     def restore(self, layout: PoolLayout | None, live: Sequence[tuple[Block, torch.UntypedStorage]]) -> None:
         """Take exactly the blocks of ``live``, which were taken in ``layout``; None: the empty pool."""
         if not self.shared:
