@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dis
 import functools
+import importlib.util
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from attrs import define, field, frozen
@@ -21,6 +22,7 @@ from capture.state.code_run import CodeRun
 
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
+_IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _SETTING = {dis.opmap[name] for name in ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME")}
 _NAMING = set(dis.hasname)
 OF_ALL_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__class__", "__annotations__"})
@@ -70,6 +72,8 @@ class Uses:
     """It asks whether an attribute is there, or gives a default for one."""
     is_computed: bool
     """It looks up names that are not constants, or asks for all names."""
+    imported: tuple[tuple[str, int], ...]
+    """Modules that it imports itself, with how many packages up their names begin."""
     matches: bool
     """It has ``match`` patterns, which read the attributes that a class lists in ``__match_args__``."""
 
@@ -86,8 +90,22 @@ def uses_of(code: types.CodeType) -> Uses:
     scope = globals_in(code) if code.co_flags & 1 else code.co_names  # a module or class looks up all its names
     matches = _MATCH_CLASS in code.co_code[::2]
     return Uses(
-        frozenset(mentioned | texts), tuple(scope), _stored(code), name_uses(code).set, asks, is_computed(code), matches
-    )
+        names=frozenset(mentioned | texts), scope=tuple(scope), stored=_stored(code), set=name_uses(code).set,
+        asks=asks, is_computed=is_computed(code), imported=_imported(code), matches=matches,
+    )  # fmt: skip
+
+
+def _imported(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    if _IMPORT_NAME not in code.co_code[::2]:
+        return ()
+    before, found = list[dis.Instruction](), []
+    for instruction in dis.get_instructions(code):
+        if instruction.opcode == _IMPORT_NAME:
+            level = before[-2].argval if len(before) > 1 and type(before[-2].argval) is int else 0
+            found.append((str(instruction.argval), level))
+        if instruction.opname not in ("EXTENDED_ARG", "CACHE"):
+            before = [*before[-1:], instruction]
+    return tuple(found)
 
 
 def _looked_up(code: types.CodeType) -> set[str]:
@@ -134,6 +152,8 @@ class Names:
     """Those of ``codes``."""
     asked: set[str] = field(factory=set)
     """Names that users' code asks for where they may be absent."""
+    imported: set[str] = field(factory=set)
+    """Modules that users' code imported itself, and those that they are in."""
     is_computed: bool = False
     """Users' code looked up names that are no constants."""
     matches: bool = False
@@ -167,6 +187,16 @@ class Names:
         return names
 
 
+def _with_parents(name: str, level: int, package: Any) -> Iterator[str]:
+    if level:
+        try:
+            name = importlib.util.resolve_name("." * level + name, package)
+        except (ImportError, TypeError, ValueError, AttributeError):  # it raised in the body, too
+            return
+    parts = name.split(".")
+    yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
 def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
     """What the code of some runs mentions, and what objects such as ``operator.attrgetter`` look up for it."""
     names = Names()
@@ -193,6 +223,8 @@ def names_of(run: CodeRun, more: Iterable[str] = ()) -> Names:
                 names.is_computed = names.is_computed or uses.is_computed
                 if uses.asks:
                     names.asked.update(uses.names)
+                for name, level in uses.imported:
+                    names.imported.update(_with_parents(name, level, scope.get("__package__")))
     names.set_only.difference_update(*names.by_package.values())
     names.by_package[""] |= names.set_only
     return names

@@ -29,10 +29,12 @@ def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
         walk.enter(getattr(value.__dict__[HANDLE], "function", None), path)
     if _COMPILED in value.__dict__ and _has_run_compiled(walk, value):
         walk.enter_compiled(value.__dict__[_COMPILED], path)
-    if not is_library(package_of(value.__module__)):
+    package = package_of(value.__module__)
+    own_names = walk.names.by_package.get(package, set())
+    if not is_library(package) or not own_names.isdisjoint(value.__dict__):
         _attributes_of_function(walk, value)
     if value.__code__ not in walk.names.codes:
-        if walk.is_static and not is_library(package_of(value.__module__)):
+        if walk.is_static and not is_library(package):
             walk.note_as_run(value)
         return
     walk.functions.append(value)
@@ -48,7 +50,8 @@ def open_function(walk: ReadWalk, value: types.FunctionType, path: str) -> None:
 def _attributes_of_function(walk: ReadWalk, value: types.FunctionType) -> None:
     """Attributes that were set on a function itself. The ``__dict__`` of a captured function is left out, as a guard
     would keep the function alive."""
-    wanted, own = walk.names.of_packages(()), value.__dict__
+    made_by = package_of(value.__globals__.get("__name__"))  # a wrapper says that it is of another module
+    wanted, own = walk.names.of_packages([package_of(value.__module__), made_by]), value.__dict__
     wanted -= {HANDLE, _COMPILED, *walk.always_set(id(value))}
     names, kept, kinds = walk.columns(id(value), own, wanted, value.__qualname__)
     holder: Any = weakref.ref(value) if HANDLE in own else own

@@ -7,10 +7,12 @@ import contextvars
 import functools
 import gc
 import operator
+import random
 import sys
 import threading
 import types
 import weakref
+from collections import defaultdict
 from typing import Any
 
 from capture.guards.guard import Guard
@@ -19,6 +21,7 @@ from capture.guards.read_walk import SEQUENCES, Opener, ReadWalk, always, item_k
 from capture.key import numpy_arrays
 from capture.key.code_names import MISSING
 from capture.native import native
+from capture.observe.host_draws import UNKNOWN, position_of
 from capture.state.source import Source
 
 
@@ -48,6 +51,8 @@ def _each(walk: ReadWalk, values: Any, path: str) -> None:
 
 
 def _dict(walk: ReadWalk, value: dict[Any, Any], path: str) -> None:
+    if issubclass(type(value), defaultdict):
+        _attribute_in_c(walk, value, "default_factory", path)
     before = walk.rebuilt.get(id(value))
     if id(value) in walk.rebuilt and before is None:
         return
@@ -78,6 +83,50 @@ def _sequence(walk: ReadWalk, value: Any, path: str) -> None:
             if item_key(value, at) not in walk.changed:
                 walk.note_object(member, f"{path}[{at}]", value, at)
     walk.found.guards.append(Guard("sequence", Source("root", value, plain, path), (kept, kinds)))
+
+
+def _attribute_in_c(walk: ReadWalk, value: Any, name: str, path: str) -> None:
+    """An attribute of an object that C code keeps outside of any ``__dict__``."""
+    held = getattr(value, name)
+    walk.enter_value(held, f"{path}.{name}")
+    read = functools.partial(getattr, value, name)
+    walk.found.guards.append(Guard("value", Source("call", read, None, f"{path}.{name}"), held))
+
+
+def _error(walk: ReadWalk, value: BaseException, path: str) -> None:
+    for name in ("args", "__cause__", "__context__"):
+        _attribute_in_c(walk, value, name, path)
+
+
+def _memory(walk: ReadWalk, value: memoryview, path: str) -> None:
+    """A window on other memory, by what is in it."""
+    try:
+        content = value.tobytes() if value.nbytes <= numpy_arrays.MOST_BYTES else None
+    except ValueError:  # it was released
+        return
+    if content is None:
+        walk.found.obstacle = walk.found.obstacle or ("the content of a large array", path)
+        return
+    walk.found.guards.append(Guard("value", Source("call", functools.partial(_content_of, value), None, path), content))
+
+
+def _content_of(value: memoryview) -> bytes | None:
+    try:
+        return value.tobytes()
+    except ValueError:
+        return None
+
+
+def _host_generator(walk: ReadWalk, value: Any, path: str) -> None:
+    """A generator of the host's whose state code asks for. One that only draws moves, and the call is eager."""
+    if not walk.names.of_packages(()).isdisjoint(_ASKING_FOR_STATE):
+        position = position_of(value)
+        if position is not UNKNOWN:
+            read = functools.partial(position_of, value)
+            walk.found.guards.append(Guard("value", Source("call", read, None, f"the state of {path}"), position))
+
+
+_ASKING_FOR_STATE = ("getstate", "get_state", "bit_generator", "__getstate__", "__reduce__")
 
 
 def _wrapped(walk: ReadWalk, value: Any, path: str) -> None:
@@ -206,10 +255,15 @@ OPENED: tuple[tuple[Any, Opener], ...] = (
     ((operator.attrgetter, operator.methodcaller), _getter),
     (array.array, _buffer),
     (weakref.ProxyTypes, _proxy),
+    (BaseException, _error),
+    (memoryview, _memory),
+    (random.Random, _host_generator),
 )
 
 
 def opener_of(kind: type) -> Opener | None:
     """The function that goes into objects of this class."""
     found = next((open_it for of, open_it in OPENED if issubclass(kind, of)), None)
+    if found is None and type(kind.__module__) is str and kind.__module__.startswith("numpy.random"):
+        return _host_generator
     return _array if found is None and numpy_arrays.is_array_type(kind) else found

@@ -133,6 +133,9 @@ class ReadWalk:
             module = scope.get("__name__", "a module")
             self._scope(scope, "" if scope is function_globals else f"{module}.")
         self._scope(vars(sys.modules["builtins"]), "builtins.")
+        if self.names.imported:
+            self.guard_members(sys.modules, sorted(self.names.imported), "sys.modules.", always)
+        self._added_to_tensors()
         while self._queue:
             value, path = self._queue.popleft()
             if len(self.seen) > MOST_OBJECTS:
@@ -140,6 +143,16 @@ class ReadWalk:
                 break
             self._open(value, path)
         self._finish()
+
+    def _added_to_tensors(self) -> None:
+        """Methods and the like that others than torch put on the class of all tensors, by the names that code mentions.
+        Classes of torch's own are not gone into from each argument."""
+        users = self.names.of_packages(())
+        added = {name: one for name, one in vars(torch.Tensor).items() if name in users and not is_library(_maker(one))}
+        if added:
+            names, kept, kinds = self.columns(id(torch.Tensor), added, frozenset(added), "Tensor")
+            source = itself(torch.Tensor, "torch.Tensor")
+            self.add(Guard("names", source, (frozenset(added), names, kept, kinds)), lambda: torch.Tensor)
 
     def _scope(self, scope: dict[str, Any], prefix: str) -> None:
         """Globals: names that code in this module looked up, or in any module where they are built in."""
@@ -223,7 +236,12 @@ class ReadWalk:
 
     def enter(self, value: Any, path: str) -> None:
         kind = type(value)  # not ``isinstance``: a weak proxy answers for the object behind it
-        if kind in PLAIN_TYPES or id(value) in self.seen or issubclass(kind, _NOT_OPENED):
+        if kind in PLAIN_TYPES or id(value) in self.seen:
+            return
+        if issubclass(kind, _NOT_OPENED):
+            if kind is torch.Generator and "initial_seed" in self.names.by_package.get("", ()):
+                read = value.initial_seed
+                self.found.guards.append(Guard("value", Source("call", read, None, f"{path}.initial_seed()"), read()))
             return
         self.seen.add(id(value))
         self.kept.append(value)
@@ -487,6 +505,12 @@ class ReadWalk:
 
 def _holds_a(source: Source, kind: type) -> bool:
     return type(source.get()) is kind
+
+
+def _maker(value: Any) -> str:
+    """The package of what a class holds: of a property, that of its function."""
+    value = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
+    return package_of(getattr(value, "__module__", None))
 
 
 def before_of(value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -218,7 +219,7 @@ def close(value: Any, members: list[Any]) -> Any:
     if kind is tuple or kind is list:
         return kind(members)
     if is_namedtuple(kind):
-        return kind(*members)
+        return tuple.__new__(kind, members)  # its own ``__new__`` may look at them: a ``PackedSequence``'s does
     if kind in (dict, OrderedDict, defaultdict):
         closed = copy.copy(value)
         closed.update(zip(value, members, strict=True))
@@ -249,7 +250,7 @@ def closer(value: Any) -> Callable[[list[Any]], Any] | None:
     if kind is tuple or kind is list:
         return kind
     if is_namedtuple(kind):
-        return lambda members: kind(*members)
+        return functools.partial(tuple.__new__, kind)
     if kind in (dict, OrderedDict):
         keys = tuple(value)
         return lambda members: kind(zip(keys, members, strict=True))

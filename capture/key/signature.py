@@ -185,7 +185,8 @@ def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
     except RuntimeError:  # a sparse or nested tensor has no strides or no address
         return _odd_tensor_key(tensor, leaves)
     leaves.append(tensor)
-    return part
+    own = tensor.__dict__  # what of it is read keeps the call eager
+    return (*part, *sorted(own)) if own else part
 
 
 def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:

@@ -24,7 +24,7 @@ from capture.torch_private.threads import others_may_run
 
 Place = tuple[str, str, Any, Any]
 """What it is, a name that code may have for it, the object, and its position."""
-_UNKNOWN = object()
+UNKNOWN = object()
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of classes; from Python 3.12 on those of ``itertools`` have both
 _PRINTED = (itertools.count, itertools.repeat)
 _NAMES = ("random", "np", "numpy", "shuffle", "choice", "randint", "uniform", "sample", "gauss", "randrange")
@@ -38,7 +38,7 @@ def positions(before: Snapshot) -> list[Place]:
         if id(value) in seen or not _is_one(value):
             continue
         seen.add(id(value))
-        places.append((source.path, str(source.name or source.path), value, _position(value)))
+        places.append((source.path, str(source.name or source.path), value, position_of(value)))
     return places
 
 
@@ -55,8 +55,8 @@ def drawn(
         draws.append(("drawing from numpy.random", line_of(ran, _NAMES)))
     for path, name, value, position in before:
         where = line_of(ran, (name,))
-        now = _position(value)
-        if now is _UNKNOWN or position is _UNKNOWN:
+        now = position_of(value)
+        if now is UNKNOWN or position is UNKNOWN:
             if where is not None or (ran is not None and not ran.is_complete):
                 draws.append((f"taking from {path}, of which nothing tells where it stands,", where))
         elif now != position:
@@ -111,20 +111,20 @@ def _numpys(value: Any) -> Any:
     return value._bit_generator if isinstance(value, numpy.RandomState) else None
 
 
-def _position(value: Any) -> Any:
-    """Equal as long as nothing was taken; ``_UNKNOWN`` where the position cannot be read."""
+def position_of(value: Any) -> Any:
+    """Equal as long as nothing was taken; ``UNKNOWN`` where the position cannot be read."""
     bits = _numpys(value)
     if bits is not None:
         return _flat(bits.state)
     if isinstance(value, random.Random):
-        return _UNKNOWN if isinstance(value, random.SystemRandom) else random.Random.getstate(value)
+        return UNKNOWN if isinstance(value, random.SystemRandom) else random.Random.getstate(value)
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         return None if frame is None else (frame.f_lasti, frame.f_lineno)
     if isinstance(value, _PRINTED):
         return repr(value)
     left = operator.length_hint(value, -1) if type(value).__module__ == "builtins" else -1
-    return _UNKNOWN if left < 0 else left
+    return UNKNOWN if left < 0 else left
 
 
 def _flat(state: Any) -> Any:

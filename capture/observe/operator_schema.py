@@ -152,6 +152,7 @@ def _traits_of(op: Operator) -> OperatorTraits:
     tags = op.tags
     kinds = [str(result.type) for result in schema.returns]  # numbers beside tensors, as in attention, are sizes
     python_result = bool(kinds) and all(kind in ("number", "bool", "int", "float", "Scalar") for kind in kinds)
+    python_result = python_result and any("Tensor" in str(argument.type) for argument in schema.arguments)
     metadata = base in _METADATA or base.startswith("sym_")
     dynamic = torch.Tag.dynamic_output_shape in tags and base not in _BOOLEAN_INDEXING
     reads_host = not metadata and (

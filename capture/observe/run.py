@@ -162,8 +162,9 @@ def _run_watched(
     call: Call, watch: ObserveMode, values: tuple[Any, ...] | None, surroundings: Surroundings
 ) -> ObservedRun:
     values = call.values if values is None else values
-    before = watch.before = snapshot.snapshot(call.roots(values), {one.key() for one in call.binder.places})
     arguments = call.paths(values)
+    theirs = {} if values is call.values else stand_ins(arguments, call.paths())
+    before = watch.before = snapshot.snapshot(call.roots(values), {one.key() for one in call.binder.places})
     watch.generators.update({generator_id(leaf): path for path, leaf in arguments if isinstance(leaf, torch.Generator)})
     watch.generators.update({key: source.path for key, source in before.generators.items()})
     watched = call.watched = ObservedRun(call, watch, before, arguments, values=values, host_random=host_random_state())
@@ -176,20 +177,19 @@ def _run_watched(
         generators = [*default_generators(), *(source.get() for source in before.generators.values())]
         generators += [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
         watched.states = [(generator, generator.get_state()) for generator in generators]
-    theirs = {} if values is call.values else stand_ins(arguments, call.paths())
     watched.positions = host_draws.positions(before)
     arranged, compiled = buckets_to_arrange(before.modules), graphs_compiled()
     _active.append(watch)
     try:
         with contextlib.ExitStack() as around:
             quietly = watch.quietly
-            resized = quietly(watch.note_resized)
+            resized, absent = quietly(watch.note_resized), quietly(watch.note_absent)
             note_sync, exported, form = quietly(watch.note_sync), quietly(watch.note_export), quietly(watch.note_form)
             around.enter_context(host_reads(note_sync, watch.read_on_host, exported, resized))
             around.enter_context(printing(watch.thread, run_island))
             around.enter_context(call.optimizers.steps_apart(run_island))
             watch.at_islands = _AtIslands(watched)
-            around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, arguments, theirs))
+            around.enter_context(unkeyed_reads(quietly(watch.note_unkeyed), form, absent, arguments, theirs))
             around.enter_context(graph_uses(quietly(watch.note_hook), quietly(watch.note_checkpoint)))
             around.enter_context(watch.device_syncs())
             around.enter_context(handles_watched(quietly(watch.note_unsafe), before.modules))

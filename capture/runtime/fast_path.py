@@ -100,6 +100,8 @@ class Shortcuts:
         until it is known whether replays pay."""
         if not capabilities.HAS_METADATA_GUARD or captured.annotation.verify == "always":
             return
+        if any(isinstance(leaf, torch.Tensor) and leaf.__dict__ for leaf in leaves):
+            return  # the key has the names of the attributes, which C does not compare
         kinds = {type(value) for value in values}
         opened = values if kinds <= _KINDS | SAME else None
         nodes: tuple[Opened, ...] | None = None
@@ -189,6 +191,7 @@ def _path(
         ready=goes_on.ready, constants=tuple([MISS if type(one) in _KINDS else one for one in opened]), nodes=nodes,
         alignments=tuple(begins), leading=leading, spans=spans,
         order=order, shared=shared, least=least, most=most, verifies=captured.annotation.verify != "off",
+        bare=captured.asks_attributes,
         attach=goes_on.attach, tell=goes_on.tell, raised=goes_on.raised,
     )  # fmt: skip
 

@@ -26,11 +26,12 @@ _OF_STORAGES = ("nbytes", "size", "__len__", "is_shared", "is_pinned")
 
 @contextmanager
 def unkeyed_reads(
-    note_read: Callable[[str, Holder], None], note_form: Callable[[], None], arguments: Iterable[tuple[str, Any]],
-    theirs: Mapping[int, torch.Tensor],
+    note_read: Callable[[str, Holder], None], note_form: Callable[[], None], note_absent: Callable[[], None],
+    arguments: Iterable[tuple[str, Any]], theirs: Mapping[int, torch.Tensor],
 ) -> Iterator[None]:  # fmt: skip
     """Call ``note(name, holder)`` where code in this thread asks a tensor or a storage for one of these, and
-    ``note_form()`` where it asks for strides.
+    ``note_form()`` where it asks for strides. ``note_absent()``: it asks an argument for an attribute that is not
+    there, and that another call's may have.
 
     ``given``: the leaves that the body got; what the caller's code put on them is no part of the key either.
     ``theirs``: see `stand_ins`; they answer.
@@ -59,7 +60,16 @@ def unkeyed_reads(
     functions = {
         name: _counting(name, original, asked) for name in COUNTING if (original := getattr(torch, name, None))
     }
-    named = {id(leaf): leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor) and leaf.__dict__}
+    given = {id(leaf): leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor)}
+    named = {number: leaf for number, leaf in given.items() if leaf.__dict__}
+
+    def absent(holder: Any, name: str) -> Any:
+        if id(holder) in given and threading.get_ident() == thread and is_asked_by_users():
+            note_absent()
+        return object.__getattribute__(holder, name)  # raises what it raised before
+
+    if not hasattr(torch.Tensor, "__getattr__"):
+        tensors["__getattr__"] = absent
     if named:
         tensors["__getattribute__"] = _attributes(named, asked)
     storages = {name: _method(name, getattr(torch.UntypedStorage, name), asked) for name in _OF_STORAGES}
