@@ -174,9 +174,7 @@ def _run_watched(
     watched.versions = list(_versions(arguments, before))
     watch.begin(arguments)
     if watch.keep_undo:
-        generators = [*default_generators(), *(source.get() for source in before.generators.values())]
-        generators += [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
-        watched.states = [(generator, generator.get_state()) for generator in generators]
+        watched.states = _generator_states(watched)
     watched.positions = host_draws.positions(before)
     arranged, compiled = buckets_to_arrange(before.modules), graphs_compiled()
     _active.append(watch)
@@ -196,7 +194,8 @@ def _run_watched(
             around.enter_context(constants_on_host())
             around.enter_context(autocast_switches(watch.autocast))
             around.enter_context(own_autocast_cache())
-            watched.gradients_read = around.enter_context(gradient_reads(watch.dropping(watched.versions)))
+            reads = gradient_reads(watch.dropping(watched.versions), _tensors_before(watched))
+            watched.gradients_read = around.enter_context(reads)
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
             if watch.notes_code:
@@ -340,6 +339,19 @@ def _note_gradients_of_arguments(watched: ObservedRun) -> None:
     for tensor in watched.gradients_read:
         if id(tensor) in given and not tensor.requires_grad:
             watched.watch.note_unkeyed("grad", tensor)
+
+
+def _generator_states(watched: ObservedRun) -> list[tuple[torch.Generator, torch.Tensor]]:
+    generators = [*default_generators(), *(source.get() for source in watched.before.generators.values())]
+    generators += [leaf for _, leaf in watched.arguments if isinstance(leaf, torch.Generator)]
+    return [(generator, generator.get_state()) for generator in generators]
+
+
+def _tensors_before(watched: ObservedRun) -> set[int]:
+    """``id`` of tensors that were there before the body ran, as arguments, in Python state and in optimizers."""
+    found = {id(leaf) for _, leaf in watched.arguments}
+    found |= {id(tensor) for owners in watched.before.tensors.values() for _, tensor in owners}
+    return found | watched.call.optimizers.parameter_ids()
 
 
 def _count_writes(watched: ObservedRun) -> None:

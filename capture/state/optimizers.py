@@ -240,10 +240,14 @@ class Optimizers:
         if not candidates:
             return
         there = {id(tensor) for owners in before.tensors.values() for _, tensor in owners}
-        there |= {id(p) for one in self._alive() for group in one.param_groups for p in group["params"]}
+        there |= self.parameter_ids()
         there.difference_update(stand_ins)
         there -= {id(one()) for one in self._parameters}
         self._parameters += [weakref.ref(one) for key, one in candidates.items() if key in there]
+
+    def parameter_ids(self) -> set[int]:
+        """``id`` of the parameters of all optimizers that were found."""
+        return {id(p) for one in self._alive() for group in one.param_groups for p in group["params"]}
 
     def part(self) -> tuple[Any, ...]:
         """The key's part: all settings as they are now, without the parameters, which gradients there are, flags."""

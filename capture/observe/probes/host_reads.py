@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -136,13 +136,16 @@ def graph_uses(note_use: Callable[[str], None], checkpoint: Callable[[], None]) 
 
 
 @contextmanager
-def gradient_reads(dropped: Callable[[torch.Tensor], object]) -> Iterator[list[torch.Tensor]]:
-    """The tensors whose ``grad`` code in this thread reads in the block, or that it differentiates for.
-    ``dropped(gradient)`` is called where it puts another one, or none, in the place of one."""
+def gradient_reads(
+    dropped: Callable[[torch.Tensor], object], known: Collection[int]
+) -> Iterator[list[torch.Tensor]]:  # fmt: skip
+    """The tensors whose ``grad`` code in this thread reads in the block, or that it differentiates for, of those whose
+    ``id`` is ``known``: one that the body makes is not kept alive. ``dropped(gradient)`` is called where it puts another
+    one, or none, in the place of one."""
     thread, read = threading.get_ident(), list[torch.Tensor]()
 
     def read_grad(tensor: torch.Tensor) -> Any:
-        if threading.get_ident() == thread and not _looking:
+        if threading.get_ident() == thread and not _looking and id(tensor) in known:
             read.append(tensor)
         return _GRAD.__get__(tensor)
 
@@ -158,7 +161,7 @@ def gradient_reads(dropped: Callable[[torch.Tensor], object]) -> Iterator[list[t
     def differentiate(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         if threading.get_ident() == thread:
-            read.extend(one for one in inputs if isinstance(one, torch.Tensor))
+            read.extend(one for one in inputs if isinstance(one, torch.Tensor) and id(one) in known)
         return original(outputs, inputs, *args, **kwargs)
 
     grad = property(read_grad, write_grad, _GRAD.__delete__)
