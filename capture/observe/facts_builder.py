@@ -44,6 +44,7 @@ from capture.state.snapshot import Change, place_key
 from capture.state.source import Source
 from capture.torch_private.capabilities import is_zero_tensor
 from capture.torch_private.devices import captures_kernels
+from capture.torch_private.freed_graph import leave_graph
 
 _OWNERS: dict[str, Owner] = {
     "parameter": "parameter", "buffer": "buffer", "attribute": "attribute", "closure": "closure", "global": "global",
@@ -75,6 +76,9 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     # roots are the caller's, and only handed back
     opaque = _opaque_outputs([leaf for leaf in outputs if id(leaf.value) not in given])
     elsewhere = bool(gradients or opaque) or any(leaf.kind == "foreign" for leaf in kept)  # other facts explain these
+    for leaf in kept if not gradients else ():
+        if leaf.kind == "fresh":
+            leave_graph(leaf.value)
     left = [] if elsewhere else _escapes(watched, kept_storages)
     placeholders = _placeholders(watched, arguments, implicit, {effect.path for effect in effect_facts})
     accelerators = [device for device in trace.devices if not device.startswith(("cpu", "meta"))]

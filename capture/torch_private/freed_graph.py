@@ -46,6 +46,11 @@ def _is_freed(node: Any) -> bool:
     return False
 
 
+def _is_own(node: Any) -> bool:
+    """It was put there by ``with_freed_graph``."""
+    return issubclass(getattr(type(node), "_forward_cls", object), _Freed)
+
+
 def freed_graph(tensor: torch.Tensor) -> str | None:
     """The name of the tensor's node, if each backward pass through it raises before it reaches a leaf or code of users,
     because an earlier one freed what is needed."""
@@ -57,7 +62,7 @@ def freed_graph(tensor: torch.Tensor) -> str | None:
         seen.add(node)
         if hasattr(node, "variable"):
             return None
-        if _is_freed(node):
+        if _is_own(node) or _is_freed(node):
             is_freed = True
         elif isinstance(node, torch.autograd.function.BackwardCFunction):
             return None
@@ -102,3 +107,15 @@ def with_freed_graph(tensor: torch.Tensor, name: str) -> torch.Tensor:
     with torch.inference_mode(False), torch.enable_grad():
         made: torch.Tensor = _node_of(name).apply(_anchor(torch.device("cpu")), (tensor,))
     return made
+
+
+def leave_graph(tensor: torch.Tensor) -> None:
+    """Put the tensor below such a node as well, in the place of the freed graph that it ends: the nodes of that one
+    keep leaves alive that the body made, and nobody can run them again."""
+    node = tensor.grad_fn
+    if node is None or _is_own(node) or tensor._is_view() or tensor._backward_hooks or tensor.retains_grad:
+        return
+    name = freed_graph(tensor)
+    if name is not None:
+        tensor.detach_()
+        with_freed_graph(tensor, name)

@@ -160,14 +160,14 @@ def schedule_in_the_step() -> Any:
     return scheduled(lr=0.1, inside=True)
 
 
-def stepping(end: Callable[[Tensor], Any], **options: Any) -> Any:
+def stepping(end: Callable[[Tensor], Any], keeps_graph: bool = False, **options: Any) -> Any:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     @capture
     def train_step(x: Tensor, y: Tensor) -> Any:
         loss = F.mse_loss(model(x), y)
-        loss.backward()
+        loss.backward(retain_graph=keeps_graph)
         if options:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0, **options)
         optimizer.step()
@@ -181,7 +181,8 @@ def stepping(end: Callable[[Tensor], Any], **options: Any) -> Any:
 
 @mistake(lambda: stepping(lambda loss: loss.detach()))
 def returned_loss() -> Any:
-    return stepping(lambda loss: loss)
+    """Whose graph is kept; where it is freed, the step is recorded."""
+    return stepping(lambda loss: loss, keeps_graph=True)
 
 
 @mistake(lambda: stepping(lambda loss: loss.detach()))

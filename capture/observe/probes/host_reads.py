@@ -140,8 +140,8 @@ def gradient_reads(
     dropped: Callable[[torch.Tensor], object], known: Collection[int]
 ) -> Iterator[list[torch.Tensor]]:  # fmt: skip
     """The tensors whose ``grad`` code in this thread reads in the block, or that it differentiates for, of those whose
-    ``id`` is ``known``: one that the body makes is not kept alive. ``dropped(gradient)`` is called where it puts another
-    one, or none, in the place of one."""
+    ``id`` is ``known``: one that the body makes is not kept alive. ``dropped(gradient)`` is called where it puts
+    another one, or none, in the place of one."""
     thread, read = threading.get_ident(), list[torch.Tensor]()
 
     def read_grad(tensor: torch.Tensor) -> Any:
