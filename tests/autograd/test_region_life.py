@@ -28,14 +28,12 @@ from capture.tree import thread_trees
 from tests.support.regions import (
     STEPS,
     Block,
-    Wrapped,
     bits,
     both,
     captured_twins,
     forward_and_back,
     inputs,
     replayed,
-    twins,
 )
 from tests.support.regions import fresh as fresh
 
@@ -299,17 +297,3 @@ def test_a_region_inside_a_captured_step() -> None:
 
     both(step, mine, theirs, 12)
     assert recordings(steps[id(mine)]).replays
-
-
-def test_a_step_whose_loss_is_not_detached() -> None:
-    mine, theirs = twins(lambda: Wrapped(Block()))
-
-    def body(model: Any, x: Tensor) -> Tensor:
-        model.zero_grad()
-        loss: Tensor = model.m[0](x).square().mean()
-        loss.backward()
-        return loss
-
-    run = capture(body)
-    with pytest.warns(CaptureWarning, match="CG501"):
-        both(lambda model, number: run(model, inputs(number)), mine, theirs)
