@@ -441,6 +441,9 @@ class Backend(Protocol):
     def in_capture(self) -> bool:
         """Somebody else captures what this thread does now: a call becomes part of that capture."""
 
+    def capture_look(self) -> Callable[[], bool] | None:
+        """``in_capture`` for the C module, which asks in every call; None where nobody ever captures."""
+
     def record(
         self, pool: Any, call: Call, inputs: Sequence[Input], *, undo: bool = False,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),

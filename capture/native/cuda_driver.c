@@ -22,6 +22,7 @@ static PyObject *use_driver(PyObject *module, PyObject *path)
     driver.depend = (GraphDepend)dlsym(library, "cuGraphAddDependencies");
     driver.depend_v2 = (GraphDependV2)dlsym(library, "cuGraphAddDependencies_v2");
     driver.capture_info = (CaptureInfo)dlsym(library, "cuStreamGetCaptureInfo_v2");
+    driver.is_capturing = (StreamCapturing)dlsym(library, "cuStreamIsCapturing");
     driver.nodes = (GraphNodes)dlsym(library, "cuGraphGetNodes");
     return PyBool_FromLong(
         driver.launch != NULL && driver.context != NULL && driver.roots != NULL && driver.add_copy != NULL &&

@@ -29,6 +29,7 @@ typedef struct {
     PyObject *defaults;    /* its default values then */
     PyObject *in_capture;  /* a function, or None where nothing is ever captured by others */
     PyObject *check;       /* compares metadata of all tensors, and with it the dispatch keys of this thread */
+    PyObject *arguments;   /* a tuple for them, which nobody else has and the collector does not see; or NULL */
     PyObject *receiver;    /* a weak reference, or None */
     PyObject *kind;        /* its type */
     PyObject *guards;      /* Guards: other parts of the key are as they were; or None */
@@ -114,6 +115,37 @@ static int is_bare(PyObject *tensor)
     return bare;
 }
 
+/* Torch's own comparison: 1, 0, -1. The tuple that it takes is kept from call to call. */
+static int has_metadata(FastPath *self, PyObject *const *tensors, Py_ssize_t count)
+{
+    int flags = PyCFunction_CheckExact(self->check) ? PyCFunction_GET_FLAGS(self->check) : 0;
+    if (count == 0 || !(flags & METH_VARARGS))
+        return truth_of(PyObject_Vectorcall(self->check, tensors, count, NULL));
+    PyObject *arguments = self->arguments;
+    self->arguments = NULL; /* a call in this one takes another */
+    if (arguments == NULL) {
+        if ((arguments = PyTuple_New(count)) == NULL)
+            return -1;
+        PyObject_GC_UnTrack(arguments);
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        PyTuple_SET_ITEM(arguments, i, Py_NewRef(tensors[i]));
+    PyCFunction compare = PyCFunction_GET_FUNCTION(self->check);
+    PyObject *on = PyCFunction_GET_SELF(self->check);
+    int same = truth_of(
+        flags & METH_KEYWORDS ? ((PyCFunctionWithKeywords)(void (*)(void))compare)(on, arguments, NULL) : compare(on, arguments));
+    if (Py_REFCNT(arguments) != 1 || self->arguments != NULL) {
+        Py_DECREF(arguments);
+        return same;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_DECREF(tensors[i]); /* the call has them, too */
+        PyTuple_SET_ITEM(arguments, i, NULL);
+    }
+    self->arguments = arguments;
+    return same;
+}
+
 /* Arguments of the same kinds: 1 with the tensors and their addresses, 0, -1. */
 static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uint64_t *addresses)
 {
@@ -131,7 +163,7 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
                 return equal;
         }
     }
-    int same = truth_of(PyObject_Vectorcall(self->check, tensors, count, NULL));
+    int same = has_metadata(self, tensors, count);
     for (Py_ssize_t i = 0; same > 0 && i < count; i++) {
         int read = is_plain_tensor(tensors[i]) && read_address(tensors[i], &addresses[i]);
         if (!read && address_of(tensors[i], &addresses[i]) < 0)
@@ -149,8 +181,9 @@ static int fits(FastPath *self, PyObject *const *values, PyObject **tensors, uin
 }
 
 /* The world around the call is as it was: 1, 0, -1. Modes and the function are looked at before. */
-static int is_at_hand(FastPath *self)
+static int is_at_hand(FastPath *self, Where *where)
 {
+    where->is_known = 0;
     PyObject *phase = SLOT(self->steps.entry, Entry, phase), *trees = SLOT(self->in_use, InUse, trees);
     if (phase == NULL || trees == NULL)
         return -1;
@@ -162,7 +195,7 @@ static int is_at_hand(FastPath *self)
     if (self->receiver != Py_None && (PyObject *)Py_TYPE(referent_of(self->receiver)) != self->kind)
         return 0;
     if (self->in_capture != Py_None) {
-        int captured = truth_of(PyObject_CallNoArgs(self->in_capture));
+        int captured = is_captured(self->in_capture, where);
         if (captured)
             return captured < 0 ? -1 : 0;
     }
@@ -182,7 +215,7 @@ static PyObject *missed(FastPath *self, int verdict)
 }
 
 /* ``opened``: the values, or what is in containers among them. */
-static PyObject *run_opened(FastPath *self, PyObject *const *values, PyObject *const *opened)
+static PyObject *run_opened(FastPath *self, PyObject *const *values, PyObject *const *opened, const Where *where)
 {
     PyObject *tensors[MOST_VALUES];
     uint64_t addresses[MOST_VALUES];
@@ -196,23 +229,24 @@ static PyObject *run_opened(FastPath *self, PyObject *const *values, PyObject *c
     if (tree == NULL)
         return missed(self, PyErr_Occurred() ? -1 : 0);
     PyObject *result = self->left == 0 ? steps_ready(&self->steps, values, tensors)
-                                       : steps_take(&self->steps, tree, values, tensors, addresses);
+                                       : steps_take(&self->steps, tree, values, tensors, addresses, where);
     Py_DECREF(tree);
     return result;
 }
 
 static PyObject *path_run(FastPath *self, PyObject *const *values)
 {
-    int same = is_at_hand(self);
+    Where where;
+    int same = is_at_hand(self, &where);
     if (same <= 0)
         return missed(self, same);
     if (self->nodes == Py_None)
-        return run_opened(self, values, values);
+        return run_opened(self, values, values, &where);
     Flat flat;
     same = open_values(self->nodes, values, &flat);
     if (same > 0)
         same = flat.count == PyTuple_GET_SIZE(self->constants);
-    PyObject *result = same > 0 ? run_opened(self, values, flat.values) : missed(self, same);
+    PyObject *result = same > 0 ? run_opened(self, values, flat.values, &where) : missed(self, same);
     close_values(&flat);
     return result;
 }
@@ -353,6 +387,7 @@ static void path_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
     path_clear(self);
+    Py_XDECREF(((FastPath *)self)->arguments);
     PyMem_Free(((FastPath *)self)->placed);
     Py_TYPE(self)->tp_free(self);
 }

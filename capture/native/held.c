@@ -6,9 +6,11 @@ NAMES(DECLARE)
 
 typedef struct {
     PyObject_HEAD
-    PyObject *count;   /* a function: strong holders of the storage at an address */
+    Caller count;      /* a function: strong holders of the storage at an address */
     PyObject *storage; /* the storage's object */
-    PyObject *address; /* of the storage, as ``count`` takes it */
+    int unused;        /* nobody used it, and nothing was handed out since: so nobody does. Only known of what C hands
+                          out, and not where an alias is handed out again, which others may have weakly */
+    uint64_t place;     /* where its tensors are handed out; 0: none was */
     long long alone;    /* holders while nobody uses it */
     Py_ssize_t objects; /* references to the object then */
     PyObject *first;    /* a tensor, where its alias may be handed out again and again; or NULL */
@@ -28,10 +30,15 @@ int is_storage_watch(PyObject *object)
     return Py_TYPE(object) == &StorageWatchType;
 }
 
+uint64_t place_handed_out(PyObject *watch)
+{
+    return is_storage_watch(watch) ? ((StorageWatch *)watch)->place : 0;
+}
+
 long long storage_holders(PyObject *watch)
 {
     StorageWatch *self = (StorageWatch *)watch;
-    return number_of(PyObject_CallOneArg(self->count, self->address));
+    return number_of(call_again(&self->count));
 }
 
 Py_ssize_t storage_references(PyObject *watch)
@@ -51,13 +58,27 @@ static int alias_is_held(StorageWatch *self)
     return number < 0 ? -1 : number != self->alone;
 }
 
+/* Nobody waits for the end of an object, or finds something by it: there are no weak references but ``ours``. */
+static int is_unwatched(PyObject *object, PyObject *ours)
+{
+    if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(object)))
+        return 1;
+    PyWeakReference *first = *(PyWeakReference **)PyObject_GET_WEAKREFS_LISTPTR(object);
+    return first == NULL || ((PyObject *)first == ours && first->wr_next == NULL && Py_REFCNT(ours) == 1);
+}
+
 /* 1, 0, or -1 with an exception set. */
 static int is_held(StorageWatch *self)
 {
     if (self->again != NULL)
         return alias_is_held(self);
+    if (Py_REFCNT(self->storage) > self->objects)
+        return 1;
+    if (self->unused && is_unwatched(self->storage, NULL))
+        return 0;
     long long number = storage_holders((PyObject *)self);
-    return number < 0 ? -1 : number > self->alone || Py_REFCNT(self->storage) > self->objects;
+    self->unused = self->place != 0 && number >= 0 && number <= self->alone;
+    return number < 0 ? -1 : number > self->alone;
 }
 
 int is_used(PyObject *watch)
@@ -105,18 +126,10 @@ static PyObject *watch_settle(PyObject *object, PyObject *Py_UNUSED(ignored))
     StorageWatch *self = (StorageWatch *)object;
     if (self->first != NULL && make_again(self) < 0)
         return NULL;
+    self->unused = 0;
     self->alone = storage_holders(object);
     self->objects = Py_REFCNT(self->storage);
     return self->alone < 0 ? NULL : PyLong_FromLongLong(self->alone - (self->again != NULL));
-}
-
-/* Nobody waits for the end of a tensor, or finds something by it: there are no weak references but ``ours``. */
-static int is_unwatched(PyObject *tensor, PyObject *ours)
-{
-    if (!PyType_SUPPORTS_WEAKREFS(Py_TYPE(tensor)))
-        return 1;
-    PyWeakReference *first = *(PyWeakReference **)PyObject_GET_WEAKREFS_LISTPTR(tensor);
-    return first == NULL || ((PyObject *)first == ours && first->wr_next == NULL && Py_REFCNT(ours) == 1);
 }
 
 /* An attribute is None; without an exception. */
@@ -144,6 +157,7 @@ static int is_bare(StorageWatch *self, PyObject *ours)
 static PyObject *watch_part(PyObject *object, PyObject *Py_UNUSED(ignored))
 {
     StorageWatch *self = (StorageWatch *)object;
+    self->unused = 0;
     if (self->again != NULL) {
         self->alone -= 1;
         Py_CLEAR(self->again);
@@ -190,9 +204,14 @@ static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     StorageWatch *self = (StorageWatch *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->count = Py_NewRef(count);
+    PyObject *given = PyTuple_Pack(1, address);
+    if (given == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->count = caller_of(count, given);
+    Py_DECREF(given);
     self->storage = Py_NewRef(storage);
-    self->address = Py_NewRef(address);
     self->uses = Py_NewRef(uses);
     self->vectorcall = watch_call;
     self->shown = shown;
@@ -203,7 +222,8 @@ static PyObject *watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int watch_traverse(PyObject *object, visitproc visit, void *arg)
 {
     StorageWatch *self = (StorageWatch *)object;
-    Py_VISIT(self->count);
+    Py_VISIT(self->count.function);
+    Py_VISIT(self->count.arguments);
     Py_VISIT(self->storage);
     Py_VISIT(self->first);
     Py_VISIT(self->again);
@@ -216,9 +236,8 @@ static void watch_dealloc(PyObject *object)
 {
     StorageWatch *self = (StorageWatch *)object;
     PyObject_GC_UnTrack(object);
-    Py_XDECREF(self->count);
+    forget_caller(&self->count);
     Py_XDECREF(self->storage);
-    Py_XDECREF(self->address);
     Py_XDECREF(self->first);
     Py_XDECREF(self->again);
     Py_XDECREF(self->uses);
@@ -226,16 +245,24 @@ static void watch_dealloc(PyObject *object)
     Py_TYPE(object)->tp_free(object);
 }
 
-/* The first tensor lies where it was made: 1, 0, -1. */
-static int is_in_place(PyObject *first, PyObject *shared)
+/* The first tensor lies where it was made, which the watch knows from then on: 1, 0, -1. */
+static int is_in_place(PyObject *first, PyObject *shared, StorageWatch *watch)
 {
-    PyObject *known = SLOT(shared, SharedStorage, address);
-    uint64_t address = 0, expected = known == NULL ? 0 : PyLong_AsUnsignedLongLong(known);
-    if (PyErr_Occurred())
+    uint64_t address = 0, expected = watch == NULL ? 0 : watch->place;
+    if (expected == 0) {
+        PyObject *known = SLOT(shared, SharedStorage, address);
+        expected = known == NULL ? 0 : PyLong_AsUnsignedLongLong(known);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    if (is_plain_tensor(first)) {
+        if (!read_address(first, &address))
+            return 0;
+    } else if (address_of(first, &address) < 0)
         return -1;
-    if (is_plain_tensor(first))
-        return read_address(first, &address) && address == expected;
-    return address_of(first, &address) < 0 ? -1 : address == expected;
+    if (address == expected && watch != NULL)
+        watch->place = address;
+    return address == expected;
 }
 
 /* ``Source.tensor`` where the first tensor is still what it was, else NULL without an exception. */
@@ -252,8 +279,12 @@ static PyObject *alias_of(PyObject *source, PyObject *watch, PyObject *ours)
     if (result != NULL || (first = SLOT(source, SharedStorage, first)) == NULL || first == Py_None)
         return result;
     Py_INCREF(first);
-    if (is_in_place(first, source) > 0)
+    StorageWatch *known = is_storage_watch(watch) ? (StorageWatch *)watch : NULL;
+    if (is_in_place(first, source, known) > 0) {
+        if (known != NULL)
+            known->unused = 0;
         result = PyObject_GetAttr(first, s_data);
+    }
     Py_DECREF(first);
     return result;
 }

@@ -1,19 +1,15 @@
 /* Modes: getters whose results choose kernels. A list of them holds while each returns what it returned before.
 
-   Most are torch's own, written in C: those are called as their builtin would, without a frame, and with an argument
-   tuple that is kept, which takes 5 ns and more where a call takes 30. */
+   Most are torch's own, written in C: called as their builtin would, they take 5 ns and more where a call takes 30. */
 #include "native.h"
 
 #include <string.h>
 
 typedef struct {
-    PyObject *function;  /* or a string: an attribute of the one argument */
-    PyObject *arguments; /* a tuple */
+    Caller caller;       /* its function may be a string: an attribute of the one argument */
     PyObject *part;      /* a name: what counts is this attribute of what the function gives; or NULL */
     PyObject *expected;
     Py_ssize_t at;       /* where the one argument keeps the attribute, if its class has a slot for it; else -1 */
-    PyCFunction direct;  /* the C function behind a builtin that takes no arguments, or a tuple; else NULL */
-    PyCFunctionWithKeywords with_names; /* behind one that takes a tuple and a dict, as all of pybind11's do; else NULL */
     int by_equality;     /* a list, a tuple or an enumeration, of which torch makes another one in each call */
 } Term;
 
@@ -36,21 +32,19 @@ int is_modes(PyObject *one)
     return Py_TYPE(one) == &ModesType;
 }
 
+/* An attribute of an object. */
+static PyObject *attribute_of(const Term *term)
+{
+    PyObject *holder = PyTuple_GET_ITEM(term->caller.arguments, 0), *name = term->caller.function;
+    if (term->at >= 0)
+        return Py_XNewRef(slot_at(holder, term->at));
+    PyObject *found = PyModule_CheckExact(holder) ? PyDict_GetItemWithError(PyModule_GetDict(holder), name) : NULL;
+    return found != NULL ? Py_NewRef(found) : PyErr_Occurred() ? NULL : PyObject_GetAttr(holder, name);
+}
+
 static PyObject *whole_of(const Term *term)
 {
-    if (term->direct != NULL)
-        return term->direct(PyCFunction_GET_SELF(term->function), PyTuple_GET_SIZE(term->arguments) ? term->arguments : NULL);
-    if (term->with_names != NULL)
-        return term->with_names(PyCFunction_GET_SELF(term->function), term->arguments, NULL);
-    if (PyUnicode_CheckExact(term->function)) {
-        PyObject *holder = PyTuple_GET_ITEM(term->arguments, 0);
-        if (term->at >= 0)
-            return Py_XNewRef(slot_at(holder, term->at));
-        PyObject *found = PyModule_CheckExact(holder) ? PyDict_GetItemWithError(PyModule_GetDict(holder), term->function) : NULL;
-        return found != NULL ? Py_NewRef(found) : PyErr_Occurred() ? NULL : PyObject_GetAttr(holder, term->function);
-    }
-    return PyObject_Vectorcall(
-        term->function, ((PyTupleObject *)term->arguments)->ob_item, PyTuple_GET_SIZE(term->arguments), NULL);
+    return PyUnicode_CheckExact(term->caller.function) ? attribute_of(term) : call_again(&term->caller);
 }
 
 static PyObject *found_of(const Term *term)
@@ -94,7 +88,7 @@ int modes_hold(PyObject *object)
             PyErr_Clear();
             return 0;
         }
-        int same = same_value(found, term->expected);
+        int same = found == term->expected ? 1 : same_value(found, term->expected);
         if (same == 0 && term->by_equality && Py_TYPE(found) == Py_TYPE(term->expected))
             same = PyObject_RichCompareBool(found, term->expected, Py_EQ);
         Py_DECREF(found);
@@ -119,8 +113,8 @@ static int modes_traverse(PyObject *object, visitproc visit, void *arg)
 {
     Modes *self = (Modes *)object;
     for (Py_ssize_t i = 0; i < self->count; i++) {
-        Py_VISIT(self->terms[i].function);
-        Py_VISIT(self->terms[i].arguments);
+        Py_VISIT(self->terms[i].caller.function);
+        Py_VISIT(self->terms[i].caller.arguments);
         Py_VISIT(self->terms[i].expected);
     }
     Py_VISIT(self->slow);
@@ -136,8 +130,7 @@ static int modes_clear(PyObject *object)
     self->count = 0;
     self->terms = NULL;
     for (Py_ssize_t i = 0; i < count; i++) {
-        Py_DECREF(terms[i].function);
-        Py_DECREF(terms[i].arguments);
+        forget_caller(&terms[i].caller);
         Py_XDECREF(terms[i].part);
         Py_DECREF(terms[i].expected);
     }
@@ -155,31 +148,13 @@ static void modes_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-/* The C function that may be called by itself, as its builtin would. */
-static PyCFunction direct_of(PyObject *function, PyObject *arguments)
-{
-    if (!PyCFunction_CheckExact(function))
-        return NULL;
-    int flags = PyCFunction_GET_FLAGS(function) & ~METH_STATIC, none = PyTuple_GET_SIZE(arguments) == 0;
-    return (none && flags == METH_NOARGS) || (!none && flags == METH_VARARGS) ? PyCFunction_GET_FUNCTION(function) : NULL;
-}
-
-static PyCFunctionWithKeywords with_names_of(PyObject *function)
-{
-    if (!PyCFunction_CheckExact(function) || (PyCFunction_GET_FLAGS(function) & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS))
-        return NULL;
-    return (PyCFunctionWithKeywords)(void (*)(void))PyCFunction_GET_FUNCTION(function);
-}
-
 static Term term_of(PyObject *function, PyObject *arguments, PyObject *expected, PyObject *part)
 {
     Py_ssize_t at = -1;
     if (PyUnicode_CheckExact(function))
         at = slot_of((PyObject *)Py_TYPE(PyTuple_GET_ITEM(arguments, 0)), function);
     int by_equality = !PyFloat_CheckExact(expected); /* by bits: two zeros are others, and one NaN is itself */
-    return (Term){
-        Py_NewRef(function), Py_NewRef(arguments), Py_XNewRef(part), Py_NewRef(expected), at,
-        direct_of(function, arguments), with_names_of(function), by_equality};
+    return (Term){caller_of(function, arguments), Py_XNewRef(part), Py_NewRef(expected), at, by_equality};
 }
 
 static PyObject *modes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

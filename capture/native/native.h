@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NATIVE_VERSION 34 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
+#define NATIVE_VERSION 35 /* as in ``__init__.py``: another one with each change of what Python and C ask of each other */
 #define MOST_VALUES 512 /* of one call; longer ones go the general way */
 
 /* 1, 0, or -1 with an exception set. */
@@ -119,7 +119,8 @@ typedef struct {
                           place in it where a replay leaves the tensor */
     PyObject *several; /* ``OutputPlan.several``, or None */
     PyObject *live;    /* a list: what watches each group handed out last */
-    PyObject *pattern; /* a tuple: addresses of arguments that are outputs on the path, or None */
+    Py_ssize_t num_places;
+    uint64_t *places;  /* addresses of arguments that are outputs on the path, 0 for others */
     PyObject *before;  /* a tuple: lists such as ``live`` and the place in them of what is dead before it may run */
     PyObject *tensors; /* a list: the tensors handed out last, a list each */
     int preserving;    /* tensors are handed out as they are, and need not be known */
@@ -151,6 +152,12 @@ int open_values(PyObject *nodes, PyObject *const *values, Flat *flat);
 void close_values(Flat *flat);
 int are_nodes(PyObject *nodes);
 
+/* Where a call runs, as it was found at its begin. */
+typedef struct {
+    int is_known;
+    long device;
+    void *stream; /* the current one on it */
+} Where;
 /* The path's steps from the tree on, once the arguments fit. */
 typedef struct {
     PyObject *miss, *ok, *function, *limit, *number, *entry, *counters, *marks, *replay, *ready;
@@ -161,7 +168,8 @@ typedef struct {
     Py_ssize_t count, tensors;
 } Steps;
 PyObject *steps_take(
-    const Steps *steps, PyObject *tree, PyObject *const *values, PyObject *const *tensors, const uint64_t *addresses);
+    const Steps *steps, PyObject *tree, PyObject *const *values, PyObject *const *tensors, const uint64_t *addresses,
+    const Where *where);
 /* The call goes on in Python, with nothing done. */
 PyObject *steps_ready(const Steps *steps, PyObject *const *values, PyObject *const *tensors);
 /* Its objects are of the classes that are read: 1, or 0 with an exception set. */
@@ -194,6 +202,7 @@ typedef int (*ExecSetCopy)(void *executable, void *node, const CopyParams *param
 typedef int (*GraphDepend)(void *graph, void *const *from, void *const *to, size_t count);
 typedef int (*CaptureInfo)(
     void *stream, int *status, uint64_t *identity, void **graph, void *const **after, size_t *count);
+typedef int (*StreamCapturing)(void *stream, int *status);
 typedef int (*GraphNodes)(void *graph, void **nodes, size_t *count);
 typedef int (*GraphDependV2)(void *graph, void *const *from, void *const *to, const void *edges, size_t count);
 typedef struct {
@@ -206,6 +215,7 @@ typedef struct {
     GraphDependV2 depend_v2;
     CaptureInfo capture_info;
     GraphNodes nodes;
+    StreamCapturing is_capturing;
 } Driver;
 extern Driver driver;
 int add_driver(PyObject *module);
@@ -221,6 +231,22 @@ int add_mersenne(PyObject *module);
 int add_guarded(PyObject *module);
 
 PyObject *list_of(PyObject *const *items, Py_ssize_t count);
+
+typedef PyObject *(*FastFunction)(PyObject *self, PyObject *const *arguments, Py_ssize_t count);
+
+/* A function that is called again and again with the same arguments: a builtin's C function as the builtin would call
+   it, without a frame, a look-up of how it takes them, or a new tuple. */
+typedef struct {
+    PyObject *function, *arguments; /* any object; a tuple */
+    PyCFunction direct;             /* takes none, one, or the tuple; else NULL */
+    PyObject *given;                /* what that gets; borrowed */
+    PyCFunctionWithKeywords with_names; /* takes the tuple and a dict, as all of pybind11's do; else NULL */
+    FastFunction fast;          /* takes an array; else NULL */
+} Caller;
+/* With references of its own. */
+Caller caller_of(PyObject *function, PyObject *arguments);
+PyObject *call_again(const Caller *caller);
+void forget_caller(Caller *caller);
 
 /* What guards on Python state and its tensors say of a replay, as in ``guards/guard.py``. */
 enum { HOLDS, MOVED, CHANGED, OVERLAPS };
@@ -248,6 +274,8 @@ long long storage_holders(PyObject *watch);
 /* References to its Python object. */
 Py_ssize_t storage_references(PyObject *watch);
 int is_storage_watch(PyObject *one);
+/* Where tensors on a watched storage are handed out; 0: none was. */
+uint64_t place_handed_out(PyObject *watch);
 
 /* Names of attributes and methods, as objects: declared in a file, and made in the function that adds its part. */
 #define DECLARE(name) static PyObject *s_##name;
@@ -282,8 +310,12 @@ int truth_of(PyObject *result);
 /* Whether ``one`` is a Launch, whose steps the caller may run without an argument tuple. */
 int is_launch(PyObject *one);
 
+/* Somebody captures the current stream: 1, 0, -1. ``look``: any function that tells, a CaptureLook fills ``*where``. */
+int is_captured(PyObject *look, Where *where);
+
 /* Copy in, launch: 0, or -1 with an exception set. ``addresses``: of the leaves, in their order. */
-int launch_run(PyObject *launch, PyObject *const *leaves, const uint64_t *addresses, Py_ssize_t count);
+int launch_run(
+    PyObject *launch, PyObject *const *leaves, const uint64_t *addresses, Py_ssize_t count, const Where *where);
 
 /* The address of a tensor: 0 and ``*address``, or -1 with an exception set. */
 int address_of(PyObject *tensor, uint64_t *address);

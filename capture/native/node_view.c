@@ -9,13 +9,32 @@ static PyMemberDef node_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+/* A tuple of addresses and None: 0, or -1 with an exception set. */
+static int take_places(NodeView *self, PyObject *pattern)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(pattern);
+    if ((self->places = PyMem_Calloc((size_t)count + 1, sizeof(*self->places))) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->num_places = count;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *place = PyTuple_GET_ITEM(pattern, i);
+        self->places[i] = place == Py_None ? 0 : PyLong_AsUnsignedLongLong(place);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
 static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"outputs", "source", "several", "live", "pattern", "before", "tensors", "preserving", NULL};
     NodeView given = {0};
+    PyObject *pattern;
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "$OOOO!O!O!O!p", names, &given.outputs, &given.source, &given.several, &PyList_Type, &given.live,
-            &PyTuple_Type, &given.pattern, &PyTuple_Type, &given.before, &PyList_Type, &given.tensors, &given.preserving))
+            &PyTuple_Type, &pattern, &PyTuple_Type, &given.before, &PyList_Type, &given.tensors, &given.preserving))
         return NULL;
     int fits = (given.source == Py_None || PyList_GET_SIZE(given.live) == 1) &&
                (given.several == Py_None || (PyTuple_Check(given.several) && PyTuple_GET_SIZE(given.several) == 7));
@@ -35,10 +54,11 @@ static PyObject *of_node(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->source = Py_NewRef(given.source);
     self->several = Py_NewRef(given.several);
     self->live = Py_NewRef(given.live);
-    self->pattern = Py_NewRef(given.pattern);
     self->before = Py_NewRef(given.before);
     self->tensors = Py_NewRef(given.tensors);
     self->preserving = given.preserving;
+    if (take_places(self, pattern) < 0)
+        Py_CLEAR(self);
     return (PyObject *)self;
 }
 
@@ -49,7 +69,6 @@ static int visit_node(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->source);
     Py_VISIT(self->several);
     Py_VISIT(self->live);
-    Py_VISIT(self->pattern);
     Py_VISIT(self->before);
     Py_VISIT(self->tensors);
     return 0;
@@ -63,7 +82,7 @@ static void free_node(PyObject *object)
     Py_XDECREF(self->source);
     Py_XDECREF(self->several);
     Py_XDECREF(self->live);
-    Py_XDECREF(self->pattern);
+    PyMem_Free(self->places);
     Py_XDECREF(self->before);
     Py_XDECREF(self->tensors);
     Py_TYPE(object)->tp_free(object);

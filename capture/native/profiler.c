@@ -1,9 +1,12 @@
-/* A range in a profiler's trace around each replay. While no profiler runs, this is one look into a dict. */
+/* A range in a profiler's trace around each replay. While no profiler runs, this is one look at the
+   version of a dict. */
 #include "native.h"
 
 #define NAMES(X) X(range_name) X(__enter__) X(__exit__)
 NAMES(DECLARE)
 
+static Version *version; /* of the dict; NULL where it has none */
+static uint64_t quiet;   /* the version at which no profiler ran; 0: none */
 static PyObject *names, *flag, *make; /* a module's dict, the name there that says whether a profiler runs, range(name) */
 
 /* An error of a range is no reason to stop a call: dropped, but for what stops a program. 0, or -1 with it set. */
@@ -18,8 +21,13 @@ static int drop_error(void)
 int range_begin(PyObject *function, PyObject **range)
 {
     *range = NULL;
-    if (make == NULL || PyDict_GetItemWithError(names, flag) != Py_True)
+    uint64_t now = version == NULL ? 0 : NUMBER_OF(version);
+    if (make == NULL || (now != 0 && now == quiet))
+        return 0;
+    if (PyDict_GetItemWithError(names, flag) != Py_True) {
+        quiet = PyErr_Occurred() ? 0 : now;
         return drop_error();
+    }
     PyObject *name = PyObject_GetAttr(function, s_range_name);
     PyObject *made = name == NULL ? NULL : PyObject_CallOneArg(make, name);
     PyObject *entered = made == NULL ? NULL : PyObject_CallMethodNoArgs(made, s___enter__);
@@ -50,6 +58,9 @@ static PyObject *use_profiler(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "O!UO", &PyDict_Type, &new_names, &new_flag, &new_make))
         return NULL;
+    version_done(version);
+    version = version_of_dict(new_names);
+    quiet = 0;
     Py_XSETREF(names, Py_NewRef(new_names));
     Py_XSETREF(flag, Py_NewRef(new_flag));
     Py_XSETREF(make, Py_NewRef(new_make));

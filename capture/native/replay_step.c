@@ -61,6 +61,23 @@ static int lists_of(PyObject *tree, Lists *lists)
     return 0;
 }
 
+#define FEW 16 /* arguments */
+
+/* An argument lies where the one output of the path's last node does: that is used, and nobody has to be asked. 1, 0. */
+static int takes_last(PyObject *path, const uint64_t *addresses, Py_ssize_t count)
+{
+    PyObject *last = PyList_GET_ITEM(path, PyList_GET_SIZE(path) - 1);
+    if (count == 0 || count > FEW || Py_TYPE(last) != slots.Node.type)
+        return 0;
+    NodeView *view = view_of(last);
+    uint64_t place = view != NULL && PyList_GET_SIZE(view->live) == 1 ? place_handed_out(PyList_GET_ITEM(view->live, 0)) : 0;
+    PyErr_Clear();
+    Py_ssize_t i = 0;
+    while (i < count && addresses[i] != place)
+        i++;
+    return place != 0 && i < count;
+}
+
 /* Some output of a node on the path is still used: 1, 0, -1. Those of the last nodes are looked at first. */
 static int is_path_used(PyObject *path)
 {
@@ -126,22 +143,24 @@ static int goes_on(PyObject *tree, const Lists *at, PyObject *marks, PyObject *f
 }
 
 /* The step is over because nothing of it is used, or goes on as it is: 1, and all is done; 0: with nothing done; -1. */
-static int begins_simply(PyObject *tree, const Lists *at, PyObject *marks, PyObject *function, PyObject *limit)
+static int begins_simply(
+    PyObject *tree, const Lists *at, PyObject *marks, PyObject *function, PyObject *limit, const uint64_t *addresses,
+    Py_ssize_t count)
 {
     if (PyList_GET_SIZE(at->warm) || PyList_GET_SIZE(at->buried) || PyList_GET_SIZE(at->lingering))
         return 0;
     if (PyList_GET_SIZE(at->path) == 0)
         return 1;
-    int used = is_path_used(at->path);
+    int used = takes_last(at->path, addresses, count) ? 1 : is_path_used(at->path);
     if (used)
         return used < 0 ? -1 : goes_on(tree, at, marks, function, limit);
     return end_step(tree, at) < 0 ? -1 : 1;
 }
 
 /* End the step if it is over. 1: the way goes on; 0: it does not fit. */
-static int begins(const Steps *self, PyObject *tree, const Lists *at)
+static int begins(const Steps *self, PyObject *tree, const Lists *at, const uint64_t *addresses)
 {
-    int simply = begins_simply(tree, at, self->marks, self->function, self->limit);
+    int simply = begins_simply(tree, at, self->marks, self->function, self->limit, addresses, self->tensors);
     if (simply)
         return simply;
     PyObject *args[] = {tree, self->function, self->limit, self->number};
@@ -156,12 +175,10 @@ static int begins(const Steps *self, PyObject *tree, const Lists *at)
 static int stands(NodeView *node, PyObject *tree, const uint64_t *addresses, Py_ssize_t count)
 {
     PyObject *pool = NULL;
-    int result = PyTuple_GET_SIZE(node->pattern) == count;
+    int result = node->num_places == count;
     for (Py_ssize_t i = 0; result > 0 && i < count; i++) {
-        PyObject *recorded = PyTuple_GET_ITEM(node->pattern, i);
-        if (recorded != Py_None) {
-            uint64_t address = PyLong_AsUnsignedLongLong(recorded);
-            result = address == (uint64_t)-1 && PyErr_Occurred() ? -1 : address == addresses[i];
+        if (node->places[i] != 0) {
+            result = node->places[i] == addresses[i];
             continue;
         }
         if (pool == NULL)
@@ -320,14 +337,14 @@ static PyObject *outputs_of(NodeView *view, PyObject *tree)
 /* The replay, and all that has to follow on it. ``leaves`` are not needed for a launch. */
 static PyObject *committed_replay(
     const Steps *self, PyObject *replay, PyObject *leaves, PyObject *node, NodeView *view, PyObject *tree,
-    const Lists *at, PyObject *const *tensors, const uint64_t *addresses)
+    const Lists *at, PyObject *const *tensors, const uint64_t *addresses, const Where *where)
 {
     PyObject *result = NULL;
     Commit commit;
     commit_begin(&commit);
     int ended;
     if (is_launch(replay))
-        ended = launch_run(replay, tensors, addresses, self->tensors) == 0;
+        ended = launch_run(replay, tensors, addresses, self->tensors, where) == 0;
     else {
         PyObject *done = PyObject_CallOneArg(replay, leaves);
         ended = done != NULL;
@@ -348,10 +365,22 @@ static PyObject *committed_replay(
     return result;
 }
 
+/* ``recording.replay``: where objects of its class keep it, if they have a slot for it. */
+static PyObject *replay_of(PyObject *recording)
+{
+    static PyTypeObject *type; /* of the last one */
+    static Py_ssize_t at;
+    if (Py_TYPE(recording) != type) {
+        at = slot_of((PyObject *)Py_TYPE(recording), s_replay);
+        Py_XSETREF(type, (PyTypeObject *)Py_NewRef(Py_TYPE(recording)));
+    }
+    return at < 0 ? PyObject_GetAttr(recording, s_replay) : Py_XNewRef(slot_at(recording, at));
+}
+
 /* From here on it is the call. */
 static PyObject *run(
     const Steps *self, PyObject *node, NodeView *view, PyObject *tree, const Lists *at, PyObject *const *values,
-    PyObject *const *tensors, const uint64_t *addresses)
+    PyObject *const *tensors, const uint64_t *addresses, const Where *where)
 {
     PyObject *leaves = NULL, *recording = NULL, *replay = NULL, *result = NULL, *range;
     int holds = state_holds(self, node, tensors, addresses, &leaves);
@@ -371,14 +400,14 @@ static PyObject *run(
         goto end;
     }
     recording = Py_XNewRef(SLOT(node, Node, recording));
-    replay = recording == NULL ? NULL : PyObject_GetAttr(recording, s_replay);
+    replay = recording == NULL ? NULL : replay_of(recording);
     if (replay == NULL)
         goto end;
     if (!is_launch(replay) && leaves == NULL && (leaves = list_of(tensors, self->tensors)) == NULL)
         goto end;
     if (range_begin(self->function, &range) < 0)
         goto end;
-    result = committed_replay(self, replay, leaves, node, view, tree, at, tensors, addresses);
+    result = committed_replay(self, replay, leaves, node, view, tree, at, tensors, addresses, where);
     if (range != NULL)
         range_end(range, &result);
     if (result == NULL && !is_launch(replay))
@@ -399,7 +428,8 @@ end:
 static _Thread_local int on_the_way; /* calls of this thread that are here, from the tree on to their results */
 
 PyObject *steps_take(
-    const Steps *self, PyObject *tree, PyObject *const *values, PyObject *const *tensors, const uint64_t *addresses)
+    const Steps *self, PyObject *tree, PyObject *const *values, PyObject *const *tensors, const uint64_t *addresses,
+    const Where *where)
 {
     PyObject *result = NULL, *node = NULL;
     NodeView *view = NULL;
@@ -407,10 +437,10 @@ PyObject *steps_take(
     if (lists_of(tree, &at) < 0)
         return left_to_python(self->miss);
     on_the_way++;
-    int begun = begins(self, tree, &at);
+    int begun = begins(self, tree, &at, addresses);
     node = begun <= 0 ? NULL : fitting(self, tree, &at, addresses, &view);
     if (node != NULL)
-        result = run(self, node, view, tree, &at, values, tensors, addresses);
+        result = run(self, node, view, tree, &at, values, tensors, addresses, where);
     else
         result = PyErr_Occurred() ? left_to_python(self->miss) : Py_NewRef(self->miss);
     on_the_way--;
@@ -464,7 +494,7 @@ static PyObject *py_begins_simply(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "OOOO", &tree, &marks, &function, &limit) || !is_of(marks, slots.Marks.type) ||
         lists_of(tree, &at) < 0)
         return NULL;
-    int simply = begins_simply(tree, &at, marks, function, limit);
+    int simply = begins_simply(tree, &at, marks, function, limit, NULL, 0);
     return simply < 0 ? NULL : PyBool_FromLong(simply);
 }
 

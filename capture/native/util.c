@@ -28,6 +28,53 @@ int truth_of(PyObject *result)
     return truth;
 }
 
+Caller caller_of(PyObject *function, PyObject *arguments)
+{
+    Caller caller = {Py_NewRef(function), Py_NewRef(arguments), NULL, NULL, NULL, NULL};
+    if (!PyCFunction_CheckExact(function))
+        return caller;
+    Py_ssize_t count = PyTuple_GET_SIZE(arguments);
+    PyCFunction found = PyCFunction_GET_FUNCTION(function);
+    switch (PyCFunction_GET_FLAGS(function) & ~METH_STATIC) {
+    case METH_NOARGS:
+        caller.direct = count == 0 ? found : NULL;
+        break;
+    case METH_O:
+        caller.direct = count == 1 ? found : NULL;
+        caller.given = count == 1 ? PyTuple_GET_ITEM(arguments, 0) : NULL;
+        break;
+    case METH_VARARGS:
+        caller.direct = found;
+        caller.given = arguments;
+        break;
+    case METH_VARARGS | METH_KEYWORDS:
+        caller.with_names = (PyCFunctionWithKeywords)(void (*)(void))found;
+        break;
+    case METH_FASTCALL:
+        caller.fast = (FastFunction)(void (*)(void))found;
+        break;
+    }
+    return caller;
+}
+
+PyObject *call_again(const Caller *caller)
+{
+    if (caller->direct != NULL)
+        return caller->direct(PyCFunction_GET_SELF(caller->function), caller->given);
+    if (caller->with_names != NULL)
+        return caller->with_names(PyCFunction_GET_SELF(caller->function), caller->arguments, NULL);
+    PyObject *const *items = ((PyTupleObject *)caller->arguments)->ob_item;
+    if (caller->fast != NULL)
+        return caller->fast(PyCFunction_GET_SELF(caller->function), items, PyTuple_GET_SIZE(caller->arguments));
+    return PyObject_Vectorcall(caller->function, items, PyTuple_GET_SIZE(caller->arguments), NULL);
+}
+
+void forget_caller(Caller *caller)
+{
+    Py_CLEAR(caller->function);
+    Py_CLEAR(caller->arguments);
+}
+
 PyObject *list_of(PyObject *const *items, Py_ssize_t count)
 {
     PyObject *list = PyList_New(count);

@@ -183,7 +183,7 @@ def _path(
         defaults_of=function if isinstance(function, types.FunctionType) else None,
         defaults=getattr(function, "__defaults__", None), entry=entry, number=entry.number,
         limit=captured.annotation.max_recordings,
-        in_capture=entry.backend.in_capture if entry.backend.has_own_memory else None,  # nothing captures the host
+        in_capture=entry.backend.capture_look(),
         check=capabilities.metadata_guard(leaves, leading), guards=native.Guards(tuple(guards)) if guards else None,
         receiver=receiver if isinstance(receiver, weakref.ref) else None,
         kind=type(receiver()), in_use=trees, trees=trees.trees,

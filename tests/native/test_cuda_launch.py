@@ -30,6 +30,7 @@ int cuGraphAddDependencies_v2(void) { return 0; }
 int capturing, count;
 int cuStreamGetCaptureInfo_v2(void *on, int *is, unsigned long *id, void **graph, void *const **after, size_t *number)
 { stream = on; *is = capturing; *id = 5; *graph = &launches; return status; }
+int cuStreamIsCapturing(void *on, int *is) { stream = on; *is = capturing; return status; }
 int cuGraphGetNodes(void *graph, void **nodes, size_t *number) { *number = count; return graph != &launches || nodes; }
 """
 
@@ -44,6 +45,37 @@ def counting_driver(tmp_path: Path) -> ctypes.CDLL:
     subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     assert native.use_driver(str(library))
     return ctypes.CDLL(str(library))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the driver of this process is a real one")
+def test_the_driver_tells_whether_the_current_stream_is_captured(counting_driver: ctypes.CDLL) -> None:
+    """Where it gives an error, and on devices beyond those that are known, torch is asked."""
+    driver = counting_driver
+    capturing, status = ctypes.c_int.in_dll(driver, "capturing"), ctypes.c_int.in_dll(driver, "status")
+    here, asked = {"device": 0, 0: 7, 1: 8, 64: 9, "slow": True}, list[int]()
+
+    def slow() -> bool:
+        asked.append(here["device"])
+        return bool(here["slow"])
+
+    look = native.CaptureLook(slow=slow, stream_of=here.__getitem__, device=lambda: here["device"])
+    for device in (0, 1, 0):
+        here["device"] = device
+        assert [look(), ctypes.c_void_p.in_dll(driver, "stream").value] == [False, here[device]]
+        capturing.value = 1
+        assert look() is True
+        capturing.value = 0
+    assert asked == []
+    status.value = 1
+    assert look() is True
+    status.value, here["device"] = 0, 64
+    assert look() is True
+    here["slow"] = False
+    assert look() is False
+    assert asked == [0, 64, 64]
+    here["device"] = 2
+    with pytest.raises(KeyError):
+        look()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the driver of this process is a real one")

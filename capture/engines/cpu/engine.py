@@ -100,6 +100,9 @@ class CpuBackend:
         """Nobody else records CPU work."""
         return False
 
+    def capture_look(self) -> None:
+        """Nobody has to be asked."""
+
     def record(
         self, pool: Arena, call: Call, inputs: Sequence[Input], *, undo: bool = False,
         moving: frozenset[str] = frozenset(), generators: Sequence[torch.Generator] = (),

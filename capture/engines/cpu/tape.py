@@ -148,6 +148,8 @@ class Stop:
 class Tape:
     """Written by a recorder, then ``compile`` d once."""
 
+    __slots__ = ("__dict__", "__weakref__", "replay")  # the C module reads ``replay`` in every call
+
     rebinds_tensors = True
 
     def __init__(self, arena: Arena) -> None:

@@ -19,7 +19,7 @@ from capture.engines.base import Block, Input, LiftedNumbers, Recorded, Recordin
 from capture.engines.cuda import kernel_params
 from capture.engines.cuda.capture_graph import Capture, RefusedError
 from capture.engines.cuda.copy_in import InputCopies
-from capture.engines.cuda.driver import node_counter
+from capture.engines.cuda.driver import is_reached_from_c, node_counter
 from capture.engines.cuda.memory_recorder import MemoryRecorder
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.recorder import GraphRecorder
@@ -28,6 +28,7 @@ from capture.engines.cuda.segment_run import SegmentRun
 from capture.engines.cuda.segments import SegmentedGraphs
 from capture.engines.cuda.verifying_recorder import VerifyingRecorder
 from capture.engines.staging import Staging, stage
+from capture.native import native
 from capture.observe import source_location
 from capture.observe.collectives import finish_kept
 from capture.observe.described import DescribedRun, ImplicitInput, KeptLeaf
@@ -81,6 +82,15 @@ class CudaBackend:
 
     in_capture = staticmethod(cuda.is_capturing)
     """The current stream is being captured by somebody, or nobody can as this is the child of a fork."""
+
+    def capture_look(self) -> Callable[[], bool]:
+        """The same, where the driver can be asked."""
+        if not is_reached_from_c():
+            return self.in_capture
+        look: Callable[[], bool] = native.CaptureLook(
+            slow=self.in_capture, stream_of=cuda.raw_stream, device=cuda.current_device
+        )
+        return look
 
     def record(
         self, pool: CudaPool, call: Call, inputs: Sequence[Input], *, undo: bool = False,

@@ -44,6 +44,8 @@ _MOST_GRAPH_COPIES = (
 class CudaRecording:
     """Implements ``capture.engines.base.Recording``."""
 
+    __slots__ = ("__dict__", "__weakref__", "replay")  # the C module reads ``replay`` in every call
+
     def __init__(
         self, pool: CudaPool, capture: Capture, input_copies: InputCopies, constants: list[DeviceConstant],
         inputs: Sequence[Input], *, draws: bool, kept: frozenset[int], notes: MemoryNotes | None = None,
