@@ -38,8 +38,10 @@ from capture.key import pytree
 from capture.key.pytree import TENSOR_TYPES, result_leaves
 from capture.key.tensor_kind import refuses
 from capture.observe.gradient_uses import ends_of, hooks_off, nodes_above
+from capture.observe.probes.host_reads import no_gradient_reads
 from capture.state.call import Call
-from capture.state.snapshot import Snapshot
+from capture.state.diff import changes
+from capture.state.snapshot import Snapshot, carries_graph
 from capture.torch_private.autograd import add_hook, donation_allowed, stale_streams_overridden, writes_saved_tensors
 from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.torch_private.checkpoints import without_recomputing
@@ -510,11 +512,16 @@ class GraphSaver:
                 lent(self._to_lend() if self._lends else (), self._refused) as self._lent,
             ):
                 result = self._call.run_plainly(arguments)
+            with no_gradient_reads():
+                left = [one for one in changes(self._before) if carries_graph(one)]
             attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
+            attached += [one.after for one in left]
             attached = list(
                 {id(leaf): leaf for leaf in attached if leaf.requires_grad and leaf.grad_fn is not None}.values()
             )
             detached = {id(leaf): leaf.detach() for leaf in attached}
+            for one in left:  # an effect of the recording, and an output whose graph is the caller's
+                one.source.put(detached[id(one.after)])
             ends = [_with_metadata(leaf) for leaf in attached]
         hooks.blocks, self.program.again, self.obstacle = None, blocks.finish(), blocks.obstacle
         with torch.no_grad():

@@ -20,6 +20,7 @@ from capture.key.tensor_kind import is_leaf, refuses
 from capture.observe.described import KeptEffect, KeptLeaf, kinds_of
 from capture.observe.run import ObservedRun
 from capture.observe.trace import External
+from capture.state.snapshot import Change, carries_graph
 from capture.state.source import Source
 
 _RECOMPUTES = "CheckpointFunctionBackward"
@@ -51,6 +52,9 @@ def obstacles(
     tensors = [leaf.value for leaf in outputs] + [one.tensor for one in watched.watch.trace.externals.values()]
     if any(isinstance(one, torch.Tensor) and refuses(one) for one in tensors):
         return [GradientObstacle(path=None, reason="autograd refuses to look at a view that was written")]
+    beside = [one for one in effects if _is_like_a_result(watched, one.change)]
+    outputs = [*outputs, *[leaf for one in beside for leaf in one.leaves]]
+    effects = [one for one in effects if one not in beside]
     obstacles_found = [*_outputs(outputs), *_effects(effects), *_externals(watched, arguments)]
     if not torch.is_grad_enabled():
         obstacles_found.append(GradientObstacle(path=None, reason="gradients are switched on inside alone"))
@@ -65,6 +69,16 @@ def obstacles(
     if _recomputes(watched, outputs):
         obstacles_found.append(GradientObstacle(path=None, reason="the body is recomputed in the backward pass"))
     return obstacles_found
+
+
+def _is_like_a_result(watched: ObservedRun, change: Change) -> bool:
+    """What it leaves with a graph can become part of the caller's as results do: the body does not read what was there
+    before, as a layer does that goes on from its last state."""
+    if not carries_graph(change):
+        return False
+    old = change.before
+    is_read = isinstance(old, torch.Tensor) and id(old.untyped_storage()) in watched.watch.trace.externals
+    return not is_read
 
 
 def of_wrappers(watched: ObservedRun) -> Iterator[SubclassLeaf]:

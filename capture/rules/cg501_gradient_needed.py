@@ -2,7 +2,8 @@
 
 ## What it does
 Finds results, attributes and written tensors that carry an autograd graph when the body is over. Where results alone
-do, forward and backward are recorded apart, and this is a remark; else the function runs eagerly. A backward pass
+do, or new tensors in places that the body does not read, forward and backward are recorded apart, and this is a remark;
+else the function runs eagerly. A backward pass
 inside the body that leaves no graph, or only one that it freed, is recorded as part of it.
 
 ## Why it matters

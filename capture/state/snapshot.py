@@ -24,6 +24,7 @@ from capture.key import numpy_arrays, pytree
 from capture.key.code_names import MISSING, globals_in, globals_stored, mentioned_in
 from capture.key.objects import SHARDING, closed_package
 from capture.key.pytree import PLAIN_TYPES, TENSOR_TYPES
+from capture.key.tensor_kind import is_leaf, refuses
 from capture.native import native
 from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of, users_classes
 from capture.state.source import Found, Source, SourceKind, Tables, members_of_module
@@ -110,6 +111,15 @@ class Change:
     """The amount that was added to a number on which nothing else depends."""
     members: Members | None = None
     """Of a container, where it is known how the members changed; ``after`` has the new ones, too."""
+
+
+def carries_graph(change: Change) -> bool:
+    """A tensor that is part of a graph was put in a place that a replay can put one in, such as a loss that a layer
+    keeps beside its result. A gradient is no result."""
+    tensor, source = change.after, change.source
+    if change.container or type(tensor) is not torch.Tensor or isinstance(source.holder, torch.Tensor):
+        return False
+    return not refuses(tensor) and not is_leaf(tensor)
 
 
 def roots(function: Any, receiver: Any, arguments: dict[str, Any]) -> list[Source]:

@@ -31,8 +31,8 @@ Read = Callable[[str, torch.Tensor, Callable[..., Any], tuple[Any, ...], dict[st
 """Name, tensor, what reads it, and what that gets beside it."""
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 _GRAD: Any = torch.Tensor.grad
-_looking: list[torch.Tensor] = []
-"""Tensors whose ``grad`` this library itself reads now."""
+_looking: list[None] = []
+"""Not empty while this library looks at a ``grad``."""
 _EXPORTS = ("__dlpack__", "__cuda_array_interface__")
 
 get_default_nowrap_functions()  # torch keeps what it finds on its first look, and importing dynamo is one (2.11 raises)
@@ -169,14 +169,21 @@ def gradient_reads(
         yield read
 
 
+@contextmanager
+def no_gradient_reads() -> Iterator[None]:
+    """In the block ``grad`` is looked at by this library, not by the body."""
+    _looking.append(None)
+    try:
+        yield
+    finally:
+        _looking.clear()
+
+
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Its ``grad``, where the look is not the body's. Under a function mode, such as a default device, torch looks the
     attribute up by its name."""
-    _looking.append(tensor)
-    try:
+    with no_gradient_reads():
         gradient: torch.Tensor | None = _GRAD.__get__(tensor)
-    finally:
-        _looking.clear()
     return gradient
 
 
