@@ -100,7 +100,7 @@ class Before:
 
     places: tuple[Place, ...] = ()
     values: tuple[Any, ...] = ()
-    """The values: tensors, or None."""
+    """The values: tensors, flags, texts, or None."""
 
     @classmethod
     def now(cls, places: tuple[Place, ...]) -> Before:
@@ -335,8 +335,8 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def place_of(change: Any) -> Place | None:
-    """Where an island of a replay can find what the body changed: a plain tensor, or none, that is now an attribute of
-    an object that can be told from others."""
+    """Where an island of a replay can find what the body changed: a plain tensor, a flag, a text, or none, that is now
+    an attribute of an object that can be told from others. A number may be one that each call counts up."""
     source, value = change.source, change.after
     if change.container or source.kind != "attribute" or isinstance(source.holder, type):
         return None
@@ -348,7 +348,7 @@ def place_of(change: Any) -> Place | None:
         except UnsuitedError:
             return None
         return None if value.requires_grad else Place(source)
-    return Place(source) if value is None else None
+    return Place(source) if type(value) in (bool, str, type(None)) else None
 
 
 def check_arguments(value: Any, is_same: Callable[[Any], bool], depth: int = 0) -> None:

@@ -24,11 +24,14 @@ from typing import Any, Protocol
 
 import torch
 from attrs import evolve, frozen
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from capture.key.code_names import MISSING, part_of
 from capture.key.signature import training_reader
 from capture.state.snapshot import Change, Snapshot
+
+Stepping = torch.optim.Optimizer | LRScheduler
 
 
 def _may_step(function: Any) -> bool:
@@ -108,6 +111,8 @@ class Optimizers:
         self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Steps] = weakref.WeakKeyDictionary()
         """The steps of the last run."""
         self._islands: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._schedules: weakref.WeakSet[LRScheduler] = weakref.WeakSet()
+        """What gives optimizers other settings. Where an optimizer's step is an island, so is that of its schedule."""
         self._refused: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Optimizers whose steps cannot be islands."""
         self._unsteady: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -128,6 +133,8 @@ class Optimizers:
         for _, value in state.entered if _may_step(function) else ():
             if isinstance(value, torch.optim.Optimizer):
                 self._add(value)
+            elif isinstance(value, LRScheduler):
+                self._schedules.add(value)
         above = [one for one in (*inputs, *self.modules()) if isinstance(one, torch.nn.Module)]
         covered = {id(member) for one in above for member in one.modules()}
         for module in state.modules:
@@ -223,8 +230,11 @@ class Optimizers:
     def steps_apart(self, island: Callable[..., Any]) -> Iterator[None]:
         """In the block and in this thread, call steps that are islands through ``island(function, args, kwargs)``."""
         with contextlib.ExitStack() as around:
-            for optimizer in list(self._islands):
-                around.enter_context(_through(optimizer, island))
+            islands = list(self._islands)
+            schedules = [one for one in list(self._schedules) if any(one.optimizer is other for other in islands)]
+            several: list[Stepping] = [*islands, *schedules]
+            for stepping in several:
+                around.enter_context(_through(stepping, island))
             yield
 
     def note_gradients(
@@ -294,10 +304,10 @@ def _numbers(optimizer: torch.optim.Optimizer) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _through(optimizer: torch.optim.Optimizer, island: Callable[..., Any]) -> Iterator[None]:
+def _through(stepping: Stepping, island: Callable[..., Any]) -> Iterator[None]:
     """An attribute of the object stands for its method meanwhile, but while that runs. A schedule puts one there, too,
     which is called then."""
-    attributes, thread, method = vars(optimizer), threading.get_ident(), optimizer.step
+    attributes, thread, method = vars(stepping), threading.get_ident(), stepping.step
     step_before = attributes.get("step", MISSING)
     is_open = True
 
@@ -307,7 +317,7 @@ def _through(optimizer: torch.optim.Optimizer, island: Callable[..., Any]) -> It
             return method(*args, **kwargs)
         take()
         try:
-            return island(_step_of(type(optimizer)), (optimizer, *args), kwargs)
+            return island(_step_of(type(stepping)), (stepping, *args), kwargs)
         finally:
             if is_open:
                 attributes["step"] = step
@@ -334,12 +344,12 @@ _kinds: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDic
 
 
 def _step_of(kind: type) -> Callable[..., Any]:
-    """The function that replaces the step of all optimizers of this class."""
+    """The function that replaces the step of all optimizers, or schedules, of this class."""
     step_function = _kinds.get(kind)
     if step_function is None:
 
-        def step_function(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            return optimizer.step(*args, **kwargs)
+        def step_function(stepping: Stepping, *args: Any, **kwargs: Any) -> Any:
+            return stepping.step(*args, **kwargs)
 
         step_function.__qualname__ = f"{kind.__name__}.step"
         step_function = _kinds.setdefault(kind, step_function)

@@ -84,13 +84,16 @@ class Step:
         self.model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).to(DEVICE)
         self.optimizer = make(self.model.parameters())
         self.options = options
-        schedule = "schedule" in options
+        schedule = "schedule" in options or "scheduled inside" in options
         self.schedule = optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 1 / (1 + n)) if schedule else None
+        stepping: Any = self.schedule
         model, optimizer, none = self.model, self.optimizer, "keeps gradients" not in options
         self.losses = losses = list[float]()
         log: Any = island(lambda loss: losses.append(loss.item()))
 
         def step(x: Tensor, y: Tensor) -> Any:
+            if "trained inside" in options:
+                model.train()
             if "zeroed first" in options:
                 optimizer.zero_grad(set_to_none=none)
             loss = nn.functional.mse_loss(model(x), y)
@@ -105,6 +108,8 @@ class Step:
                 optimizer.step(lambda: 0.0)
             else:
                 optimizer.step()
+            if "scheduled inside" in options:
+                stepping.step()
             if "zeroed first" not in options:
                 optimizer.zero_grad(set_to_none=none)
             if "told" in options:
@@ -117,7 +122,17 @@ class Step:
         """All that a step leaves."""
         parameters = list(self.model.parameters())
         grads = [None if one.grad is None else one.grad.clone() for one in parameters]
-        return [*parameters, *grads, self.optimizer.state_dict(), vars(self.optimizer).get("count"), self.losses]
+        schedule = None if self.schedule is None else self.schedule.state_dict()
+        flags = [one.training for one in self.model.modules()]
+        return [
+            *parameters,
+            *grads,
+            flags,
+            schedule and (schedule["last_epoch"], schedule["_last_lr"]),
+            self.optimizer.state_dict(),
+            vars(self.optimizer).get("count"),
+            self.losses,
+        ]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -148,8 +163,10 @@ def trained(name: str, *options: str, calls: int = CALLS) -> Any:
         assert same(eager.function(x, y), function(x, y)), number
         assert same(eager.state(), ours.state()), number
         for one in (eager, ours):
-            if one.schedule is not None:
+            if one.schedule is not None and "scheduled inside" not in options:
                 one.schedule.step()
+            if "trained inside" in options:
+                one.model.eval()
     return function
 
 
@@ -162,7 +179,8 @@ def test_step_is_as_eager_and_replays(name: str) -> None:
 
 @pytest.mark.parametrize("options", [
     ("zeroed first",), ("keeps gradients",), ("zeroed first", "keeps gradients"), ("clipped",), ("schedule",),
-    ("clipped", "schedule", "zeroed first"), ("logged first", "logged"), ("logged", "told"),
+    ("clipped", "schedule", "zeroed first"), ("logged first", "logged"), ("logged", "told"), ("scheduled inside",),
+    ("scheduled inside", "zeroed first", "told"), ("trained inside",), ("trained inside", "scheduled inside", "told"),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["AdamW", "CountsInPython", "SGD"])
 def test_other_steps_are_as_eager_and_replay(name: str, options: tuple[str, ...]) -> None:
