@@ -12,7 +12,7 @@ from capture.core.interrupts import is_interrupt
 from capture.key.modes import here, inlined
 from capture.key.pytree import result_leaves
 from capture.key.signature import Leaf
-from capture.observe import run
+from capture.observe import islands, run
 from capture.runtime import fault, payoff
 from capture.runtime.buckets import Values
 from capture.runtime.captured import Captured
@@ -159,8 +159,12 @@ def run_eagerly(
         with log.timed("warm-up"):
             return inlined(bound.run_plainly)
     log.add("measure" if kind == "measured" else "eager", reason)
+    run_now = body_run.current()
     begin = payoff.clock()
     try:
+        if run_now is not None and islands.has_answers(run_now):  # some may be steps of optimizers
+            with captured.optimizers.steps_apart(run.run_island):
+                return bound.run_plainly()
         return bound.run_plainly()
     finally:
         if kind == "measured":

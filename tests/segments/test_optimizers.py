@@ -225,7 +225,8 @@ def test_step_with_a_closure_is_as_eager() -> None:
         assert counters.observations + counters.recorded_calls <= 8, str(counters)
 
 
-def test_error_of_a_step_leaves_what_eager_leaves() -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_error_of_a_step_leaves_what_eager_leaves(when: str) -> None:
     steps = [Step(OPTIMIZERS["AdamW"]) for _ in range(2)]
     functions = [steps[0].function, capture(steps[1].function)]
     due: list[int] = []
@@ -235,7 +236,9 @@ def test_error_of_a_step_leaves_what_eager_leaves() -> None:
             raise RuntimeError("no step")
 
     for one in steps:
-        one.optimizer.register_step_pre_hook(fails)
+        one.optimizer.register_step_pre_hook(fails) if when == "before" else one.optimizer.register_step_post_hook(
+            fails
+        )
     for number, (x, y) in enumerate(batches(CALLS)):
         due[:] = [1] if number in (12, 16) else []
         for function in functions:
