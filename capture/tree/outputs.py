@@ -342,8 +342,11 @@ class OutputPlan:
         filled = [
             fill(effect.skeleton, values, named_values, made) for effect in effects
         ]  # former values, of which there are none yet
+        known: dict[int, Any] = {}
         for effect, value in zip(effects, filled, strict=True):
-            effect.apply(named_values, value, begun)
+            if known and not effect.is_gradient:
+                known.clear()  # it may be on the way to others
+            effect.apply(named_values, value, begun, known)
         return result
 
     def done_by(self, changes: Sequence[Change], named_values: Callable[[], dict[str, Any]]) -> Begun:
