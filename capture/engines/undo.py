@@ -1,40 +1,123 @@
-"""The former contents of what segments of a recording change outside of the pool, for a call that stops between two of
-them."""
+"""What segments of a recording change outside of the pool, as it was before: for a call that stops between two."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+import weakref
+from collections.abc import Iterable, Sequence, Set
+from typing import Any, Protocol
 
 import torch
 from attrs import define, field
 
+from capture.torch_private.capabilities import copy_all
+
 MOST_UNDO = 1 << 28
 """Bytes. A body that has written more of the caller's memory before it reads a value is not recorded in segments: the
 copies would be made in every replay."""
+_WORD = 8
+_set = torch.Tensor.set_  # torch's own, whatever a watched body finds there
+
+
+class Overlays(Protocol):
+    """The part of a pool that copies need."""
+
+    def overlay(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Another storage over the memory of a caller's, which has to outlive it."""
+
+
+class KeptMemory:
+    """Memory for copies of these storages, which are made all at once: one launch on a device for all of a kind, and on
+    the CPU no step of Python for each. The storages themselves are not kept alive."""
+
+    def __init__(self, pool: Overlays, storages: Sequence[torch.UntypedStorage]) -> None:
+        self.addresses = places_of(storages)
+        self._theirs: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._ours: dict[torch.dtype, list[torch.Tensor]] = {}
+        for storage in storages:
+            is_of_words = storage.nbytes() % _WORD == 0 and storage.data_ptr() % _WORD == 0
+            dtype = torch.int64 if is_of_words else torch.uint8
+            count, device = storage.nbytes() // dtype.itemsize, storage.device
+            with torch.inference_mode(False), torch.no_grad():
+                theirs = _set(torch.empty(0, dtype=dtype, device=device), pool.overlay(storage), 0, (count,), (1,))
+                self._theirs.setdefault(dtype, []).append(theirs)
+                self._ours.setdefault(dtype, []).append(torch.empty(count, dtype=dtype, device=device))
+
+    def keep(self) -> None:
+        """Copy what the storages hold now."""
+        for dtype, ours in self._ours.items():
+            copy_all(ours, self._theirs[dtype])
+
+    def put_back(self) -> None:
+        """Have them hold that again."""
+        for dtype, ours in self._ours.items():
+            copy_all(self._theirs[dtype], ours)
+
+
+Places = tuple[tuple[int, int], ...]
+_known: weakref.WeakValueDictionary[tuple[int, Places], Any] = weakref.WeakValueDictionary()
+"""Recordings of one pool that write the same memory share what they are kept in: one runs at a time."""
+
+
+def places_of(storages: Iterable[torch.UntypedStorage]) -> Places:
+    """Address and bytes of each."""
+    return tuple([(one.data_ptr(), one.nbytes()) for one in storages])
+
+
+def kept_memory(
+    pool: Overlays, storages: Sequence[torch.UntypedStorage], latest: KeptMemory | None
+) -> KeptMemory | None:  # fmt: skip
+    """For these storages; ``latest``, what a recording had before, where it still fits. None where there are none."""
+    there = [one for one in storages if one.nbytes()]
+    places = places_of(there)
+    if not there or (latest is not None and latest.addresses == places):
+        return latest if there else None
+    key = id(pool), places
+    found: KeptMemory | None = _known.get(key)
+    if found is None:
+        found = _known[key] = KeptMemory(pool, there)
+    return found
 
 
 @define(eq=False)
 class Undo:
-    """Former contents of storages, and states of generators."""
+    """Contents of storages and states of generators."""
 
+    _whole: KeptMemory | None = None
     _contents: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = field(factory=dict)
-    """By address."""
+    """By address, of what was kept later."""
     _states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
 
-    def keep(self, storages: Iterable[torch.UntypedStorage], generators: Iterable[torch.Generator]) -> None:
-        """Keep the contents that are not kept yet. The segments that ran so far have not touched these."""
-        for storage in storages:
-            if storage.data_ptr() not in self._contents and storage.nbytes():
-                self._contents[storage.data_ptr()] = storage, storage.clone()
-        known = {id(generator) for generator, _ in self._states}
-        self._states += [(one, one.get_state()) for one in generators if id(one) not in known]
+    @property
+    def is_empty(self) -> bool:
+        """No memory was kept so far."""
+        return self._whole is None and not self._contents
+
+    def keep(
+        self, storages: Iterable[torch.UntypedStorage], generators: Iterable[torch.Generator],
+        memory: KeptMemory | None = None,
+    ) -> None:  # fmt: skip
+        """Keep what is not kept yet. Segments that ran so far have not touched it. ``memory``: for these storages."""
+        if memory is not None and self.is_empty:
+            memory.keep()
+            self._whole = memory
+        else:
+            known = {address for address, _ in self._whole.addresses} if self._whole is not None else set()
+            for storage in storages:
+                address = storage.data_ptr()
+                if address not in self._contents and address not in known and storage.nbytes():
+                    self._contents[address] = storage, storage.clone()
+        drawn = {id(generator) for generator, _ in self._states}
+        self._states += [(one, one.get_state()) for one in generators if id(one) not in drawn]
 
     def keep_only(self, addresses: Set[int]) -> None:
         """The storages elsewhere were not written."""
         self._contents = {address: kept for address, kept in self._contents.items() if address in addresses}
 
     def put_back(self) -> None:
-        """Restore everything."""
+        """Nothing of what ran has happened."""
+        if self._whole is not None:
+            with torch.no_grad():
+                self._whole.put_back()
         for storage, contents in self._contents.values():
             storage.copy_(contents, False)
         for generator, state in self._states:

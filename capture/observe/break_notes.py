@@ -147,7 +147,8 @@ class BreakNotes(RunNotes):
             ran = self.islands_ran[-1]
             self.islands_ran[-1] = evolve(ran, state=(*ran.state, *left))
         for generator, state in outcome.generators:
-            self._drawn[generator_id(generator)] = (generator, state)
+            if state is not None:
+                self._drawn[generator_id(generator)] = (generator, state)
         obstacle = begin.obstacle or outcome.unsuited
         if outcome.error is not None:
             obstacle = obstacle or f"raises {type(outcome.error).__name__}, which the body catches"

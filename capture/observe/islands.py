@@ -156,10 +156,10 @@ class Outcome:
     """Why no recording can hold the result; None if one can."""
     written: tuple[tuple[int, torch.Tensor], ...] = ()
     """Arguments that it wrote, by number, with their contents afterwards."""
-    beside: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
-    """The same for other tensors that were watched."""
-    generators: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
-    """Generators that it drew from, with their states afterwards."""
+    beside: tuple[tuple[torch.Tensor, torch.Tensor | None], ...] = ()
+    """The same for other tensors that were watched; None as long as they hold that."""
+    generators: tuple[tuple[torch.Generator, torch.Tensor | None], ...] = ()
+    """Generators that it may have drawn from, with their states afterwards; None as long as they are in them."""
     state: tuple[StateChange, ...] = ()
     """Its changes of Python state that the body may have read before."""
     places: tuple[Place, ...] = ()
@@ -177,15 +177,24 @@ class Outcome:
         """The tensors that ``Given`` refers to, in a call with these arguments."""
         return list(tensors_of((args, kwargs, Before.now(self.places).values)))
 
+    def kept(self) -> Outcome:
+        """With the contents of what it wrote, which others may write from now on."""
+        with torch.no_grad():
+            beside = [(one, one.detach().clone() if contents is None else contents) for one, contents in self.beside]
+        generators = [(one, one.get_state() if state is None else state) for one, state in self.generators]
+        return evolve(self, beside=tuple(beside), generators=tuple(generators))
+
     def again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Restore everything that it left, without running it."""
         tensors = self.given(args, kwargs)
         with torch.no_grad():
-            for number, contents in self.written:
-                tensors[number].copy_(contents)
+            for number, written in self.written:
+                tensors[number].copy_(written)
             for tensor, contents in self.beside:
+                assert contents is not None
                 tensor.copy_(contents)
         for generator, state in self.generators:
+            assert state is not None
             generator.set_state(state)
         for change in self.state:
             change.put(change.after)
@@ -250,18 +259,18 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 def perform(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
     beside: Sequence[torch.Tensor] = (), generators: Sequence[torch.Generator] = (), before: Before = Before(),
-    after: Callable[[Outcome], object] = bool,
+    after: Callable[[Outcome], object] = bool, *, keeps: bool = True,
 ) -> tuple[Outcome, Any]:  # fmt: skip
     """Run it, or answer it. Gives what the body gets, too, where it raised nothing. ``beside``: other tensors that it
     may write; ``generators``: those it may draw from; ``before``: what it is to find in Python; ``after`` is told once
-    it ran, more than once perhaps."""
+    it ran, more than once perhaps. ``keeps``: what it wrote beside is to be written by others."""
     answered = taken(function)
     if answered is not None:
         answered.again(args, kwargs)
         return answered, answered.among(answered.given(args, kwargs))
     tensors = list(tensors_of((args, kwargs, before.values)))
     versions = [version_of(one) for one in (*tensors, *beside)]
-    states = [one.get_state() for one in generators]
+    states = [one.get_state() if keeps else None for one in generators]
     begin, ran, made = time.perf_counter(), list[tuple[Any, BaseException | None]](), list[Outcome]()
     left: Sequence[StateChange] = ()
 
@@ -288,9 +297,7 @@ def perform(
             holders = _holders(ran[0][0])  # first: nothing else here has the result yet
             outcome = _outcome(function, ran[0][0], holders, tensors)
         ms = (time.perf_counter() - begin) * 1e3
-        now = [(one, one.detach()) for one in (*tensors, *beside)]
-        written = [(at, one.clone()) for at, (tensor, one) in enumerate(now) if version_of(tensor) != versions[at]]
-        drawn = [(one, one.get_state()) for one in generators]
+        written = [(at, one) for at, one in enumerate((*tensors, *beside)) if version_of(one) != versions[at]]
         count = len(tensors)
         made[:] = [
             evolve(
@@ -299,17 +306,25 @@ def perform(
                 state=tuple(left),
                 places=before.places,
                 unsuited=outcome.unsuited or (f"changes {left[0].place.path}" if left else None),
-                written=tuple((at, contents) for at, contents in written if at < count),
-                beside=tuple((beside[at - count], contents) for at, contents in written if at >= count),
-                generators=tuple(
-                    one for one, state in zip(drawn, states, strict=True) if not torch.equal(one[1], state)
-                ),
+                written=tuple((at, one.detach().clone()) for at, one in written if at < count),
+                beside=tuple((one, one.detach().clone() if keeps else None) for at, one in written if at >= count),
+                generators=_drawn_from(generators, states),
             )
         ]
         after(made[0])
 
     native.committed(run, (), note)
     return made.pop(), ran.pop()[0]  # an error among them has this frame
+
+
+def _drawn_from(
+    generators: Sequence[torch.Generator], before: Sequence[torch.Tensor | None]
+) -> tuple[tuple[torch.Generator, torch.Tensor | None], ...]:
+    """Generators with their states now, but for those that are in the same one; all where that is not known."""
+    now = [
+        (one, state, None if state is None else one.get_state()) for one, state in zip(generators, before, strict=True)
+    ]
+    return tuple((one, new) for one, old, new in now if old is None or new is None or not torch.equal(old, new))
 
 
 def version_of(tensor: torch.Tensor) -> int | str:

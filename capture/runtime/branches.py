@@ -116,11 +116,11 @@ class Followed:
 class _Walk(Commit):
     """One replay, segment by segment."""
 
-    __slots__ = ("is_last", "is_lost", "islands", "read", "stopped", "undo")
+    __slots__ = ("is_last", "is_lost", "islands", "keeps", "read", "stopped", "undo")
 
     def __init__(self, captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf]) -> None:
         super().__init__(captured, node, tree, values, leaves)
-        self.undo, self.is_last = Undo(), False
+        self.undo, self.is_last, self.keeps = Undo(), False, False
         self.read: dict[int, Any] = {}
         if node.program is not None:  # another branch may need it
             self.begin_state = torch.default_generator.get_state()
@@ -155,7 +155,9 @@ class _Walk(Commit):
         while number < len(node.reads):
             recording.segment(number)(leaves)
             island = recording.island(number, leaves)
-            meeting = recording.meet(number, leaves) if island is None else self._run_island(island, node)
+            keeps = self.keeps or number + 1 < len(node.reads)
+            ran = None if island is None else self._run_island(island, node, keeps=keeps)
+            meeting = recording.meet(number, leaves) if island is None else ran
             if meeting is None:
                 self.stopped = self._odd()
                 return
@@ -168,6 +170,8 @@ class _Walk(Commit):
                 self.node = node = joined
                 recording = _recording(node)
                 recording.keep(self.undo, leaves)
+                if number + 1 < len(node.reads):
+                    self._keep_outcomes()
             if meeting.made:
                 recording.settle(number, meeting)
             self.read[number] = meeting.value
@@ -175,9 +179,10 @@ class _Walk(Commit):
         self.is_last = True
         native.committed(recording.segment(number), (leaves,), bool)
 
-    def _run_island(self, call: IslandCall, node: Node) -> Found | None:
+    def _run_island(self, call: IslandCall, node: Node, *, keeps: bool) -> Found | None:
         """None: what it did no recording holds. What it keeps of the pool is nobody else's from now on, and what the
-        body may have read before it, and it changed, is put back until the body has come to it."""
+        body may have read before it, and it changed, is put back until the body has come to it. ``keeps``: more
+        segments follow after which the call may stop."""
         tree, lent = self.tree, [(block, hold(storage)) for block, storage in call.lent]
         count, put_off = len(self.islands), list[BaseException]()
         before = tree.recording
@@ -191,7 +196,7 @@ class _Walk(Commit):
             tree.recording = True  # so that the garbage collector does not change the tree meanwhile
             with torch.set_grad_enabled(call.grad):
                 given = call.args, call.kwargs, call.beside, call.generators, call.before
-                note(perform(call.function, *given, note)[0])
+                note(perform(call.function, *given, note, keeps=keeps)[0])
 
         def settle(_: bool) -> Found | None:
             tree.recording = before
@@ -227,8 +232,16 @@ class _Walk(Commit):
         if ended and self.is_last:
             return Followed(node=self.node, result=super().finish(ended), ran=self.islands)
         if not self.was_stopped():
-            self.undo.put_back()
+            self._put_back()
         return self.stopped
+
+    def _keep_outcomes(self) -> None:
+        """What islands wrote is written by others from now on."""
+        self.islands[:] = [one.kept() for one in self.islands]
+
+    def _put_back(self) -> None:
+        self._keep_outcomes()
+        self.undo.put_back()
 
     @override
     def _built(self) -> Any:
@@ -243,7 +256,7 @@ class _Walk(Commit):
     @override
     def give_up(self) -> None:
         if not self.is_last:
-            self.undo.put_back()
+            self._put_back()
 
     @override
     def resumed(self, error: BaseException, run: BodyRun | None) -> Any:
@@ -258,12 +271,12 @@ class _Walk(Commit):
 
 def replay(
     captured: Captured, node: Node, tree: Tree, values: tuple[Any, ...], leaves: list[Leaf], run: BodyRun | None, *,
-    resumes: bool = True,
+    resumes: bool = True, keeps: bool = False,
 ) -> Followed:  # fmt: skip
     """Begin with a recording that fits, and go on with those that were recorded after what the host reads. ``resumes``:
-    as for a recording without breaks."""
+    as for a recording without breaks. ``keeps``: islands that ran are to be answered though the call is complete."""
     walk = _Walk(captured, node, tree, values, leaves)
-    walk.resumes = resumes
+    walk.resumes, walk.keeps = resumes, keeps
     found: Followed = walk.run(walk.walk, (), run)
     return found
 

@@ -231,7 +231,7 @@ class Comparison:
         where = self.captured, self.node, self.tree, self.call.values, self.call.leaves
         if not self.node.reads:
             return replay(*where, None)
-        went = branches.replay(*where, None)
+        went = branches.replay(*where, None, keeps=True)
         if went.node is None:
             raise _Stopped(went)
         self.node, self.ran = went.node, went.ran

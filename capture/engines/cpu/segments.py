@@ -21,7 +21,7 @@ from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.answers import Answers
 from capture.engines.cpu.tape import Leaf, Register, Stop, Tape, TapeMemory, TapeStep, registers_in
 from capture.engines.island_arguments import filled
-from capture.engines.undo import Undo
+from capture.engines.undo import KeptMemory, Undo, kept_memory
 from capture.native import native
 from capture.observe.islands import Before, Place
 from capture.observe.returned_value import RETURNED
@@ -58,6 +58,7 @@ class SegmentedTape(Tape):
         """The operators of the breaks."""
         self._keys: list[Key] = []
         self._written = _Written()
+        self._kept: KeptMemory | None = None
         self._begins: list[int] = []
         """The first step of each segment."""
         self._returned: dict[int, Any] = {}
@@ -139,7 +140,9 @@ class SegmentedTape(Tape):
         """See ``SegmentedRecording``."""
         if not self._written.roots and not self._written.generators:
             return
-        undo.keep(self._written.storages(), self._generators(leaves))
+        storages = self._written.storages()
+        self._kept = kept_memory(self.arena, storages, self._kept)
+        undo.keep(storages, self._generators(leaves), self._kept)
 
     def _generators(self, leaves: Sequence[Any]) -> list[torch.Generator]:
         """Those that segments draw from, up to the last break, in this call."""
@@ -288,7 +291,7 @@ class SegmentedTape(Tape):
     def release(self) -> None:
         super().release()
         self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
-        self._begins, self._returned = [], {}
+        self._begins, self._returned, self._kept = [], {}, None
         self._islands, self._places, self._given_to = {}, {}, {}
 
 

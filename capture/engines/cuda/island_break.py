@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from attrs import define, field, frozen
 
-from capture.engines.base import Block, Geometry, IslandCall
+from capture.engines.base import Block, Geometry, IslandCall, views_of
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.island_arguments import filled, template_of
 from capture.observe.islands import Before, Given, Place, given_among
@@ -57,6 +57,8 @@ class IslandBreak:
     _owned: list[tuple[int, Owner, Given]] = field(factory=list)
     """Numbers of slots, with the caller's tensors that they are, or are views of."""
     _count: int = 0
+    _builders: dict[Block, Callable[[], torch.Tensor]] = field(factory=dict)
+    """What makes the first tensor on each block of the pool."""
 
     def take(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], values: tuple[Any, ...],
@@ -95,9 +97,13 @@ class IslandBreak:
         tensors: dict[int, torch.Tensor] = {}
         lent = []
         for block, views in self._lent.items():
-            made = pool.views(block, [geometry for _, geometry in views])
-            tensors.update((number, view) for (number, _), view in zip(views, made, strict=True))
-            lent.append((block, made[0].untyped_storage()))
+            if block not in self._builders:
+                self._builders[block] = pool.builder(block, views[0][1])
+            first = tensors[views[0][0]] = self._builders[block]()
+            if len(views) > 1:
+                others = views_of(first, [geometry for _, geometry in views[1:]])
+                tensors.update((number, view) for (number, _), view in zip(views[1:], others, strict=True))
+            lent.append((block, first.untyped_storage()))
         for number, owner, given in self._owned:
             tensors[number] = given.among([owner.get(leaves)])
         args, kwargs, values = (filled(one, Slot, lambda slot: tensors[slot.number]) for one in self._templates)

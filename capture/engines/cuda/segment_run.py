@@ -27,7 +27,7 @@ from capture.engines.cuda.island_break import IslandBreak, Owner
 from capture.engines.cuda.pool import CudaPool
 from capture.engines.cuda.streams import order_draws
 from capture.engines.staging import Staging, over
-from capture.engines.undo import MOST_UNDO, Undo
+from capture.engines.undo import MOST_UNDO, KeptMemory, Undo
 from capture.key.tensor_meta import span_bytes
 from capture.observe.break_notes import IslandBegin
 from capture.observe.islands import Outcome, perform
@@ -353,9 +353,10 @@ def _replaced(result: Any, places: dict[int, torch.Tensor]) -> Any:
     return result
 
 
-def keep(undo: Undo, pool: CudaPool, written: Written) -> None:
-    """Keep what segments change outside of the pool."""
-    undo.keep([pool.storage(block) for block in written.blocks], written.generators)
+def keep(undo: Undo, pool: CudaPool, written: Written, memory: KeptMemory | None = None) -> None:
+    """Keep what segments change outside of the pool. ``memory``: for that."""
+    storages = () if memory is not None and undo.is_empty else [pool.storage(block) for block in written.blocks]
+    undo.keep(storages, written.generators, memory)
 
 
 def _uncounted(staging: Staging) -> Staging:

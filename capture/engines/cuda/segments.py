@@ -12,7 +12,7 @@ from capture.engines.base import BoundInput, Found, IslandCall, Move, Refusal, f
 from capture.engines.cuda.replay import CudaRecording, Step
 from capture.engines.cuda.segment_run import SegmentRun, Told, copy_in_late, keep
 from capture.engines.cuda.streams import order_draws
-from capture.engines.undo import Undo
+from capture.engines.undo import KeptMemory, Undo, kept_memory
 from capture.native import native
 from capture.torch_private import cuda
 
@@ -25,6 +25,7 @@ class SegmentedGraphs(CudaRecording):
         self.reads = tuple(one.told for one in run.breaks)
         self._counted = run.counted
         self._breaks, self._written, self._trunk = run.breaks, run.written, trunk
+        self._memory: KeptMemory | None = None
         self._earlier, self._late = run.graphs, run.late(self._input_copies.device_copies)
         self._segment_draws = (*run.draws, self.draws)
         self._segments: list[Step] = []
@@ -64,8 +65,12 @@ class SegmentedGraphs(CudaRecording):
     def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
         """See ``SegmentedRecording``."""
         del leaves
-        if self._written.blocks or self._written.generators:
-            keep(undo, self._pool, self._written)
+        written, pool = self._written, self._pool
+        if not (written.blocks or written.generators):
+            return
+        if self._memory is None:
+            self._memory = kept_memory(pool, [pool.storage(block) for block in written.blocks], None)
+        keep(undo, pool, written, self._memory)
 
     def segment(self, number: int) -> Step:
         """See ``SegmentedRecording``."""
@@ -159,7 +164,7 @@ class SegmentedGraphs(CudaRecording):
     @override
     def release(self) -> None:
         super().release()
-        self._segments, self._earlier, self._breaks = [], [], []
+        self._segments, self._earlier, self._breaks, self._memory = [], [], [], None
 
 
 def _launcher(graph: torch.cuda.CUDAGraph | None) -> Callable[[], None]:
