@@ -67,6 +67,7 @@ def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     effects, effect_facts = effects_of(watched, classify)
     kept = [leaf for effect in effects for leaf in effect.leaves] + outputs
     effect_facts += [*told_kinds(watched, kept), *watched.left]
+    _note_inference(watched, kept)
     kept_storages = {id(leaf.value.untyped_storage()) for leaf in kept if leaf.kind == "fresh"}
     handed_on = classify.handed_on(kept)
     implicit += handed_on
@@ -426,6 +427,14 @@ def _handles(outputs: list[KeptLeaf]) -> list[Collective]:
         Collective(op=leaf.path, group="", all_wait=False, obstacle=left)
         for leaf in outputs if work is not None and isinstance(leaf.value, work)
     ]  # fmt: skip
+
+
+def _note_inference(watched: ObservedRun, kept: Sequence[KeptLeaf]) -> None:
+    """What a replay makes is either in inference mode or not."""
+    kinds = {leaf.value.is_inference() for leaf in kept if leaf.kind == "fresh"}
+    if len(kinds) > 1 and not torch.is_inference_mode_enabled():
+        work = HostWork(op="handing out tensors of inference mode together with others", kind="unsafe", where=None)
+        watched.watch.trace.work.append(work)
 
 
 def odd_kind(tensor: torch.Tensor) -> str | None:

@@ -135,7 +135,7 @@ def _owned(captured: Captured, entry: Entry, tree: Tree, outputs: OutputPlan) ->
     """Groups of outputs that have fresh memory in every call: those that were kept before, and small ones where that
     costs nothing, so that they may be resized as eager's."""
     costs_nothing = tree.backend.owns_in_place and entry.region is None and captured.deposits is None
-    costs_nothing = costs_nothing and not captured.is_chained and outputs.preserving
+    costs_nothing = costs_nothing and not captured.is_chained and outputs.preserving and not outputs.inference
     small = MOST_OWNED if costs_nothing else 0
     left = {*outputs.gradients, *outputs.shared}
     return [

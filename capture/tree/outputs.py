@@ -145,8 +145,8 @@ class OutputPlan:
         self.collect = recording.own(
             [OwnedOutput(group.block, group.geometries, self.places, number) for number, group in groups]
         )
-        self.sources = tuple(
-            (self.places, number) if number in self.owned else group
+        self.sources = tuple(  # C hands a tensor out as it stands; an inference tensor has to be made of it
+            (self.places, number) if number in self.owned and not self.inference else group
             for number, group in enumerate(self.shared_storages)
         )
         self.single = self.sources[0] if self.single is not None else None

@@ -831,7 +831,7 @@ def _view_of(root: TapeMemory, geometry: Geometry, *, is_current: bool = False) 
         with torch.no_grad():  # a view shares the owner's version counter, so writes through it are noticed
             physical = root.owner.conj() if root.owner.is_conj() else root.owner
             view = _strided(physical, geometry.shape, geometry.stride, geometry.offset)
-            return view.conj() if geometry.conj else view
+            return (view.conj() if geometry.conj else view).detach()  # a view of it keeps ``swap_tensors`` from it
     return _retyped(root.owner, geometry)
 
 
@@ -841,7 +841,7 @@ def _retyped(owner: torch.Tensor, geometry: Geometry) -> torch.Tensor:
         with torch.no_grad():
             parts = owner.is_complex() and geometry.dtype is owner.dtype.to_real()
             whole = torch.view_as_real(owner) if parts else owner.view(geometry.dtype)
-            return whole.as_strided(geometry.shape, geometry.stride, geometry.offset)
+            return whole.as_strided(geometry.shape, geometry.stride, geometry.offset).detach()
     except RuntimeError:
         return over(owner.untyped_storage(), geometry)
 
