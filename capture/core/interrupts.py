@@ -3,8 +3,12 @@ raised."""
 
 from __future__ import annotations
 
+import inspect
 import signal
 from typing import Any
+
+_handler_of = inspect.unwrap(signal.getsignal)  # in C: the wrapper makes enumerations, which takes 30 times as long
+_SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -12,9 +16,10 @@ def is_interrupt(error: BaseException) -> bool:
     interrupt."""
     if not isinstance(error, Exception):
         return True
-    handlers = {_code_of(signal.getsignal(one)) for one in signal.valid_signals()} - {None}
     at = error.__traceback__
-    while at is not None and handlers:
+    set_by_python = (one for number in _SIGNALS if callable(one := _handler_of(number)))
+    handlers = {_code_of(one) for one in set_by_python} - {None}
+    while handlers and at is not None:
         if at.tb_frame.f_code in handlers:
             return True
         at = at.tb_next

@@ -157,9 +157,10 @@ def taken() -> set[Block]:
 
 
 def copies_in(node: Node) -> int:
-    """Inputs that a recording copies before it runs."""
+    """Inputs that each call may have elsewhere: copied before it runs, or read there by a tape."""
     if isinstance(node.recording, Tape):
-        return sum(step.function == "copy_" for step in node.recording.copies_in)
+        steps = node.recording.copies_in
+        return sum(step.function == "copy_" for step in steps) + len(node.recording._direct)
     staging = node.recording._input_copies.staging  # type: ignore[union-attr] # a CUDA recording
     return int(len(staging.singles) + sum(len(group.members) for group in staging.groups))
 

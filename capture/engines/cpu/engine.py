@@ -36,6 +36,7 @@ from capture.engines.cpu.tape import (
 from capture.engines.island_arguments import template_of
 from capture.engines.staging import InputGroup, over, put_back, stage
 from capture.engines.undo import MOST_UNDO
+from capture.key.modes import here
 from capture.key.tensor_meta import span_bytes
 from capture.observe import collectives
 from capture.observe.break_notes import IslandBegin
@@ -61,6 +62,7 @@ from capture.torch_private import operators
 from capture.torch_private.capabilities import generator_id
 
 _OWN = frozenset([torch.Tensor, torch.nn.Parameter])
+_MOST_PROOFS, _MOST_MODES = 4096, 16  # of which some are made again, once there are more
 _READ_GRAD_MODE = frozenset(["mkldnn_rnn_layer"])  # its kernel makes the workspace of its backward pass in grad mode
 
 
@@ -76,6 +78,18 @@ class CpuBackend:
     runs_islands = True
     lifts_numbers = True
     rebinds_tensors = True
+
+    def __init__(self) -> None:
+        self._proofs: dict[Any, dict[Any, list[bool]]] = {}
+        """Of forms of operators that tapes tried, by the modes that choose kernels."""
+
+    def _proofs_here(self) -> dict[Any, list[bool]] | None:
+        now = here()
+        proofs = None if now is None else self._proofs.setdefault(now.ambient, {})
+        if proofs is not None and (len(proofs) > _MOST_PROOFS or len(self._proofs) > _MOST_MODES):
+            self._proofs.clear()
+            proofs.clear()
+        return proofs
 
     def memory_bytes(self) -> int:
         """The host's memory; infinite where that is not known."""
@@ -110,7 +124,7 @@ class CpuBackend:
     ) -> Recorded:  # fmt: skip
         """Run the body once with its inputs staged in the arena and its operators written on a tape."""
         del moving, generators, expected, schedule
-        tape = SegmentedTape(pool)
+        tape = SegmentedTape(pool, self._proofs_here())
         staged = _Staged(pool, tape, call, inputs)
         recorder = TapeRecorder(pool, tape, undo=undo, may_break=may_break)
         leaves = call.leaves

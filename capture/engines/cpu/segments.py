@@ -48,8 +48,8 @@ class _Written:
 class SegmentedTape(Tape):
     """A tape that may have breaks; without any it is a plain one."""
 
-    def __init__(self, arena: Any) -> None:
-        super().__init__(arena)
+    def __init__(self, arena: Any, proofs: dict[Any, list[bool]] | None = None) -> None:
+        super().__init__(arena, proofs)
         self.staged: Key = ()
         """How the inputs reach the tape, in a form that can be compared."""
         self._segments: list[Any] = []

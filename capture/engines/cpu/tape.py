@@ -152,14 +152,15 @@ class Tape:
 
     rebinds_tensors = True
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, proofs: dict[Any, list[bool]] | None = None) -> None:
+        """``proofs``: what became of steps of other tapes in the same modes, where it is known."""
         self.arena = arena
         self._roots: list[TapeMemory] = []
         self._by_storage: dict[int, tuple[weakref.ref[torch.UntypedStorage], TapeMemory]] = {}
         self._steps: list[TapeStep] = []
         self._geometries: list[tuple[TapeMemory, Geometry]] = []
         """The geometry of each register, while the tape is written."""
-        self._proofs: dict[Any, list[bool]] = {}
+        self._proofs: dict[Any, list[bool]] = {} if proofs is None else proofs
         """Which forms held for steps that do the same on other memory, see ``_kind_of``."""
         self.ran: list[Ran] = []
         """In order."""
@@ -171,6 +172,8 @@ class Tape:
         keeps."""
         self._views: tuple[Any, ...] = ()
         """Steps before all others: views of owned outputs, which go into locals."""
+        self._read: frozenset[int] = frozenset()
+        """Registers that steps read."""
         self._direct: dict[int, int] = {}
         """Registers that are an argument of the call under way, by number: its position."""
         self.registers: list[Any] = []
@@ -419,6 +422,9 @@ class Tape:
         return {number: position for number, position in readable.items() if number in alone - written}
 
     def _write_calls(self) -> None:
+        self._read = frozenset(
+            number for step in self._steps for number in registers_in((step.args, tuple(step.kwargs.values())))
+        )
         used = self._used()
         fresh = [out for step in self._steps if step.form == "copy" for out in step.outs if out is not None]
         alone = [number for root, number in fresh if number in used and self._is_local(root, number)]
@@ -563,7 +569,6 @@ class Tape:
     def _add_views(self) -> None:
         """All calls. Views of outputs that have fresh memory in every call are made before the others."""
         views: list[Any] = []
-        read = {number for step in self._steps for number in registers_in((step.args, tuple(step.kwargs.values())))}
         written = {out[1] for step in self._steps if step.form == "out" for out in step.outs if out is not None}
         for output in self._owned:
             root = self._kept_root(output.block)
@@ -571,7 +576,7 @@ class Tape:
                 continue
             base = root.registers[output.geometries[0]]
             for geometry, number in root.registers.items():
-                if number != base and number in read | written:
+                if number != base and (number in self._read or number in written):
                     place = self._locals.setdefault(number, len(self._locals))
                     arguments = [("constant", part) for part in (geometry.shape, geometry.stride, geometry.offset)]
                     step = (("register", base), *arguments), (), (("local", place),), True
@@ -752,7 +757,7 @@ class Tape:
 
     def _used(self) -> set[int]:
         """Registers that are read once they are written."""
-        found = {number for step in self._steps for number in registers_in((step.args, tuple(step.kwargs.values())))}
+        found = set(self._read)
         for root in self._roots:
             if root.kept or len(root.registers) > 1:
                 found.update(root.registers.values())
@@ -804,14 +809,12 @@ def _maker(geometry: Geometry) -> Callable[[], torch.Tensor]:
     return capabilities.empty_maker("cpu", geometry.shape, geometry.stride, geometry.dtype)
 
 
-def _places(template: Any) -> Iterator[Register | Leaf]:
-    if isinstance(template, (list, tuple)):
-        for member in template:
-            yield from _places(member)
-    elif type(template) is dict:
-        yield from _places(tuple(template.values()))
-    elif isinstance(template, (Register, Leaf)):
-        yield template
+def _places(template: Any) -> list[Register | Leaf]:
+    kind = type(template)
+    if kind is Register or kind is Leaf:
+        return [template]
+    members = template.values() if kind is dict else template if isinstance(template, (list, tuple)) else ()
+    return [place for member in members if type(member) not in PLAIN_TYPES for place in _places(member)]
 
 
 def registers_in(template: Any) -> Iterator[int]:
