@@ -29,7 +29,7 @@ import torch
 from attrs import define, field
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
-from capture.autograd import leaf_swap
+from capture.autograd import leaf_swap, live_graph
 from capture.autograd.leaf_swap import Lent, lent
 from capture.autograd.philox_seeds import may_be_seed, on_host, read_seeds
 from capture.autograd.recomputation import Blocks, Recomputation
@@ -39,9 +39,10 @@ from capture.key.pytree import TENSOR_TYPES, result_leaves
 from capture.key.tensor_kind import refuses
 from capture.observe.gradient_uses import ends_of, hooks_off, nodes_above
 from capture.observe.probes.host_reads import no_gradient_reads
+from capture.state import body_run
 from capture.state.call import Call
 from capture.state.diff import changes
-from capture.state.snapshot import Snapshot, carries_graph
+from capture.state.snapshot import Change, Snapshot, carries_graph
 from capture.torch_private.autograd import add_hook, donation_allowed, stale_streams_overridden, writes_saved_tensors
 from capture.torch_private.capabilities import NO_TASK, graph_task
 from capture.torch_private.checkpoints import without_recomputing
@@ -231,6 +232,13 @@ class SavedTensorHooks:
             saved_tensor.tensor = saved_tensor.tensor if saved_tensor.stays else None
         self._saved_tensors.clear()
 
+    def check(self) -> None:
+        """Raises what eager raises where a tensor was written that the graph, used as it ran, needs."""
+        for saved_tensor in self.saved_tensors():
+            tensor = saved_tensor.tensor
+            if tensor is not None and saved_tensor.is_checked and tensor._version != saved_tensor.version:
+                raise RuntimeError(_WRITTEN)
+
     def unpack(self, saved_tensor: SavedTensor) -> torch.Tensor:
         """The tensor of this call that a ``SavedTensor`` stands for."""
         if saved_tensor.tensor is not None:
@@ -288,6 +296,8 @@ class SavedGraph:
     """The backward pass writes into saved tensors: it can run once with the same ones."""
     saves_apart: bool | None = None
     """Whether all of ``saved`` lie apart from what the user gets in each replay, once that was looked at."""
+    raised: int = 0
+    """``id`` of what autograd raised in the last pass that ended so, for who asks whose error that is."""
     modified: bool = False
     """A saved tensor was written afterwards by the body itself."""
     foreign: tuple[Any, ...] = ()
@@ -407,17 +417,18 @@ class SavedGraph:
                 come += second[: len(self.uses)]
         return self._differentiate(tensors, ends, (), come, again)
 
+    def check(self) -> None:
+        """Raises what eager raises where the body itself wrote what its gradients are computed from."""
+        if self.modified:
+            raise RuntimeError(f"{_WRITTEN} in the captured function that made it")
+
     def _differentiate(
         self, tensors: Sequence[torch.Tensor], ends: Sequence[Any], places: Sequence[Any],
         grads: Sequence[torch.Tensor | None], again: Mapping[Any, torch.Tensor], *, keeps_graph: bool = False,
         reaches_inputs: bool = True,
     ) -> tuple[Any, ...]:  # fmt: skip
         """Gradients of the inputs, use by use, and at ``places``, of ``ends``, which are the graph's or hang on it."""
-        if self.modified:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation in the "
-                "captured function that made it"
-            )
+        self.check()
         pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and _has_graph(end)]
         inputs = self.inputs if reaches_inputs else ()
         reached = [*inputs, *[place for place in places if _has_graph(place)]]
@@ -431,7 +442,7 @@ class SavedGraph:
             hooks_off(self.parameters),
             stale_streams_overridden() if self.foreign and is_capturing_now() else nullcontext(),
             donation_allowed() if self.donates else nullcontext(),
-            self._foreign_ends_told(),
+            self._raising(),
         ):
             gradients = torch.autograd.grad(
                 edges, reached, defined, retain_graph=True, create_graph=keeps_graph, allow_unused=True
@@ -442,12 +453,14 @@ class SavedGraph:
         return (*self._by_use(of_inputs, now.more), *at_places)
 
     @contextlib.contextmanager
-    def _foreign_ends_told(self) -> Iterator[None]:
-        """What stops a capture here may be nodes of leaves on a stream that cannot be captured: those are named."""
+    def _raising(self) -> Iterator[None]:
+        """What is raised in the block is autograd's. It may be that nodes of leaves are on a stream that cannot be
+        captured: those are named."""
         try:
             yield
-        except RuntimeError as error:
-            if self.foreign_ends and is_capturing_now():
+        except Exception as error:
+            self.raised = id(error)
+            if isinstance(error, RuntimeError) and self.foreign_ends and is_capturing_now():
                 error.add_note(ENDS_ELSEWHERE.format(", ".join(self.foreign_ends[:_MOST_NAMED])))
             raise
 
@@ -499,10 +512,19 @@ class GraphSaver:
         self.program = SavedGraph()
         self.obstacle = ""
         """Why the body cannot be recorded apart from its backward pass, as far as the run showed."""
+        self._pair: ForwardOutputs | None = None
+        """What is given once the program is whole. What the run saved is let go after that alone."""
+        self._empty: dict[Any, torch.Tensor] = {}
+        self._left: list[Change] | None = None
+        """What the body left in Python state that is part of a graph, once that was looked for."""
+        self._hooks: list[tuple[Any, SeveralUses]] = []
+        """Of nodes, to be put there."""
 
     def run(self, values: tuple[Any, ...], empty: dict[Any, torch.Tensor]) -> ForwardOutputs:
         """``empty``: by dtype and device, what aliases become afterwards, so that the graph keeps no memory alive."""
-        arguments = self._call.substitute(self._aliases, values)
+        arguments, self._empty = self._call.substitute(self._aliases, values), empty
+        if (run := body_run.current()) is not None:
+            run.will_make(self._after_fault)
         with torch.enable_grad():
             hooks = self.program.hooks
             blocks = hooks.blocks = Blocks(self._before, self._leaves, hooks.save)
@@ -512,15 +534,9 @@ class GraphSaver:
                 lent(self._to_lend() if self._lends else (), self._refused) as self._lent,
             ):
                 result = self._call.run_plainly(arguments)
-            with no_gradient_reads():
-                left = [one for one in changes(self._before) if carries_graph(one)]
-            attached = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
-            attached += [one.after for one in left]
-            attached = list(
-                {id(leaf): leaf for leaf in attached if leaf.requires_grad and leaf.grad_fn is not None}.values()
-            )
+            attached = self._attached(result)
             detached = {id(leaf): leaf.detach() for leaf in attached}
-            for one in left:  # an effect of the recording, and an output whose graph is the caller's
+            for one in self._left or ():  # an effect of the recording, and an output whose graph is the caller's
                 one.source.put(detached[id(one.after)])
             ends = [_with_metadata(leaf) for leaf in attached]
         hooks.blocks, self.program.again, self.obstacle = None, blocks.finish(), blocks.obstacle
@@ -528,14 +544,54 @@ class GraphSaver:
             hooks.mark_seeds(attached)
             self._note_edges(ends)
             saved = self._find_saved(list(detached.values()))
-        hooks.end_run()
-        aliases = (*self._aliases.values(), *(alias for alias, _ in self._lent.values()))
-        for _, inner in pytree.leaves(aliases):  # of one that holds others those
-            if (inner.dtype, inner.device) in empty:
-                inner.data = empty[inner.dtype, inner.device]
         pair = ForwardOutputs(_replaced(result, detached), tuple(detached.values()), tuple(saved))
         pair.program = self.program
+        self._pair = pair
+        self._let_go()
         return pair
+
+    def _let_go(self) -> None:
+        """The graph is one of a program from here on, and keeps no memory. May be called again."""
+        while self._hooks:
+            add_hook(*self._hooks.pop())
+        self.program.hooks.end_run()
+        aliases = (*self._aliases.values(), *(alias for alias, _ in self._lent.values()))
+        for _, inner in pytree.leaves(aliases):  # of one that holds others those
+            if (inner.dtype, inner.device) in self._empty:
+                inner.data = self._empty[inner.dtype, inner.device]
+
+    def _after_fault(self, result: Any, leaves: Sequence[Any]) -> Any:
+        """The result of a call on these leaves, where something went wrong in this library once the body had run: by
+        the program where that is whole, else by the graph as it ran."""
+        if self._pair is not None:
+            self._let_go()
+            return self._pair
+        hooks = self.program.hooks
+        hooks.blocks, hooks.is_marking = None, False
+        attached = self._attached(result)
+        if not attached:
+            return result
+        with torch.enable_grad():
+            ends = [_with_metadata(leaf) for leaf in attached]
+        wanted, others = self._ends(ends)
+        inputs = [*[leaves[position] for position, _ in wanted], *[tensor for tensor, _, _ in others]]
+        edges = [*[edge for _, edge in wanted], *[edge for _, _, edge in others]]
+        made = live_graph.joined(
+            [leaf.detach() for leaf in attached], [_edge_of(leaf) for leaf in ends], edges, inputs, hooks.check
+        )
+        joined = {id(leaf): one for leaf, one in zip(attached, made, strict=True)}
+        for change in self._left or ():
+            change.source.put(joined[id(change.after)])
+        return _replaced(result, joined)
+
+    def _attached(self, result: Any) -> list[torch.Tensor]:
+        """The tensors in a body's result, and in what it left, that are part of a graph, each once."""
+        if self._left is None:
+            with no_gradient_reads():
+                self._left = [one for one in changes(self._before) if carries_graph(one)]
+        tensors = [leaf for _, leaf in result_leaves(result) if isinstance(leaf, torch.Tensor)]
+        tensors += [one.after for one in self._left]
+        return list({id(leaf): leaf for leaf in tensors if leaf.requires_grad and leaf.grad_fn is not None}.values())
 
     def _to_lend(self) -> Iterator[torch.Tensor]:
         """What needs gradients in Python state and is no argument: the program's graph is to end at the run's own. It
@@ -549,9 +605,10 @@ class GraphSaver:
                 if not refuses(tensor):
                     yield tensor
 
-    def _note_edges(self, attached: Sequence[torch.Tensor]) -> None:
-        program = self.program
-        program.outputs = tuple(GradientEdge(leaf.grad_fn, leaf.output_nr) for leaf in attached)  # type: ignore[arg-type]
+    def _ends(
+        self, attached: Sequence[torch.Tensor]
+    ) -> tuple[list[tuple[int, GradientEdge]], list[tuple[torch.Tensor, torch.Tensor, GradientEdge]]]:
+        """Where the graph ends: positions of arguments; tensors in Python state, each with what was lent for it."""
         owned = [tensor for owners in self._before.tensors.values() for _, tensor in owners]
         edges = {
             (tensor.grad_fn, tensor.output_nr): tensor
@@ -564,13 +621,17 @@ class GraphSaver:
             ((aliases[id(tensor)], edge) for tensor, edge in ends if id(tensor) in aliases), key=lambda pair: pair[0]
         )
         rest = [(tensor, edge) for tensor, edge in ends if id(tensor) not in aliases]
-        others = [(self._lent.get(id(tensor), (tensor, tensor))[1], edge) for tensor, edge in rest]
-        program.parameters = tuple(tensor for tensor, _ in others)
-        program.inputs = tuple(edge for _, edge in (*wanted, *others))
+        return wanted, [(self._lent.get(id(tensor), (tensor, tensor))[1], tensor, edge) for tensor, edge in rest]
+
+    def _note_edges(self, attached: Sequence[torch.Tensor]) -> None:
+        program, (wanted, others) = self.program, self._ends(attached)
+        program.outputs = tuple(map(_edge_of, attached))
+        program.parameters = tuple(tensor for tensor, _, _ in others)
+        program.inputs = (*[edge for _, edge in wanted], *[edge for _, _, edge in others])
         program.uses = self._note_uses(attached)
         program.wanted = tuple(wanted[number][0] for number in program.uses if number < len(wanted))
         program.used_parameters = tuple(number - len(wanted) for number in program.uses if number >= len(wanted))
-        foreign = [(tensor, edge.node) for tensor, edge in rest if id(tensor) not in self._lent]
+        foreign = [(lent, edge.node) for _, lent, edge in others if id(lent) not in self._lent]
         program.foreign = tuple(node for _, node in foreign)
         program.foreign_ends = tuple(self._told(tensor) for tensor, _ in foreign)
         program.donates = any(map(writes_saved_tensors, nodes_above(attached)))
@@ -595,7 +656,7 @@ class GraphSaver:
         for node, positions in nodes:
             several = {at: number for at, number in positions.items() if uses[number] > 1}
             if several:
-                add_hook(node, SeveralUses(program.hooks.passes, several))
+                self._hooks.append((node, SeveralUses(program.hooks.passes, several)))
         return tuple(number for number in range(len(program.inputs)) for _ in range(uses[number] or 1))
 
     def _find_saved(self, attached: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -655,8 +716,13 @@ class GraphSaver:
 
 _NOTHING = torch.empty(0, device="cpu")
 _MOST_NAMED = 3  # ends of a graph that a finding names
+_WRITTEN = "one of the variables needed for gradient computation has been modified by an inplace operation"
 ENDS_ELSEWHERE = "its graph ends at {}, whose autograd node earlier eager code made on its own stream"
 _NONE: Mapping[Any, torch.Tensor] = {}
+
+
+def _edge_of(leaf: torch.Tensor) -> GradientEdge:
+    return GradientEdge(leaf.grad_fn, leaf.output_nr)  # type: ignore[arg-type]
 
 
 def _with_metadata(leaf: torch.Tensor) -> torch.Tensor:

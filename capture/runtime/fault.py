@@ -35,6 +35,12 @@ def _place(error: BaseException) -> str:
     return f"{Path(ours[-1].filename).relative_to(_ROOT).as_posix()}:{ours[-1].lineno}"
 
 
+def is_ours(error: BaseException) -> bool:
+    """The line that raised it is one of this library's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and _ROOT in Path(frames[-1].filename).parents
+
+
 def tell(captured: Captured, error: BaseException) -> None:
     """Report once an error after which the call went on as if it had not happened."""
     log(captured, error)

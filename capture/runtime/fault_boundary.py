@@ -53,7 +53,7 @@ def _told_apart(captured: Captured, values: Values, run: BodyRun, step: Callable
 def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Exception) -> Any:
     """End a call in which something of this library went wrong: by what the body gave, or by running it now."""
     entry: Entry | None = run.entry
-    has_result, result = run.has_ended and run.is_own, run.result
+    has_result, result = run.has_result, run.result
     may_run = not run.runs and not run.replayed
     try:
         if entry is None:
@@ -61,7 +61,7 @@ def _after_fault(captured: Captured, values: Values, run: BodyRun, error: Except
         elif entry.backend is not None:
             tree = tree_for(entry.backend)
             if run.watched is not None and run.error is None and not (has_result or run.replayed):
-                has_result, result = record_failure.after_fault(run.watched, tree, has_ended=run.has_ended)
+                has_result, result = record_failure.after_fault(run.watched, tree, run)
                 result = finish(result, run.watched.call.leaves)
                 may_run = may_run or not run.watched.watch.executes
             _start_over_after_fault(captured, entry, tree)

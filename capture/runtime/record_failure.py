@@ -185,7 +185,7 @@ def _undo_captured(watched: ObservedRun) -> None:
         watched.watch.islands_ran.clear()
 
 
-def after_fault(watched: ObservedRun, tree: Tree, *, has_ended: bool) -> tuple[bool, Any]:
+def after_fault(watched: ObservedRun, tree: Tree, ran: body_run.BodyRun) -> tuple[bool, Any]:
     """Something went wrong here beside a run that was watched, or to be recorded. One that only captured is undone. The
     result of one that executed stands, as its effects do, on memory that the pool is given up for. Gives whether it has
     one."""
@@ -199,9 +199,11 @@ def after_fault(watched: ObservedRun, tree: Tree, *, has_ended: bool) -> tuple[b
                 watched.before, diff.changes(watched.before), watched.ran
             )
         _settle_effects(watched.call, watched)
-    if not has_ended or watched.error is not None:
+    if not ran.has_ended:
         return False, None
-    theirs, result = _theirs(watched.call, watched), watched.result
+    theirs = _theirs(watched.call, watched)
+    # an error that the run met behind the body is none of the body's
+    result = watched.result if watched.is_over else ran.outcome(watched.call.leaves)
     if type(result) is not ForwardOutputs:
         return True, _with(theirs, result)
     pair = result._replace(result=_with(theirs, result.result))

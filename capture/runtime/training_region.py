@@ -26,7 +26,9 @@ from capture.autograd.backward_timer import BackwardTimer
 from capture.autograd.recomputation import drawing_from
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
 from capture.core.config import current as current_config
+from capture.core.errors import CaptureBug, CaptureError
 from capture.core.facts import Facts, GradientObstacle, GradientOrder, GradientUse
+from capture.core.interrupts import is_interrupt
 from capture.core.plan import CapturePlan
 from capture.engines.base import Backend, Pool
 from capture.key.modes import inlined
@@ -37,6 +39,7 @@ from capture.observe import run as run_module
 from capture.observe import source_location
 from capture.observe.capture_lock import PATIENCE, capture_lock
 from capture.rules.compile_plan import compile_plan
+from capture.runtime import fault
 from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry
 from capture.runtime.fast_path import Shortcuts
@@ -230,31 +233,43 @@ class Region:
         program.paths = {id(one): paths[id(one)] for one in (*program.parameters, *program.held) if id(one) in paths}
         program.follow(node.statics)
 
-    def join(self, pair: ForwardOutputs, leaves: Sequence[Leaf], program: SavedGraph, *, is_replay: bool) -> Any:
-        inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
-        frame = Frame(self, program, inner, kept, pair.attached)
-        if program.again.blocks:
-            frame.owners = [one() for one in program.again.owners]
-            frame.states = program.again.states(pair.begin_state, is_replay=is_replay)
-        wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
-        uses = [parameters[number] for number in program.used_parameters]
-        if program.apart:
-            frame.handles = {
-                position: higher_order.handle(wanted[position])
-                for position in program.apart
-                if wanted[position].grad_fn is not None
-            }
-        if self._order is not None and self._order.is_kept and parameters and self._deposits(program):
-            anchor = self._anchor
-            if anchor is None:
-                anchor = self._anchor = accumulate_grad.Anchor(pair.attached[0].device)
-            frame.parameters, frame.anchor, frame.stream = parameters, anchor, anchor.stream_now()
-            _apply(frame, *wanted, anchor.tensor)
-        else:
-            _apply(frame, *wanted, *uses)
-        if is_replay and self.is_measured():
-            self.time_backward(pair.result, leaves, is_replay=True)
-        return pair.result
+    def join(
+        self, pair: ForwardOutputs, leaves: Sequence[Leaf], program: SavedGraph, *, is_replay: bool, again: bool = False
+    ) -> Any:  # fmt: skip
+        """The result as part of the caller's graph. The pass has happened: where this fails by a fault of ours, it is
+        done ``again``."""
+        frame: Frame | None = None
+        try:
+            inner, kept = _parted(program, pair, program.needed(leaves), is_replay=is_replay)
+            frame = Frame(self, program, inner, kept, pair.attached)
+            if program.again.blocks:
+                frame.owners = [one() for one in program.again.owners]
+                frame.states = program.again.states(pair.begin_state, is_replay=is_replay)
+            wanted, parameters = [leaves[index] for index in program.wanted], program.now_parameters
+            uses = [parameters[number] for number in program.used_parameters]
+            if program.apart:
+                frame.handles = {
+                    position: higher_order.handle(wanted[position])
+                    for position in program.apart
+                    if wanted[position].grad_fn is not None
+                }
+            if self._order is not None and self._order.is_kept and parameters and self._deposits(program):
+                anchor = self._anchor
+                if anchor is None:
+                    anchor = self._anchor = accumulate_grad.Anchor(pair.attached[0].device)
+                frame.parameters, frame.anchor, frame.stream = parameters, anchor, anchor.stream_now()
+                _apply(frame, *wanted, anchor.tensor)
+            else:
+                _apply(frame, *wanted, *uses)
+            if is_replay and self.is_measured():
+                self.time_backward(pair.result, leaves, is_replay=True)
+            return pair.result
+        except Exception as error:
+            if again or not self._goes_on_after(error):
+                raise
+        if frame is not None and not frame.attached:  # they are part of it
+            return pair.result
+        return self.join(pair, leaves, program, is_replay=is_replay, again=True)
 
     def look_at_order(self, parameters: Sequence[torch.Tensor]) -> None:
         """In a backward pass that adds to ``.grad``. Where others do, too, calls to come go through autograd."""
@@ -291,6 +306,22 @@ class Region:
         if recorded is None and (backward.was_called or program.form in self._forms):
             return _run_plainly(program, tensors, grads, buffers, at_home=at_home)
         return backward(recorded or program, tensors, grads, buffers or ())
+
+    def may_run_plainly(self, program: SavedGraph, error: Exception) -> bool:
+        """Something of this library went wrong in a backward pass, which changes nothing but what it gives: it may run
+        once more, as it is. What autograd itself raised, as it does without us, comes out."""
+        of_autograd = program.raised == id(error) and not fault.is_ours(error)
+        if of_autograd or program.donates or program.again.runs_once:
+            return False
+        return self._goes_on_after(error)
+
+    def _goes_on_after(self, error: Exception) -> bool:
+        """It is no error that somebody asked for, and is told."""
+        asked_for = isinstance(error, CaptureError) and not isinstance(error, CaptureBug)
+        if asked_for or is_interrupt(error) or current_config().strict:
+            return False
+        fault.tell(self._captured, error)
+        return True
 
     def _pool(self) -> Pool:
         return tree_for(self._backend).pool
@@ -485,12 +516,19 @@ class Frame:
         if self.was_run and self._program.again.runs_once:
             raise RuntimeError(checkpoints.RUN_ONCE_ERROR)
         self.was_run = True
+        self._program.check()
         if torch.is_grad_enabled():
             return self._with_graph(node, tensors, grads)
         if self.anchor is not None:
             return self._accumulate(self.anchor, node, tensors, grads)
-        with acting_for(self._forward_thread) as is_there:
-            return self._of_inputs(tensors, grads, None, at_home=is_there)
+        try:
+            with acting_for(self._forward_thread) as is_there:
+                return self._of_inputs(tensors, grads, None, at_home=is_there)
+        except Exception as error:
+            if not self._region.may_run_plainly(self._program, error):
+                raise
+        with drawing_from(self.states):
+            return _run_plainly(self._program, self._all(tensors), grads, None, at_home=False)
 
     def _with_graph(self, node: Any, tensors: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
         """The same as part of the caller's graph: gradients of it may be asked for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import define
@@ -30,6 +30,8 @@ class BodyRun:
     """The ``Entry`` of the call, once it is known."""
     leaves: Any = ()
     """The leaves of the call, once they are known."""
+    made: tuple[int, Callable[[Any, Sequence[Any]], Any]] | None = None
+    """Which run gives no result of the call by itself, and what makes one, of what it gave and the call's leaves."""
     begun: float = 0.0
     """When the call began, in seconds."""
 
@@ -42,15 +44,31 @@ class BodyRun:
         """The body returned this."""
         self.has_ended, self.result = True, result
 
+    def will_make(self, make: Callable[[Any, Sequence[Any]], Any]) -> None:
+        """The next run's result is to be made a result of the call."""
+        self.made = self.runs + 1, make
+
+    @property
+    def has_result(self) -> bool:
+        """What the last run returned is the result of the call."""
+        return self.has_ended and self.is_own and not (self.made is not None and self.made[0] == self.runs)
+
+    def outcome(self, leaves: Sequence[Any]) -> Any:
+        """The result of the call whose last run returned."""
+        made = self.made
+        return self.result if made is None or made[0] != self.runs else made[1](self.result, leaves)
+
     def take_back(self) -> None:
         """The effects of the last run were undone. Nothing of it is kept: its tensors may lie in memory that is used
         again next."""
         self.runs -= 1
         self.is_own, self.has_ended, self.error, self.result, self.watched = False, False, None, None, None
+        self.made = None
 
     def replay(self, result: Any) -> None:
         """A recording returned this in the body's place."""
         self.is_own, self.has_ended, self.error, self.result, self.watched = True, True, None, result, None
+        self.made = None
 
 
 class _Current(threading.local):

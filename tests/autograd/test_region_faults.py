@@ -1,0 +1,182 @@
+"""Whatever goes wrong in this library once the body of a region has run: the call gives eager's result, with gradients,
+its one finding is told, and nothing runs twice."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from capture import CaptureWarning, capture, config, recordings
+from capture.autograd import saved_graph
+from capture.autograd.saved_graph import GraphSaver, SavedTensorHooks
+from capture.observe import run
+from capture.runtime import planning, record, training_region, watched_call
+from capture.runtime.training_region import Frame, Region
+from tests.support.device import DEVICE, EXECUTES
+from tests.support.regions import bits, inputs, twins
+from tests.support.regions import fresh as fresh
+
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def not_strict() -> Iterator[None]:
+    with config.patch(strict=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        yield
+
+
+class Net(nn.Module):
+    """A weight used twice, one that is an argument, a buffer and attributes that are written, one with a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.last: Tensor | None = None
+        self.loss: Tensor | None = None
+
+    @override
+    def forward(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, int]:
+        y = torch.tanh(self.norm(self.a(x))) @ w
+        z = nn.functional.dropout(self.a(y) * y, 0.3)
+        self.last, self.loss = z.detach() * 2, z.square().mean()
+        return z, y.sum(), 3
+
+
+Failing = Callable[[Callable[..., None]], None]
+
+
+def once(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, *, after: bool = False) -> list[int]:
+    """Have a function raise at its next call, before or after it has done its work. Gives a list, empty once it did."""
+    original, left = getattr(holder, name), [1]
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs) if after or not left else None
+        if left:
+            left.clear()
+            raise ValueError("a fault of this library")
+        return result
+
+    monkeypatch.setattr(holder, name, failing)
+    return left
+
+
+AFTER_THE_BODY = {
+    "edges": (GraphSaver, "_note_edges"), "saved": (GraphSaver, "_find_saved"), "let go": (GraphSaver, "_let_go"),
+    "end": (SavedTensorHooks, "end_run"), "seeds": (SavedTensorHooks, "mark_seeds"),
+    "attached": (GraphSaver, "_attached"),    "hooks": (saved_graph, "add_hook"), "compare": (run, "_compare"),
+}  # fmt: skip
+WATCHED = {"describe": (planning, "describe"), "plan": (planning, "take"), "phase": (watched_call, "enter"),
+           "join": (training_region, "_parted")}  # fmt: skip
+RECORDED = {"outputs": (record, "plan_recorded"), "node": (record, "_node"), "settle": (Region, "settle")}
+BACKWARD = {"there": (training_region, "acting_for"), "inputs": (Frame, "_of_inputs"), "region": (Region, "gradients"),
+            "pool": (Region, "_pool"), "backward": (training_region._Backward, "__call__"), "bodies": (Frame, "_all"),
+            "sum": (training_region, "_added")}  # fmt: skip
+
+
+def train(one: Any, w: Tensor, number: int) -> list[Any]:
+    torch.manual_seed(number)
+    x = inputs(number).requires_grad_()
+    one.zero_grad()
+    w.grad = None
+    z, total, three = one(x, w)
+    (z.square().sum() + total + one.loss).backward()
+    found = [z, total, one.last, one.loss, x.grad, w.grad, *[p.grad for p in one.parameters()], *one.buffers()]
+    return [three, torch.rand(1).item(), *map(bits, found)]
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], call: int, *, after: bool = False) -> Any:
+    """Train twins, of which the captured one meets a fault in one call."""
+    mine, theirs = twins(Net)
+    weights = [torch.eye(6, device=DEVICE).requires_grad_() for _ in range(2)]
+    capture(mine)
+    for number in range(STEPS):
+        expected = train(theirs, weights[1], number)
+        with monkeypatch.context() as patch:
+            left = once(patch, *where, after=after) if number == call else []
+            assert train(mine, weights[0], number) == expected, number
+            assert not left
+    found = recordings(mine)
+    assert [one.code for one in found.findings if one.code == "CG905"] == ["CG905"]
+    return found
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["at its begin", "at its end"])
+@pytest.mark.parametrize("name", [*AFTER_THE_BODY, *WATCHED])
+def test_a_watched_run(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) -> None:
+    found = fails(monkeypatch, {**AFTER_THE_BODY, **WATCHED}[name], 1, after=after)
+    assert found.replays
+
+
+@pytest.mark.parametrize("name", [*AFTER_THE_BODY, *RECORDED])
+def test_a_recording_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fails(monkeypatch, {**AFTER_THE_BODY, **RECORDED}[name], 2)
+
+
+@pytest.mark.parametrize("call", [1, 2, 4], ids=["watched", "recorded", "replayed"])
+@pytest.mark.parametrize("name", BACKWARD)
+def test_a_backward_pass(monkeypatch: pytest.MonkeyPatch, name: str, call: int) -> None:
+    if call == 4 and name in ("sum", "backward"):
+        call = 2  # a replay runs neither
+    fails(monkeypatch, BACKWARD[name], call)
+
+
+@pytest.mark.parametrize("where", [(training_region, "_parted"), (Region, "is_measured")], ids=["begin", "end"])
+def test_a_replay(monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str]) -> None:
+    assert fails(monkeypatch, where, 4).replays >= 4
+
+
+@pytest.mark.skipif(not EXECUTES, reason="a capture executes nothing: the body runs once more")
+def test_gradients_of_gradients_and_writes_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what such a call gave: those raise, and never go on with other numbers."""
+    for write in (False, True):
+        mine, theirs = twins(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)))
+        capture(mine)
+        mine(inputs(0).requires_grad_()).sum().backward()
+        with monkeypatch.context() as patch:
+            left = once(patch, GraphSaver, "_find_saved")
+            x = inputs(1).requires_grad_()
+            y = mine(x)
+        assert not left
+        if write:
+            with torch.no_grad():
+                mine[2].weight.add_(1)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
+            continue
+        (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        assert bits(first) == bits(torch.autograd.grad(theirs(x).square().sum(), x)[0])
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            first.sum().backward()
+
+
+def test_what_a_users_function_raises_comes_out_once() -> None:
+    """In the backward pass: it is run once, and nothing is said of this library."""
+    ran: list[int] = []
+
+    class Raising(torch.autograd.Function):
+        @staticmethod
+        @override
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        @override
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            ran.append(1)
+            raise KeyError("the user's")
+
+    apply: Any = Raising.apply
+    f = capture(lambda x: apply(x) + 1)
+    for number in range(5):
+        ran.clear()
+        with pytest.raises(KeyError, match="the user's"):
+            f(inputs(number).requires_grad_()).sum().backward()
+        assert ran == [1], number
+    assert not [one.code for one in recordings(f).findings if one.code == "CG905"]
