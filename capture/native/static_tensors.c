@@ -42,27 +42,11 @@ static int same_addresses(StaticTensors *self)
     return 1;
 }
 
-#define AHEAD 4
-
-/* 1, 0, or -1 with an exception set. */
-static int are_as_known(StaticTensors *self)
-{
-    int same = 1;
-    for (Py_ssize_t i = 0; same > 0 && i < self->count; i++) {
-        if (i + 2 * AHEAD < self->count)
-            __builtin_prefetch(self->tensors[i + 2 * AHEAD]);
-        if (i + AHEAD < self->count)
-            expect_tensor(self->tensors[i + AHEAD]);
-        same = is_as_known(self->tensors[i], &self->known[i]);
-    }
-    return same;
-}
-
 int static_tensors_hold(PyObject *object)
 {
     StaticTensors *self = (StaticTensors *)object;
     if (self->metadata == Py_None)
-        return are_as_known(self);
+        return are_as_known(self->tensors, self->known, self->count);
     for (Py_ssize_t i = 0; i < self->count; i++)
         if (Py_TYPE(self->tensors[i]) != self->plain[i].type)
             return 0;

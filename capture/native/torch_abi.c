@@ -35,7 +35,7 @@ int is_plain_tensor(PyObject *tensor)
 }
 
 /* What is behind the tensor now; NULL without an exception. */
-static void *impl_of(PyObject *tensor)
+static inline void *impl_of(PyObject *tensor)
 {
     void *impl;
     if (torch.impl_at > 0) {
@@ -114,7 +114,7 @@ int may_be_lazy(const TensorMeta *meta)
     return 1;
 }
 
-static int same_numbers(const int64_t *some, const int64_t *others, int64_t count)
+static inline int same_numbers(const int64_t *some, const int64_t *others, int64_t count)
 {
     int64_t i = 0;
     while (i < count && some[i] == others[i])
@@ -174,7 +174,7 @@ void share_geometry(KnownTensor *known, const KnownTensor *others, Py_ssize_t co
         }
 }
 
-int is_as_known(PyObject *tensor, const KnownTensor *known)
+static inline int is_same(PyObject *tensor, const KnownTensor *known)
 {
     const Geometry *was = known->geometry;
     int64_t dim = 0, *sizes = NULL, *strides = NULL;
@@ -192,16 +192,34 @@ int is_as_known(PyObject *tensor, const KnownTensor *known)
     return lazy < 0 ? -1 : lazy == was->lazy;
 }
 
-#define LINE 64 /* bytes that a processor brings at once */
-
-void expect_tensor(PyObject *tensor)
+int is_as_known(PyObject *tensor, const KnownTensor *known)
 {
-    void *impl;
-    if (torch.impl_at == 0)
-        return;
+    return is_same(tensor, known);
+}
+
+#define LINE 64 /* bytes that a processor brings at once */
+#define AHEAD 4 /* tensors */
+
+/* The tensor is looked at soon: have the processor bring what is behind it. Nothing is read, so any address will do. */
+static inline void expect_tensor(PyObject *tensor)
+{
+    const char *impl;
     memcpy(&impl, (const char *)tensor + torch.impl_at, sizeof(impl));
-    for (int i = 0; i < 3; i++) /* nothing is read: any address will do */
-        __builtin_prefetch((const char *)impl + i * LINE);
+    for (int i = 0; i < 3; i++)
+        __builtin_prefetch(impl + i * LINE);
+}
+
+int are_as_known(PyObject *const *tensors, const KnownTensor *known, Py_ssize_t count)
+{
+    int same = 1;
+    for (Py_ssize_t i = 0; same > 0 && i < count; i++) {
+        if (i + 2 * AHEAD < count)
+            __builtin_prefetch(tensors[i + 2 * AHEAD]);
+        if (torch.impl_at > 0 && i + AHEAD < count)
+            expect_tensor(tensors[i + AHEAD]);
+        same = is_same(tensors[i], &known[i]);
+    }
+    return same;
 }
 
 static const PyGetSetDef *property_of(PyObject *type, const char *name)

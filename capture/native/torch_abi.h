@@ -53,8 +53,8 @@ void forget_tensor(KnownTensor *known);
 void share_geometry(KnownTensor *known, const KnownTensor *others, Py_ssize_t count);
 /* The tensor has this class and metadata, at this address: 1, 0, -1. */
 int is_as_known(PyObject *tensor, const KnownTensor *known);
-/* It is looked at soon: have the processor bring what is behind it. */
-void expect_tensor(PyObject *tensor);
+/* So are all of these: the same. */
+int are_as_known(PyObject *const *tensors, const KnownTensor *known, Py_ssize_t count);
 
 int add_torch_abi(PyObject *module);
 int add_static_tensors(PyObject *module);
