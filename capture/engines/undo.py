@@ -86,6 +86,8 @@ class Undo:
     _contents: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = field(factory=dict)
     """By address, of what was kept later."""
     _states: list[tuple[torch.Generator, torch.Tensor]] = field(factory=list)
+    _held: list[Any] = field(factory=list)
+    """An island may have its owner let go of what is to be put back."""
 
     @property
     def is_empty(self) -> bool:
@@ -96,8 +98,10 @@ class Undo:
         self, storages: Iterable[torch.UntypedStorage], generators: Iterable[torch.Generator],
         memory: KeptMemory | None = None,
     ) -> None:  # fmt: skip
-        """Keep what is not kept yet. Segments that ran so far have not touched it. ``memory``: for these storages."""
+        """Keep what is not kept yet. Segments that ran so far have not touched it. ``memory``: for these storages,
+        which are kept alive."""
         if memory is not None and self.is_empty:
+            self._held.append(storages)
             memory.keep()
             self._whole = memory
         else:

@@ -353,9 +353,13 @@ def _replaced(result: Any, places: dict[int, torch.Tensor]) -> Any:
     return result
 
 
-def keep(undo: Undo, pool: CudaPool, written: Written, memory: KeptMemory | None = None) -> None:
-    """Keep what segments change outside of the pool. ``memory``: for that."""
-    storages = () if memory is not None and undo.is_empty else [pool.storage(block) for block in written.blocks]
+def keep(
+    undo: Undo, pool: CudaPool, written: Written, memory: KeptMemory | None = None,
+    owned: Sequence[torch.UntypedStorage] = (),
+) -> None:  # fmt: skip
+    """Keep what segments change outside of the pool. ``memory``: for that; ``owned``: what has to stay alive for it."""
+    use = memory is not None and undo.is_empty
+    storages = owned if use else [pool.storage(block) for block in written.blocks]
     undo.keep(storages, written.generators, memory)
 
 

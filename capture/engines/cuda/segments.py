@@ -64,13 +64,12 @@ class SegmentedGraphs(CudaRecording):
 
     def keep(self, undo: Undo, leaves: Sequence[Any]) -> None:
         """See ``SegmentedRecording``."""
-        del leaves
         written, pool = self._written, self._pool
         if not (written.blocks or written.generators):
             return
         if self._memory is None:
             self._memory = kept_memory(pool, [pool.storage(block) for block in written.blocks], None)
-        keep(undo, pool, written, self._memory)
+        keep(undo, pool, written, self._memory, [owner.get(leaves).untyped_storage() for owner in written.owners])
 
     def segment(self, number: int) -> Step:
         """See ``SegmentedRecording``."""
