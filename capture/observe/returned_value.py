@@ -1,10 +1,11 @@
 """A number that the host reads and the body only returns, such as a loss for the log.
 
 Nothing follows from such a value, so replays need not compare it: each reads it anew, and puts it where the recorded
-run has it in its result. The body's own code proves that: ``x.item()`` is called in the frame of the body itself, and
-from there to its ``return`` its value is only moved between the stack, local names and new tuples, lists and dicts.
-Calls and operations on other values may come in between, such as the next metric. What takes the value itself, a name
-that others see, a jump, or a call that may look at local names ends the search, and the value is compared.
+run has it in its result. The body's own code proves that: ``x.item()`` or ``float(x)`` is called in the frame of the
+body itself, and from there to its ``return`` its value is only moved between the stack, local names and new tuples,
+lists and dicts. Calls and operations on other values may come in between, such as the next metric. What takes the value
+itself, a name that others see, a jump, or a call that may look at local names ends the search, and the value is
+compared.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class _Constant:
     value: Any
 
 
+_AS_FLOAT = "float of "
 _READ, _REFUSED = object(), object()
 _LOADS = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
 _STORES = ("STORE_FAST", "STORE_FAST_STORE_FAST")
@@ -72,21 +74,43 @@ def place_of_read() -> str | None:
         frame = frame.f_back
     if frame is None or frame.f_back is None or not frame.f_back.f_code.co_filename.startswith(_BODY_RUNS_IN):
         return None
-    return _place(frame.f_code, frame.f_lasti)
+    own = frame.f_globals.get("float", float) is float and frame.f_builtins.get("float") is float
+    return _place(frame.f_code, frame.f_lasti, has_float=own)
 
 
 @functools.lru_cache(maxsize=256)
-def _place(code: types.CodeType, at: int) -> str | None:
+def _place(code: types.CodeType, at: int, *, has_float: bool) -> str | None:
+    """``has_float``: the name means Python's own ``float``."""
     steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "PRECALL", "NOP")]
     number = next((n for n, one in enumerate(steps) if one.offset == at), 0)
     asked, call = steps[number - 1], steps[number]
-    if not number or asked.argval != "item" or asked.opname not in ("LOAD_METHOD", "LOAD_ATTR"):
-        return None
     suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-    if call.opname != "CALL" or call.arg != 0 or code.co_flags & suspends:
+    if not number or call.opname != "CALL" or code.co_flags & suspends:
         return None
-    places = _places(_returned(steps[number + 1 :], _below(steps[: number - 1])), "output")
-    return places[0] if len(places) == 1 else None
+    if call.arg == 0 and asked.argval == "item" and asked.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+        below, kind = _below(steps[: number - 1]), ""
+    elif call.arg == 1 and has_float and (callee := _callee(steps[:number], 1)) is not None:
+        pushed = dis.stack_effect(steps[callee].opcode, steps[callee].arg)  # the function, and a NULL beside it
+        below, kind = _below(steps[: callee + 1]), _AS_FLOAT
+        below = below[: len(below) + 1 - pushed]
+    else:
+        return None
+    places = _places(_returned(steps[number + 1 :], below), "output")
+    return f"{kind}{places[0]}" if len(places) == 1 else None
+
+
+def _callee(steps: Sequence[dis.Instruction], values: int) -> int | None:
+    """Which instruction put ``float`` where it is below so many values, if it is that."""
+    for number in range(len(steps) - 1, -1, -1):
+        one = steps[number]
+        if values == 0:
+            return number if one.opname == "LOAD_GLOBAL" and one.argval == "float" else None
+        if one.opname.startswith(_ENDS_OF_STATEMENTS) or one.opcode in _JUMPS:
+            return None
+        values -= -(one.arg or 0) - 1 if one.opname == "CALL" else dis.stack_effect(one.opcode, one.arg)
+        if values < 0:
+            return None
+    return None
 
 
 def _below(steps: Sequence[dis.Instruction]) -> list[Any]:
@@ -172,7 +196,16 @@ def _places(made: Any, path: str) -> list[str]:
 
 def returned_at(reads: Sequence[str]) -> dict[int, str]:
     """The places of values that the body only returns, by the number of their read."""
-    return {number: told.removeprefix(RETURNED) for number, told in enumerate(reads) if told.startswith(RETURNED)}
+    return {
+        number: told.removeprefix(RETURNED).removeprefix(_AS_FLOAT)
+        for number, told in enumerate(reads)
+        if told.startswith(RETURNED)
+    }
+
+
+def given(told: str, value: Any) -> Any:
+    """What the body returns of a value that was read, and is told so."""
+    return float(value) if told.startswith(RETURNED + _AS_FLOAT) else value
 
 
 def put(result: Any, place: str, value: Any) -> Any:

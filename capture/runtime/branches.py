@@ -34,7 +34,7 @@ from capture.key.signature import Leaf
 from capture.native import native
 from capture.observe.islands import Outcome, answer, perform, settle
 from capture.observe.operator_schema import read_text
-from capture.observe.returned_value import put, returned_at
+from capture.observe.returned_value import given, put, returned_at
 from capture.runtime.captured import Captured
 from capture.runtime.entry import MOST_BRANCHES, Entry
 from capture.runtime.replay import Commit
@@ -247,10 +247,11 @@ class _Walk(Commit):
     def _built(self) -> Any:
         result = super()._built()
         for number, place in returned_at(self.node.reads).items():
+            value = given(self.node.reads[number], self.read[number])
             if type(result) is ForwardOutputs:
-                result = result.with_result(put(result.result, place, self.read[number]))
+                result = result.with_result(put(result.result, place, value))
             else:
-                result = put(result, place, self.read[number])
+                result = put(result, place, value)
         return result
 
     @override

@@ -87,6 +87,44 @@ def looked_for(x: Tensor) -> Any:
     return x * 2, loss, len(names)
 
 
+def as_float(x: Tensor) -> Any:
+    y = x * 2
+    return {"loss": float(y.sum()), "y": y}
+
+
+def as_floats(x: Tensor) -> Any:
+    y = x * 2
+    loss, n = float(y.mean()), float((y > 0).sum())
+    return y, loss, [n]
+
+
+def as_float_alone(x: Tensor) -> float:
+    y = (x * 2).sum()
+    return float(y)
+
+
+def float_below_others(x: Tensor) -> Any:
+    y = x * 2
+    return y, [float(y.sum()), float(torch.stack([y.min(), y.max()]).mean())]
+
+
+def as_int(x: Tensor) -> Any:
+    return x * 2, int(x.sum())
+
+
+def as_float_and_more(x: Tensor) -> Any:
+    return x * 2, float(x.sum()) + 1
+
+
+def own_float(x: Tensor) -> Any:
+    float = _doubled  # noqa: A001
+    return x * 2, float(x.sum())
+
+
+def _doubled(x: Tensor) -> Any:
+    return 2 * x.item()
+
+
 def given_to_a_call(x: Tensor) -> Any:
     loss = x.sum().item()
     return x * 2, abs(loss)
@@ -165,7 +203,22 @@ def test_a_default_device_stands_not_between() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [alone, in_a_tuple, by_name, after_a_write, metrics, one_metric, last_of_two, between_operators, in_a_block]
+    "body",
+    [
+        alone,
+        in_a_tuple,
+        by_name,
+        after_a_write,
+        metrics,
+        one_metric,
+        last_of_two,
+        between_operators,
+        in_a_block,
+        as_float,
+        as_floats,
+        as_float_alone,
+        float_below_others,
+    ],
 )
 def test_number_that_is_returned_is_read_anew(body: Callable[..., Any]) -> None:
     counters = recordings(compared(program(body)))
@@ -184,6 +237,9 @@ def test_number_that_is_returned_below_a_mode_of_torch_functions() -> None:
     [
         twice,
         returned_twice,
+        as_int,
+        as_float_and_more,
+        own_float,
         formatted,
         negated,
         after_a_branch,
