@@ -24,7 +24,7 @@ from capture.key.packages import is_library, package_of
 from capture.native import native
 from capture.torch_private import capabilities
 from capture.torch_private.distributed import progress_of, sharding_of
-from capture.torch_private.subclasses import is_wrapper
+from capture.torch_private.subclasses import is_wrapper, unseen
 
 Key = tuple[Any, ...]
 Leaf = Any  # a torch.Tensor or a torch.Generator
@@ -189,6 +189,7 @@ def tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
     return (*part, *sorted(own)) if own else part
 
 
+@unseen
 def _odd_tensor_key(tensor: torch.Tensor, leaves: list[Leaf]) -> Any:
     leaves.append(tensor)
     if tensor.layout is torch.strided and not tensor.is_nested:

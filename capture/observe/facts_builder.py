@@ -45,6 +45,7 @@ from capture.state.source import Source
 from capture.torch_private.capabilities import is_zero_tensor
 from capture.torch_private.devices import captures_kernels
 from capture.torch_private.freed_graph import leave_graph
+from capture.torch_private.subclasses import unseen
 
 _OWNERS: dict[str, Owner] = {
     "parameter": "parameter", "buffer": "buffer", "attribute": "attribute", "closure": "closure", "global": "global",
@@ -54,6 +55,7 @@ _SHOWN = 60  # characters of a value that are shown
 _LETTING_GO = 0.2  # seconds that threads of a process group may hold tensors that they have sent
 
 
+@unseen
 def describe(watched: ObservedRun, *, runs: int = 1) -> DescribedRun:
     """Facts of one watched run. The run's own references are dropped: memory it alone held is free afterwards."""
     call, trace = watched.call, watched.watch.trace

@@ -43,6 +43,7 @@ from capture.torch_private.capabilities import generator_id
 from capture.torch_private.distributed import buckets_to_arrange, handles_watched
 from capture.torch_private.dynamo import graphs_compiled, hide_from_compiler
 from capture.torch_private.generators import default_generators, host_random_state, restore_host_random
+from capture.torch_private.subclasses import unseen
 from capture.torch_private.surroundings import Surroundings
 
 
@@ -171,7 +172,7 @@ def _run_watched(
     if (run := body_run.current()) is not None:
         run.watched = watched
     hide_from_compiler()
-    watched.versions = list(_versions(arguments, before))
+    watched.versions = _versions(arguments, before)
     watch.begin(arguments)
     if watch.keep_undo:
         watched.states = _generator_states(watched)
@@ -329,6 +330,7 @@ def _given_other_memory(before: Snapshot) -> Iterator[tuple[str, str]]:
                 yield source.path, str(source.name)
 
 
+@unseen
 def _note_gradients_of_arguments(watched: ObservedRun) -> None:
     """Another call's tensor may have a gradient or not. The key tells that of state alone, and of what is static."""
     own = {id(change.source.holder) for change in watched.changed if change.source.name == "grad"}
@@ -354,6 +356,7 @@ def _tensors_before(watched: ObservedRun) -> set[int]:
     return found | watched.call.optimizers.parameter_ids()
 
 
+@unseen
 def _count_writes(watched: ObservedRun) -> None:
     """Count writes through lists of tensors (``_foreach_*``), which torch leaves out under a dispatch mode."""
     for tensor, version in watched.versions:
@@ -362,13 +365,15 @@ def _count_writes(watched: ObservedRun) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
-def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> Iterator[tuple[torch.Tensor, int]]:
-    seen = set()
+@unseen
+def _versions(arguments: list[tuple[str, Any]], before: Snapshot) -> list[tuple[torch.Tensor, int]]:
+    seen, versions = set[int](), list[tuple[torch.Tensor, int]]()
     owned = [tensor for owners in before.tensors.values() for _, tensor in owners]
     for tensor in [*[leaf for _, leaf in arguments if isinstance(leaf, torch.Tensor)], *owned]:
         if id(tensor) not in seen and not tensor.is_inference():
             seen.add(id(tensor))
-            yield tensor, tensor._version
+            versions.append((tensor, tensor._version))
+    return versions
 
 
 def empty_scratch(watched: ObservedRun) -> None:

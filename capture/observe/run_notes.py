@@ -25,6 +25,7 @@ from capture.state.snapshot import Snapshot
 from capture.torch_private.capabilities import generator_id
 from capture.torch_private.devices import captures_kernels
 from capture.torch_private.generators import default_generators, was_drawn
+from capture.torch_private.subclasses import unseen
 from capture.torch_private.threads import others_may_run
 
 _RESIZING = "UntypedStorage.resize_"
@@ -41,6 +42,9 @@ class AtIslands(Protocol):
     def end(self) -> Sequence[islands.StateChange]:
         """What differs from then on is of the body again. Gives what the island changed, but for members of
         containers."""
+
+
+_storage_unseen = unseen(storage_of)
 
 
 class RunNotes(HigherOrderMode):
@@ -94,7 +98,7 @@ class RunNotes(HigherOrderMode):
     def begin(self, arguments: list[tuple[str, Any]]) -> None:
         """The run begins: the state before it is noted, and these are the leaves the body gets."""
         tensors = [(path, leaf) for path, leaf in arguments if isinstance(leaf, torch.Tensor)]
-        self.arguments = {id(storage_of(leaf)) for _, leaf in tensors}
+        self.arguments = {id(_storage_unseen(leaf)) for _, leaf in tensors}
         self._leaves = [(path, weakref.ref(leaf)) for path, leaf in tensors]
         generators = [leaf for _, leaf in arguments if isinstance(leaf, torch.Generator)]
         generators += [source.get() for source in self.before.generators.values()]

@@ -25,6 +25,7 @@ from capture.observe.run import ObservedRun
 from capture.runtime.payoff import Payoff
 from capture.state.call import Call
 from capture.state.code_run import CodeRun
+from capture.torch_private.subclasses import unseen
 from capture.tree.node import Node
 
 Phase = Literal["cold", "warm", "ready", "eager"]
@@ -314,6 +315,8 @@ class Family:
     """Positions of the leaves whose alignment counts: a single element is read alone, wherever it lies."""
     loose: tuple[int, ...]
     """Positions of the leaves that have such strides."""
+    has_subclasses: bool = False
+    """Some leaves are of a class of the user's."""
     entries: dict[tuple[Any, ...], Entry] = field(factory=dict)
     reads_form: bool | None = None
     """What watched runs showed; None before the first."""
@@ -325,8 +328,7 @@ class Family:
 
     def form(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """That of a call."""
-        begins = [leaves[position].data_ptr() & 63 for position in self.placed]
-        return (*begins, *[leaves[position].stride() for position in self.loose])
+        return _form_unseen(self, leaves) if self.has_subclasses else _form(self, leaves)
 
     def find(self, pattern: tuple[Any, ...], leaves: Sequence[Any]) -> Entry | None:
         """The entry of a call."""
@@ -350,6 +352,14 @@ class Family:
             if self.entries.setdefault((pattern, form), entry) is not entry:
                 entry.retire()
         return True
+
+
+def _form(family: Family, leaves: Sequence[Any]) -> tuple[Any, ...]:
+    begins = [leaves[position].data_ptr() & 63 for position in family.placed]
+    return (*begins, *[leaves[position].stride() for position in family.loose])
+
+
+_form_unseen = unseen(_form)
 
 
 def drop_unused(families: dict[tuple[Any, ...], Family], *, most: int) -> None:

@@ -13,11 +13,13 @@ from capture.core.plan import CapturePlan
 from capture.engines.base import Input
 from capture.engines.staging import dense_enough
 from capture.key import tensor_meta
+from capture.key.pytree import TENSOR_TYPES
 from capture.key.tensor_meta import alias_groups, any_overlap
 from capture.runtime.entry import Entry, Family
 from capture.state import snapshot
 from capture.state.call import Call
 from capture.state.source import Source
+from capture.torch_private.subclasses import unseen
 from capture.tree.node import Pattern
 from capture.tree.tree import Tree
 
@@ -36,12 +38,14 @@ def _has_address(leaf: torch.Tensor) -> bool:
     return True
 
 
+@unseen
 def family_of(leaves: Sequence[Any]) -> Family:
     """A family of calls like this one."""
     spans = tuple(map(span_of, leaves))
     seen = [i for i, leaf in enumerate(leaves) if spans[i] and _has_address(leaf)]
     loose = [i for i in seen if tensor_meta.leading_ones(leaves[i].shape, leaves[i].stride())]
-    return Family(spans, tuple(i for i in seen if leaves[i].numel() > 1), tuple(loose))
+    odd = any(isinstance(leaf, torch.Tensor) and type(leaf) not in TENSOR_TYPES for leaf in leaves)
+    return Family(spans, tuple(i for i in seen if leaves[i].numel() > 1), tuple(loose), has_subclasses=odd)
 
 
 def alias_pattern(leaves: Sequence[Any], spans: Sequence[int]) -> tuple[Any, ...]:

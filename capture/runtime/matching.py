@@ -17,6 +17,7 @@ from capture.runtime.captured import Captured
 from capture.runtime.entry import Entry, drop_dead, drop_unused
 from capture.runtime.phases import enter
 from capture.state import snapshot
+from capture.torch_private.subclasses import unseen
 from capture.tree.node import Node, Pattern
 from capture.tree.tree import Tree
 
@@ -72,6 +73,7 @@ def fitting(captured: Captured, entry: Entry, tree: Tree, pattern: Pattern) -> N
     return None
 
 
+@unseen
 def engine_of(captured: Captured, entry: Entry, leaves: Sequence[Leaf]) -> Backend | None:
     """The engine for this call's device; without one the entry goes eager."""
     if entry.backend is not None:

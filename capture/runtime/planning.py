@@ -30,10 +30,12 @@ from capture.runtime.entry import RETRIES, Entry, Phase
 from capture.runtime.verdict import Refuted
 from capture.state.call import Call
 from capture.torch_private.distributed import passes_measured
+from capture.torch_private.subclasses import unseen
 from capture.tree.thread_trees import tree_for
 from capture.tree.tree import Tree
 
 
+@unseen
 def load(captured: Captured, entry: Entry, leaves: Sequence[Any]) -> Phase:
     """Take the plan another process made, if there is one; it is checked by the recording. Gives the phase to enter."""
     if entry.region is None and torch.is_grad_enabled() and any(_needs_gradient(leaf) for leaf in leaves):

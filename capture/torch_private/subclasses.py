@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -23,6 +24,25 @@ try:
     from torch.nested._internal.nested_tensor import NestedTensor as _Nested
 except ImportError:  # pragma: no cover - a torch whose nested tensors hold no others
     _Nested = None  # type: ignore[assignment, misc]
+
+
+_disabled: Any = getattr(torch._C, "DisableTorchFunctionSubclass", None)
+_Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
+
+
+def unseen(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """What the function asks of tensors runs no ``__torch_function__`` of a subclass, which may note or print what it
+    sees. Without this name of torch's it does."""
+    if _disabled is None:
+        return function
+
+    @functools.wraps(function)
+    def quiet(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with _disabled():
+            return function(*args, **kwargs)
+
+    return quiet
 
 
 def is_wrapper(kind: type) -> bool:
