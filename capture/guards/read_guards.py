@@ -92,7 +92,8 @@ def starts_of(call: Call) -> list[tuple[Any, str]]:
     for path, leaf in call.all_leaves():
         if not isinstance(leaf, torch.Tensor) and id(referent(leaf)) not in others:
             named.append((leaf, path))
-    return named + [(kind, kind.__qualname__) for kind in dict.fromkeys(map(type, opened))]
+    named += [(kind, kind.__qualname__) for kind in dict.fromkeys(map(type, opened))]
+    return named + call.unreached.starts()
 
 
 def path_read(read: Read, changes: Iterable[Change]) -> str | None:

@@ -33,8 +33,8 @@ from capture.torch_private.dynamo import COMPILERS
 from capture.torch_private.getters import asked_of_torch
 
 HEAP, IMMUTABLE = 1 << 9, 1 << 8  # flags of classes: made by a ``class`` statement, and immutable
-CLOSED = frozenset({"builtins", "threading", "_thread", "logging", "_io", "socket", "re", "typing", "abc",
-                     "concurrent", "multiprocessing", "asyncio", "capture", "importlib", "warnings",
+CLOSED = frozenset({"builtins", "threading", "_thread", "_io", "socket", "re", "typing", "abc",
+                     "concurrent", "multiprocessing", "asyncio", "capture", "importlib",
                      "inspect", "contextlib"})  # fmt: skip
 """Packages whose objects are not opened: machinery that has no part in what a body computes, or our own."""
 _STEPS_ASIDE = ("torch.nn.parallel", "torch.distributed", *COMPILERS)

@@ -7,11 +7,12 @@
 
 #include <structmember.h>
 
-enum { NOTED, AS_ITS_CALLER, OURS, BETWEEN, ASIDE }; /* as in ``observe/code_run.py`` */
+enum { NOTED, AS_ITS_CALLER, OURS, BETWEEN, ASIDE, OPERATORS }; /* as in ``observe/code_run.py`` */
 
 #define APART 2 /* nothing below is noted, whatever it calls */
 #define LEVELS 3
 #define OWN 4 /* the frame itself is noted, not only what it calls */
+#define BELOW 8 /* it runs for an operator that was seen */
 
 /* A function in C, with the class of what it is bound to. Kept by address for the length of one watch. */
 typedef struct {
@@ -26,6 +27,9 @@ typedef struct {
     PyObject *apart; /* a tuple of code objects that count for nothing, as whoever calls them comes at any time */
     PyObject *name;  /* "__name__" */
     PyObject *seen;  /* a dict: noted code to its globals */
+    PyObject *below; /* a set: noted code that only operators ran */
+    PyObject *asked; /* a set of code, whose frames */
+    PyObject *told;  /* this function is told of as they begin */
     PyObject *more;  /* a list: pairs of code that ran with other globals, too */
     PyObject *leaves; /* a function: whether a function in C leaves something that a replay would not, or None */
     PyObject *calls; /* a list: those that do, with the code and the line that called them first */
@@ -140,19 +144,31 @@ static int enter(CodeWatch *self, PyFrameObject *frame)
         self->depths = grown;
         self->room = self->room * 2 + 64;
     }
-    int notes = self->depth == 0 ? 1 : self->depths[self->depth - 1] & LEVELS, own = 0;
+    int above = self->depth == 0 ? 1 : self->depths[self->depth - 1];
+    int notes = above & LEVELS, below = above & BELOW, own = 0;
     PyObject *code = (PyObject *)PyFrame_GetCode(frame);
     PyObject *globals = PyFrame_GetGlobals(frame);
     int kind = notes == APART ? BETWEEN : globals == NULL ? -1 : kind_of(self, code, globals), failed = kind < 0;
     if (kind == NOTED || (kind == AS_ITS_CALLER && notes)) {
-        failed = note(self, code, globals) < 0;
+        if (!below)
+            failed = PySet_Discard(self->below, code) < 0;
+        else if (!PyDict_Contains(self->seen, code))
+            failed = PySet_Add(self->below, code) < 0;
+        failed = failed || note(self, code, globals) < 0;
+        if (!failed && PySet_GET_SIZE(self->asked) && PySet_Contains(self->asked, code) == 1) {
+            PyObject *answer = PyObject_CallOneArg(self->told, (PyObject *)frame);
+            failed = answer == NULL;
+            Py_XDECREF(answer);
+        }
         notes = 1;
         own = OWN;
-    } else if (kind == OURS || kind == ASIDE)
-        notes = kind == OURS ? 0 : APART;
+    } else if (kind == OURS || kind == OPERATORS || kind == ASIDE) {
+        notes = kind == ASIDE ? APART : 0;
+        below = kind == OPERATORS ? BELOW : below;
+    }
     Py_DECREF(code);
     Py_XDECREF(globals);
-    self->depths[self->depth++] = (char)(notes | own);
+    self->depths[self->depth++] = (char)(notes | own | below);
     return failed ? -1 : 0;
 }
 
@@ -200,10 +216,10 @@ static PyObject *end(PyObject *object, PyObject *Py_UNUSED(none))
 
 static PyObject *code_watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"sort", "kinds", "apart", "leaves", NULL};
-    PyObject *sort, *kinds, *apart, *leaves;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O", names, &sort, &PyDict_Type, &kinds, &PyTuple_Type, &apart,
-                                     &leaves))
+    static char *names[] = {"sort", "kinds", "apart", "leaves", "asked", "told", NULL};
+    PyObject *sort, *kinds, *apart, *leaves, *asked, *told;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!OO!O", names, &sort, &PyDict_Type, &kinds, &PyTuple_Type,
+                                     &apart, &leaves, &PySet_Type, &asked, &told))
         return NULL;
     CodeWatch *self = (CodeWatch *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -213,10 +229,13 @@ static PyObject *code_watch_new(PyTypeObject *type, PyObject *args, PyObject *kw
     self->apart = Py_NewRef(apart);
     self->name = PyUnicode_InternFromString("__name__");
     self->leaves = Py_NewRef(leaves);
+    self->asked = Py_NewRef(asked);
+    self->told = Py_NewRef(told);
     self->seen = PyDict_New();
+    self->below = PySet_New(NULL);
     self->more = PyList_New(0);
     self->calls = PyList_New(0);
-    if (self->name == NULL || self->seen == NULL || self->more == NULL || self->calls == NULL)
+    if (self->name == NULL || self->seen == NULL || self->below == NULL || self->more == NULL || self->calls == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -228,8 +247,11 @@ static int code_watch_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->kinds);
     Py_VISIT(self->apart);
     Py_VISIT(self->seen);
+    Py_VISIT(self->below);
     Py_VISIT(self->more);
     Py_VISIT(self->leaves);
+    Py_VISIT(self->asked);
+    Py_VISIT(self->told);
     Py_VISIT(self->calls);
     Py_VISIT(self->other_object);
     return 0;
@@ -243,8 +265,11 @@ static int code_watch_clear(PyObject *object)
     Py_CLEAR(self->apart);
     Py_CLEAR(self->name);
     Py_CLEAR(self->seen);
+    Py_CLEAR(self->below);
     Py_CLEAR(self->more);
     Py_CLEAR(self->leaves);
+    Py_CLEAR(self->asked);
+    Py_CLEAR(self->told);
     Py_CLEAR(self->calls);
     Py_CLEAR(self->other_object);
     return 0;
@@ -267,6 +292,7 @@ static PyMethodDef methods[] = {
 
 static PyMemberDef members[] = {
     {"seen", T_OBJECT, offsetof(CodeWatch, seen), READONLY, "Code to its globals."},
+    {"below", T_OBJECT, offsetof(CodeWatch, below), READONLY, "Of that code, what only operators ran."},
     {"more", T_OBJECT, offsetof(CodeWatch, more), READONLY, "Code that ran with other globals, too, with those."},
     {"calls", T_OBJECT, offsetof(CodeWatch, calls), READONLY, "What functions in C left, by which code and line."},
     {NULL, 0, 0, 0, NULL},

@@ -200,7 +200,7 @@ def _run_watched(
             around.enter_context(packages(watch, call.annotation, keep_undo=watch.keep_undo))
             around.enter_context(watch)
             if watch.notes_code:
-                watched.ran = around.enter_context(code_run(source_location.user_location))
+                watched.ran = around.enter_context(code_run(source_location.user_location, *call.unreached.watch()))
             watched.has_begun = True
             watched.result = call.run(values)
             watched.is_over = True

@@ -35,6 +35,7 @@ from capture.runtime.payoff import Trial
 from capture.runtime.replacements import Replacements
 from capture.state.call import Call
 from capture.state.optimizers import Optimizers
+from capture.state.unreached import Unreached
 
 _numbers = itertools.count(1)
 MOST_LIFTS = 3  # of one function: each records twice
@@ -138,6 +139,7 @@ class Captured:
     """The user was warned of a reason for eager calls."""
     replacements: Replacements = field(factory=Replacements, init=False)
     optimizers: Optimizers = field(factory=Optimizers, init=False)
+    unreached: Unreached = field(factory=Unreached, init=False)
     sizes: Sizes | None = field(default=None, init=False)
     """The sizes of its calls, if the annotation has buckets."""
     asks_attributes: bool = field(default=False, init=False)
@@ -246,6 +248,7 @@ class Captured:
         return make(
             annotation=self.annotation, function=self.function, receiver=self.receiver, binder=self.binder,
             values=values, leaves=leaves, code=None if entry is None else entry.ran, optimizers=self.optimizers,
+            unreached=self.unreached,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------- what is recorded
@@ -291,7 +294,7 @@ class Captured:
         self.lifts_left = MOST_LIFTS
         if self.sizes is not None:
             self.sizes.forget()
-        self.optimizers, self.replacements = Optimizers(), Replacements()
+        self.optimizers, self.replacements, self.unreached = Optimizers(), Replacements(), Unreached()
         self.log = Log(self.annotation.function)
         self.budget, self.is_told, self.warnings = self._new_budget(), False, 0
 

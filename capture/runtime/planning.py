@@ -89,6 +89,10 @@ def _watch(captured: Captured, call: Call, undo: bool, trial: bool) -> tuple[Obs
         captured.asks_attributes = captured.asks_attributes or watched.watch.trace.asks_attributes
         captured.optimizers.note(watched.before, call.function, (call.receiver, *call.values))
         captured.optimizers.note_gradients(*watched.gradient_uses())
+        on_cpu = all(one.startswith(("cpu", "meta")) for one in watched.watch.trace.devices)
+        given = {type(one) for one in (*call.values, *[leaf for _, leaf in call.all_leaves()])}
+        if captured.unreached.note(watched.before, watched.ran, given, runs_operators=on_cpu):
+            watched.once = watched.once or "functions that ran were found in the hands of a library"
         if watched.error is not None:
             if trial:
                 run.undo(watched)
@@ -225,7 +229,7 @@ def _is_of_this_run(facts: Facts | None) -> bool:
 
 def save(captured: Captured, entry: Entry) -> None:
     """Keep the plan for other processes."""
-    if entry.plan is not None and captured.keeps_plans and not _is_of_this_run(entry.facts):
+    if entry.plan is not None and captured.keeps_plans and not captured.unreached and not _is_of_this_run(entry.facts):
         entry.plan = store.save(captured.annotation, captured.function, _stored_key(entry), entry.plan, captured.log)
     entry.plan_is_new = False
 

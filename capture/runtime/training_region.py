@@ -101,7 +101,7 @@ class BackwardCall(Call):
             return leaf.detach() if type(leaf) in TENSOR_TYPES and leaf.requires_grad else leaf
 
         named = {name: replace_leaves(value, bare) for name, value in self.named_values(values).items()}
-        return snapshot.roots(self.function, self.receiver, named)
+        return snapshot.roots(self.function, self.receiver, named) + self.unreached.roots()
 
 
 _orders: weakref.WeakKeyDictionary[Captured, accumulate_grad.Order] = weakref.WeakKeyDictionary()

@@ -19,6 +19,7 @@ from capture.state import body_run, snapshot
 from capture.state.code_run import CodeRun
 from capture.state.optimizers import Optimizers
 from capture.state.source import Source
+from capture.state.unreached import Unreached
 
 
 @define(kw_only=True)
@@ -45,6 +46,8 @@ class Call:
     """The code that the body ran in earlier calls, for runs in which it is not noted."""
     optimizers: Optimizers = field(factory=Optimizers)
     """Optimizers that the function was seen to use."""
+    unreached: Unreached = field(factory=Unreached)
+    """Functions that it was seen to run, and that nothing else leads to."""
     undo: Any = None
     """The former state of everything outside of the pool that a recording run changed because it had to execute a
     part."""
@@ -158,7 +161,7 @@ class Call:
     def roots(self, values: tuple[Any, ...] | None = None) -> list[Source]:
         """Where a walk over the Python state begins that the body can reach, called with these values or with the
         caller's own."""
-        return snapshot.roots(self.function, self.receiver, self.named_values(values))
+        return snapshot.roots(self.function, self.receiver, self.named_values(values)) + self.unreached.roots()
 
     def opaque_leaves(self) -> list[OpaqueLeaf]:
         """Leaves that are no plain value, tensor or module and whose tensors, if any, are not declared static."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from attrs import define, field
@@ -20,9 +20,10 @@ from capture.state import c_calls
 from capture.torch_private import warned
 from capture.torch_private.dynamo import AROUND_COMPILED, COMPILE, RUN_COMPILED
 
-_NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE = range(5)  # as in ``native/code_watch.c``
+_NOTED, _AS_ITS_CALLER, _OURS, _BETWEEN, _ASIDE, _OPERATORS = range(6)  # as in ``native/code_watch.c``
 _CALLS_BODIES = ("api", "autograd", "integrations", "runtime", "state", "testing")
 """Folders of this library whose functions call users' code: that code counts again."""
+_RUN_OPERATORS = ("capture.engines.", "capture.observe.dispatch_mode")
 _ISLANDS = "capture.observe.islands"
 """Runs functions that are not recorded: what they read is left out."""
 _kinds: dict[str | None, int] = {}
@@ -35,6 +36,8 @@ def _sort(name: str | None) -> int:
     if name == _ISLANDS:
         return _ASIDE
     if package == "capture":
+        if str(name).startswith(_RUN_OPERATORS):
+            return _OPERATORS
         folder = str(name).split(".")[1:2]
         return _BETWEEN if not folder or folder[0] in _CALLS_BODIES else _OURS
     if package == "importlib" or name in COMPILE:  # what they run, they run once
@@ -52,6 +55,8 @@ class CodeRun:
     calls: list[tuple[tuple[str, Any], types.CodeType, int]] = field(factory=list)
     """What C functions left behind, and the place that was noted for it, with the code and the line that called them
     first."""
+    below: set[types.CodeType] = field(factory=set)
+    """Of the code of one run, what only operators ran that are written in Python."""
     is_complete: bool = True
     """False where some code may have run unseen."""
 
@@ -77,9 +82,12 @@ class CodeRun:
 
 
 @contextlib.contextmanager
-def code_run(place: Callable[[], Any] = lambda: None) -> Iterator[CodeRun]:
+def code_run(
+    place: Callable[[], Any] = lambda: None, asked: Collection[types.CodeType] = (),
+    told: Callable[[types.FrameType], None] = lambda _: None,
+) -> Iterator[CodeRun]:  # fmt: skip
     """The code that this thread runs in the block; complete once the block is over. ``place`` is called where a C
-    function leaves something behind, to note the line."""
+    function leaves something behind, to note the line; ``told`` with each frame of the code in ``asked``."""
 
     def leaves(function: Any) -> tuple[str, Any] | None:
         what = c_calls.leaves(function)
@@ -90,7 +98,7 @@ def code_run(place: Callable[[], Any] = lambda: None) -> Iterator[CodeRun]:
     # the garbage collector may call these at any time
     collected = [getattr(one, "__code__", None) for one in gc.callbacks]
     apart = (warned.CODE, *[code for code in collected if type(code) is types.CodeType])
-    run, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart, leaves)
+    run, watch = CodeRun(), native.CodeWatch(_sort, _kinds, apart, leaves, set(asked), told)
     watch.begin()
     try:
         yield run
@@ -99,4 +107,5 @@ def code_run(place: Callable[[], Any] = lambda: None) -> Iterator[CodeRun]:
         run.codes.update({code: [scope] for code, scope in watch.seen.items()})
         for code, scope in watch.more:
             run.add(code, scope)
+        run.below = set(watch.below)
         run.calls = list(watch.calls)

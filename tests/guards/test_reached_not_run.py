@@ -58,7 +58,7 @@ def test_a_function_that_the_compiler_leaves_alone() -> None:
             assert torch.equal(run(x), (x * 3 + 1) * 2)
     finally:
         other.SCALE = 1.0
-    assert recordings(run).replays >= 3
+    assert recordings(run).replays >= 2
 
 
 @pytest.mark.filterwarnings("ignore:CG201.*item:capture.CaptureWarning")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -52,12 +54,8 @@ def noted(values: Iterable[Value], used: list[Value]) -> Callable[[], Value]:
 
     The last one used is what the result of a call was made with: a run that came to nothing may have used one before.
     """
-
-    def note(value: Value) -> Value:
-        used.append(value)
-        return value
-
-    return map(note, values).__next__
+    told, given = itertools.tee(values)  # all in C: code that runs is looked at
+    return map(operator.itemgetter(1), zip(map(used.append, told), given, strict=False)).__next__
 
 
 def eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,234 @@
+"""Functions that ran in a body though nothing leads to them from what the body names.
+
+A library has them: a handler of ``logging``, a conversion that was registered, ``__del__`` of an object that is gone.
+Their code was seen to run; the collector knows who has that code. What is found is walked like arguments are, from the
+next run on.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from capture.key.code_names import globals_in
+from capture.key.pytree import PLAIN_TYPES
+from capture.state.code_run import CodeRun
+from capture.state.namespaces import Namespace, holds_state, is_of_users, scope_of
+from capture.state.snapshot import Snapshot
+from capture.state.source import Source
+
+_MAKING = frozenset({"__init__", "__new__", "__post_init__"})
+_WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partialmethod)
+
+
+class Unreached:
+    """What one captured function was seen to run in this way."""
+
+    def __init__(self) -> None:
+        self._looked_for: set[types.CodeType] = set()
+        self._found: list[tuple[Callable[[], Any], str]] = []
+        self._may_be: dict[types.CodeType, list[weakref.ref[Any]]] = {}
+        """Functions with this code, and objects with such a method, where there are several: frames tell which. Where
+        there are none, as the collector knows of nothing that it was told to leave alone, what frames see counts."""
+        self._entered: list[tuple[Any, str]] = []
+        """What frames told of in the last run, and a name for each."""
+
+    def __bool__(self) -> bool:
+        return bool(self._found or self._may_be)
+
+    def starts(self) -> list[tuple[Any, str]]:
+        """What is still there, with a path for each."""
+        return [(one.holder(), one.path) for one in self.roots()]
+
+    def roots(self) -> list[Source]:
+        """The same for a walk over state: no arguments, which each call has anew."""
+        there = [(get, name) for get, name in self._found if get() is not None]
+        return [Source("call", get, None, f"{name}#{at}") for at, (get, name) in enumerate(there)]
+
+    def watch(self) -> tuple[Collection[types.CodeType], Callable[[types.FrameType], None]]:
+        """Code whose frames are looked at in the next run, and what looks at them."""
+        self._entered.clear()
+        return self._may_be.keys(), self._enter
+
+    def _enter(self, frame: types.FrameType) -> None:
+        """A frame of such code begins."""
+        code, values = frame.f_code, frame.f_locals
+        own, known = values.get(code.co_varnames[0]) if code.co_argcount else None, self._may_be.get(code, [])
+        for value in [reference() for reference in known]:
+            is_function = type(value) is types.FunctionType
+            if value is not None and (value is own or (is_function and _has_cells(value, code, values))):
+                self._entered.append((value, _name_of(value)))
+        if not known:
+            seen = {f"{code.co_qualname}:{name}": values.get(name) for name in code.co_freevars}
+            if any(one.__code__ is code for one in _methods_of(type(own))):
+                seen[f"{code.co_qualname}:{code.co_varnames[0]}"] = own
+            self._entered += [(value, name) for name, value in seen.items() if type(value) not in PLAIN_TYPES]
+
+    def note(self, state: Snapshot, ran: CodeRun, given: Iterable[type], *, runs_operators: bool) -> bool:
+        """Look for functions that ran and that ``state`` did not come to. True: there were some. ``given``: classes of
+        the arguments. ``runs_operators``: replays run the Python code of operators, so what that leaves behind is left
+        as in the body."""
+        codes = {code for code, scopes in ran.codes.items() if any(scope_of(one.get("__name__")) for one in scopes)}
+        codes -= self._looked_for | (ran.below if runs_operators else set()) | _made_by(ran)
+        found, self._entered = self._entered, []
+        is_open = False
+        if codes:
+            self._looked_for |= codes
+            entered = [value for _, value in state.entered if type(value) is types.FunctionType]
+            codes -= _with_inner(one.__code__ for one in (*entered, *state.forwards))
+            methods = [one for one in _methods_in(state.namespaces.values()) if one.__code__ in codes]
+            codes -= _with_inner(one.__code__ for one in methods)
+            kinds = [*given, *_named_classes(ran)]  # their objects are made, or reached
+            codes -= _with_inner(one.__code__ for kind in kinds for one in _methods_of(kind) if not _keeps_state(one))
+            codes = {one for one in codes if _may_keep_state(one, ran.codes[one])}
+            alone, is_open = self._held_by_others(codes) if codes else ([], False)
+            found += [(one, _name_of(one)) for one in (*filter(_keeps_state, methods), *alone)]
+        known = {id(value) for value, _ in self.starts()}
+        new = {id(value): (value, name) for value, name in found if id(value) not in known}
+        self._found += [(_weakly(value), name) for value, name in new.values()]
+        return bool(new) or is_open
+
+    def _held_by_others(self, codes: set[types.CodeType]) -> tuple[list[Any], bool]:
+        """Functions with this code, and objects that have them as methods: those that are alone, and whether there are
+        such of which frames have to tell."""
+        by_id = {id(code) for code in codes}
+        functions = [
+            one for one in gc.get_referrers(*codes)
+            if type(one) is types.FunctionType and id(one.__code__) in by_id
+        ]  # fmt: skip
+        holders = gc.get_referrers(*functions) if functions else []  # code of ``eval`` has none
+        wrappers = [one for one in holders if isinstance(one, _WRAPPERS)]
+        holders += gc.get_referrers(*wrappers) if wrappers else []
+        tables = {id(one) for one in holders if type(one) is dict}
+        methods = {code: list[Any]() for code in codes}
+        for kind in _all_classes():
+            if not tables.isdisjoint(map(id, gc.get_referents(kind))):
+                own = [
+                    one for value in vars(kind).values() for one in _functions_in(value) if id(one.__code__) in by_id
+                ]
+                for objects in (_objects_of(kind),) if own else ():
+                    for one in own:
+                        methods[one.__code__] += objects
+        alone, is_open = list[Any](), False
+        for code in codes:
+            those = [one for one in functions if one.__code__ is code]
+            for candidates in (those, methods[code]):
+                if len(candidates) == 1:
+                    alone += candidates
+                elif candidates or not those:
+                    self._may_be.setdefault(code, []).extend(map(weakref.ref, candidates))
+                    is_open = True
+        return alone, is_open
+
+
+def _may_keep_state(code: types.CodeType, scopes: Iterable[dict[str, Any]]) -> bool:
+    """In cells, a receiver, or globals. Code of ``eval`` and of classes is no function's."""
+    if not code.co_flags & inspect.CO_OPTIMIZED:
+        return False
+    named = [scope.get(name) for scope in scopes for name in globals_in(code)]
+    owner = code.co_qualname.rpartition(".")[0]
+    is_method = bool(owner) and not owner.endswith("<locals>") and code.co_argcount > 0
+    return (
+        is_method or bool(code.co_freevars) or any(type(one) not in PLAIN_TYPES and holds_state(one) for one in named)
+    )
+
+
+def _has_cells(function: types.FunctionType, code: types.CodeType, values: Mapping[str, Any]) -> bool:
+    """Its cells hold what the frame sees."""
+    try:
+        held = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:
+        return True
+    return all(values.get(name, one) is one for name, one in zip(code.co_freevars, held, strict=False))
+
+
+def _methods_in(namespaces: Iterable[Namespace]) -> Iterator[types.FunctionType]:
+    for space in namespaces:
+        if isinstance(space.holder, type):
+            for value in space.values:
+                yield from _functions_in(value)
+
+
+def _named_classes(ran: CodeRun) -> list[type]:
+    """Users' classes that code names in its globals."""
+    found = {
+        id(value): value for code, scopes in ran.codes.items() for name in globals_in(code) for scope in scopes
+        if isinstance(value := scope.get(name), type) and is_of_users(value.__module__)
+    }  # fmt: skip
+    return list(found.values())
+
+
+def _made_by(ran: CodeRun) -> set[types.CodeType]:
+    """Code of functions that the run itself made, and of methods of classes of which it made objects: those are others
+    in each run. What an earlier run made is looked for when the run that made it is over."""
+    made = {one for code in ran.codes for one in code.co_consts if type(one) is types.CodeType}
+    owners = {_owner_of(code) for code in ran.codes if code.co_name in _MAKING}
+    return made | {code for code in ran.codes if not code.co_freevars and _owner_of(code) in owners}
+
+
+def _owner_of(code: types.CodeType) -> tuple[str, str]:
+    return code.co_filename, code.co_qualname.rpartition(".")[0]
+
+
+def _methods_of(kind: type) -> Iterator[types.FunctionType]:
+    for base in kind.__mro__[:-1]:
+        for value in vars(base).values():
+            yield from _functions_in(value)
+
+
+def _weakly(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
+def _functions_in(value: Any) -> Iterator[types.FunctionType]:
+    kind = type(value)
+    parts: tuple[Any, ...] = (value,)
+    if kind is property:
+        parts = (value.fget, value.fset, value.fdel)
+    elif kind in (functools.cached_property, functools.partialmethod):
+        parts = (value.func,)
+    elif kind in (staticmethod, classmethod):
+        parts = (value.__func__,)
+    yield from (one for one in parts if type(one) is types.FunctionType)
+
+
+def _keeps_state(method: types.FunctionType) -> bool:
+    """In cells, beside the class that ``super()`` needs, or in defaults."""
+    return bool({*method.__code__.co_freevars} - {"__class__"} or method.__defaults__ or method.__kwdefaults__)
+
+
+def _with_inner(codes: Iterable[types.CodeType]) -> set[types.CodeType]:
+    """These, and all code that is written in them."""
+    found = list(codes)
+    for code in found:
+        found += [one for one in code.co_consts if type(one) is types.CodeType]
+    return set(found)
+
+
+def _all_classes() -> list[type]:
+    return [one for one in gc.get_objects() if issubclass(type(one), type) and is_of_users(one.__module__)]
+
+
+def _objects_of(kind: type) -> list[Any]:
+    """Of the class, and of classes below."""
+    below = {kind: None}
+    for one in below.copy():
+        below |= dict.fromkeys(type.__subclasses__(one))
+    return [one for one in gc.get_referrers(*below) if type(one) in below and _has_reference(one)]
+
+
+def _has_reference(value: Any) -> bool:
+    return bool(type(value).__weakrefoffset__)
+
+
+def _name_of(value: Any) -> str:
+    kind = value if isinstance(value, types.FunctionType) else type(value)
+    return str(kind.__qualname__)
