@@ -299,7 +299,7 @@ def warm_up_all(captured: Captured, cases: Sequence[tuple[Any, ...]], shown: boo
     state = _Run(captured)
     with progress(f"warm-up of {function}", len(cases), shown) as update:
         for done, number in enumerate(order, 1):
-            rows[number], silent = state.one(cases[number], sizes[number])
+            rows[number], silent = state.warm_case(cases[number], sizes[number])
             if silent:
                 swallowed.append(rows[number])
             update(done, state.nbytes)
@@ -325,7 +325,7 @@ class _Run:
     """Pool and graphs after the last case."""
     limit_said: bool = False
 
-    def one(self, values: tuple[Any, ...], size: int) -> tuple[WarmedCase, bool]:
+    def warm_case(self, values: tuple[Any, ...], size: int) -> tuple[WarmedCase, bool]:
         """Warm up one case. True with it if its reason was not said: an exception was held back."""
         before, _ = memory_of([self.captured])
         begin = time.perf_counter()

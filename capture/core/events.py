@@ -187,14 +187,14 @@ class Log:
         timed = Timed(detail, nbytes)
         begin = time.perf_counter()
         try:
-            with self.range(kind), self.told(kind):
+            with self.range(kind), self.progress_line(kind):
                 yield timed
         finally:
             self.add(kind, timed.detail, ms=(time.perf_counter() - begin) * 1e3, nbytes=timed.nbytes)
 
-    def told(self, kind: EventKind) -> AbstractContextManager[object]:
+    def progress_line(self, kind: EventKind) -> AbstractContextManager[object]:
         """Show a line on the terminal while the block takes long; the block adds its event itself."""
-        return slow_calls.told(kind, self.function)
+        return slow_calls.progress_line(kind, self.function)
 
     def range(self, kind: EventKind | Literal["replay"]) -> AbstractContextManager[object]:
         """A range in a profiler's trace, without an event; nothing while no profiler runs."""

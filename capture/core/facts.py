@@ -98,8 +98,8 @@ class Effect:
     where: CodeLocation | None = None
 
     @property
-    def told(self) -> tuple[str, EffectKind, str]:
-        """What it does; of a tensor, whichever one it is."""
+    def compared(self) -> tuple[str, EffectKind, str]:
+        """What has to be equal in each run; for a tensor, only where it goes."""
         return (self.path, self.kind, self.after if self.kind in ("value", "count", "members") else "")
 
 
@@ -115,8 +115,8 @@ class OutputInfo:
     """``repr`` of a Python output."""
 
     @property
-    def told(self) -> tuple[str, OutputKind, str | None, str | None]:
-        """Its metadata in a few words, without its memory."""
+    def compared(self) -> tuple[str, OutputKind, str | None, str | None]:
+        """What has to be equal in each run; ``made`` has the metadata of new tensors."""
         return (self.path, self.kind, self.source, self.value)
 
     @property

@@ -62,7 +62,7 @@ def tick() -> None:
 
 
 @contextmanager
-def told(kind: str, function: str) -> Iterator[None]:
+def progress_line(kind: str, function: str) -> Iterator[None]:
     """A block that may take long. Recordings are made one at a time in a process, so one line is enough."""
     global _current
     if kind not in _WORDS or _current is not None or _shown_otherwise or not _is_terminal():

@@ -113,7 +113,7 @@ def name_uses(code: types.CodeType) -> NameUses:
         walk.step(instruction)
     walk.escape()
     texts = _texts(code.co_consts) if not _BY_TEXT.isdisjoint(code.co_names) else ()
-    return walk.found(texts)
+    return walk.name_uses(texts)
 
 
 def _texts(constants: Iterable[Any]) -> Iterator[str]:
@@ -169,7 +169,7 @@ class _Walk:
             self._read(value)
         self.stack.clear()
 
-    def found(self, texts: Iterable[str]) -> NameUses:
+    def name_uses(self, texts: Iterable[str]) -> NameUses:
         """All names that were loaded, by what was done with them."""
         named = [one for one in self.loaded if one.kind != "item"]
         items = [(one, (one.base.name, one.name)) for one in self.loaded if one.kind == "item" and one.base is not None]

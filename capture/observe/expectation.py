@@ -98,7 +98,7 @@ def other_result(expected: Sequence[OutputInfo], found: Sequence[OutputInfo], ca
     that operators of attention give. What a backward pass needs may be: it knows of seeds."""
     for planned, one in zip(expected, found, strict=False):
         needed = call.keeps_program and one.path.startswith("output.saved.")
-        if planned.told == one.told and planned.made != one.made and not needed:
+        if planned.compared == one.compared and planned.made != one.made and not needed:
             return f"{one.path} is {one.tensor} while capturing, and {planned.tensor} otherwise"
     return None
 
@@ -124,12 +124,12 @@ def confirm(
     outputs = [classify.leaf(path, value) for path, value in result_leaves(watched.result)]
     effects, effect_facts = effects_of(watched, classify)
     output_facts = [output_info(one, watched.arguments) for one in outputs]
-    if [one.told for one in output_facts] != [one.told for one in wanted.facts.outputs]:
+    if [one.compared for one in output_facts] != [one.compared for one in wanted.facts.outputs]:
         return "the outputs are others"
     if (difference := other_result(wanted.facts.outputs, output_facts, watched.call)) is not None:
         return difference
     effect_facts += told_kinds(watched, [*(leaf for effect in effects for leaf in effect.leaves), *outputs])
-    if [one.told for one in effect_facts] != [one.told for one in wanted.facts.effects]:
+    if [one.compared for one in effect_facts] != [one.compared for one in wanted.facts.effects]:
         return "other state is changed"
     if any(leaf.kind not in ("fresh", "input", "input-view", "python") for one in effects for leaf in one.leaves):
         return "state is set to a tensor from elsewhere"

@@ -260,10 +260,10 @@ def replace(captured: Captured, entry: Entry, refuted: Refuted) -> Phase:
 def _unsteady(before: Facts, now: Facts) -> tuple[Effect, ...]:
     """The effects, of which those that only one of two runs had are none that a replay can do again."""
     kind: dict[EffectKind, EffectKind] = {"value": "python", "count": "python", "members": "container"}
-    told_before, told = ({one.told for one in facts.effects} for facts in (before, now))
-    gone = [one for one in before.effects if one.told not in told and one.kind in kind]
+    effects_before, effects = ({one.compared for one in facts.effects} for facts in (before, now))
+    gone = [one for one in before.effects if one.compared not in effects and one.kind in kind]
     return tuple(
-        one if one.told in told_before and one not in gone else evolve(one, kind=kind.get(one.kind, one.kind))
+        one if one.compared in effects_before and one not in gone else evolve(one, kind=kind.get(one.kind, one.kind))
         for one in (*now.effects, *[one for one in gone if all(one.path != other.path for other in now.effects)])
     )
 

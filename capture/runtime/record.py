@@ -179,7 +179,7 @@ def _run(
 
     def run() -> Recorded:
         tree.before_recording(captured.log)
-        with captured.log.range("record"), captured.log.told("record"), captured.optimizers.watching():
+        with captured.log.range("record"), captured.log.progress_line("record"), captured.optimizers.watching():
             recorded = tree.backend.record(
                 tree.pool,
                 call,
@@ -265,8 +265,8 @@ def _as_planned(expected: CapturePlan | None, recorded: CapturePlan) -> bool:
     def decisions(plan: CapturePlan) -> tuple[Any, ...]:
         return (
             [(one.path, one.kind, one.mutated, one.policy) for one in plan.placeholders],
-            [one.told for one in plan.outputs],
-            [one.told for one in plan.effects],
+            [one.compared for one in plan.outputs],
+            [one.compared for one in plan.effects],
             plan.sequence_digest,
         )
 
