@@ -21,10 +21,10 @@ RANGES = {
     "5": "Gradients", "6": "Shapes", "7": "Several processes", "8": "Environment", "9": "Limits and cost",
 }  # fmt: skip
 SEVERITIES = {
-    "note": "A remark: the call is recorded.",
+    "note": "A remark. The call is recorded.",
     "copy": "The call is recorded, and copies something in every replay.",
     "eager": "Calls run eagerly, and a warning says so once.",
-    "error": "An error, as an option asks for one.",
+    "error": "The call raises, because an option asks for that.",
 }
 
 
@@ -45,8 +45,9 @@ def index() -> str:
     """All rules, by what they are about."""
     parts = [
         "# Rules\n",
-        "What keeps a call from being recorded, or makes it cost more, has a rule. A warning has its code and the",
-        "address of its page; `python -m capture rule CG201` prints the same page. The severity is the usual one.",
+        "Each reason for which a call is not recorded, or costs more, has a rule. A warning names its code and page;",
+        "`python -m capture rule CG201` prints the same page. The table has the severity that a finding usually has:\n",
+        *[f"* **{severity}**: {meaning}" for severity, meaning in SEVERITIES.items()],
     ]
     for digit, title in RANGES.items():
         rules = [rule for rule in RULES if rule.code[2] == digit]

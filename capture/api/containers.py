@@ -16,26 +16,20 @@ def register_container(
     flatten: Callable[[T], tuple[Sequence[Any], Hashable]],
     unflatten: Callable[[Sequence[Any], Any], T],
 ) -> None:
-    """Open objects of exactly this class by functions of your own, among arguments and results.
+    """Open objects of exactly this class, among arguments and results, by functions of your own.
 
-    Objects of plain Python classes are opened without it, by what they hold. It is for classes that keep tensors where
-    Python does not show them, or that hold what need not be compared.
+    Objects of plain Python classes are opened without it, member by member. It is for classes that keep tensors where
+    Python does not show them, or that have members which need not be compared.
 
-    Parameters
-    ----------
-    cls
-        The class. Registered for the process, before the first call that gets such an object.
-    flatten
-        Gives the members, tensors and any other values, and all else that tells two objects apart, which has to be
-        hashable. It runs in every call and must not change anything.
-    unflatten
-        Makes an object of members and what ``flatten`` gave beside them. A recorded body gets such an object in place
-        of the caller's.
+    Args:
+        cls: the class. Registered for the process, before the first call that gets such an object.
+        flatten: gives the members (tensors and any other values) and, as a hashable value, everything else that tells
+            two objects apart. It runs in every call and must not change anything.
+        unflatten: makes an object from members and the hashable value. A recorded body gets such an object in place of
+            the caller's.
 
-    Raises
-    ------
-    AnnotationError
-        ``cls`` is no class, or one that is opened already without being asked, such as ``dict``.
+    Raises:
+        AnnotationError: ``cls`` is no class, or one that is opened without registration, such as ``dict``.
     """
     kind: object = cls
     if not isinstance(kind, type) or kind in (tuple, list, dict):

@@ -6,6 +6,7 @@ Nothing is downloaded: the new environment reads torch and the rest from the one
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -50,7 +51,9 @@ def test_pip_without_a_compiler_says_so_in_one_line(source: Path, tmp_path: Path
         "--target",
         tmp_path / "into",
     )
-    done = run(*command, source, cwd=tmp_path, CC=str(tmp_path / "no-such-compiler"))
+    unbuilt = tmp_path / "unbuilt"  # another test may have built the module in its place
+    shutil.copytree(source, unbuilt, ignore=shutil.ignore_patterns("build", "*.so", "*.egg-info"))
+    done = run(*command, unbuilt, cwd=tmp_path, CC=str(tmp_path / "no-such-compiler"))
     assert done.returncode != 0
     said = done.stdout + done.stderr
     (line,) = (line.strip() for line in said.splitlines() if "torch-capture needs" in line)

@@ -81,7 +81,7 @@ RIGHT = {"options": "", "weights": "weights", "result": "loss.detach()", "argume
 @pytest.mark.parametrize(
     ("mistake", "code", "line", "fix"),
     [
-        ({"result": "loss"}, "CG501", "step", "return loss.detach()"),
+        ({"weights": "np.random.rand()"}, "CG202", "np.random.rand()", "draw before the call, and pass what was drawn"),
         (
             {"weights": "torch.from_numpy(weights)", "argument": "weights"},
             "CG202", "torch.from_numpy(weights)", "pass torch.from_numpy(array) as an argument",
