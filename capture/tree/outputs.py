@@ -265,6 +265,9 @@ class OutputPlan:
         values = values if values is not None else [None] * self.count
         groups, effects = self.others if in_place else (self.numbers, self.effects)
         if again:
+            for number in self.owned:
+                if values[self.first_positions[number]] is not None:  # else the next replay would find it there
+                    self.places[number] = None
             groups = tuple([number for number in groups if values[self.first_positions[number]] is None])
         if not in_place:
             self.kept = None

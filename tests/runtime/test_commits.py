@@ -153,6 +153,29 @@ def test_signals_in_replays(body: Callable[[World, Tensor], Any], kept: bool) ->
     assert came_out > 5
 
 
+class Within(Stopping):
+    """Counts lines of one function alone."""
+
+    @override
+    def _count(self, frame: FrameType) -> None:
+        if frame.f_code.co_qualname == "OutputPlan.build_left":
+            super()._count(frame)
+
+
+@pytest.mark.parametrize("body", [reading, several], ids=lambda one: one.__name__)
+def test_signals_while_outputs_are_handed_out(body: Callable[[World, Tensor], Any]) -> None:
+    """At each line: what was handed out by then is not handed out again in the next call."""
+    eager, ours, f = _pair(body)
+    x, y = torch.ones(3, 4), torch.ones(3, 4)
+    kept = [_step(eager, ours, f, x, y, None) for _ in range(6)]
+    counting = Within(-1, Stopped, lines=True)
+    _step(eager, ours, f, x, y, counting)
+    for at in range(1, counting.count + 1):
+        _step(eager, ours, f, x, y, Within(at, Stopped, lines=True, by_signal=True))
+        kept += [_step(eager, ours, f, x, y, None)]
+        assert all(bits(expected) == bits(found) for expected, found, _ in kept)
+
+
 class Lookup(nn.Module):
     """Writes between operators that raise where an index is not in the table."""
 
