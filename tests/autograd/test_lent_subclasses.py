@@ -189,8 +189,8 @@ def test_what_is_saved_of_a_copy_is_found_in_the_original(
         weight, storage = mine.m[0].weight.detach(), tensor.untyped_storage()
         if storage is weight.untyped_storage() or storage.nbytes() != weight.nbytes:
             return None
-        is_copy = bytes(storage.tolist()) == bytes(weight.untyped_storage().tolist())
         with unseen():
+            is_copy = bytes(storage.cpu().tolist()) == bytes(weight.untyped_storage().cpu().tolist())
             return DeviceCopy("self.weight", weight, storage, 0).source_of(tensor) if is_copy else None
 
     monkeypatch.setattr(ObserveMode, "original", original)

@@ -54,22 +54,6 @@ def test_frozen_and_unfrozen_parameters() -> None:
         run(mine, step, theirs, eager, batches(5))
 
 
-def test_a_loss_that_is_not_detached_runs_eagerly() -> None:
-    def body(t: Trainer, x: Tensor, y: Tensor) -> Tensor:
-        loss = F.mse_loss(t.model(x), y)
-        loss.backward()
-        return loss
-
-    mine, step, theirs, eager = pair(body)
-    x, y = batches(1)[0]
-    with pytest.warns(CaptureWarning, match="CG501"):
-        step(x, y)
-    eager(x, y)
-    for _ in range(3):
-        assert bits(step(x, y)) == bits(eager(x, y))
-        assert mine.values() == theirs.values()
-
-
 def test_hooks_on_tensors_run_or_are_named() -> None:
     mine, step, theirs, eager = pair(plain_step)
     counts = [0, 0]

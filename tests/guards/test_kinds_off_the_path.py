@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from capture import capture, recordings
-from tests.support.device import DEVICE
+from tests.support.device import AGAIN, DEVICE
 
 Body = Callable[[torch.Tensor], torch.Tensor]
 Made = tuple[Body, Callable[[], object]]
@@ -142,7 +142,7 @@ def test_types_are_asked_for_without_a_tensor() -> None:
     with torch.no_grad():
         for _ in range(5):
             assert body(x).dtype is torch.float64
-    assert recordings(body).replays == 3
+    assert recordings(body).replays == 3 - AGAIN
 
 
 def test_a_packed_sequence_as_a_result() -> None:

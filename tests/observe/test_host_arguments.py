@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from capture import capture, recordings
+from tests.support.device import without_default_device
 from tests.support.regions import bits
 
 Body = Callable[[Any, Tensor, Tensor], Any]
@@ -44,6 +45,7 @@ CASES = [(name, nn.GRU) for name in BODIES] + [
 @pytest.mark.parametrize(("name", "cell"), CASES)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.filterwarnings("ignore:CG201:capture.CaptureWarning", "ignore:CG901:capture.CaptureWarning")
+@without_default_device()
 def test_other_lengths(name: str, cell: Any, *, grad: bool) -> None:
     body = BODIES[name]
     torch.manual_seed(0)

@@ -42,7 +42,7 @@ class World:
     def state(self) -> Any:
         """Attributes of the module and of its class, and globals."""
         scope = self.module.__dict__
-        own = {name: value for name, value in vars(self.m).items() if name != "forward"}
+        own = {name: value for name, value in vars(self.m).items() if type(value) is not types.MethodType}
         kind = {name: value for name, value in vars(type(self.m)).items() if isinstance(value, int)}
         names = ("N", "S", "T", "V", "RUNS")
         left = {name: scope[name] for name in names if name in scope}

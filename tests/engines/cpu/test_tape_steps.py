@@ -13,6 +13,7 @@ from capture import capture, explain
 from capture.api.decorator import captured_states
 from capture.engines.cpu.tape import Tape
 from capture.key.tensor_meta import same_bits
+from tests.support.device import without_default_device
 
 CPU = torch.device("cpu")
 
@@ -108,6 +109,7 @@ def test_an_output_of_another_recording_that_was_kept() -> None:
         (lambda x: torch.nn.functional.dropout(x, 0.5) + 0, 1),
     ],
 )
+@without_default_device()
 def test_what_an_operator_makes_is_the_output(body: Callable[..., Any], given: int) -> None:
     captured = check(body, lambda: (numbers(8),))
     assert sum(root.is_given for root in tape_of(captured).roots) == given
