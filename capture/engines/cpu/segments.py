@@ -16,7 +16,7 @@ from attrs import define, evolve
 from typing_extensions import override
 
 from capture.core.interrupts import is_interrupt
-from capture.engines.base import Block, BoundInput, Found, Geometry, IslandCall, OwnedOutput, found
+from capture.engines.base import Block, BoundInput, Found, Geometry, IslandCall, OwnedOutput, found, views_of
 from capture.engines.copy_out import OutputCopies
 from capture.engines.cpu.answers import Answers
 from capture.engines.cpu.tape import Leaf, Register, Stop, Tape, TapeMemory, TapeStep, registers_in
@@ -70,6 +70,8 @@ class SegmentedTape(Tape):
         changed before. The step has the arguments, and what these places held."""
         self._places: dict[int, tuple[TapeMemory, Geometry]] = {}
         """Of registers, by number."""
+        self._builders: dict[int, Callable[[], torch.Tensor]] = {}
+        """What makes the first tensor that an island gets on each of the tape's blocks, by its number."""
         self._given_to: dict[int, list[tuple[TapeMemory, list[int]]]] = {}
         """By number of the break, the registers that an island gets."""
 
@@ -216,9 +218,13 @@ class SegmentedTape(Tape):
             elif root.kind == "block":
                 assert root.storage is not None
                 block = Block(root.storage.data_ptr(), root.storage.nbytes())
-                views = self.arena.views(block, [self._places[at][1] for at in numbers])
-                tensors.update(zip(numbers, views, strict=True))
-                lent.append((block, views[0].untyped_storage()))
+                geometries = [self._places[at][1] for at in numbers]
+                if root.number not in self._builders:
+                    self._builders[root.number] = self.arena.builder(block, geometries[0])
+                first = tensors[numbers[0]] = self._builders[root.number]()
+                if len(numbers) > 1:
+                    tensors.update(zip(numbers[1:], views_of(first, geometries[1:]), strict=True))
+                lent.append((block, first.untyped_storage()))
             else:
                 tensors.update((at, self.registers[at].clone()) for at in numbers)
         owners = [one.owner for one in self._written.roots if one.owner is not None]
@@ -292,7 +298,7 @@ class SegmentedTape(Tape):
         super().release()
         self._segments, self._breaks, self._meetings, self._written = [_in_segments], [], [], _Written()
         self._begins, self._returned, self._kept = [], {}, None
-        self._islands, self._places, self._given_to = {}, {}, {}
+        self._islands, self._places, self._given_to, self._builders = {}, {}, {}, {}
 
 
 def _in_segments(leaves: Sequence[Any]) -> None:
