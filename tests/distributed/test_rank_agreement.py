@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
+import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from capture import CaptureWarning, capture, config, recordings, release, reset,
 from capture.api.decorator import captured_states
 from capture.distributed import rank_agreement
 from capture.engines.cpu.engine import CpuBackend, TapeRecorder
+from capture.observe import run as run_module
 from tests.support.collectives import collectives
 from tests.support.ranks import said, two_ranks
 
@@ -290,24 +293,113 @@ def group_ends(rank: int) -> None:
     assert recordings(step).replays == 3 + 5 + 4
 
 
+class Late(Exception):
+    """As a request's timeout."""
+
+
+def raises_in_its_recording(rank: int) -> None:
+    """The body of one rank raises behind its collective, in its recording call alone: the caller gets that, the other
+    rank the value, and both record later."""
+    fails = [False]
+
+    def step(x: Tensor) -> Tensor:
+        y = x * 1.5
+        dist.all_reduce(y)
+        if rank == 1 and fails[0]:
+            raise Late("in the body")
+        return y + 1
+
+    run = capture(step)
+    right(run, 0)
+    fails[0] = True
+    if rank == 1:
+        with pytest.raises(Late, match="in the body"):
+            run(torch.full((1000,), 2.0))
+    else:
+        right(run, 1)
+    fails[0] = False
+    for number in range(2, 9):
+        right(run, number)
+    assert recordings(run).replays >= 4, recordings(run)
+
+
+def is_stopped_in_its_recording(rank: int) -> None:
+    """A signal's handler raises in one rank, behind its collective, in the call that records."""
+    step = summing()
+    right(step, 0)
+    original = run_module._compare
+    stopped: list[int] = []
+
+    def ring(number: int, frame: Any) -> None:
+        raise Late("by a signal")
+
+    def interrupted(watched: Any) -> None:
+        if rank == 1 and not stopped:
+            stopped.append(1)
+            signal.raise_signal(signal.SIGUSR1)
+        original(watched)
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    run_module._compare = interrupted
+    try:
+        if rank == 1:
+            with pytest.raises(Late, match="by a signal"):
+                step(torch.full((1000,), 2.0))
+        else:
+            right(step, 1)
+    finally:
+        run_module._compare = original
+        signal.signal(signal.SIGUSR1, before)
+    assert stopped == [1] * rank
+    for number in range(2, 10):
+        right(step, number)
+
+
+def gives_up_alone(rank: int) -> None:
+    """One rank has a new key in each call and gives up, comes back and gives up again: the other replays beside it."""
+    step = summing()
+    began = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for number in range(40):
+            right(step, number, number if rank == 1 else 0)
+    assert recordings(step).replays >= (35 if rank == 0 else 0)
+    assert rank == 0 or recordings(step).eager_calls > 10
+    assert time.monotonic() - began < rank_agreement.PATIENCE
+
+
+def makes_room_alone(rank: int) -> None:
+    """One rank may keep fewer recordings, so that one key drives another out there and not in the other rank."""
+    step = capture(summing().__wrapped__, max_recordings=2 - rank)
+    began = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for number in range(60):
+            right(step, number, number // 15 % 2)
+    assert recordings(step).replays >= (45 if rank == 0 else 10), recordings(step)
+    assert time.monotonic() - began < rank_agreement.PATIENCE
+
+
+ONE_FALLS_OUT = (raises_in_its_recording, is_stopped_in_its_recording, gives_up_alone, makes_room_alone)
 SCENES = (
     collectives,
     fails_to_record, is_eager_by_plan, raises_where_asked, other_keys, random_schedules, verifies, warms_up,
-    answers_late, plans_from_disk, group_ends,
+    answers_late, plans_from_disk, *ONE_FALLS_OUT, group_ends,
 )  # fmt: skip
 
 
-def _scenes(rank: int) -> list[str]:
+def played(rank: int, scenes: Sequence[Callable[[int], None]]) -> list[str]:
+    """The scenes, one after the other, in one rank."""
     with torch.no_grad():
-        for scene in SCENES:
+        for scene in scenes:
             scene(rank)
             dist.barrier()
-    return [scene.__name__ for scene in SCENES]
+    return [scene.__name__ for scene in scenes]
 
 
 def test_ranks(tmp_path: Path) -> None:
     names = [scene.__name__ for scene in SCENES]
-    assert two_ranks(_scenes, tmp_path) == [names, names]
+    assert two_ranks(functools.partial(played, scenes=SCENES), tmp_path, seconds=180) == [names, names]
 
 
 def _dies(rank: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 
 from capture.engines.cuda.capture_graph import RefusedError
 from capture.engines.cuda.recorder import GraphRecorder
-from tests.distributed.test_ddp import sharded, train, training
+from tests.distributed.test_ddp import replicated, sharded, train, training
+from tests.distributed.test_rank_agreement import ONE_FALLS_OUT, played
 from tests.support.collectives import collectives
 from tests.support.ranks import two_ranks
 
@@ -23,6 +25,36 @@ def test_collectives(tmp_path: Path) -> None:
 
 def test_training(tmp_path: Path) -> None:
     two_ranks(training, tmp_path, device="cuda", seconds=120)
+
+
+def _made_on_a_side_stream(rank: int) -> list[Any]:
+    """``DistributedDataParallel`` keeps its parameters' nodes, which belong to the stream that it was made on."""
+
+    def wrap(layers: Any) -> Any:
+        side, here = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            made = replicated(gradient_as_bucket_view=True)(layers)
+        here.wait_stream(side)
+        return made
+
+    expected, _, _ = train(rank, wrap, "nothing")
+    found, texts, counts = train(rank, wrap, "step")
+    assert [one.tolist() for one in found] == [one.tolist() for one in expected], counts
+    assert texts == [], texts
+    return counts
+
+
+def test_ddp_made_on_a_side_stream(tmp_path: Path) -> None:
+    """It is recorded with every torch."""
+    for (counts,) in two_ranks(_made_on_a_side_stream, tmp_path, device="cuda", seconds=120):
+        assert counts.replays >= 4, counts
+        assert counts.eager_calls == 0, counts
+
+
+def test_a_rank_that_falls_out(tmp_path: Path) -> None:
+    """As under gloo: a rank whose body raises or is stopped in its recording, or that gives up, hangs nobody."""
+    two_ranks(functools.partial(played, scenes=ONE_FALLS_OUT), tmp_path, device="cuda", seconds=120)
 
 
 def _stops_half_way(rank: int) -> list[Any]:
