@@ -133,8 +133,7 @@ class ReadWalk:
             module = scope.get("__name__", "a module")
             self._scope(scope, "" if scope is function_globals else f"{module}.")
         self._scope(vars(sys.modules["builtins"]), "builtins.")
-        if self.names.imported:
-            self.guard_members(sys.modules, sorted(self.names.imported), "sys.modules.", always)
+        self._imported()
         self._added_to_tensors()
         while self._queue:
             value, path = self._queue.popleft()
@@ -143,6 +142,25 @@ class ReadWalk:
                 break
             self._open(value, path)
         self._finish()
+
+    def _imported(self) -> None:
+        """Modules that code which ran imported itself, and what users' code reads of them and of others of their
+        packages. Modules of other packages are not gone into: what a large one imports leads to all others, and code
+        imports it late to save time."""
+        if not self.names.imported:
+            return
+        self.guard_members(sys.modules, sorted(self.names.imported), "sys.modules.", never)
+        users, met = self.names.of_packages(()), set[int]()
+        queue = deque(sys.modules.get(name) for name in sorted(self.names.imported))
+        while queue:
+            module = queue.popleft()
+            if not isinstance(module, types.ModuleType) or id(module) in met or package_of(module.__name__) in CLOSED:
+                continue
+            met.add(id(module))
+            members = sorted(users.intersection(vars(module)))
+            self.guard_members(vars(module), members, f"{module.__name__}.", opens_no_module)
+            held = [one for one in map(vars(module).get, members) if isinstance(one, types.ModuleType)]
+            queue += [one for one in held if package_of(one.__name__) == package_of(module.__name__)]
 
     def _added_to_tensors(self) -> None:
         """Methods and the like that others than torch put on the class of all tensors, by the names that code mentions.
@@ -535,6 +553,15 @@ def _key_text(key: Any) -> str:
 
 def always(_: str, __: Any) -> bool:
     return True
+
+
+def never(_: str, __: Any) -> bool:
+    return False
+
+
+def opens_no_module(_: str, value: Any) -> bool:
+    """Whether to go into a member of a module that a body imports."""
+    return not isinstance(value, types.ModuleType)
 
 
 def and_wrapped(original: Any) -> Iterator[Any]:
