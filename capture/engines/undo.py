@@ -72,10 +72,10 @@ def kept_memory(
     if not there or (latest is not None and latest.addresses == places):
         return latest if there else None
     key = id(pool), places
-    found: KeptMemory | None = _known.get(key)
-    if found is None:
-        found = _known[key] = KeptMemory(pool, there)
-    return found
+    kept: KeptMemory | None = _known.get(key)
+    if kept is None:
+        kept = _known[key] = KeptMemory(pool, there)
+    return kept
 
 
 @define(eq=False)

@@ -79,14 +79,18 @@ def asked_of_packages(names: Names, kinds: Iterable[type], functions: Iterable[A
         yield from _asked(function)
     packages = _packages_named(names)
     of_objects = {package_of(kind.__module__) for kind in kinds}
-    for one in _TABLE:
-        is_used = one.package in packages or (one.has_objects and one.package in of_objects)
-        if is_used and one.package in sys.modules and (not one.names or not mentioned.isdisjoint(one.names)):
+    for setting in _TABLE:
+        is_used = setting.package in packages or (setting.has_objects and setting.package in of_objects)
+        if (
+            is_used
+            and setting.package in sys.modules
+            and (not setting.names or not mentioned.isdisjoint(setting.names))
+        ):
             try:
-                value = one.read()
+                value = setting.read()
             except Exception:  # noqa: BLE001 - a module that is only being imported, or another one of that name
                 continue
-            yield one.path, one.read, value
+            yield setting.path, setting.read, value
 
 
 def is_getter(function: Any) -> bool:
@@ -106,14 +110,14 @@ def _asked(function: Any) -> Iterator[Asked]:
 
 def _packages_named(names: Names) -> set[str]:
     """Packages that users' code names in its globals, or imports itself."""
-    found = {package_of(name) for name in names.of_packages(()) if name in sys.modules}
+    packages = {package_of(name) for name in names.of_packages(()) if name in sys.modules}
     for scope, mentioned in names.scopes.values():
         if is_library(package_of(scope.get("__name__"))):
             continue
         for name in mentioned:
             value = scope.get(name)
             if issubclass(type(value), types.ModuleType):
-                found.add(package_of(getattr(value, "__name__", None)))
+                packages.add(package_of(getattr(value, "__name__", None)))
             elif issubclass(type(value), (types.FunctionType, type)):
-                found.add(package_of(getattr(value, "__module__", None)))
-    return found
+                packages.add(package_of(getattr(value, "__module__", None)))
+    return packages

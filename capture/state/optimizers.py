@@ -200,14 +200,14 @@ class Optimizers:
         holds what it does; or the one in which a recording stopped. False if there are none."""
         asking = [one for one, steps in self._steps.items() if steps.asks_host] if those_of_host else []
         asking += self._stopped if those_stopped else ()
-        known = (*self._refused, *self._islands)
-        found = {
-            id(one): one for one in (*self._unsteady, *asking) if all(one is not other for other in known)
+        settled = (*self._refused, *self._islands)
+        new_islands = {
+            id(one): one for one in (*self._unsteady, *asking) if all(one is not other for other in settled)
         }.values()
         self._unsteady.clear()
-        for optimizer in found:
+        for optimizer in new_islands:
             self._islands.add(optimizer)
-        return bool(found)
+        return bool(new_islands)
 
     def refuse_islands(self) -> bool:
         """No recording can be cut at these steps: they belong to what is recorded again. False if none was an

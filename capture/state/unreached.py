@@ -58,15 +58,15 @@ class Unreached:
     def _enter(self, frame: types.FrameType) -> None:
         """A frame of such code begins."""
         code, values = frame.f_code, frame.f_locals
-        own, known = values.get(code.co_varnames[0]) if code.co_argcount else None, self._may_be.get(code, [])
-        for value in [reference() for reference in known]:
+        receiver, references = values.get(code.co_varnames[0]) if code.co_argcount else None, self._may_be.get(code, [])
+        for value in [reference() for reference in references]:
             is_function = type(value) is types.FunctionType
-            if value is not None and (value is own or (is_function and _has_cells(value, code, values))):
+            if value is not None and (value is receiver or (is_function and _has_cells(value, code, values))):
                 self._entered.append((value, _name_of(value)))
-        if not known:
+        if not references:
             seen = {f"{code.co_qualname}:{name}": values.get(name) for name in code.co_freevars}
-            if any(one.__code__ is code for one in _methods_of(type(own))):
-                seen[f"{code.co_qualname}:{code.co_varnames[0]}"] = own
+            if any(one.__code__ is code for one in _methods_of(type(receiver))):
+                seen[f"{code.co_qualname}:{code.co_varnames[0]}"] = receiver
             self._entered += [(value, name) for name, value in seen.items() if type(value) not in PLAIN_TYPES]
 
     def note(self, state: Snapshot, ran: CodeRun, given: Iterable[type], *, runs_operators: bool) -> bool:
@@ -88,8 +88,8 @@ class Unreached:
             codes = {one for one in codes if _may_keep_state(one, ran.codes[one])}
             alone, is_open = self._held_by_others(codes) if codes else ([], False)
             found += [(one, _name_of(one)) for one in (*filter(_keeps_state, methods), *alone)]
-        known = {id(value) for value, _ in self.starts()}
-        new = {id(value): (value, name) for value, name in found if id(value) not in known}
+        reached = {id(value) for value, _ in self.starts()}
+        new = {id(value): (value, name) for value, name in found if id(value) not in reached}
         self._found += [(_weakly(value), name) for value, name in new.values()]
         return bool(new) or is_open
 

@@ -35,8 +35,8 @@ def _is_freed(node: Any) -> bool:
     names = ["_raw_saved_tensors"] if users else [one for one in dir(node) if one.startswith("_raw_saved_")]
     for name in names:
         try:
-            found = getattr(node, name)
-            several = found if isinstance(found, tuple) else (found,)
+            state = getattr(node, name)
+            several = state if isinstance(state, tuple) else (state,)
             if any(getattr(one, "unpack_hook", name) is not None for one in several):
                 return False
             getattr(node, "saved_tensors" if users else name.removeprefix("_raw"))

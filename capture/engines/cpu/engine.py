@@ -516,9 +516,9 @@ class TapeRecorder(ObserveMode):
         return form, trial_of(form, args, kwargs, step.numbers) if self._tape.is_undecided(form, step) else None
 
     def _prefer_out(
-        self, known: OperatorTraits, step: TapeStep, fresh: list[torch.Tensor], numbers: dict[int, torch.Tensor]
+        self, op_traits: OperatorTraits, step: TapeStep, fresh: list[torch.Tensor], numbers: dict[int, torch.Tensor]
     ) -> None:  # fmt: skip
-        function = python_form(known)
+        function = python_form(op_traits)
         if function is None:
             return
         step.numbers = numbers

@@ -32,11 +32,11 @@ def tensors_for_numbers(
     (kind,) = kinds
     if kind not in _FLOATS | _INTEGERS or any(one.dtype not in (kind, torch.bool) for one in results):
         return {}
-    found: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     for at, (argument, value) in enumerate(zip(op._schema.arguments, args, strict=False)):
         if type(value) in (int, float) and _takes_tensor(op, argument, results) and _is_exact(value, kind):
-            found[at] = torch.tensor(value, dtype=kind, device="cpu")
-    return found
+            tensors[at] = torch.tensor(value, dtype=kind, device="cpu")
+    return tensors
 
 
 def _takes_tensor(op: Operator, argument: Any, results: Sequence[torch.Tensor]) -> bool:

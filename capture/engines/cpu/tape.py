@@ -557,10 +557,10 @@ class Tape:
         if objected or objects or step.single is not isinstance(given, torch.Tensor):
             return False
         both = [[one] if step.single else list(one) for one in (first, given)]
-        known = {id(one.untyped_storage()) for one in self.registers if isinstance(one, torch.Tensor)}
+        storages = {id(one.untyped_storage()) for one in self.registers if isinstance(one, torch.Tensor)}
         return len(both[1]) == len(geometries) and all(
             is_whole(one)
-            and id(one.untyped_storage()) not in known
+            and id(one.untyped_storage()) not in storages
             and same_bits(other, one)
             and Geometry.of(one) == evolve(geometry, offset=0)
             for other, one, geometry in zip(*both, geometries, strict=True)

@@ -137,7 +137,7 @@ def graph_uses(note_use: Callable[[str], None], checkpoint: Callable[[], None]) 
 
 @contextmanager
 def gradient_reads(
-    dropped: Callable[[torch.Tensor], object], known: Collection[int]
+    dropped: Callable[[torch.Tensor], object], watched_tensors: Collection[int]
 ) -> Iterator[list[torch.Tensor]]:  # fmt: skip
     """The tensors whose ``grad`` code in this thread reads in the block, or that it differentiates for, of those whose
     ``id`` is ``known``: one that the body makes is not kept alive. ``dropped(gradient)`` is called where it puts
@@ -145,7 +145,7 @@ def gradient_reads(
     thread, read = threading.get_ident(), list[torch.Tensor]()
 
     def read_grad(tensor: torch.Tensor) -> Any:
-        if threading.get_ident() == thread and not _looking and id(tensor) in known:
+        if threading.get_ident() == thread and not _looking and id(tensor) in watched_tensors:
             read.append(tensor)
         return _GRAD.__get__(tensor)
 
@@ -161,7 +161,7 @@ def gradient_reads(
     def differentiate(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         if threading.get_ident() == thread:
-            read.extend(one for one in inputs if isinstance(one, torch.Tensor) and id(one) in known)
+            read.extend(one for one in inputs if isinstance(one, torch.Tensor) and id(one) in watched_tensors)
         return original(outputs, inputs, *args, **kwargs)
 
     grad = property(read_grad, write_grad, _GRAD.__delete__)
