@@ -380,11 +380,32 @@ def makes_room_alone(rank: int) -> None:
     assert time.monotonic() - began < rank_agreement.PATIENCE
 
 
+def reads_between_collectives(rank: int) -> None:
+    """A body that communicates is not cut at what the host reads: no rank alone could go back behind a collective."""
+
+    @capture
+    def step(x: Tensor) -> Tensor:
+        y = x * 1.5
+        dist.all_reduce(y)
+        y = y + 1 if y[0] > 4 else y - 1
+        dist.all_reduce(y)
+        return y
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        for number in range(9):
+            summed = 1.5 * (2 * (number % 3) + 1)
+            expected = 2 * (summed + (1 if summed > 4 else -1))
+            assert torch.equal(step(torch.full((8,), float(number % 3 + rank))), torch.full((8,), expected))
+    assert recordings(step).recordings == 0
+    assert [one.code for one in recordings(step).findings] == ["CG201"]
+
+
 ONE_FALLS_OUT = (raises_in_its_recording, is_stopped_in_its_recording, gives_up_alone, makes_room_alone)
 SCENES = (
     collectives,
     fails_to_record, is_eager_by_plan, raises_where_asked, other_keys, random_schedules, verifies, warms_up,
-    answers_late, plans_from_disk, *ONE_FALLS_OUT, group_ends,
+    answers_late, plans_from_disk, reads_between_collectives, *ONE_FALLS_OUT, group_ends,
 )  # fmt: skip
 
 
