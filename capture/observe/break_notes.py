@@ -16,6 +16,7 @@ from capture.key.tensor_meta import storage_of
 from capture.observe import host_values, islands, source_location
 from capture.observe.operator_schema import read_text, traits
 from capture.observe.run_notes import RunNotes
+from capture.torch_private import subclasses
 from capture.torch_private.capabilities import generator_id, unseen, without_modes
 
 _NOTHING = contextlib.nullcontext()
@@ -106,6 +107,7 @@ class BreakNotes(RunNotes):
         drawn = [generator for generator, _ in self._drawn.values()]
         return islands.perform(function, args, kwargs, generators=drawn, before=begin.before)
 
+    @subclasses.unseen
     def begin_island(self, begin: IslandBegin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An island is about to run: note what would make a recording impossible, as far as it shows beforehand."""
         try:
@@ -135,6 +137,7 @@ class BreakNotes(RunNotes):
                 return root.kind != "root" or root.path in ("self", "function")
         return False
 
+    @subclasses.unseen
     def _end_island(
         self, begin: IslandBegin, outcome: islands.Outcome, args: tuple[Any, ...], kwargs: dict[str, Any],
         results: list[Any],

@@ -54,8 +54,9 @@ def _line_setting(code: types.CodeType, name: str) -> int:
     return 0
 
 
-_SHOWS_WARNINGS = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
-"""What C and Python run for each warning that the filters let through."""
+_SHOWS_WARNINGS: Any = getattr(getattr(warnings, "_showwarnmsg", None), "__code__", None)
+"""What C and Python run for each warning that the filters let through. Without it replays do not show a warning again
+where the filters would."""
 
 
 def left_by_calls(ran: CodeRun) -> list[Effect]:

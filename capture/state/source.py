@@ -58,7 +58,7 @@ class Source:
                 if isinstance(self.holder, type):  # names of its bases are kept in these
                     return MISSING
                 return getattr(self.holder, self.name)
-            return self.holder[self.name]
+            return _plain_class(self.holder).__getitem__(self.holder, self.name)
         except (AttributeError, KeyError, IndexError, ValueError):
             return MISSING
 
@@ -77,7 +77,7 @@ class Source:
             else:
                 object.__setattr__(self.holder, self.name, value)
         elif self.kind != "root":
-            self.holder[self.name] = value
+            _plain_class(self.holder).__setitem__(self.holder, self.name, value)
 
     def remove(self) -> None:
         """Remove the value, as if it had never been assigned."""
@@ -112,6 +112,12 @@ class Source:
         while source is not None:
             yield source
             source = source.parent
+
+
+def _plain_class(container: Any) -> Any:
+    """What a container is of Python's own: a class of the user's may do more with a member."""
+    kinds = type(container).__mro__[:-1]
+    return next((one for one in kinds if one.__module__ in ("builtins", "collections")), kinds[0])
 
 
 Found = tuple[Source, Any]

@@ -137,7 +137,26 @@ def registered_divergence() -> Made:
     return body, told
 
 
+def item_of_a_class_of_dicts() -> Made:
+    told = list[Any]()
+
+    class Noting(dict[str, Any]):
+        @override
+        def __setitem__(self, name: str, value: Any) -> None:
+            told.append(name)
+            super().__setitem__(name, value)
+
+    values = Noting()
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        values["latest"] = torch.mul(x, 2)
+        return torch.add(values["latest"], 1)
+
+    return body, told
+
+
 KINDS = [
+    item_of_a_class_of_dicts,
     handler_with_a_closure, handler_of_a_class, method_del, property_with_a_closure, call_of_a_metaclass,
     registered_for_copies, registered_divergence,
 ]  # fmt: skip
