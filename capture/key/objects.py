@@ -4,7 +4,7 @@ An object is opened without running code of its class: its members are in its ``
 subclass of ``dict`` or ``list``, in the container itself. Whether a class is opened never changes back, so that all
 parts of one call agree. Opened are classes of which an instance was seen to hold tensors, and classes whose instances
 come and go, so that identity tells nothing. All other objects are told apart by identity, such as a config that
-outlives its calls, or a trainer: what holds modules or optimizers is a program's own state, and no batch of tensors.
+outlives its calls.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from attrs import define, field, frozen
 
 _MOST_MEMBERS = 400
 """Members that are looked at for tensors. An object with more of them is not a batch, but part of the program."""
-_COME_AND_GO, _STATE_COMES_AND_GOES = 2, 4
-"""So many instances of a class, told apart by identity, have to die before the class is opened; and so many where they
-hold modules."""
+_COME_AND_GO = 2
+"""So many instances of a class, told apart by identity, have to die before the class is opened."""
 _CLOSED_PACKAGES = frozenset({"builtins", "threading", "_thread", "logging", "_io", "weakref", "socket", "re", "typing",
                               "concurrent", "multiprocessing", "queue", "asyncio", "capture"})  # fmt: skip
 SHARDING = "torch.distributed.fsdp"
@@ -190,23 +189,12 @@ def died(kind: type) -> None:
 def may_open(value: Any) -> bool:
     """The class of this object is opened, from now on if it was not before."""
     kind = type(value)
-    if kind not in opened and is_plain(kind):
-        gone = _gone.get(kind, 0)
-        if gone >= _STATE_COMES_AND_GOES or (
-            (gone >= _COME_AND_GO or _holds(value, torch.Tensor)) and not _holds(value, _STATE)
-        ):
-            opened.add(kind)
+    if kind not in opened and is_plain(kind) and (_gone.get(kind, 0) >= _COME_AND_GO or _holds_tensors(value)):
+        opened.add(kind)
     return kind in opened
 
 
-def is_state(value: Any) -> bool:
-    """An object of a plain class that holds modules or optimizers, and is not opened."""
-    kind = type(value)
-    return kind not in opened and is_plain(kind) and _holds(value, _STATE)
-
-
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
-_STATE = (torch.nn.Module, torch.optim.Optimizer)
 
 
 def _held(value: Any) -> Iterable[Any]:
@@ -218,13 +206,13 @@ def _held(value: Any) -> Iterable[Any]:
     return [one for _, one in members(value)] if is_plain(kind) else ()
 
 
-def _holds(value: Any, kinds: type | tuple[type, ...]) -> bool:
+def _holds_tensors(value: Any) -> bool:
     seen, stack = set[int](), [value]
     while stack and len(seen) < _MOST_MEMBERS:
         part = stack.pop()
         if type(part) in _PLAIN or id(part) in seen:
             continue
-        if isinstance(part, kinds):
+        if isinstance(part, torch.Tensor):
             return True
         seen.add(id(part))
         stack.extend(_held(part))
