@@ -90,7 +90,7 @@ def _watch(captured: Captured, call: Call, undo: bool, trial: bool) -> tuple[Obs
         captured.optimizers.note(watched.before, call.function, (call.receiver, *call.values))
         captured.optimizers.note_gradients(*watched.gradient_uses())
         on_cpu = all(one.startswith(("cpu", "meta")) for one in watched.watch.trace.devices)
-        given = {type(one) for one in (*call.values, *[leaf for _, leaf in call.all_leaves()])}
+        given = {type(one) for one in (call.receiver, *call.values, *[leaf for _, leaf in call.all_leaves()])}
         if captured.unreached.note(watched.before, watched.ran, given, runs_operators=on_cpu):
             watched.once = watched.once or "functions that ran were found in the hands of a library"
         if watched.error is not None:

@@ -2,7 +2,8 @@
 
 A library has them: a handler of ``logging``, a conversion that was registered, ``__del__`` of an object that is gone.
 Their code was seen to run; the collector knows who has that code. What is found is walked like arguments are, from the
-next run on.
+next run on. Code of installed packages is left out: a library keeps its own state, and may have thousands of objects
+with a method that ran.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import os
+import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,6 +26,7 @@ from capture.state.snapshot import Snapshot
 from capture.state.source import Source
 
 _MAKING = frozenset({"__init__", "__new__", "__post_init__"})
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 _WRAPPERS = (staticmethod, classmethod, property, functools.cached_property, functools.partialmethod)
 
 
@@ -75,6 +79,7 @@ class Unreached:
         as in the body."""
         codes = {code for code, scopes in ran.codes.items() if any(scope_of(one.get("__name__")) for one in scopes)}
         codes -= self._looked_for | (ran.below if runs_operators else set()) | _made_by(ran)
+        codes = {code for code in codes if not code.co_filename.startswith(_INSTALLED)}
         found, self._entered = self._entered, []
         is_open = False
         if codes:
@@ -197,7 +202,10 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:
         parts = (value.func,)
     elif kind in (staticmethod, classmethod):
         parts = (value.__func__,)
-    yield from (one for one in parts if type(one) is types.FunctionType)
+    for one in parts:
+        while type(one) is types.FunctionType:  # and what a decorator has put it around
+            yield one
+            one = one.__dict__.get("__wrapped__")
 
 
 def _keeps_state(method: types.FunctionType) -> bool:

@@ -203,7 +203,7 @@ def test_what_is_saved_of_a_copy_is_found_in_the_original(
             one.m[0](x).square().mean().backward()
             found.append([bits(x.grad), bits(one.m[0].weight.grad)])
         assert found[0] == found[1], number
-    assert recordings(mine.m[0]).replays >= 6
+    assert recordings(mine.m[0]).replays >= 4  # the function above is one that only a library leads to
     weight = mine.m[0].weight
     for program in programs:
         assert program.num_saved == 1  # what comes out of tanh

@@ -215,6 +215,7 @@ class Spy(CpuBackend):
     name = "spy"
 
     def __init__(self, device: torch.device | None = None) -> None:
+        super().__init__()
         self.asked: list[str] = []
 
     @override
