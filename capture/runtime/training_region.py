@@ -446,10 +446,12 @@ class _Backward:
         return program
 
     def _receivers(self, positions: Sequence[int]) -> Sequence[torch.Tensor]:
-        """The parameters that get the results at these positions, if all are gradients of some."""
-        program = self._program()
-        first = len(program.wanted)
-        return [program.now_parameters[one - first] for one in positions] if min(positions) >= first else ()
+        """The parameters that get the results at these positions, if all are gradients of some. Nobody knows once the
+        program is gone: other code holds what it gave."""
+        program = self._programs[worker()]()
+        if program is None or min(positions) < (first := len(program.wanted)):
+            return ()
+        return [program.now_parameters[one - first] for one in positions]
 
     def _run(self, *values: Any) -> tuple[Any, ...]:
         program = self._program()
