@@ -554,7 +554,8 @@ class Tape:
             if is_interrupt(error):
                 raise
             return False
-        if objected or objects or step.single is not isinstance(given, torch.Tensor):
+        kind = torch.Tensor if step.single else (tuple, list)  # some that write to ``out`` give nothing
+        if objected or objects or not (isinstance(first, kind) and isinstance(given, kind)):
             return False
         both = [[one] if step.single else list(one) for one in (first, given)]
         storages = {id(one.untyped_storage()) for one in self.registers if isinstance(one, torch.Tensor)}
