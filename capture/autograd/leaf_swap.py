@@ -38,7 +38,9 @@ def lent(tensors: Iterable[torch.Tensor], refused: set[int] | None = None) -> It
         yield {}
         return
     pairs: Lent = {}
-    torch.clear_autocast_cache()  # it has weak references, with which torch exchanges no tensor; the body has its own
+    tensors = list(tensors)
+    if tensors:
+        torch.clear_autocast_cache()  # it has weak references, with which torch exchanges no tensor
     try:
         for tensor in tensors:
             stand_in = leaf_like(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -218,6 +219,22 @@ def test_autocast_casts_a_weight_once(outside: bool) -> None:
 
     both(step, mine, theirs)
     replayed(mine)
+
+
+def test_autocasts_cache_is_left_alone_beside_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the process's, and they may use it."""
+    f, ends, cleared = capture(Recurrent()).to(DEVICE), threading.Event(), list[bool]()
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(True))
+    other = threading.Thread(target=ends.wait)
+    other.start()
+    try:
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            for number in range(4):
+                f(inputs(number))
+            assert not cleared
+    finally:
+        ends.set()
+        other.join()
 
 
 def test_eval_and_no_grad_calls_in_between() -> None:

@@ -6,7 +6,6 @@ and are taken off again afterwards.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -209,16 +208,18 @@ def autocast_switches(state: dict[str, bool]) -> Iterator[None]:
 def own_autocast_cache() -> Iterator[None]:
     """Weights that autocast casts are kept for the body alone, in a block of the caller's: one that was cast outside
     would be frozen, one cast inside would outlive the recording. Within the body they are shared as in eager code,
-    which adds up the gradients of all uses in the low precision. The cache is the process's: where other threads could
-    put casts of the same weights there, a body does without. Blocks that the body opens take their casts with them."""
+    which adds up the gradients of all uses in the low precision. The cache is the process's: where other threads may
+    use it, it is left alone, and the body does without. Blocks that the body opens take their casts with them."""
     if not devices.autocast_depth() and not _autocast_is_on():
         yield
         return
-    around = no_autocast_cache() if others_may_run() else contextlib.nullcontext()
+    if others_may_run():
+        with no_autocast_cache():
+            yield
+        return
     torch.clear_autocast_cache()
     try:
-        with around:
-            yield
+        yield
     finally:
         torch.clear_autocast_cache()
 
