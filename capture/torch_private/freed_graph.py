@@ -97,15 +97,15 @@ def _node_of(name: str) -> Any:
 
 
 @functools.cache
-def _anchor(device: torch.device) -> torch.Tensor:
+def _anchor() -> torch.Tensor:
     """Something that needs gradients."""
-    return torch.zeros((), device=device, requires_grad=True)
+    return torch.zeros((), device="cpu", requires_grad=True)
 
 
 def with_freed_graph(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """The same tensor, as part of a graph that was freed, below a node of this name."""
     with torch.inference_mode(False), torch.enable_grad():
-        made: torch.Tensor = _node_of(name).apply(_anchor(torch.device("cpu")), (tensor,))
+        made: torch.Tensor = _node_of(name).apply(_anchor(), (tensor,))
     return made
 
 
