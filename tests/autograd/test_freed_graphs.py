@@ -13,10 +13,12 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from capture import capture, recordings
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, EXECUTES
 from tests.support.regions import bits
 
 Body = Callable[["Trainer", Tensor], Any]
+SEVERAL = (5,) if EXECUTES else (4, 5)
+"""Replays of eight calls: where a recording run is no call, one more may be needed."""
 
 
 class Trainer:
@@ -127,7 +129,7 @@ def test_a_loss_that_was_differentiated(name: str, *, backward: bool) -> None:
         x = torch.randn(5, 3, device=DEVICE)
         assert shown(mine, step(x), backward=backward) == shown(theirs, body(theirs, x), backward=backward)
     replays = recordings(step).replays
-    assert replays >= 4 if name in REPLAYED else replays == 0
+    assert (replays in SEVERAL) if name in REPLAYED else replays == 0
 
 
 def test_losses_are_added_up_and_written() -> None:
@@ -146,4 +148,4 @@ def test_losses_are_added_up_and_written() -> None:
         return repr(total), repr(torch.stack(losses).mean()), [bits(one.detach()) for one in losses]
 
     assert epoch(step) == epoch(lambda x: REPLAYED["loss"](theirs, x))
-    assert recordings(step).replays >= 4
+    assert recordings(step).replays in SEVERAL

@@ -63,4 +63,4 @@ def test_replayed(body: Callable[[Tensor], Any]) -> None:
         x = torch.randn(2, 3, device=DEVICE)
         found, expected = [torch.utils._pytree.tree_leaves(one(x)) for one in (step, body)]
         assert list(map(bits, found)) == list(map(bits, expected))
-    assert recordings(step).replays >= 6 - 2 * (not EXECUTES)
+    assert recordings(step).replays in ((6,) if EXECUTES else (4, 5, 6))
