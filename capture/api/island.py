@@ -33,8 +33,8 @@ def island(function: F) -> F:
 
     What keeps the captured function eager, with a finding (CG208) that names the line: results that need gradients,
     Python state that the body changed before the island (the island would see it as it was), state that the island
-    changes and the body reads, other kinds of arguments and results, an island that raises an error which the body
-    catches, and at present islands on CUDA.
+    changes and the body reads, other kinds of arguments and results, and an island that raises an error which the body
+    catches. On a device tensors that it gets and gives lie there.
 
     Raises ``AnnotationError`` where the function is a coroutine or a generator, whose body runs later.
 

@@ -53,7 +53,7 @@ class CudaBackend:
     rebinds_to_pool = False
     owns_in_place = False
     breaks_at_reads = True
-    runs_islands = False
+    runs_islands = True
     lifts_numbers = False
 
     def __init__(self, device: torch.device) -> None:
@@ -112,8 +112,6 @@ class CudaBackend:
         recorder = (
             VerifyingRecorder(pool, expected) if expected and follows else kind(pool, generators_known, moving, run)
         )
-        if isinstance(recorder, GraphRecorder):
-            recorder.runs_islands = self.runs_islands
         recorder.differentiates = torch.is_grad_enabled() and not call.keeps_program
         staging, watched, failure = Staging(), None, None
         try:

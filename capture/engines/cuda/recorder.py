@@ -70,7 +70,6 @@ class GraphRecorder(ObserveMode):
         """A tensor was handed to another library."""
         self.draws = False
         """An operator that draws was captured, or a kernel that may."""
-        self.runs_islands = False
         self._raised_by: str | None = None
         """The island that raised."""
 
@@ -112,7 +111,7 @@ class GraphRecorder(ObserveMode):
 
     @override
     def begin_island(self, begin: IslandBegin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._segments is None or not self.runs_islands:
+        if self._segments is None:
             raise RefusedError(f"{begin.name}() runs eagerly in every replay{_at()}")
         assert self._host is not None
         self._look_for_launches()
