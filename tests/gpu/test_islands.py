@@ -119,6 +119,7 @@ def test_what_an_island_writes_on_the_host_is_copied_again() -> None:
             same(f(x), expected)
 
 
+@torch.enable_grad()
 def test_a_step_of_adam_takes_the_state_that_eager_takes() -> None:
     def make() -> tuple[Any, nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
