@@ -25,7 +25,7 @@ from capture.runtime.training_region import Region
 from capture.torch_private.capabilities import unseen
 from tests.autograd.test_leaf_swap import node_of, on_a_device
 from tests.key.test_subclasses import mesh as mesh
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, without_default_device
 from tests.support.regions import Block, bits, captured_twins, inputs
 from tests.support.regions import fresh as fresh
 
@@ -183,26 +183,28 @@ class Copying(nn.Module):
 def test_what_is_saved_of_a_copy_is_found_in_the_original(
     programs: list[SavedGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the recording hands out no copy, which is another tensor soon."""
+    """So that the recording hands out no copy, which is another tensor soon. On the CPU, as this test finds copies by
+    what they hold, and the host would wait for a device."""
 
     def original(_: ObserveMode, tensor: Tensor) -> Tensor | None:
         weight, storage = mine.m[0].weight.detach(), tensor.untyped_storage()
         if storage is weight.untyped_storage() or storage.nbytes() != weight.nbytes:
             return None
         with unseen():
-            is_copy = bytes(storage.cpu().tolist()) == bytes(weight.untyped_storage().cpu().tolist())
+            is_copy = bytes(storage.tolist()) == bytes(weight.untyped_storage().tolist())
             return DeviceCopy("self.weight", weight, storage, 0).source_of(tensor) if is_copy else None
 
     monkeypatch.setattr(ObserveMode, "original", original)
-    mine, theirs = captured_twins(Copying)
-    for number in range(8):
-        found = []
-        for one in (mine, theirs):
-            x = inputs(number).requires_grad_()
-            one.zero_grad()
-            one.m[0](x).square().mean().backward()
-            found.append([bits(x.grad), bits(one.m[0].weight.grad)])
-        assert found[0] == found[1], number
+    with without_default_device():
+        mine, theirs = (one.to("cpu") for one in captured_twins(Copying))
+        for number in range(8):
+            found = []
+            for one in (mine, theirs):
+                x = inputs(number).cpu().requires_grad_()
+                one.zero_grad()
+                one.m[0](x).square().mean().backward()
+                found.append([bits(x.grad), bits(one.m[0].weight.grad)])
+            assert found[0] == found[1], number
     assert recordings(mine.m[0]).replays >= 4  # the function above is one that only a library leads to
     weight = mine.m[0].weight
     for program in programs:

@@ -221,6 +221,9 @@ def test_autocast_casts_a_weight_once(outside: bool) -> None:
     replayed(mine)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:CG501.*another thread runs:capture.CaptureWarning"
+)  # on a device, before torch 2.13
 def test_autocasts_cache_is_left_alone_beside_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the process's, and they may use it."""
     f, ends, cleared = capture(Recurrent()).to(DEVICE), threading.Event(), list[bool]()

@@ -263,6 +263,10 @@ def test_results_of_another_kind_than_in_the_watched_run(executes: bool, monkeyp
             x = ones() * number
             assert torch.equal(captured(x), x.double() if number else x + 1)
     now = recordings(captured)
+    if not EXECUTES:  # what no capture takes runs between two graphs, in every replay
+        assert now.recordings == 1, str(now)
+        assert now.replays >= CALLS - 4, str(now)
+        return
     assert (now.recordings, now.replays) == ((1, CALLS - 2) if executes else (0, 0))
     said = [one.what for one in now.findings if one.code == "CG904"]
     assert executes or any(re.search(r"float64\[4\] \S+ while capturing", text) for text in said)
