@@ -46,13 +46,14 @@ latest_guards: weakref.WeakKeyDictionary[Captured, weakref.ref[RecordingGuard]] 
 
 def record(captured: Captured, entry: Entry, call: Call, tree: Tree, pattern: Pattern, *, undo: bool = False) -> Reply:
     """Record ``call`` under the current node. Its result, or what is to give it where nothing of the run stands."""
-    attempt = record_failure.Attempt(captured, call, tree, undo)
+    communicates = entry.plan is not None and bool(entry.plan.collectives)
+    attempt = record_failure.Attempt(captured, call, tree, undo, communicates)
     try:
         reply: Reply = native.guarded(_attempted, (attempt, entry, pattern), attempt.mend)
     except BaseException as error:
         if (isinstance(error, Exception) and not is_interrupt(error)) or not attempt.is_to_be_completed:
             raise
-        return Reply(Verdict.EAGER, reason="it was stopped after an island had run", interrupt=error)
+        return Reply(Verdict.EAGER, reason="it was stopped where there was no way back", interrupt=error)
     finally:
         call.forget_run()
     return reply

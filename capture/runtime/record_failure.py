@@ -16,6 +16,7 @@ from attrs import define, evolve, field
 
 from capture.autograd.saved_graph import ForwardOutputs
 from capture.core.facts import Facts
+from capture.core.interrupts import is_interrupt
 from capture.core.plan import CapturePlan
 from capture.engines.base import Recorded
 from capture.key import pytree
@@ -46,15 +47,22 @@ class Attempt:
     call: Call
     tree: Tree
     undo: bool
+    communicates: bool
+    """Other ranks run the collectives of this call, and wait for it in them."""
     parked: OffloadedGradients = field(factory=OffloadedGradients)
     around: Surroundings = field(factory=Surroundings)
     has_ended: bool = False
+    is_undone: bool = False
+    """The body's Python has run, and that was undone; nothing else has happened."""
 
     @property
     def is_to_be_completed(self) -> bool:
-        """Nothing of the run stands, but for islands: what those did cannot be undone."""
+        """Nothing of the run stands, but there is no way back: islands have run, or other ranks have come to the
+        collectives that this one has only captured, and would have those of its next call for them."""
         run = body_run.current()
-        return run is not None and islands.has_answers(run)
+        if run is None or self.undo:
+            return False
+        return islands.has_answers(run) or (self.is_undone and self.communicates)
 
     def end(self) -> None:
         """Everything that the attempt changed is restored or kept, apart from what is beside it."""
@@ -71,6 +79,8 @@ class Attempt:
         watched, executes = self.call.watched, self.tree.backend.executes_recording_runs
         self.tree.recording = False
         if watched is not None and not watched.is_settled and not self.has_ended:
+            self.communicates = self.communicates or bool(watched.watch.trace.collectives)
+            self.is_undone = watched.has_begun and not executes
             self._settle(watched, stands=executes and not self.undo)
             self.tree.retire()
         self.parked.settle()
@@ -118,7 +128,7 @@ def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, reco
     """The body raised, or was stopped. As `refused`."""
     watched = recorded.watched
     error = watched.error if watched is not None else None
-    if recorded.executed or (error is not None and not isinstance(error, Exception) and not recorded.stopped):
+    if recorded.executed or (error is not None and is_interrupt(error) and not recorded.stopped):
         assert watched is not None
         assert error is not None
         if recorded.executed:
@@ -128,6 +138,9 @@ def without_facts(captured: Captured, entry: Entry, call: Call, tree: Tree, reco
         if undo or not recorded.executed:
             undo_run(recorded)
         watched.is_settled, watched.error = True, None
+        if not (recorded.executed or undo):  # the body may raise it by itself, once all before it has happened
+            watched.forget()
+            return Reply(Verdict.EAGER, reason="it was stopped while it was captured", interrupt=error)
         try:
             raise error
         finally:

@@ -1,0 +1,103 @@
+"""A recording run that executes nothing is stopped. Other ranks have come to the collectives that it only captured, so
+the body runs before the exception comes out: else those of the next call would be taken for them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from attrs import evolve
+from torch import Tensor
+
+from capture import capture, recordings
+from capture.engines.base import Recorded
+from capture.engines.cpu.engine import CpuBackend
+from capture.observe import run as run_module
+from capture.state.call import Call
+from tests.support.unseen import Notes
+
+
+class Late(Exception):
+    """As a request's timeout."""
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+PLACES = ["in the body", "behind the body", "behind the engine"]
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where a signal comes, once, in a recording run; its handler raises. The run counts as captured alone."""
+    notes = Notes()  # what is undone leaves them
+
+    def ring(*_: object) -> None:
+        raise Late("by a signal")
+
+    def stopped(place: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if place == request.param and notes.all() == ["recording"]:
+                notes.add("rung")
+                signal.raise_signal(signal.SIGUSR1)
+            return result
+
+        return run
+
+    record = CpuBackend.record
+
+    def captured(*args: Any, **kwargs: Any) -> Recorded:
+        notes.add("recording")
+        return evolve(record(*args, **kwargs), executed=False)
+
+    monkeypatch.setattr(CpuBackend, "executes_recording_runs", False)
+    monkeypatch.setattr(Call, "run_plainly", stopped("in the body", Call.run_plainly))
+    monkeypatch.setattr(run_module, "_compare", stopped("behind the body", run_module._compare))
+    monkeypatch.setattr(CpuBackend, "record", stopped("behind the engine", captured))
+    before = signal.signal(signal.SIGUSR1, ring)
+    yield request.param
+    signal.signal(signal.SIGUSR1, before)
+    assert notes.all()[:2] == ["recording", "rung"]
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("communicates", [True, False])
+@pytest.mark.usefixtures("group")
+def test_the_body_runs_where_it_communicates(communicates: bool, place: str) -> None:
+    @capture
+    def step(x: Tensor) -> Tensor:
+        y = x * 1.5
+        if communicates:
+            dist.all_reduce(y)
+        return y + 1
+
+    raised = list[str]()
+    for _ in range(5):  # what a capture does not show is watched more than once
+        try:
+            step(torch.ones(3, device="cpu"))
+        except Late as late:
+            raised.append(str(late))
+            break
+    assert raised == ["by a signal"]
+    found = recordings(step)
+    assert found.recordings == 0
+    # a signal in the body may be its own: all before it has to happen
+    assert found.eager_calls == (1 if communicates or place == "in the body" else 0)
+    for _ in range(5):
+        assert torch.equal(step(torch.ones(3, device="cpu")), torch.full((3,), 2.5, device="cpu"))
+    assert recordings(step).replays > 0
