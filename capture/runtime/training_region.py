@@ -26,6 +26,7 @@ from capture.autograd.backward_timer import BackwardTimer
 from capture.autograd.recomputation import drawing_from
 from capture.autograd.saved_graph import ForwardOutputs, GraphSaver, SavedGraph, lies_apart
 from capture.core.config import current as current_config
+from capture.core.config import using
 from capture.core.errors import CaptureBug, CaptureError
 from capture.core.facts import Facts, GradientObstacle, GradientOrder, GradientUse
 from capture.core.interrupts import is_interrupt
@@ -527,7 +528,9 @@ class Frame:
             with acting_for(self._forward_thread) as is_there:
                 return self._of_inputs(tensors, grads, None, at_home=is_there)
         except Exception as error:
-            if not self._region.may_run_plainly(self._program, error):
+            with using(self._forward_thread.config):  # a thread of autograd has none of its own
+                may_run_plainly = self._region.may_run_plainly(self._program, error)
+            if not may_run_plainly:
                 raise
         with drawing_from(self.states):
             return _run_plainly(self._program, self._all(tensors), grads, None, at_home=False)

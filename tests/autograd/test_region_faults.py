@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,11 +19,11 @@ from capture.autograd.saved_graph import GraphSaver, SavedTensorHooks
 from capture.observe import run
 from capture.runtime import planning, record, training_region, watched_call
 from capture.runtime.training_region import Frame, Region
-from tests.support.device import DEVICE, EXECUTES
+from tests.support.device import AGAIN, DEVICE, EXECUTES
 from tests.support.regions import bits, inputs, twins
 from tests.support.regions import fresh as fresh
 
-STEPS = 6
+STEPS = 10 if AGAIN else 6
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +92,10 @@ def train(one: Any, w: Tensor, number: int) -> list[Any]:
     return [three, torch.rand(1).item(), *map(bits, found)]
 
 
-def fails(monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], call: int, *, after: bool = False) -> Any:
-    """Train twins, of which the captured one meets a fault in one call."""
+def fails(
+    monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], call: int, *, after: bool = False, is_told: bool = True
+) -> Any:
+    """Train twins, of which the captured one meets a fault in one call. ``is_told``: for certain."""
     mine, theirs = twins(Net)
     weights = [torch.eye(6, device=DEVICE).requires_grad_() for _ in range(2)]
     capture(mine)
@@ -103,7 +106,8 @@ def fails(monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], call: int, *,
             assert train(mine, weights[0], number) == expected, number
             assert not left
     found = recordings(mine)
-    assert [one.code for one in found.findings if one.code == "CG905"] == ["CG905"]
+    codes = [one.code for one in found.findings if one.code == "CG905"]
+    assert codes == ["CG905"] or not (codes or is_told)
     return found
 
 
@@ -116,7 +120,8 @@ def test_a_watched_run(monkeypatch: pytest.MonkeyPatch, name: str, after: bool) 
 
 @pytest.mark.parametrize("name", [*AFTER_THE_BODY, *RECORDED])
 def test_a_recording_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    fails(monkeypatch, {**AFTER_THE_BODY, **RECORDED}[name], 2)
+    """What is raised within a capture may be the driver's: it counts as the capture's; another call tries again."""
+    fails(monkeypatch, {**AFTER_THE_BODY, **RECORDED}[name], 2, is_told=EXECUTES or name in RECORDED)
 
 
 @pytest.mark.parametrize("call", [1, 2, 4], ids=["watched", "recorded", "replayed"])
@@ -124,7 +129,29 @@ def test_a_recording_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def test_a_backward_pass(monkeypatch: pytest.MonkeyPatch, name: str, call: int) -> None:
     if call == 4 and name in ("sum", "backward"):
         call = 2  # a replay runs neither
-    fails(monkeypatch, BACKWARD[name], call)
+    fails(monkeypatch, BACKWARD[name], call, is_told=EXECUTES or name != "sum" or call == 1)
+
+
+def test_a_backward_pass_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As autograd's own threads it has no settings but the process's: those of the forward pass hold."""
+    mine, theirs = twins(Net)
+    weight = torch.eye(6, device=DEVICE).requires_grad_()
+    capture(mine)
+    for number in range(STEPS):
+        x, y = (inputs(number).requires_grad_() for _ in range(2))
+        torch.manual_seed(number)
+        loss = mine(x, weight)[0].square().sum()
+        torch.manual_seed(number)
+        expected = theirs(y, weight)[0].square().sum()
+        with monkeypatch.context() as patch, ThreadPoolExecutor(1) as threads:
+            left = once(patch, Frame, "_of_inputs") if number == STEPS - 1 else []
+            threads.submit(loss.backward).result()
+            assert not left
+        expected.backward()
+        assert x.grad is not None
+        assert y.grad is not None
+        assert bits(x.grad) == bits(y.grad), number
+    assert [one.code for one in recordings(mine).findings if one.code == "CG905"] == ["CG905"]
 
 
 @pytest.mark.parametrize("where", [(training_region, "_parted"), (Region, "is_measured")], ids=["begin", "end"])
